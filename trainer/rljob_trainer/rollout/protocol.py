@@ -1,0 +1,108 @@
+"""What an inference engine is to the rest of the trainer.
+
+An engine is a plain, single-threaded object that samples tokens and scores them. It knows neither Ray nor
+rewards nor prompts as text: token ids in, token ids out. The Ray actor around it is ``rollout/actor.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from rljob_trainer.samples import FinishReason, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How tokens are drawn. ``temperature`` 0 means greedy. ``top_k`` 0 and ``top_p`` 1 mean off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sample to be generated. ``seed`` fixes its random numbers whatever else runs beside it.
+
+    A request that was interrupted elsewhere carries what it has so far (``token_ids``, ``log_probs``,
+    ``versions``, all ``[T]``); ``sampling.max_tokens`` counts those too.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingSettings
+    seed: int
+    token_ids: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+    cache_salt: str | None = None
+
+
+@dataclass(slots=True)
+class GenerationResult:
+    """A finished (or aborted, hence partial) response; all arrays ``[T]``.
+
+    ``log_probs`` are at the sampling temperature (log-softmax of logits / temperature); greedy requests report
+    them at temperature 1.
+    """
+
+    request_id: str
+    token_ids: IntArray
+    log_probs: FloatArray
+    versions: IntArray
+    finish: FinishReason
+
+
+class Engine(Protocol):
+    """One rollout replica. Not thread-safe; whoever owns it calls from one thread."""
+
+    @property
+    def version(self) -> int:
+        """The policy version of the weights now loaded."""
+        ...
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queues a request. Raises ``ValueError`` if it can never run (too long for the context)."""
+        ...
+
+    def step(self) -> list[GenerationResult]:
+        """Advances the running requests by at least one token; returns those that have finished."""
+        ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
+        """Ends the named (or all) requests now and returns their partial results, ``finish="aborted"``."""
+        ...
+
+    def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
+        """Log-probs of given responses, one ``[T]`` per ``(prompt_ids, response_ids)``."""
+        ...
+
+    def begin_update(self) -> None:
+        """Weights will arrive. No ``step`` until ``finish_update``."""
+        ...
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Takes full tensors under their Hugging Face names. May be called many times per update."""
+        ...
+
+    def finish_update(self, version: int) -> None:
+        """The update is complete: drops the prefix cache and serves ``version`` from now on."""
+        ...
+
+    def sleep(self) -> None:
+        """Frees the KV cache and, where the engine owns them, the weights' device memory."""
+        ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
