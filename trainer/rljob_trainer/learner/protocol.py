@@ -1,0 +1,124 @@
+"""What the learner is to the driver: token streams in, log-probs or metrics out.
+
+The learner is blind to the algorithm. Advantages, corrections and masks arrive as per-token streams; how they become a
+loss is said by ``LossSettings``. One call of ``update`` carries a whole step (all epochs and mini-batches).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rljob_trainer.samples import BoolArray, FloatArray, IntArray
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class SequenceBatch:
+    """S sequences: token ids of prompt and response, and streams over the response tokens.
+
+    ``token_ids [all]`` holds prompt + response of sequence 0, then of sequence 1, and so on.
+    Streams are flat over *response* tokens only, ``[tokens]``, in the same order of sequences.
+    """
+
+    token_ids: IntArray
+    prompt_lengths: Int64Array  # [S]
+    response_lengths: Int64Array  # [S]
+    mask: BoolArray  # [tokens] True: the model made this token and it is trained on
+    advantages: FloatArray | None = None  # [tokens]
+    returns: FloatArray | None = None  # [tokens], value targets
+    values: FloatArray | None = None  # [tokens], V at sampling time (anchor of the value clip)
+    old_log_probs: FloatArray | None = None  # [tokens] pi_old; None: the current policy's own, detached
+    rollout_log_probs: FloatArray | None = None  # [tokens] pi_roll
+    ref_log_probs: FloatArray | None = None  # [tokens] pi_ref
+    weights: FloatArray | None = None  # [tokens] rollout-correction weights, multiply the per-token loss
+
+    def __len__(self) -> int:
+        return len(self.prompt_lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """How a step's streams become a loss. Parameters are keyword arguments of the registered functions."""
+
+    policy_loss: str = "ppoClip"
+    policy_loss_params: Mapping[str, Any] = field(default_factory=dict)
+    aggregation: str = "tokenMean"
+    aggregation_params: Mapping[str, Any] = field(default_factory=dict)
+    kl_kind: str | None = None
+    """KL of the current policy to the reference in the loss: k1, k2, k3, abs ...; None: off."""
+    kl_coefficient: float = 0.0
+    entropy_coefficient: float = 0.0
+    value_clip: float | None = None
+    temperature: float = 1.0
+
+
+@dataclass(slots=True)
+class ScoreResult:
+    """Streams over response tokens ``[tokens]``, in the order of the batch that was scored."""
+
+    log_probs: FloatArray | None = None
+    entropy: FloatArray | None = None
+    ref_log_probs: FloatArray | None = None
+    values: FloatArray | None = None
+    final_values: FloatArray | None = None
+    """[S] V at the position after the last response token: GAE's bootstrap for truncated responses."""
+
+
+@dataclass(slots=True)
+class UpdateResult:
+    """Metrics of one step under their public names, averaged over its optimizer steps."""
+
+    metrics: dict[str, float]
+    actor_steps: int
+    critic_steps: int
+    skipped: list[str] = field(default_factory=list)
+    """One sentence for each optimizer step that was skipped (non-finite gradient of which model and mini-batch)."""
+
+
+class Learner(Protocol):
+    """The driver's handle of all trainer ranks. Every call is awaited; ranks work in lock-step inside."""
+
+    async def score(
+        self,
+        batch: SequenceBatch,
+        *,
+        temperature: float,
+        log_probs: bool = False,
+        entropy: bool = False,
+        reference: bool = False,
+        values: bool = False,
+    ) -> ScoreResult: ...
+
+    async def update(
+        self,
+        batch: SequenceBatch,
+        loss: LossSettings,
+        mini_batches: Sequence[Sequence[int]],
+        *,
+        update_actor: bool = True,
+        update_critic: bool = False,
+    ) -> UpdateResult:
+        """One optimizer step of each model per entry of ``mini_batches`` (indices of sequences; epochs are
+        repeated entries, in the order given)."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Writes model, optimizer, scheduler and random states, sharded, into an existing folder."""
+        ...
+
+    async def load(self, folder: Path) -> None:
+        """Reads what ``save`` wrote, also by another number of ranks. Raises ``CheckpointError``."""
+        ...
+
+    async def export(self, folder: Path) -> None:
+        """Writes the actor as a Hugging Face folder."""
+        ...
+
+    async def close(self) -> None: ...
