@@ -1,0 +1,125 @@
+"""Makes the project's virtual environment: `python3.11 requirements/install.py [--accelerator gpu]`.
+
+Needs nothing but Python 3.11 and a package index. Says what it does, checks every download against the hashes in
+the constraints files, compiles bytecode (the first import of vLLM takes a minute without) and does nothing at all when
+the environment is already right. Only the standard library: it runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "rljob-installed"
+REQUIREMENTS = ROOT / "requirements"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--accelerator", choices=["cpu", "gpu"], default="cpu", help="which vLLM to install")
+    accelerator: str = parser.parse_args().accelerator
+    if sys.version_info[:2] != (3, 11):
+        return fail(f"rljob is pinned for Python 3.11; this is {sys.version.split()[0]}. Try: make PYTHON=/path/to/python3.11")
+    wanted = fingerprint(accelerator)
+    if STAMP.exists() and STAMP.read_text() == wanted:
+        return 0
+    free = shutil.disk_usage(ROOT).free
+    if free < 8 << 30:
+        return fail(f"the environment takes up to 7 GB, and {ROOT} has only {free / 2**30:.1f} GB free.")
+    if not PYTHON.exists():
+        say(f"making the virtual environment {VENV.name}")
+        run(sys.executable, "-m", "venv", "--clear", VENV)
+    say("installing uv with pip")
+    run(PYTHON, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", REQUIREMENTS / "uv.txt")
+    environment = index_settings()
+    overrides = ["--overrides", REQUIREMENTS / "cpu-overrides.txt"] if accelerator == "cpu" else []
+    backend = torch_backend(accelerator, environment)
+    say(f"installing pinned packages for {accelerator} (0.9 to 7 GB, 1 to 10 minutes)")
+    run(
+        *uv("install"),
+        *backend,
+        *overrides,
+        "--quiet",
+        "--compile-bytecode",
+        "--constraints",
+        REQUIREMENTS / f"{accelerator}.txt",
+        "--editable",
+        f".[trainer,{accelerator},operator,dev]",
+        environment=environment,
+    )
+    STAMP.write_text(wanted)
+    say(f"done: {VENV.name}/bin/rljob")
+    return 0
+
+
+def fingerprint(accelerator: str) -> str:
+    """What the environment was made from: it is remade exactly when this changes."""
+    digest = hashlib.sha256(f"{accelerator} {sys.version} {ROOT}".encode())
+    for file in [ROOT / "pyproject.toml", *sorted(REQUIREMENTS.glob("*.txt"))]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def index_settings() -> dict[str, str]:
+    """pip's index settings, handed on to uv, which does not read pip's configuration."""
+    environment = dict(os.environ)
+    listed = subprocess.run([PYTHON, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True).stdout
+    settings: dict[str, str] = {}
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        settings[name.split(".")[-1]] = value.strip("'\"")
+    for option, variable in {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "cert": "SSL_CERT_FILE"}.items():
+        if option in settings:
+            environment.setdefault(variable, settings[option])
+    folders = [f for f in settings.get("find-links", "").split() if "://" in f or Path(f).is_dir()]
+    if folders:
+        environment.setdefault("UV_FIND_LINKS", ",".join(folders))
+    return environment
+
+
+def torch_backend(accelerator: str, environment: dict[str, str]) -> list[str]:
+    """Takes torch's CPU build (0.2 GB instead of 3 GB) where PyTorch's own index can be reached.
+
+    A CPU wheel in one of pip's find-links folders needs nothing from us: ``torch==2.13.0`` takes it.
+    """
+    if accelerator == "gpu":
+        return []
+    probe = [*uv("install"), "--torch-backend", "cpu", "--dry-run", "--no-deps", "--quiet", "torch==2.13.0"]
+    try:
+        reached = subprocess.run(probe, cwd=ROOT, env=environment, capture_output=True, timeout=60).returncode == 0
+    except subprocess.TimeoutExpired:
+        reached = False
+    say(f"torch: {'the CPU build' if reached else 'the ordinary build (no index with CPU builds in reach)'}")
+    return ["--torch-backend", "cpu"] if reached else []
+
+
+def uv(verb: str) -> list[str | Path]:
+    return [VENV / "bin" / "uv", "pip", verb, "--python", PYTHON]
+
+
+def run(*command: str | Path, environment: dict[str, str] | None = None) -> None:
+    try:
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    except subprocess.CalledProcessError as error:
+        sys.exit(fail(f"`{' '.join(map(str, command))}` ended with exit code {error.returncode}; its message is above."))
+
+
+def say(text: str) -> None:
+    print(f"rljob set-up: {text}", flush=True)
+
+
+def fail(text: str) -> int:
+    print(f"rljob set-up: {text}", file=sys.stderr, flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
