@@ -1,0 +1,356 @@
+"""Every metric the trainer reports: its name, unit, meaning and how it is reduced.
+
+This is the data; ``names.py`` looks names up and prints ``docs/metrics.md`` from it. Adding a metric means adding a
+line here: the sinks refuse names that are not listed. A name is ``family/quantity[/statistic]``; a part in angle
+brackets stands for something the job chooses (a data source, a number of samples).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Reduction = Literal["batch", "mean", "max", "sum", "last"]
+
+REDUCTIONS: dict[Reduction, str] = {
+    "batch": "computed once, from the whole batch of the step",
+    "mean": "mean over the step's optimizer steps",
+    "max": "largest over the step's optimizer steps or processes",
+    "sum": "total over the step",
+    "last": "the value at the end of the step",
+}
+
+STAGES: dict[str, str] = {
+    "step": "the whole step, from the first request to the published weights",
+    "generate": "waiting for samples while nothing else is done",
+    "reward": "waiting for reward functions",
+    "score": "the learner's forward passes before the update, when one call makes all streams",
+    "old_log_probs": "the proximal policy's log-probs",
+    "reference": "the reference policy's log-probs",
+    "values": "the critic's values",
+    "advantage": "advantages, returns and corrections",
+    "update": "the update of actor and critic, when one call does both",
+    "update_actor": "the actor's optimizer steps",
+    "update_critic": "the critic's optimizer steps",
+    "publish": "gathering, sending and loading the new weights",
+    "validation": "the validation set",
+    "checkpoint": "writing the checkpoint",
+    "idle": "the learner waiting for a full batch",
+    "other": "what no stage claims",
+}
+"""The stages of a step and what each one covers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. ``name`` may contain parts such as ``<source>``; ``unit`` is empty for pure numbers."""
+
+    name: str
+    unit: str
+    description: str
+    reduction: Reduction = "batch"
+
+    @property
+    def family(self) -> str:
+        return self.name.partition("/")[0]
+
+
+FAMILIES: dict[str, str] = {
+    "progress": "Where the run stands.",
+    "reward": "What the reward functions said about the step's samples.",
+    "advantage": "Per token, over the tokens that are trained on, after whitening.",
+    "return": "The critic's targets, per token.",
+    "value": "The critic's estimates when the batch was made, per token.",
+    "variance": "How much of the policy gradient is signal.",
+    "prompt": "Prompts of the step.",
+    "response": "Responses of the step.",
+    "turns": "Conversations of several turns; absent for single-turn jobs.",
+    "actor": "The policy's optimizer steps.",
+    "critic": "The value model's optimizer steps; absent without a critic.",
+    "kl": "Distance to the reference policy; absent without one.",
+    "mismatch": "Numerical error: the trainer's log-probs against the engine's, for tokens of the same weights.",
+    "rollout_correction": "The proximal policy against the one that sampled, and what the correction does about it.",
+    "age": "Policy versions between sampling and training. Age 0 is on-policy.",
+    "pipeline": "Groups under way and what became of them.",
+    "rollout": "The engines at work.",
+    "balance": "How evenly the tokens are spread over the trainer's ranks.",
+    "timing": "Seconds of wall clock by stage. Stages may overlap, so they need not add up to the step.",
+    "timing_per_token": "The same, per token.",
+    "throughput": "Tokens and samples per second of the whole step.",
+    "memory": "Memory at its peak during the step.",
+    "validation": "The held-out sets. n is the number of samples drawn per prompt, k at most n.",
+}
+"""The families, in the order of the documentation."""
+
+_STATISTICS = {
+    "mean": "mean",
+    "min": "smallest",
+    "max": "largest",
+    "std": "standard deviation (population)",
+    "median": "median",
+}
+
+
+def _spread(name: str, unit: str, of: str, statistics: str = "mean min max std") -> Iterator[Metric]:
+    """One metric per statistic: ``name/mean``, ``name/min`` ..."""
+    for statistic in statistics.split():
+        yield Metric(f"{name}/{statistic}", unit, f"{_STATISTICS[statistic]} of {of}")
+
+
+def _metrics() -> Iterator[Metric]:
+    yield from _progress()
+    yield from _rewards()
+    yield from _lengths()
+    yield from _learning()
+    yield from _mismatch()
+    yield from _rollout_correction()
+    yield from _pipeline()
+    yield from _time_and_space()
+    yield from _validation()
+
+
+def _progress() -> Iterator[Metric]:
+    yield Metric("progress/step", "steps", "steps finished", "last")
+    yield Metric("progress/version", "versions", "policy version the trainer holds", "last")
+    yield Metric("progress/epoch", "epochs", "passes over the training data, counting the present one in part", "last")
+    yield Metric("progress/groups", "groups", "prompt groups trained since the run began", "last")
+    yield Metric("progress/samples", "samples", "samples trained since the run began", "last")
+    yield Metric("progress/tokens", "tokens", "prompt and response tokens trained since the run began", "last")
+    yield Metric("progress/seconds", "s", "wall clock of training since the run began, over all restarts", "last")
+
+
+def _rewards() -> Iterator[Metric]:
+    yield from _spread("reward", "", "the samples' scores: the weighted sum of the reward functions")
+    yield from _spread("reward/penalised", "", "the samples' rewards after the KL penalty and overlong shaping")
+    yield from _spread("reward/part/<part>", "", "what one reward function gave, before its weight", "mean min max std")
+    yield Metric("reward/source/<source>/mean", "", "mean score of the samples from one data source")
+    yield Metric("reward/correct_ratio", "fraction", "samples judged correct, among those judged")
+    yield Metric(
+        "reward/error_ratio", "fraction", "samples whose reward function failed or timed out and was scored instead"
+    )
+    yield Metric("reward/group_std/mean", "", "mean over groups of the standard deviation (population) of their scores")
+    yield Metric(
+        "reward/no_signal_ratio", "fraction", "groups whose samples all have the same score: no gradient from them"
+    )
+    yield Metric("reward/all_lowest_ratio", "fraction", "groups without signal whose score is the lowest of the batch")
+    yield Metric(
+        "reward/all_highest_ratio", "fraction", "groups without signal whose score is the highest of the batch"
+    )
+    yield from _spread("advantage", "", "the advantages")
+    yield from _spread("return", "", "the returns")
+    yield from _spread("value", "", "the values")
+    yield Metric(
+        "variance/signal_strength", "", "squared norm of the mean gradient, by the proxy of the optimal baseline"
+    )
+    yield Metric("variance/total_power", "", "mean squared norm of the samples' gradients, by the same proxy")
+    yield Metric("variance/pure_noise", "", "total power less signal, over the number of samples less one")
+    yield Metric("variance/squared_advantage", "", "mean of the squared advantages")
+    yield Metric("variance/weight", "", "mean of the gradient-norm proxy W")
+
+
+def _lengths() -> Iterator[Metric]:
+    yield from _spread("prompt/length", "tokens", "the prompts' lengths", "mean min max")
+    yield Metric("prompt/length/clip_ratio", "fraction", "prompts as long as data.maxPromptTokens allows")
+    yield from _spread("response/length", "tokens", "the responses' lengths", "mean min max")
+    yield Metric("response/length/clip_ratio", "fraction", "responses cut at rollout.maxResponseTokens")
+    yield from _spread(
+        "response/completed_length", "tokens", "the lengths of responses that are not aborted", "mean min max"
+    )
+    yield Metric(
+        "response/completed_length/clip_ratio", "fraction", "the same as length/clip_ratio, among those not aborted"
+    )
+    yield Metric("response/aborted_ratio", "fraction", "responses that were aborted or are empty")
+    yield Metric("response/trained_ratio", "fraction", "response tokens that are trained on (not masked)")
+    yield from _spread("turns/count", "turns", "the turns of a conversation", "mean min max")
+    yield from _spread("turns/tool_calls", "calls", "the tool calls of a conversation", "mean min max")
+
+
+def _learning() -> Iterator[Metric]:
+    for model, what in (("actor", "policy"), ("critic", "value model")):
+        yield Metric(f"{model}/loss", "", f"the whole loss of the {what}, as differentiated", "mean")
+        yield Metric(f"{model}/grad_norm", "", "norm of the gradient before clipping", "mean")
+        yield Metric(f"{model}/grad_norm/max", "", "largest norm of the gradient before clipping", "max")
+        yield Metric(f"{model}/learning_rate", "", "learning rate of the last optimizer step", "last")
+        yield Metric(f"{model}/steps", "steps", "optimizer steps that were taken", "sum")
+        yield Metric(
+            f"{model}/skipped_steps", "steps", "optimizer steps left out for a gradient that is not finite", "sum"
+        )
+    yield Metric("actor/policy_loss", "", "the policy loss without KL and entropy terms", "mean")
+    yield Metric("actor/entropy", "nats", "entropy of the policy per token, at the sampling temperature", "mean")
+    yield Metric(
+        "actor/approx_kl", "nats", "mean of log pi_old - log pi_theta: how far the step moved the policy", "mean"
+    )
+    yield Metric(
+        "actor/clip_fraction",
+        "fraction",
+        "tokens (sequences, for sequence ratios) held by the upper or lower clip",
+        "mean",
+    )
+    yield Metric("actor/dual_clip_fraction", "fraction", "tokens with negative advantage held by the dual clip", "mean")
+    yield Metric("actor/ratio/mean", "", "mean of pi_theta / pi_old", "mean")
+    yield Metric("actor/ratio/max", "", "largest pi_theta / pi_old", "max")
+    yield Metric("actor/ratio/min", "", "smallest pi_theta / pi_old (mean over optimizer steps)", "mean")
+    yield Metric("critic/value_loss", "", "the value loss", "mean")
+    yield Metric("critic/clip_fraction", "fraction", "tokens whose value is held by the value clip", "mean")
+    yield Metric("critic/prediction/mean", "", "mean of the values predicted during the update", "mean")
+    yield Metric(
+        "critic/explained_variance", "fraction", "1 - var(return - value) / var(return); 1 is perfect, 0 is a constant"
+    )
+    yield Metric("kl/reference", "nats", "mean of log pi_old - log pi_ref per token (k1)")
+    yield Metric(
+        "kl/in_loss", "nats", "mean KL of the current policy to the reference, of the kind the job names", "mean"
+    )
+    yield Metric("kl/in_reward", "nats", "mean over sequences of the mean KL per token that the reward was charged for")
+    yield Metric("kl/coefficient", "", "the coefficient now in force", "last")
+
+
+def _mismatch() -> Iterator[Metric]:
+    yield Metric("mismatch/tokens", "tokens", "tokens compared")
+    yield from _spread("mismatch/log_prob", "nats", "|log pi_trainer - log pi_engine| per token", "mean max")
+    yield from _spread("mismatch/probability", "fraction", "|pi_trainer - pi_engine| per token", "mean max std")
+    yield Metric("mismatch/correlation", "", "Pearson correlation of the two probabilities")
+    yield Metric("mismatch/kl", "nats", "KL(engine, trainer) estimated by k3 on the sampled tokens")
+    yield Metric(
+        "mismatch/effective_sample_size", "fraction", "of the sequences, were they reweighted from engine to trainer"
+    )
+
+
+def _rollout_correction() -> Iterator[Metric]:
+    family = "rollout_correction"
+    yield Metric(f"{family}/perplexity/training", "", "mean over sequences of exp(-mean log pi_old)")
+    yield Metric(f"{family}/perplexity/rollout", "", "mean over sequences of exp(-mean log pi_roll)")
+    yield Metric(f"{family}/perplexity/ratio", "", "mean over sequences of training over rollout perplexity")
+    yield Metric(f"{family}/log_perplexity/training", "nats", "mean over sequences of -mean log pi_old")
+    yield Metric(f"{family}/log_perplexity/rollout", "nats", "mean over sequences of -mean log pi_roll")
+    yield Metric(f"{family}/log_perplexity/absolute_difference", "nats", "mean over sequences of the difference's size")
+    yield from _spread(
+        f"{family}/log_perplexity/difference", "nats", "training less rollout log-perplexity", "mean min max"
+    )
+    yield Metric(f"{family}/kl", "nats", "KL(pi_roll, pi_old) per token, by k1")
+    yield Metric(f"{family}/k3_kl", "nats", "the same by k3: never negative, less noise")
+    yield Metric(f"{family}/chi2_token", "", "chi-squared divergence of token ratios, E[rho^2] - 1")
+    yield Metric(f"{family}/chi2_sequence", "", "chi-squared divergence of sequence ratios")
+    weight = f"{family}/weight"
+    yield from _spread(weight, "", "the importance weights per token")
+    yield Metric(f"{weight}/fraction_high", "fraction", "weights above the upper bound, before they are cut")
+    yield Metric(f"{weight}/fraction_low", "fraction", "weights below the lower bound")
+    yield Metric(f"{weight}/zeroed_ratio", "fraction", "weights set to zero for being out of bounds")
+    yield Metric(f"{weight}/effective_sample_size", "fraction", "1 / E[(w / mean w)^2]")
+    yield Metric(f"{weight}/normalization", "", "what the weights were divided by to have mean 1")
+    yield from _spread(f"{weight}/sequence", "", "the sequences' weights")
+    yield Metric(f"{weight}/sequence/max_deviation", "", "largest distance of a sequence's weight from 1")
+    yield Metric(f"{weight}/sequence/fraction_high", "fraction", "sequences above the upper bound")
+    yield Metric(f"{weight}/sequence/fraction_low", "fraction", "sequences below the lower bound")
+    rejection = f"{family}/rejection"
+    yield Metric(f"{rejection}/masked_ratio", "fraction", "tokens masked by all rejection rules together")
+    yield Metric(f"{rejection}/masked_sequence_ratio", "fraction", "sequences with at least one token masked")
+    yield from _spread(f"{rejection}/<rule>", "", "the quantity one rejection rule looks at")
+    yield Metric(f"{rejection}/<rule>/fraction_high", "fraction", "above the rule's upper bound")
+    yield Metric(f"{rejection}/<rule>/fraction_low", "fraction", "below the rule's lower bound")
+    yield Metric(f"{rejection}/<rule>/masked_ratio", "fraction", "tokens masked by this rule")
+    yield Metric(f"{rejection}/<rule>/masked_sequence_ratio", "fraction", "sequences touched by this rule")
+
+
+def _pipeline() -> Iterator[Metric]:
+    yield from _spread("age", "versions", "the groups' ages when they are trained", "mean min max")
+    yield from _spread("age/optimizer_steps", "steps", "optimizer steps since a group's oldest token", "mean max")
+    yield Metric("age/mixed_ratio", "fraction", "responses with tokens of more than one policy version")
+    yield Metric("pipeline/open_groups", "groups", "groups admitted and neither trained nor dropped", "last")
+    yield Metric("pipeline/ready_groups", "groups", "groups scored and waiting for the learner", "last")
+    yield Metric("pipeline/dropped_groups", "groups", "groups dropped during the step", "sum")
+    yield Metric("pipeline/interrupted_samples", "samples", "samples under way when weights were published", "sum")
+    yield Metric("pipeline/learner_idle_ratio", "fraction", "of the step in which the learner waited")
+    yield Metric(
+        "pipeline/engine_idle_ratio", "fraction", "of the step in which engines had no request, mean over engines"
+    )
+    yield from _spread("rollout/seconds", "s", "the samples' times from request to end", "mean min max")
+    yield from _spread("rollout/tool_seconds", "s", "the seconds a sample spent in tools", "mean min max")
+    yield from _spread(
+        "rollout/preempted", "times", "how often an engine put a sample aside for lack of cache", "mean min max"
+    )
+    slowest = "of the sample that took longest"
+    yield Metric("rollout/slowest/seconds", "s", f"generation time {slowest}")
+    yield Metric("rollout/slowest/tool_seconds", "s", f"time in tools {slowest}")
+    yield Metric("rollout/slowest/prompt_length", "tokens", f"prompt length {slowest}")
+    yield Metric("rollout/slowest/response_length", "tokens", f"response length {slowest}")
+    yield Metric("rollout/slowest/preempted", "times", f"preemptions {slowest}")
+    for bound in ("max", "min", "mean"):
+        of = f"{_STATISTICS[bound]} over a mixture-of-experts layer of (tokens of an expert / even share - 1)"
+        yield Metric(f"rollout/expert_load/<layer>/{bound}", "fraction", f"{of}; layers are numbers, `max` or `mean`")
+    yield from _spread("balance/rank_tokens", "tokens", "the tokens given to each rank", "mean min max")
+    yield Metric("balance/rank_tokens/spread", "tokens", "largest less smallest")
+    yield from _spread(
+        "balance/unbalanced_tokens", "tokens", "what each rank would have had without balancing", "min max"
+    )
+
+
+def _time_and_space() -> Iterator[Metric]:
+    for stage, covers in STAGES.items():
+        yield Metric(f"timing/{stage}_seconds", "s", covers, "sum")
+    yield Metric("timing/generate_seconds/max", "s", "the busiest engine's generation time")
+    of_response, of_all = "per response token", "per prompt and response token"
+    for stage in (
+        "generate",
+        "score",
+        "old_log_probs",
+        "reference",
+        "values",
+        "advantage",
+        "update",
+        "update_actor",
+        "update_critic",
+    ):
+        per = of_response if stage == "generate" else of_all
+        yield Metric(f"timing_per_token/{stage}_milliseconds", "ms", f"timing/{stage}_seconds {per}")
+    yield Metric("throughput/tokens", "tokens", "prompt and response tokens of the step", "sum")
+    yield Metric("throughput/tokens_per_second", "tokens/s", "prompt and response tokens over the step's seconds")
+    yield Metric("throughput/tokens_per_second_per_device", "tokens/s", "the same, over all devices of all pools")
+    yield Metric("throughput/generated_tokens_per_second", "tokens/s", "response tokens over the step's seconds")
+    yield Metric("throughput/samples_per_second", "samples/s", "samples over the step's seconds")
+    of_peak = "share of the devices' peak FLOPs in"
+    yield Metric(
+        "throughput/model_flops_utilisation/actor", "fraction", f"{of_peak} the actor's update; absent on CPUs"
+    )
+    yield Metric(
+        "throughput/model_flops_utilisation/actor_inference",
+        "fraction",
+        f"{of_peak} the actor's log-probs; absent on CPUs",
+    )
+    yield Metric(
+        "throughput/model_flops_utilisation/critic", "fraction", f"{of_peak} the critic's update; absent on CPUs"
+    )
+    yield Metric(
+        "memory/device_allocated_gigabytes", "GB", "device memory in use by tensors, largest over ranks", "max"
+    )
+    yield Metric(
+        "memory/device_reserved_gigabytes", "GB", "device memory held by the allocator, largest over ranks", "max"
+    )
+    yield Metric(
+        "memory/host_gigabytes", "GB", "resident memory of the driver, the trainer's ranks and the engines", "last"
+    )
+
+
+def _validation() -> Iterator[Metric]:
+    of_prompts = "mean over the prompts of one data source of"
+    for prefix, what in (
+        ("validation/<source>", "the score (1 or 0 where correctness is known)"),
+        ("validation/<source>/<variable>", "another number (a reward part, say)"),
+    ):
+        yield Metric(f"{prefix}/mean@<n>", "", f"{of_prompts} the mean over n samples of {what}")
+        yield Metric(f"{prefix}/std@<n>", "", f"{of_prompts} the standard deviation over n samples of {what}")
+        for choice, chosen in (
+            ("best", "the best of k samples"),
+            ("worst", "the worst of k samples"),
+            ("maj", "the answer most of k samples give"),
+        ):
+            yield Metric(f"{prefix}/{choice}@<k>/mean", "", f"{of_prompts} the expected {what} of {chosen}")
+            yield Metric(f"{prefix}/{choice}@<k>/std", "", f"{of_prompts} its standard deviation over draws of k")
+    yield Metric("validation/<source>/response_length/mean", "tokens", "mean length of the responses")
+    yield Metric("validation/<source>/response_length/clip_ratio", "fraction", "responses cut at the limit")
+    yield Metric("validation/<source>/prompts", "prompts", "prompts asked")
+    yield Metric("validation/mean", "", "mean over data sources of their mean@n")
+
+
+METRICS: tuple[Metric, ...] = tuple(_metrics())
+"""All metrics, in the order of the documentation."""
