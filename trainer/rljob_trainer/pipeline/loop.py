@@ -1,0 +1,188 @@
+"""The one training loop: feed -> rollout -> reward -> batch -> learner -> publish.
+
+All pipelines run this code. What differs (when a prompt may start, when a batch closes, when weights are
+published) is the schedule's business; how anything is generated, scored or trained is that of the parts.
+
+Every change of the world (a group finished, a version was published) calls ``_admit`` and wakes the trainer's side,
+which is the only coroutine that waits; what it waits for is always in ``waiting``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from rljob_trainer.errors import DataError, DeadlineError
+from rljob_trainer.pipeline.parts import Feed, Rollout, StepRecord, Trainer
+from rljob_trainer.pipeline.schedule import Schedule
+from rljob_trainer.samples import Group, Prompt
+
+Keep = Callable[[Group], str | None]
+"""Says why a finished group is dropped (DAPO's dynamic sampling), or None to keep it."""
+
+MOST_DROPPED_IN_A_ROW = 10_000
+"""A filter that keeps nothing must end in an error, not in an endless run."""
+
+AfterStep = Callable[[StepRecord], Awaitable[bool]]
+"""Called at each step's boundary, when nothing of the step is pending. Returns whether to go on."""
+
+
+def keep_all(group: Group) -> str | None:
+    """The filter of a job without one."""
+    return None
+
+
+class Pipeline:
+    """Runs the loop until ``after_step`` says stop or the feed is exhausted.
+
+    Usage::
+
+        pipeline = Pipeline(feed, rollout, trainer, schedule, after_step=observe)
+        await pipeline.run(first_step=restored_step + 1)
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        rollout: Rollout,
+        trainer: Trainer,
+        schedule: Schedule,
+        *,
+        after_step: AfterStep,
+        keep: Keep = keep_all,
+        sample_deadline_seconds: float = 3600.0,
+    ) -> None:
+        self.feed = feed
+        self.rollout = rollout
+        self.trainer = trainer
+        self.schedule = schedule
+        self.waiting: str | None = None
+        self.dropped: dict[str, int] = {}
+        self._after_step = after_step
+        self._keep = keep
+        self._deadline_seconds = sample_deadline_seconds
+        self._groups: dict[int, Group] = {}
+        self._changed = asyncio.Event()
+        self._exhausted = False
+        self._dropped_since_kept = 0
+        self._running: set[asyncio.Task[None]] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self, first_step: int = 1) -> None:
+        """Raises the first error of any part, with everything else cancelled."""
+        step = first_step
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                while await self._run_step(step):
+                    step += 1
+                for running in list(self._running):
+                    running.cancel()
+        except BaseExceptionGroup as group:
+            raise _first_cause(group) from group
+        finally:
+            self._tasks = None
+
+    # --- the trainer's side
+
+    async def _run_step(self, step: int) -> bool:
+        """One policy version. Returns False when there is nothing (more) to train or the job is to stop."""
+        clock = asyncio.get_running_loop().time
+        pulls: list[dict[str, float]] = []
+        trained: list[Group] = []
+        while not self.schedule.publication_due:
+            self._admit()
+            started = clock()
+            batch = await self._next_batch()
+            waited = clock() - started
+            if not batch:
+                break
+            groups = [self._groups.pop(ordinal) for ordinal in batch]
+            metrics = await self.trainer.train(groups, step=step, version=self.schedule.version)
+            self.schedule.trained(batch)
+            pulls.append({**metrics, "timing/wait_for_samples_seconds": waited})
+            trained.extend(groups)
+        if not trained:
+            return False
+        publication = await self.trainer.publish(self.schedule.version + 1)
+        record = StepRecord(
+            step=step,
+            version=self.schedule.published(),
+            groups=trained,
+            metrics={**merge_pulls(pulls), **publication},
+        )
+        return await self._after_step(record) and not (self._exhausted and self.schedule.open == 0)
+
+    async def _next_batch(self) -> list[int] | None:
+        deadline = asyncio.get_running_loop().time() + self._deadline_seconds
+        while True:
+            self._changed.clear()
+            batch = self.schedule.choose(last=self._exhausted)
+            if batch is not None or (self._exhausted and self.schedule.open == 0):
+                self.waiting = None
+                return batch
+            s = self.schedule
+            self.waiting = (
+                f"trainer waits for samples: {s.waiting_finished} of {s.settings.groups_per_pull} groups are finished; "
+                + self.rollout.waiting_for()
+            )
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise DeadlineError(
+                    f"{self.waiting}. No batch was complete within {self._deadline_seconds:.0f} s. "
+                    "If samples take that long, shorten rollout.maxResponseTokens or add rollout replicas."
+                ) from None
+
+    # --- the rollout's side
+
+    def _admit(self) -> None:
+        while not self._exhausted and self.schedule.may_admit(self.rollout.serving_version):
+            prompt = self.feed.next()
+            if prompt is None:
+                self._exhausted = True
+                self._changed.set()
+                return
+            self.schedule.admitted(prompt.ordinal, self.rollout.serving_version)
+            assert self._tasks is not None
+            task = self._tasks.create_task(self._run_group(prompt))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _run_group(self, prompt: Prompt) -> None:
+        group = await self.rollout.run(prompt)
+        reason = self._keep(group)
+        if reason is None:
+            self._dropped_since_kept = 0
+            self._groups[prompt.ordinal] = group
+            self.schedule.finished(prompt.ordinal)
+        else:
+            self.dropped[reason] = self.dropped.get(reason, 0) + 1
+            self._dropped_since_kept += 1
+            if self._dropped_since_kept >= MOST_DROPPED_IN_A_ROW:
+                raise DataError(
+                    f"{self._dropped_since_kept} prompt groups in a row were dropped ({reason}). The reward tells the "
+                    "samples of no prompt apart: check the reward functions on the generations in the output folder, "
+                    "or switch the filter off."
+                )
+            self.schedule.dropped(prompt.ordinal)
+            self._admit()
+        self._changed.set()
+
+
+def merge_pulls(pulls: list[dict[str, float]]) -> dict[str, float]:
+    """One step's metrics from those of its pulls: seconds add up, everything else is averaged."""
+    names = {name: None for pull in pulls for name in pull}
+    merged: dict[str, float] = {}
+    for name in names:
+        values = [pull[name] for pull in pulls if name in pull]
+        merged[name] = sum(values) if name.startswith("timing/") else sum(values) / len(values)
+    return merged
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first real error in a task group's bundle; its siblings were only cancelled because of it."""
+    for error in group.exceptions:
+        return _first_cause(error) if isinstance(error, BaseExceptionGroup) else error
+    return group

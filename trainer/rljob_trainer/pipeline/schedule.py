@@ -1,0 +1,172 @@
+"""When a prompt may start, which finished groups make the next batch, and when weights are published.
+
+A schedule is a pure object: it knows neither Ray nor torch nor a clock. It is told what happened (``admitted``,
+``finished``, ``trained``, ``dropped``, ``published``) and answers what may happen next. The three pipelines are three
+settings of it:
+
+    mode         groups per version G      maxAge    a pull
+    sync         batch.groups              0         G
+    oneStepOff   batch.groups              1         G
+    fullyAsync   syncEvery x pull          any       requireBatches x miniBatchGroups
+
+**The bound.** With v the trainer's version and c the groups trained in it, a group is *open* from admission until it is
+trained or dropped, and its *deadline* is the version its engine serves at admission plus maxAge. At all times, for every
+u >= v:
+
+    #{open groups with deadline <= u}  <=  (G - c) + (u - v) G                                             (1)
+
+The right side is the number of groups that will be trained up to the end of version u, so (1) says that every open
+group can still be trained in time, whatever the engines' timing. It is tested before a prompt is admitted and before a
+batch is chosen: if the groups that arrived first would break it, the batch takes (and waits for) the earliest deadlines
+instead. Finished work is never dropped to keep the bound. A sample budget f, where set, holds as well:
+open + c <= (1 + f) G.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSettings:
+    """What a mode comes down to. ``ordered``: batches are consecutive prompts, in the feed's order."""
+
+    groups_per_version: int
+    groups_per_pull: int
+    max_age: int
+    fraction: float | None = None
+    ordered: bool = True
+
+    def __post_init__(self) -> None:
+        if self.groups_per_pull < 1 or self.groups_per_version % self.groups_per_pull:
+            raise ValueError(
+                f"a version trains {self.groups_per_version} groups, "
+                f"which is not a multiple of a pull of {self.groups_per_pull}"
+            )
+
+
+class Schedule:
+    """The state of open groups and the answers that follow from it.
+
+    Transitions: ``admitted`` -> ``finished`` -> ``choose`` -> ``trained``; ``dropped`` at any time before
+    ``trained``; ``published`` when ``publication_due``.
+    """
+
+    def __init__(self, settings: ScheduleSettings, version: int = 0) -> None:
+        self.settings = settings
+        self.version = version
+        self.trained_in_version = 0
+        self._deadlines: dict[int, int] = {}  # ordinal -> deadline, all open groups
+        self._per_deadline: Counter[int] = Counter()  # deadline -> open groups
+        self._finished: dict[int, None] = {}  # ordinals in order of arrival (a dict keeps order)
+        self._training: set[int] = set()
+
+    # --- what happened
+
+    def admitted(self, ordinal: int, serving_version: int) -> None:
+        """A prompt has been handed to an engine that serves ``serving_version``."""
+        deadline = serving_version + self.settings.max_age
+        self._deadlines[ordinal] = deadline
+        self._per_deadline[deadline] += 1
+
+    def finished(self, ordinal: int) -> None:
+        """All samples of the group are generated and scored."""
+        self._finished[ordinal] = None
+
+    def dropped(self, ordinal: int) -> None:
+        """The group will not be trained (filtered, or lost)."""
+        self._close(ordinal)
+        self._finished.pop(ordinal, None)
+
+    def trained(self, ordinals: Iterable[int]) -> None:
+        """The groups of one pull have been trained on."""
+        for ordinal in ordinals:
+            self._close(ordinal)
+            self._training.remove(ordinal)
+            self.trained_in_version += 1
+
+    def published(self) -> int:
+        """The weights are on their way as a new version, whose number is returned."""
+        self.version += 1
+        self.trained_in_version = 0
+        return self.version
+
+    # --- what may happen next
+
+    @property
+    def open(self) -> int:
+        return len(self._deadlines)
+
+    @property
+    def waiting_finished(self) -> int:
+        return len(self._finished)
+
+    @property
+    def running(self) -> int:
+        """Groups that are open but neither finished nor in training."""
+        return len(self._deadlines) - len(self._finished) - len(self._training)
+
+    def may_admit(self, serving_version: int) -> bool:
+        """Whether one more prompt, started now under ``serving_version``, keeps the bound and the budget."""
+        s = self.settings
+        if s.fraction is not None and self.open + 1 + self.trained_in_version > (1 + s.fraction) * s.groups_per_version:
+            return False
+        counts = self._per_deadline.copy()
+        counts[serving_version + s.max_age] += 1
+        return self._holds(counts, self.trained_in_version)
+
+    def choose(self, *, last: bool = False) -> list[int] | None:
+        """The ordinals of the next pull, or None while it must wait. ``last``: the feed is exhausted, so a
+        short batch is made of whatever is open."""
+        wanted = min(self.settings.groups_per_pull, self.settings.groups_per_version - self.trained_in_version)
+        candidates = self.open - len(self._training)
+        if last:
+            wanted = min(wanted, candidates)
+        if wanted == 0 or len(self._finished) < wanted:
+            return None
+        if self.settings.ordered:
+            return self._take(sorted(o for o in self._deadlines if o not in self._training)[:wanted])
+        return self._take(self._by_arrival(wanted))
+
+    @property
+    def publication_due(self) -> bool:
+        return self.trained_in_version >= self.settings.groups_per_version
+
+    def _by_arrival(self, wanted: int) -> list[int]:
+        chosen = list(self._finished)[:wanted]
+        counts = self._per_deadline.copy()
+        counts.subtract(self._deadlines[o] for o in chosen)
+        if self._holds(counts, self.trained_in_version + wanted):
+            return chosen
+        # Arrival order would leave some group without a place before its deadline: earliest deadlines first,
+        # even if one of them is still running.
+        idle = (o for o in self._deadlines if o not in self._training)
+        return sorted(idle, key=lambda o: (self._deadlines[o], o not in self._finished, o))[:wanted]
+
+    def _close(self, ordinal: int) -> None:
+        deadline = self._deadlines.pop(ordinal)
+        self._per_deadline[deadline] -= 1
+        if not self._per_deadline[deadline]:
+            del self._per_deadline[deadline]
+
+    def _take(self, ordinals: list[int]) -> list[int] | None:
+        if not all(o in self._finished for o in ordinals):
+            return None
+        for ordinal in ordinals:
+            del self._finished[ordinal]
+            self._training.add(ordinal)
+        return ordinals
+
+    def _holds(self, deadlines: Counter[int], trained: int) -> bool:
+        """Inequality (1) for every u at which the left side changes."""
+        total = 0
+        for u in sorted(deadlines):
+            total += deadlines[u]
+            room = (self.settings.groups_per_version - trained) + (max(u, self.version) - self.version) * (
+                self.settings.groups_per_version
+            )
+            if total > room:
+                return False
+        return True
