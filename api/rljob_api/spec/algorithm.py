@@ -1,0 +1,298 @@
+"""spec.algorithm: how scored samples become gradients.
+
+A preset fills in the settings of a published method; every one can be overridden here. That is why hardly any field
+has a default of its own: ``rljob_api.resolve`` gives each its value. Which method takes which parameter stands in
+``rljob_api.methods``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.spec.base import Listed, SpecModel
+
+Preset = Literal[
+    "ppo",
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "cispo",
+    "gpg",
+    "sapo",
+    "opo",
+    "gmpo",
+]
+Estimator = Literal[
+    "gae",
+    "grpo",
+    "grpo_passk",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "reinforce",
+    "rloo",
+    "remax",
+    "opo",
+    "gpg",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
+    "gdpo",
+    "maxrl",
+]
+PolicyLossType = Literal[
+    "ppoClip",
+    "gspo",
+    "sapo",
+    "gpg",
+    "clipCov",
+    "klCov",
+    "gmpo",
+    "cispo",
+    "dppoTv",
+    "dppoKl",
+    "dro",
+    "tis",
+    "reinforce",
+    "bypassPpoClip",
+    "bypassReinforce",
+]
+AggregationType = Literal["tokenMean", "tokenSum", "seqMeanTokenMean", "seqMeanTokenSum", "seqMeanTokenSumNorm"]
+KlLossKind = Literal["k1", "k2", "k3", "abs", "k1Straight", "k3Straight", "full"]
+KlRewardKind = Literal["k1", "k2", "k3", "abs"]
+
+
+class Advantage(SpecModel):
+    """How much better than expected a token was. Parameters not named by the preset take the method's own defaults."""
+
+    estimator: Estimator | None = Field(default=None, description="The estimator. Default: the preset's.")
+    gamma: float | None = Field(default=None, ge=0, le=1, description="Discount per token.")
+    lambda_: float | None = Field(
+        default=None, ge=0, le=1, alias="lambda", description="gae: trade of bias (0) against variance (1)."
+    )
+    normalize_by_std: bool | None = Field(
+        default=None, description="Divide by the standard deviation within the group (GRPO yes, Dr. GRPO no)."
+    )
+    whiten: bool | None = Field(
+        default=None, description="Shift and scale the advantages of a batch to mean 0 and variance 1."
+    )
+    epsilon: float | None = Field(default=None, gt=0, le=1, description="Added to a divisor so that it is not 0.")
+
+
+class PolicyLoss(SpecModel):
+    """The loss of the policy. rho is the ratio of current to old probability of a token."""
+
+    type: PolicyLossType | None = Field(default=None, description="The loss. Default: the preset's.")
+    clip_low: float | None = Field(
+        default=None, ge=0, le=1000, description="rho (or what the method clips) is kept above 1 - clipLow."
+    )
+    clip_high: float | None = Field(
+        default=None, ge=0, le=1000, description="rho (or what the method clips) is kept below 1 + clipHigh."
+    )
+    dual_clip: float | None = Field(
+        default=None,
+        ge=0,
+        le=1000,
+        description="Bound on rho for negative advantages, above 1 (arXiv 1912.09729). 0 turns it off.",
+    )
+    tau_positive: float | None = Field(
+        default=None, gt=0, le=1000, description="sapo: temperature of the gate for positive advantages."
+    )
+    tau_negative: float | None = Field(
+        default=None, gt=0, le=1000, description="sapo: temperature of the gate for negative advantages."
+    )
+    covariance_fraction: float | None = Field(
+        default=None, gt=0, le=1, description="clipCov, klCov: share of tokens that is held back."
+    )
+    covariance_low: float | None = Field(
+        default=None, ge=-1000, le=1000, description="clipCov: lower end of the covariances that are cut."
+    )
+    covariance_high: float | None = Field(
+        default=None, ge=-1000, le=1000, description="clipCov: upper end of the covariances that are cut."
+    )
+    kl_coefficient: float | None = Field(
+        default=None, ge=0, le=1000, description="klCov: weight of the KL term on the selected tokens."
+    )
+    divergence_threshold: float | None = Field(
+        default=None, gt=0, le=1000, description="dppoKl: tokens whose binary KL exceeds it are left out."
+    )
+    ratio_cap: float | None = Field(
+        default=None, gt=0, le=1000000, description="tis, dppoTv, dppoKl: upper bound of the importance ratio."
+    )
+    beta: float | None = Field(default=None, gt=0, le=1000, description="dro: weight of the quadratic term.")
+
+
+class KlInLoss(SpecModel):
+    """A KL term to the reference model in the loss."""
+
+    kind: KlLossKind | None = Field(
+        default=None,
+        description="Estimator of the KL (k1, k2, k3: http://joschu.net/blog/kl-approx.html). k1Straight, k3Straight: "
+        "value of k1 or k3, gradient of k2. full: exact over the vocabulary. Default: k3.",
+    )
+    coefficient: float | None = Field(default=None, ge=0, le=1000, description="Its weight. 0 turns it off.")
+
+
+class KlController(SpecModel):
+    """Whether the coefficient stays or follows a target."""
+
+    type: Literal["fixed", "adaptive"] = Field(
+        default="fixed", description="adaptive: grows while the KL is above target and shrinks below."
+    )
+    target: float = Field(default=0.1, gt=0, le=1000, description="adaptive: the KL per token aimed at.")
+    horizon: int = Field(
+        default=10000, ge=1, le=1000000000, description="adaptive: time constant in samples; larger is slower."
+    )
+
+
+class KlInReward(SpecModel):
+    """A KL term to the reference model, subtracted from the reward token by token."""
+
+    kind: KlRewardKind | None = Field(default=None, description="Estimator of the KL. Default: k1.")
+    coefficient: float | None = Field(
+        default=None, ge=0, le=1000, description="Its weight; the start value when adaptive. 0 turns it off."
+    )
+    controller: KlController | None = Field(default=None, description="Default: fixed.")
+
+
+class Kl(SpecModel):
+    """Ties to the reference model (the model as it was at the start). Without either term none is loaded."""
+
+    in_loss: KlInLoss | None = Field(default=None, description="KL term in the loss.")
+    in_reward: KlInReward | None = Field(default=None, description="KL term in the reward.")
+
+
+class Critic(SpecModel):
+    """The value model (estimator gae only). It starts as a copy of the model with a value head."""
+
+    learning_rate: float | None = Field(default=None, gt=0, le=1, description="Peak learning rate. Default: 1e-5.")
+    value_clip: float | None = Field(
+        default=None,
+        ge=0,
+        le=1000000,
+        description="Values are kept this close to those at sampling time in the loss. 0 turns it off. Default: 0.5.",
+    )
+    warmup_steps: int | None = Field(
+        default=None, ge=0, le=1000000, description="First steps in which only the critic learns. Default: 0."
+    )
+    weight_decay: float | None = Field(
+        default=None, ge=0, le=1, description="Default: as trainer.optimizer.weightDecay."
+    )
+    gradient_clip: float | None = Field(
+        default=None, ge=0, le=1000000, description="Default: as trainer.optimizer.gradientClip. 0 turns it off."
+    )
+
+
+class Truncated(SpecModel):
+    """Responses that were cut at maxResponseTokens."""
+
+    reward: Literal["keep", "replace"] | None = Field(
+        default=None, description="keep their score, or replace it by replacement. Default: keep."
+    )
+    replacement: float | None = Field(
+        default=None, ge=-1000000, le=1000000, description="The score that reward: replace gives. Default: 0."
+    )
+    mask: bool | None = Field(default=None, description="Leave them out of the loss. Default: false.")
+    bootstrap: bool | None = Field(
+        default=None, description="gae: continue with the critic's value after the last token. Default: false."
+    )
+
+
+class CorrectionWeights(SpecModel):
+    """Importance weights pi_old / pi_roll that multiply the loss."""
+
+    level: Literal["token", "sequence"] = Field(
+        default="token", description="One weight a token, or the product over a sequence."
+    )
+    low: float | None = Field(
+        default=None, ge=0, le=1000000, description="Weights below it become 0 (two-sided, IcePop). Default: none."
+    )
+    high: float = Field(
+        default=2.0,
+        gt=0,
+        le=1000000,
+        description="Larger weights are cut to it; with low given they become 0 instead.",
+    )
+    normalize: bool = Field(default=False, description="Divide by the mean weight of the batch.")
+
+
+class Rejection(SpecModel):
+    """Leaves out tokens or sequences in which engine and trainer disagree too much."""
+
+    statistic: Literal["k1", "k2", "k3"] = Field(
+        description="k1: log-ratio, bounded on both sides (low, high bound pi_old / pi_roll). "
+        "k2: half its square, k3: ratio - 1 - log-ratio; both bounded by high."
+    )
+    over: Literal["token", "sequenceSum", "sequenceMean", "sequenceMax"] = Field(
+        default="token", description="Per token, or reduced over the sequence, which is then left out whole."
+    )
+    low: float | None = Field(default=None, gt=0, le=1000000, description="k1: lower bound. Default: 1 / high.")
+    high: float = Field(gt=0, le=1000000, description="Upper bound.")
+
+
+class RolloutCorrection(SpecModel):
+    """What is done about engine and trainer not being the same policy."""
+
+    mode: Literal["none", "bypass", "decoupled"] | None = Field(
+        default=None,
+        description="none: the old policy is the trainer's own at the start of the step. bypass: it is the engine's, "
+        "no further forward pass. decoupled: three policies; engine to old is corrected by weights and "
+        "rejection. Default: none in pipeline mode sync, else bypass.",
+    )
+    weights: CorrectionWeights | None = Field(default=None, description="Importance weights. Default: none.")
+    rejection: Annotated[Listed[Rejection], Field(max_length=8)] = Field(
+        default=(), description="What is left out; several apply together."
+    )
+
+
+class GroupFilter(SpecModel):
+    """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2)."""
+
+    drop_uniform: bool | None = Field(
+        default=None,
+        description="Replace groups whose samples all have the same score, by further prompts. Default: false.",
+    )
+    max_batches: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="Give up when this many batches of prompts did not fill one batch. Default: 10.",
+    )
+
+
+class Algorithm(SpecModel):
+    """How scored samples become gradients."""
+
+    preset: Preset = Field(
+        description="The published method whose settings are taken; all can be overridden. "
+        "`rljob explain algorithm.presets.NAME` prints them."
+    )
+    advantage: Advantage = Field(default=Advantage(), description="How advantages are estimated.")
+    policy_loss: PolicyLoss = Field(default=PolicyLoss(), description="The loss of the policy.")
+    aggregation: AggregationType | None = Field(
+        default=None,
+        description="How losses of tokens become one number; counts are over the whole mini-batch. tokenMean: over all "
+        "tokens. seqMeanTokenMean: mean over each sequence, then over sequences. seqMeanTokenSum: sum over "
+        "each sequence, then mean. seqMeanTokenSumNorm: the same divided by aggregationScale.",
+    )
+    aggregation_scale: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000000000,
+        description="Divisor of seqMeanTokenSumNorm. Default: rollout.maxResponseTokens.",
+    )
+    kl: Kl = Field(default=Kl(), description="Ties to the reference model.")
+    entropy_coefficient: float | None = Field(
+        default=None, ge=0, le=1000, description="Weight of the entropy bonus. 0 turns it off."
+    )
+    critic: Critic | None = Field(default=None, description="The value model (estimator gae only).")
+    truncated: Truncated = Field(default=Truncated(), description="Responses that were cut at maxResponseTokens.")
+    rollout_correction: RolloutCorrection = Field(
+        default=RolloutCorrection(), description="What is done about engine and trainer not being the same policy."
+    )
+    group_filter: GroupFilter = Field(default=GroupFilter(), description="Dynamic sampling.")

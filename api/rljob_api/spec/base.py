@@ -1,0 +1,134 @@
+"""What all spec models share: strictness, the classes of change, and the text and list types the fields are made of.
+
+Nothing here knows a particular field. Everything is bounded, because a Kubernetes structural schema is made from these
+models: no unions but int-or-string quantities, no optional-and-null (null means absent), choices by a plain enum field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic.alias_generators import to_camel
+
+ChangeClass = Literal["live", "suspended", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """When a field of an existing job may be changed. Written on a field, it holds for everything below it."""
+
+    when: ChangeClass
+
+    @property
+    def sentence(self) -> str:
+        return {
+            "live": "may be changed while the job runs",
+            "suspended": "may be changed while the job is suspended",
+            "never": "cannot be changed after creation",
+        }[self.when]
+
+
+LIVE = Change("live")
+SUSPENDED = Change("suspended")
+NEVER = Change("never")
+
+
+@dataclass(frozen=True, slots=True)
+class Preserve:
+    """Marks a field whose content is passed through unchecked (unknown fields are kept by the API server)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapKeys:
+    """Marks a list of objects that Kubernetes merges by these keys; their values must be unique in the list."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IntOrString:
+    """Marks text that may be written as a number too (a Kubernetes quantity)."""
+
+
+class SpecModel(BaseModel):
+    """Base of all models: frozen, no unknown fields, no conversion between types, NaN and infinity refused.
+
+    YAML names are camelCase, Python names snake_case. A key whose value is null counts as absent,
+    as for the API server.
+    """
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        strict=True,
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: v for k, v in value.items() if v is not None}
+        return value
+
+    def document(self) -> dict[str, Any]:
+        """The model as plain data with YAML names, without what was left at its default."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+T = TypeVar("T")
+Listed = Annotated[tuple[T, ...], Field(strict=False)]
+"""An immutable list. (strict=False only lets a YAML list become a tuple; the items stay strict.)"""
+
+
+def _quantity_text(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return value
+
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_quantity_text),
+    Field(
+        max_length=32,
+        pattern=r"^[+]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|([eE][+-]?[0-9]+))?$",
+    ),
+    IntOrString(),
+]
+"""A Kubernetes quantity: 4, 500m, 16Gi."""
+
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+
+DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
+DnsName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+EnvName = Annotated[str, Field(min_length=1, max_length=128, pattern=ENV_NAME)]
+SourceName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.\-/]*[A-Za-z0-9])?$")]
+"""Name of a data source or reward part, as it appears in metric names."""
+ShortText = Annotated[str, Field(min_length=1, max_length=253)]
+Location = Annotated[str, Field(min_length=1, max_length=1024)]
+"""A path, hub id or URI."""
+LongText = Annotated[str, Field(max_length=16384)]
+FunctionPath = Annotated[
+    str,
+    Field(
+        min_length=3,
+        max_length=253,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
+    ),
+]
+"""``module:function`` (dots allowed in the module)."""
+
+LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
+LabelValue = Annotated[str, Field(max_length=63)]
+EnvMap = Annotated[dict[EnvName, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
+FreeForm = Annotated[dict[str, JsonValue], Field(max_length=64), Preserve()]
+"""An object whose content is somebody else's schema."""

@@ -1,0 +1,131 @@
+"""spec.data: training and validation prompts, how they become token ids, and the sampling of responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.spec.base import Listed, Location, LongText, MapKeys, ShortText, SourceName, SpecModel
+
+TaskType = Literal["addition", "copy", "reverse", "sort"]
+
+
+class Task(SpecModel):
+    """A generated data set with the columns question and answer."""
+
+    type: TaskType = Field(
+        description="addition: two numbers are added. copy, reverse, sort: digits are repeated, reversed or sorted."
+    )
+    digits: int = Field(default=2, ge=1, le=64, description="Digits of each number.")
+    size: int = Field(default=4096, ge=1, le=100000000, description="Number of distinct problems that are drawn.")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        le=2147483647,
+        description="Seed of the draw. Validation sets of the same task never contain training problems.",
+    )
+
+
+class TrainPart(SpecModel):
+    """One source of training prompts. Exactly one of source and task."""
+
+    name: SourceName | None = Field(
+        default=None, description="Routes rewards (functions[].sources) and names metrics. Default: from the source."
+    )
+    source: Location | None = Field(
+        default=None,
+        description="JSONL or Parquet file (or folder of them), hf://dataset[:configuration], pvc://claim/path, s3://...",
+    )
+    task: Task | None = Field(default=None, description="A generated task instead of a source.")
+    split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
+    limit: int | None = Field(default=None, ge=1, le=1000000000, description="Use only the first rows.")
+
+
+class TrainData(SpecModel):
+    """The training prompts. Exactly one of source, task and parts."""
+
+    name: SourceName | None = Field(
+        default=None, description="Routes rewards (functions[].sources) and names metrics. Default: from the source."
+    )
+    source: Location | None = Field(
+        default=None,
+        description="JSONL or Parquet file (or folder of them), hf://dataset[:configuration], pvc://claim/path, s3://...",
+    )
+    task: Task | None = Field(default=None, description="A generated task instead of a source.")
+    parts: Annotated[Listed[TrainPart], Field(max_length=32)] = Field(
+        default=(), description="Several sources, mixed in proportion to their sizes; each part needs a name."
+    )
+    split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
+    limit: int | None = Field(default=None, ge=1, le=1000000000, description="Use only the first rows.")
+    seed: int = Field(default=0, ge=0, le=2147483647, description="Seed of the order of prompts.")
+    shuffle: bool = Field(default=True, description="New order in each epoch; false: the order of the file.")
+
+    @property
+    def sources(self) -> tuple[TrainPart, ...]:
+        """The training sources as a list, whichever way they were written."""
+        if self.parts:
+            return self.parts
+        return (TrainPart(name=self.name, source=self.source, task=self.task, split=self.split, limit=self.limit),)
+
+
+class Sampling(SpecModel):
+    """How tokens are drawn in training. Log-probs everywhere are at this temperature."""
+
+    temperature: float = Field(default=1.0, gt=0, le=10, description="Logits are divided by it.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Nucleus sampling. Training needs 1 (off): the ratio would be wrong."
+    )
+    top_k: int = Field(
+        default=0, ge=0, le=1000000, description="Sample among the k likeliest tokens. Training needs 0 (off)."
+    )
+
+
+class ValidationSampling(SpecModel):
+    """How tokens are drawn in validation."""
+
+    temperature: float = Field(default=0.0, ge=0, le=10, description="0: always the likeliest token.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling; 1: off.")
+    top_k: int = Field(default=0, ge=0, le=1000000, description="Sample among the k likeliest tokens; 0: off.")
+    max_response_tokens: int | None = Field(
+        default=None, ge=1, le=16777216, description="Longest response. Default: rollout.maxResponseTokens."
+    )
+
+
+class ValidationSet(SpecModel):
+    """One held-out set. Exactly one of source and task."""
+
+    name: SourceName = Field(description="Names its metrics and routes rewards.")
+    source: Location | None = Field(default=None, description="As data.train.source.")
+    task: Task | None = Field(default=None, description="A generated task instead of a source.")
+    split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
+    limit: int | None = Field(default=None, ge=1, le=1000000, description="Use only the first rows.")
+    samples_per_prompt: int = Field(
+        default=1, ge=1, le=1024, description="Responses per prompt: mean@n, best@k and maj@k are over these."
+    )
+    sampling: ValidationSampling = Field(
+        default=ValidationSampling(), description="How its responses are drawn. Default: greedy."
+    )
+
+
+class Data(SpecModel):
+    """Training and validation prompts and how they become token ids."""
+
+    train: TrainData = Field(description="Training prompts.")
+    validation: Annotated[Listed[ValidationSet], Field(max_length=32), MapKeys(("name",))] = Field(
+        default=(), description="Held-out sets, scored as validation.every says."
+    )
+    prompt: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+        default="question",
+        description='The column with the prompt, or a template with columns in braces: "Add: {question}". '
+        "A column may hold text or a list of chat messages.",
+    )
+    answer: ShortText | None = Field(default=None, description="The column with the reference answer.")
+    chat: Literal["auto", "always", "never"] = Field(
+        default="auto", description="Apply the tokenizer's chat template. auto: if it has one."
+    )
+    system_prompt: LongText | None = Field(default=None, description="System message put before each prompt.")
+    max_prompt_tokens: int = Field(default=1024, ge=1, le=16777216, description="Longest prompt, tokens.")
+    overlong_prompts: Literal["drop", "error", "truncate"] = Field(
+        default="drop", description="What happens to longer prompts. truncate keeps the end (cuts on the left)."
+    )

@@ -1,0 +1,89 @@
+"""The RLJob itself: kind, metadata and the spec with its sections."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.spec.algorithm import Algorithm
+from rljob_api.spec.base import DNS_SUBDOMAIN, LIVE, SUSPENDED, DnsLabel, DnsName, Listed, SpecModel
+from rljob_api.spec.data import Data
+from rljob_api.spec.lifecycle import Checkpoint, Deadlines, Logging, Restore, Retry, Validation
+from rljob_api.spec.model import Model
+from rljob_api.spec.pipeline import Batch, Pipeline, Stop
+from rljob_api.spec.pod import AnnotationMap, Code, HeadPod, LabelMap
+from rljob_api.spec.pools import Placement, Rollout, Trainer, Weights
+from rljob_api.spec.reward import Reward
+
+API_VERSION = "rljob.dev/v1alpha1"
+KIND = "RLJob"
+MAX_NAME = 40
+"""Longest job name: the names of child objects (RayCluster at most 53 characters) are made from it."""
+
+
+class Metadata(SpecModel):
+    """Name and labels, as of every Kubernetes object."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)] = Field(
+        description=f"Name of the job: at most {MAX_NAME} lower-case letters, digits and '-'."
+    )
+    namespace: DnsLabel | None = Field(default=None, description="Namespace of the job (cluster only).")
+    labels: LabelMap = Field(default={}, description="Labels.")
+    annotations: AnnotationMap = Field(default={}, description="Annotations.")
+
+
+class Spec(SpecModel):
+    """What is trained, on what, how, and with which resources."""
+
+    image: Annotated[Annotated[str, Field(min_length=1, max_length=512)] | None, SUSPENDED] = Field(
+        default=None, description="Trainer image (cluster only). Default: the one the operator was installed with."
+    )
+    model: Model = Field(description="The model that is trained.")
+    data: Data = Field(description="Training and validation prompts.")
+    reward: Reward = Field(description="What a response is worth.")
+    algorithm: Algorithm = Field(description="How scored samples become gradients.")
+    batch: Batch = Field(default=Batch(), description="How many samples a step has and how they are cut into updates.")
+    pipeline: Pipeline = Field(default=Pipeline(), description="What overlaps.")
+    placement: Placement | None = Field(
+        default=None,
+        description="separate: engines and trainer have devices of their own. colocated: they take turns on "
+        "the trainer's. Default: colocated in mode sync when rollout.replicas is not given, else separate.",
+    )
+    rollout: Rollout = Field(default=Rollout(), description="The pool of engines that sample responses.")
+    trainer: Trainer = Field(default=Trainer(), description="The pool of ranks that train.")
+    weights: Weights = Field(default=Weights(), description="How weights go from trainer to engines.")
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="When the state is saved, and where.")
+    validation: Validation = Field(default=Validation(), description="When the held-out sets are scored.")
+    stop: Stop | None = Field(default=None, description="When training ends. Default: after one pass over the data.")
+    logging: Annotated[Logging, SUSPENDED] = Field(
+        default=Logging(), description="What is written besides metrics.jsonl."
+    )
+    restore: Restore | None = Field(default=None, description="Where a new job starts from. Default: the model.")
+    retry: Annotated[Retry, LIVE] = Field(default=Retry(), description="What happens after a failure (cluster only).")
+    deadlines: Annotated[Deadlines, LIVE] = Field(default=Deadlines(), description="How long things may take.")
+    suspend: Annotated[bool, LIVE] = Field(
+        default=False, description="true: checkpoint, then free the pods; false again: continue (cluster only)."
+    )
+    ttl_seconds_after_finished: Annotated[int | None, LIVE] = Field(
+        default=None, ge=0, le=315360000, description="Delete the job this long after its end. Default: never."
+    )
+    queue_name: Annotated[DnsName | None, SUSPENDED] = Field(
+        default=None, description="Kueue queue that admits the job (cluster only)."
+    )
+    head: Annotated[HeadPod, SUSPENDED] = Field(default=HeadPod(), description="The head pod (cluster only).")
+    code: Annotated[Annotated[Listed[Code], Field(max_length=16)], SUSPENDED] = Field(
+        default=(), description="Python files of yours, e.g. custom rewards (cluster only)."
+    )
+    seed: int = Field(
+        default=0, ge=0, le=2147483647, description="Seed of sampling and of everything else without a seed of its own."
+    )
+
+
+class RLJob(SpecModel):
+    """A training run: which model, data, reward and algorithm, how big the pools are, how stale a sample may be."""
+
+    api_version: Literal["rljob.dev/v1alpha1"] = Field(description="Version of this schema.")
+    kind: Literal["RLJob"] = Field(description="Always RLJob.")
+    metadata: Metadata = Field(description="Name and labels.")
+    spec: Spec = Field(description="What is trained, on what, how, and with which resources.")

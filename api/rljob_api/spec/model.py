@@ -1,0 +1,69 @@
+"""spec.model: which language model is trained, or the shape of a random one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.spec.base import Location, LongText, ShortText, SpecModel
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Family = Literal["llama", "qwen2"]
+
+
+class RandomTokenizer(SpecModel):
+    """The tokenizer of a random model; exactly one of the two fields."""
+
+    characters: Annotated[str, Field(min_length=2, max_length=1024)] | None = Field(
+        default=None,
+        description="One token for each of these characters, plus padding and end-of-text. For generated tasks.",
+    )
+    source: Location | None = Field(default=None, description="Path or hub id of an existing tokenizer.")
+
+
+class RandomModel(SpecModel):
+    """A model with random weights: for tests, demonstrations and measurements."""
+
+    family: Family = Field(default="llama", description="Architecture.")
+    hidden_size: int = Field(default=128, ge=32, le=65536, description="Width of the residual stream.")
+    layers: int = Field(default=2, ge=1, le=512, description="Number of transformer layers.")
+    heads: int = Field(
+        default=4, ge=1, le=1024, description="Attention heads. hiddenSize / heads must be 32 or more for vLLM."
+    )
+    kv_heads: int | None = Field(
+        default=None, ge=1, le=1024, description="Key/value heads (grouped-query attention). Default: heads."
+    )
+    intermediate_size: int | None = Field(
+        default=None, ge=1, le=1048576, description="Width of the feed-forward layers. Default: 4 x hiddenSize."
+    )
+    context_length: int = Field(
+        default=256, ge=8, le=16777216, description="Longest sequence (prompt and response), tokens."
+    )
+    tie_embeddings: bool = Field(default=True, description="Input and output embeddings share one matrix.")
+    seed: int = Field(default=0, ge=0, le=2147483647, description="Seed of the initial weights.")
+    tokenizer: RandomTokenizer = Field(description="Where its tokens come from.")
+
+
+class Model(SpecModel):
+    """The model that is trained. Exactly one of source and random."""
+
+    source: Location | None = Field(
+        default=None, description="Hugging Face hub id, local folder, pvc://claim/path or s3://bucket/path."
+    )
+    random: RandomModel | None = Field(default=None, description="A model with random weights instead of a source.")
+    revision: ShortText | None = Field(default=None, description="Branch, tag or commit on the hub.")
+    dtype: Dtype = Field(
+        default="auto",
+        description="Type of the weights in engine and forward pass. auto: bfloat16 on GPU, float32 on CPU. "
+        "Master weights and optimizer state are float32 on GPU.",
+    )
+    tokenizer: Location | None = Field(
+        default=None, description="Path or hub id of the tokenizer, when it is not beside the model."
+    )
+    chat_template: LongText | None = Field(
+        default=None, description="Jinja chat template that replaces the tokenizer's own."
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Allow Python code that comes with the model to run. Only for sources you trust."
+    )

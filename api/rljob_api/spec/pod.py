@@ -1,0 +1,161 @@
+"""Pod settings of the pools and the head. They matter on a cluster only; `rljob run` ignores them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.spec.base import (
+    DnsLabel,
+    DnsName,
+    EnvName,
+    FreeForm,
+    LabelKey,
+    LabelValue,
+    Listed,
+    MapKeys,
+    Quantity,
+    ShortText,
+    SpecModel,
+)
+
+ResourceMap = Annotated[dict[LabelKey, Quantity], Field(max_length=32)]
+AnnotationMap = Annotated[dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
+LabelMap = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
+
+
+class Resources(SpecModel):
+    """Requests and limits of the Ray container. GPUs come from gpusPerReplica."""
+
+    requests: ResourceMap = Field(default={}, description="What the scheduler reserves, e.g. {cpu: 8, memory: 64Gi}.")
+    limits: ResourceMap = Field(default={}, description="What the container may use at most.")
+
+
+class Toleration(SpecModel):
+    """As a pod's toleration."""
+
+    key: Annotated[str, Field(max_length=317)] | None = Field(default=None, description="Taint key. Default: all.")
+    operator: Literal["Exists", "Equal"] = Field(default="Equal", description="How key and value are compared.")
+    value: LabelValue | None = Field(default=None, description="Taint value (operator Equal).")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        default=None, description="Taint effect. Default: all."
+    )
+    toleration_seconds: int | None = Field(
+        default=None, ge=0, le=315360000, description="NoExecute: how long the pod stays. Default: for ever."
+    )
+
+
+class KeyReference(SpecModel):
+    """One key of a Secret or ConfigMap."""
+
+    name: DnsName = Field(description="Name of the object.")
+    key: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="Key in it.")
+    optional: bool = Field(default=False, description="Go on when it does not exist.")
+
+
+class FieldReference(SpecModel):
+    """A field of the pod."""
+
+    field_path: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        description="Path of the field, e.g. status.podIP."
+    )
+
+
+class EnvSource(SpecModel):
+    """Where a variable's value comes from; exactly one field."""
+
+    secret_key_ref: KeyReference | None = Field(default=None, description="A key of a Secret.")
+    config_map_key_ref: KeyReference | None = Field(default=None, description="A key of a ConfigMap.")
+    field_ref: FieldReference | None = Field(default=None, description="A field of the pod.")
+
+
+class EnvVar(SpecModel):
+    """One environment variable. Secrets by reference only."""
+
+    name: EnvName = Field(description="Name of the variable.")
+    value: Annotated[str, Field(max_length=4096)] | None = Field(default=None, description="Its value.")
+    value_from: EnvSource | None = Field(default=None, description="Or where its value comes from.")
+
+
+class VolumeMount(SpecModel):
+    """Where a volume appears in the Ray container."""
+
+    name: DnsLabel = Field(description="Name of the volume.")
+    mount_path: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^/[^:]*$")] = Field(
+        description="Absolute path in the container."
+    )
+    sub_path: Annotated[str, Field(max_length=1024)] | None = Field(default=None, description="Folder in the volume.")
+    read_only: bool = Field(default=False, description="Refuse writes.")
+
+
+class LocalReference(SpecModel):
+    """An object in the job's namespace."""
+
+    name: DnsName = Field(description="Its name.")
+
+
+class Topology(SpecModel):
+    """Closeness of the pool's pods (Kueue's topology-aware scheduling)."""
+
+    mode: Literal["required", "preferred"] = Field(description="Wait for such a place, or take it if there is one.")
+    level: Annotated[str, Field(min_length=1, max_length=317)] = Field(
+        description="Node label that all pods share, e.g. topology.kubernetes.io/zone."
+    )
+
+
+class Pod(SpecModel):
+    """How the pods of a pool look."""
+
+    resources: Resources = Field(default=Resources(), description="CPU, memory and others of the Ray container.")
+    gpu_resource: LabelKey = Field(
+        default="nvidia.com/gpu", description="Name of the resource that gpusPerReplica counts."
+    )
+    shared_memory: Quantity | None = Field(
+        default=None, description="Size of /dev/shm; counts against the memory limit. Default: 30 % of that limit."
+    )
+    node_selector: LabelMap = Field(default={}, description="Labels that a node must have.")
+    tolerations: Annotated[Listed[Toleration], Field(max_length=32)] = Field(
+        default=(), description="Taints that the pods tolerate."
+    )
+    affinity: FreeForm = Field(default={}, description="As a pod's affinity.")
+    topology_spread_constraints: Annotated[Listed[FreeForm], Field(max_length=8)] = Field(
+        default=(), description="As a pod's topologySpreadConstraints."
+    )
+    topology: Topology | None = Field(default=None, description="Closeness of the pods; needs queueName.")
+    env: Annotated[Listed[EnvVar], Field(max_length=64), MapKeys(("name",))] = Field(
+        default=(), description="Environment of the container, with references to Secrets and ConfigMaps."
+    )
+    volumes: Annotated[Listed[FreeForm], Field(max_length=32)] = Field(default=(), description="As a pod's volumes.")
+    volume_mounts: Annotated[Listed[VolumeMount], Field(max_length=64), MapKeys(("mountPath",))] = Field(
+        default=(), description="Where volumes appear in the Ray container."
+    )
+    labels: LabelMap = Field(default={}, description="Further labels of the pods.")
+    annotations: AnnotationMap = Field(default={}, description="Further annotations of the pods.")
+    priority_class_name: DnsName | None = Field(default=None, description="Priority class of the pods.")
+    runtime_class_name: DnsName | None = Field(default=None, description="Runtime class of the pods.")
+    service_account_name: DnsName | None = Field(
+        default=None, description="Service account; its token is never mounted. Default: the namespace's default."
+    )
+    image_pull_secrets: Annotated[Listed[LocalReference], Field(max_length=8), MapKeys(("name",))] = Field(
+        default=(), description="Secrets for pulling the image."
+    )
+    template: FreeForm = Field(
+        default={},
+        description="Pod template that is merged over all this. It may not touch Ray's command, ports, "
+        "restartPolicy or token mounting.",
+    )
+
+
+class HeadPod(SpecModel):
+    """The head: the driver, Ray's own services, no GPU."""
+
+    pod: Pod = Field(default=Pod(), description="How the head pod looks.")
+
+
+class Code(SpecModel):
+    """Python files of yours, mounted read-only on PYTHONPATH. Exactly one of configMap and pvc."""
+
+    config_map: DnsName | None = Field(default=None, description="ConfigMap whose keys are file names.")
+    pvc: DnsName | None = Field(default=None, description="PersistentVolumeClaim with the files.")
+    path: ShortText | None = Field(default=None, description="pvc: folder in the volume. Default: its root.")

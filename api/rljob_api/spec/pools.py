@@ -1,0 +1,145 @@
+"""spec.rollout, spec.trainer and spec.weights: the two pools and the way of the weights between them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.spec.base import LIVE, SUSPENDED, EnvMap, FreeForm, SpecModel
+from rljob_api.spec.data import Sampling
+from rljob_api.spec.pod import Pod
+
+Engine = Literal["vllm", "torch"]
+Backend = Literal["fsdp2", "megatron"]
+Schedule = Literal["constant", "cosine", "linear"]
+Placement = Literal["separate", "colocated"]
+
+
+class RolloutParallelism(SpecModel):
+    """How one engine is spread over GPUs."""
+
+    tensor: int = Field(default=1, ge=1, le=1024, description="Tensor parallel size of one engine.")
+    pipeline: int = Field(default=1, ge=1, le=256, description="Pipeline parallel size of one engine.")
+
+
+class Rollout(SpecModel):
+    """The pool of engines that sample responses."""
+
+    engine: Engine = Field(
+        default="vllm",
+        description="vllm: for real models. torch: a small batched generator for small models and CPUs.",
+    )
+    replicas: Annotated[int | None, LIVE] = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Number of engines (placement separate; colocated takes the trainer's devices). Default: 1.",
+    )
+    min_replicas: Annotated[int | None, LIVE] = Field(
+        default=None, ge=1, le=4096, description="Training goes on while this many engines serve. Default: replicas."
+    )
+    max_replicas: Annotated[int | None, LIVE] = Field(
+        default=None, ge=1, le=4096, description="Upper end for scaling. Default: replicas."
+    )
+    gpus_per_replica: Annotated[int, SUSPENDED] = Field(
+        default=0, ge=0, le=1024, description="GPUs of one engine, over all its hosts. 0: on the CPU."
+    )
+    hosts_per_replica: Annotated[int, SUSPENDED] = Field(
+        default=1, ge=1, le=64, description="Pods that one engine spans."
+    )
+    parallelism: Annotated[RolloutParallelism, SUSPENDED] = Field(
+        default=RolloutParallelism(), description="How one engine is spread over GPUs."
+    )
+    max_response_tokens: int = Field(default=512, ge=1, le=16777216, description="Longest response, tokens.")
+    sampling: Sampling = Field(default=Sampling(), description="How tokens are drawn in training.")
+    max_concurrent: Annotated[int | None, SUSPENDED] = Field(
+        default=None, ge=1, le=100000, description="Requests that run at once in one engine. Default: the engine's own."
+    )
+    free_cache_engine: Annotated[bool, SUSPENDED] = Field(
+        default=True, description="colocated: free the engine's KV cache and weights while the trainer works."
+    )
+    engine_args: Annotated[FreeForm, SUSPENDED] = Field(
+        default={}, description="Passed to vLLM's EngineArgs as they are (its own snake_case names)."
+    )
+    env: Annotated[EnvMap, SUSPENDED] = Field(default={}, description="Environment variables of the engines.")
+    pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")
+
+
+class TrainerParallelism(SpecModel):
+    """How the ranks share the work: replicate x shard x sequence x tensor ranks."""
+
+    shard: int | None = Field(
+        default=None, ge=1, le=65536, description="Ranks that share one copy of the weights. Default: all that remain."
+    )
+    replicate: int = Field(default=1, ge=1, le=65536, description="Copies of the weights (hybrid sharding).")
+    tensor: int = Field(default=1, ge=1, le=1024, description="Ranks that share one layer's matrices.")
+    sequence: int = Field(default=1, ge=1, le=1024, description="Ranks that share one sequence (Ulysses).")
+
+
+class Optimizer(SpecModel):
+    """AdamW and its schedule. Steps here are optimizer steps."""
+
+    learning_rate: float = Field(default=1e-6, gt=0, le=1, description="Peak learning rate.")
+    warmup_steps: int = Field(
+        default=0, ge=0, le=10000000, description="Steps over which the rate grows linearly from 0."
+    )
+    schedule: Schedule = Field(
+        default="constant",
+        description="After the warm-up. cosine, linear: falls to minLearningRateRatio at the end of training.",
+    )
+    min_learning_rate_ratio: float = Field(
+        default=0.0, ge=0, le=1, description="Last rate as a share of the peak (cosine, linear)."
+    )
+    weight_decay: float = Field(default=0.01, ge=0, le=1, description="Decoupled weight decay.")
+    betas: Annotated[
+        tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=2, max_length=2, strict=False)
+    ] = Field(default=(0.9, 0.999), description="Decay rates of both moments.")
+    epsilon: float = Field(default=1e-8, gt=0, le=1, description="Added to the divisor.")
+    gradient_clip: float = Field(
+        default=1.0, ge=0, le=1000000, description="Largest norm of the gradient. 0 turns it off."
+    )
+
+
+class Trainer(SpecModel):
+    """The pool of ranks that train."""
+
+    backend: Backend = Field(default="fsdp2", description="fsdp2 for most; megatron for very large models.")
+    replicas: Annotated[int, SUSPENDED] = Field(
+        default=1, ge=1, le=4096, description="Number of pods; each has one rank a GPU (one rank without GPU)."
+    )
+    gpus_per_replica: Annotated[int, SUSPENDED] = Field(
+        default=0, ge=0, le=64, description="GPUs of one replica. 0: on the CPU."
+    )
+    parallelism: Annotated[TrainerParallelism, SUSPENDED] = Field(
+        default=TrainerParallelism(), description="How the ranks share the work."
+    )
+    optimizer: Optimizer = Field(default=Optimizer(), description="AdamW and its schedule.")
+    micro_batch_tokens: Annotated[int, SUSPENDED] = Field(
+        default=16384,
+        ge=1,
+        le=16777216,
+        description="Tokens in one forward and backward pass of a rank. Changes memory and speed, never the result.",
+    )
+    activation_checkpointing: Annotated[bool, SUSPENDED] = Field(
+        default=False, description="Compute activations again in the backward pass: less memory, a third more work."
+    )
+    offload: Annotated[bool, SUSPENDED] = Field(
+        default=False, description="Keep optimizer state and idle models in host memory."
+    )
+    log_prob_chunk_tokens: Annotated[int | None, SUSPENDED] = Field(
+        default=None,
+        ge=1,
+        le=16777216,
+        description="Tokens whose logits exist at once. Default: chosen so that they take 64 MiB.",
+    )
+    env: Annotated[EnvMap, SUSPENDED] = Field(default={}, description="Environment variables of the ranks.")
+    pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")
+
+
+class Weights(SpecModel):
+    """How weights go from trainer to engines."""
+
+    bucket_megabytes: int = Field(
+        default=256, ge=1, le=65536, description="Size of one bucket (MiB); two exist in each process at a time."
+    )

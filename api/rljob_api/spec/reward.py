@@ -1,0 +1,61 @@
+"""spec.reward: what a response is worth."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.spec.base import FreeForm, FunctionPath, Listed, SourceName, SpecModel
+
+RewardType = Literal["gsm8k", "math", "exactMatch", "pattern", "length", "custom"]
+
+
+class RewardFunction(SpecModel):
+    """One term of the reward; a sample's score is the weighted sum of those that apply to its source."""
+
+    type: RewardType = Field(
+        description="gsm8k: the number after #### (or the last number) equals the answer. math: mathematical "
+        "equivalence of the last boxed expression. exactMatch: the text equals the answer. pattern: a regular "
+        "expression occurs. length: linear in the number of response tokens. custom: your Python function."
+    )
+    name: SourceName | None = Field(default=None, description="Name in metrics. Default: the type.")
+    weight: float = Field(default=1.0, ge=-1000, le=1000, description="Factor of this term.")
+    sources: Annotated[Listed[SourceName], Field(max_length=32)] = Field(
+        default=(), description="Names of the data sources it applies to. Default: all."
+    )
+    function: FunctionPath | None = Field(
+        default=None, description="custom: module:function, called with prompt, response, answer and columns."
+    )
+    pattern: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
+        default=None, description="pattern: the regular expression (Python syntax)."
+    )
+    params: FreeForm = Field(default={}, description="Further keyword arguments of the function.")
+
+
+class Overlong(SpecModel):
+    """Soft punishment of long responses (DAPO, arXiv 2503.14476, equation 13)."""
+
+    buffer_tokens: int = Field(
+        ge=1, le=16777216, description="The punishment grows linearly over this many tokens before maxResponseTokens."
+    )
+    penalty: float = Field(default=1.0, gt=0, le=1000, description="Punishment at maxResponseTokens.")
+
+
+class Reward(SpecModel):
+    """What a response is worth."""
+
+    functions: Annotated[Listed[RewardFunction], Field(min_length=1, max_length=32)] = Field(
+        description="The terms of the reward."
+    )
+    overlong: Overlong | None = Field(default=None, description="Soft punishment of long responses. Default: none.")
+    timeout_seconds: int = Field(
+        default=20, ge=1, le=86400, description="Longest time for scoring one sample, all functions together."
+    )
+    on_error: Literal["fail", "score"] = Field(
+        default="fail",
+        description="When a function raises or exceeds the time: fail stops the run and names the sample, "
+        "score gives the sample errorScore and counts it.",
+    )
+    error_score: float = Field(default=0.0, ge=-1000000, le=1000000, description="The score that onError: score gives.")
+    workers: int = Field(default=2, ge=1, le=1024, description="Processes that score samples.")
