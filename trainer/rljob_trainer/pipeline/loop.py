@@ -56,7 +56,6 @@ class Pipeline:
         self.rollout = rollout
         self.trainer = trainer
         self.schedule = schedule
-        self.waiting: str | None = None
         self.dropped: dict[str, int] = {}
         self._after_step = after_step
         self._keep = keep
@@ -64,6 +63,7 @@ class Pipeline:
         self._groups: dict[int, Group] = {}
         self._changed = asyncio.Event()
         self._exhausted = False
+        self._waiting = False
         self._dropped_since_kept = 0
         self._running: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
@@ -113,27 +113,32 @@ class Pipeline:
         )
         return await self._after_step(record) and not (self._exhausted and self.schedule.open == 0)
 
+    @property
+    def waiting(self) -> str | None:
+        """What the trainer waits for now, in one sentence; None while it trains."""
+        if not self._waiting:
+            return None
+        finished, pull = self.schedule.waiting_finished, self.schedule.settings.groups_per_pull
+        return f"trainer waits for samples: {finished} of {pull} groups are finished; {self.rollout.waiting_for()}"
+
     async def _next_batch(self) -> list[int] | None:
         deadline = asyncio.get_running_loop().time() + self._deadline_seconds
-        while True:
-            self._changed.clear()
-            batch = self.schedule.choose(last=self._exhausted)
-            if batch is not None or (self._exhausted and self.schedule.open == 0):
-                self.waiting = None
-                return batch
-            s = self.schedule
-            self.waiting = (
-                f"trainer waits for samples: {s.waiting_finished} of {s.settings.groups_per_pull} groups are finished; "
-                + self.rollout.waiting_for()
-            )
-            try:
-                async with asyncio.timeout_at(deadline):
+        self._waiting = True
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    self._changed.clear()
+                    batch = self.schedule.choose(last=self._exhausted)
+                    if batch is not None or (self._exhausted and self.schedule.open == 0):
+                        return batch
                     await self._changed.wait()
-            except TimeoutError:
-                raise DeadlineError(
-                    f"{self.waiting}. No batch was complete within {self._deadline_seconds:.0f} s. "
-                    "If samples take that long, shorten rollout.maxResponseTokens or add rollout replicas."
-                ) from None
+        except TimeoutError:
+            raise DeadlineError(
+                f"{self.waiting}. No batch was complete within {self._deadline_seconds:.0f} s. "
+                "If samples take that long, shorten rollout.maxResponseTokens or add rollout replicas."
+            ) from None
+        finally:
+            self._waiting = False
 
     # --- the rollout's side
 

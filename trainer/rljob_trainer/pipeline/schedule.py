@@ -9,9 +9,9 @@ settings of it:
     oneStepOff   batch.groups              1         G
     fullyAsync   syncEvery x pull          any       requireBatches x miniBatchGroups
 
-**The bound.** With v the trainer's version and c the groups trained in it, a group is *open* from admission until it is
-trained or dropped, and its *deadline* is the version its engine serves at admission plus maxAge. At all times, for every
-u >= v:
+**The bound.** With v the trainer's version and c the groups trained in it, a group is *open* from admission until it
+is trained or dropped, and its *deadline* is the version its engine serves at admission plus maxAge. At all times, for
+every u >= v:
 
     #{open groups with deadline <= u}  <=  (G - c) + (u - v) G                                             (1)
 

@@ -1,0 +1,245 @@
+"""The one loop under virtual time: the age bound holds whatever the timing, nothing is lost, nothing hangs.
+
+The real ``Pipeline`` and ``Schedule`` run on an event loop whose clock jumps to the next timer, with engines and a
+trainer that only sleep. Ages are computed here from what the fake engines stamped on the tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_trainer.errors import DataError, DeadlineError
+from rljob_trainer.pipeline.loop import Pipeline, merge_pulls
+from rljob_trainer.pipeline.parts import StepRecord
+from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
+from rljob_trainer.samples import Group, Prompt, Sample
+
+
+class VirtualSelector(selectors.SelectSelector):
+    """Instead of sleeping until the next timer, moves the clock there."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("deadlock: nothing is scheduled and nothing is ready")
+        self.now += timeout
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.virtual = VirtualSelector()
+        super().__init__(self.virtual)
+
+    def time(self) -> float:
+        return self.virtual.now
+
+
+def run_virtual(main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main)
+
+
+class Feed:
+    def __init__(self, prompts: int) -> None:
+        self.left = prompts
+        self.ordinal = 0
+
+    def next(self) -> Prompt | None:
+        if self.left == 0:
+            return None
+        self.left -= 1
+        self.ordinal += 1
+        return Prompt(self.ordinal - 1, 0, self.ordinal - 1, "test", "", (1,), None)
+
+    def state_dict(self) -> dict[str, object]:
+        return {"ordinal": self.ordinal}
+
+
+class World:
+    """Engines that sleep and stamp versions, and a trainer that sleeps and checks ages."""
+
+    def __init__(self, rng: random.Random, max_age: int, spread: float) -> None:
+        self.rng, self.max_age, self.spread = rng, max_age, spread
+        self.serving_version = 0
+        self.trained: list[int] = []
+        self.ages: list[int] = []
+        self.running = 0
+        self.idle = asyncio.Event()
+
+    async def run(self, prompt: Prompt) -> Group:
+        self.running += 1
+        version = self.serving_version
+        await asyncio.sleep(self.rng.lognormvariate(0, self.spread))
+        self.running -= 1
+        if not self.running:
+            self.idle.set()
+        one = np.ones(1, dtype=np.int32)
+        sample = Sample(0, one, one.astype(np.float32), one * version, one.astype(bool), "stop")
+        return Group(prompt, [sample])
+
+    def waiting_for(self) -> str:
+        return f"{self.running} groups are running"
+
+    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
+        for group in groups:
+            age = version - group.oldest_version
+            assert 0 <= age <= self.max_age, f"age {age} of {group.prompt.ordinal} at version {version}"
+            self.ages.append(age)
+            self.trained.append(group.prompt.ordinal)
+        await asyncio.sleep(self.rng.lognormvariate(0, self.spread))
+        return {}
+
+    async def publish(self, version: int) -> dict[str, float]:
+        # Without interruption a publication waits for what is running.
+        while self.running:
+            self.idle.clear()
+            await self.idle.wait()
+        self.serving_version = version
+        return {}
+
+
+async def go_on(record: StepRecord) -> bool:
+    return True
+
+
+def pipeline_of(world: World, settings_: ScheduleSettings, prompts: int, **arguments: Any) -> Pipeline:
+    return Pipeline(Feed(prompts), world, world, Schedule(settings_), **{"after_step": go_on, **arguments})
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    max_age=st.integers(0, 8),
+    pull=st.integers(1, 6),
+    pulls=st.integers(1, 4),
+    spread=st.sampled_from([0.1, 1.0, 2.5]),
+    fraction=st.sampled_from([None, 0.0, 0.5]),
+    prompts=st.integers(1, 120),
+    ordered=st.booleans(),
+)
+def test_every_prompt_is_trained_once_within_the_age_bound(
+    seed: int, max_age: int, pull: int, pulls: int, spread: float, fraction: float | None, prompts: int, ordered: bool
+) -> None:
+    async def main() -> None:
+        world = World(random.Random(seed), max_age, spread)
+        shape = ScheduleSettings(pull * pulls, pull, max_age, fraction, ordered)
+        await pipeline_of(world, shape, prompts).run()
+        assert sorted(world.trained) == list(range(prompts))
+
+    run_virtual(main())
+
+
+def test_sync_trains_only_on_its_own_version_in_the_order_of_the_feed() -> None:
+    async def main() -> None:
+        world = World(random.Random(1), 0, 1.0)
+        await pipeline_of(world, ScheduleSettings(4, 4, 0), 20).run()
+        assert world.ages == [0] * 20
+        assert world.trained == list(range(20))
+
+    run_virtual(main())
+
+
+def test_one_step_off_is_exactly_one_version_old_after_the_first_batch() -> None:
+    async def main() -> None:
+        world = World(random.Random(2), 1, 1.0)
+        await pipeline_of(world, ScheduleSettings(4, 4, 1), 40).run()
+        assert world.ages == [0] * 4 + [1] * 36
+
+    run_virtual(main())
+
+
+def test_asynchronous_training_is_really_stale_when_the_trainer_is_slow() -> None:
+    async def main() -> None:
+        world = World(random.Random(3), 4, 0.5)
+        await pipeline_of(world, ScheduleSettings(4, 4, 4, None, ordered=False), 400).run()
+        assert np.mean(world.ages[100:]) >= 2
+
+    run_virtual(main())
+
+
+def test_a_last_short_batch_is_trained() -> None:
+    async def main() -> None:
+        world = World(random.Random(4), 0, 1.0)
+        records: list[StepRecord] = []
+
+        async def record(step: StepRecord) -> bool:
+            records.append(step)
+            return True
+
+        await pipeline_of(world, ScheduleSettings(4, 4, 0), 10, after_step=record).run()
+        assert [len(r.groups) for r in records] == [4, 4, 2]
+        assert [r.step for r in records] == [1, 2, 3]
+
+    run_virtual(main())
+
+
+def test_filtered_groups_are_replaced_through_the_feed_and_counted() -> None:
+    async def main() -> None:
+        world = World(random.Random(5), 0, 1.0)
+        pipeline = pipeline_of(
+            world, ScheduleSettings(4, 4, 0), 30, keep=lambda g: "no signal" if g.prompt.ordinal % 3 == 0 else None
+        )
+        await pipeline.run()
+        assert world.trained == [o for o in range(30) if o % 3]
+        assert pipeline.dropped == {"no signal": 10}
+
+    run_virtual(main())
+
+
+def test_a_filter_that_keeps_nothing_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_trainer.pipeline.loop.MOST_DROPPED_IN_A_ROW", 50)
+
+    async def main() -> None:
+        world = World(random.Random(6), 0, 1.0)
+        await pipeline_of(world, ScheduleSettings(4, 4, 0), 1000, keep=lambda g: "no signal").run()
+
+    with pytest.raises(DataError, match="50 prompt groups in a row were dropped"):
+        run_virtual(main())
+
+
+def test_an_error_of_a_part_ends_the_run_with_that_error() -> None:
+    class Broken(World):
+        async def run(self, prompt: Prompt) -> Group:
+            if prompt.ordinal == 5:
+                raise DataError("row 5 is bad")
+            return await super().run(prompt)
+
+    async def main() -> None:
+        await pipeline_of(Broken(random.Random(7), 0, 1.0), ScheduleSettings(4, 4, 0), 20).run()
+
+    with pytest.raises(DataError, match="row 5 is bad"):
+        run_virtual(main())
+
+
+def test_samples_that_never_come_end_in_an_error_that_says_who_was_waited_for() -> None:
+    class Stuck(World):
+        async def run(self, prompt: Prompt) -> Group:
+            self.running += 1
+            await asyncio.sleep(1e9)
+            raise AssertionError
+
+    async def main() -> None:
+        await pipeline_of(
+            Stuck(random.Random(8), 0, 1.0), ScheduleSettings(4, 4, 0), 20, sample_deadline_seconds=60
+        ).run()
+
+    with pytest.raises(DeadlineError, match=r"0 of 4 groups are finished; 4 groups are running.*within 60 s"):
+        run_virtual(main())
+
+
+def test_seconds_of_pulls_add_up_and_other_metrics_are_averaged() -> None:
+    merged = merge_pulls(
+        [{"timing/update_seconds": 1.0, "reward/mean": 0.0}, {"timing/update_seconds": 2.0, "reward/mean": 1.0}]
+    )
+    assert merged == {"timing/update_seconds": 3.0, "reward/mean": 0.5}

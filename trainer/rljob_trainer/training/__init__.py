@@ -1,0 +1,1 @@
+"""One training step: from scored groups to updated weights. Algorithms say what, the learner does it."""
