@@ -1,0 +1,81 @@
+"""The output folder of one run: who may write into it, what an earlier run left there, and where things are.
+
+    DIR/job.yaml  metrics.jsonl  summary.json  report.html  timeline.json
+    DIR/samples/  tensorboard/  checkpoints/  model/  logs/
+
+One run at a time: the folder is locked while a run is under way (the kernel drops the lock of a process that dies).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+from rljob_trainer.errors import OutputError
+from rljob_trainer.telemetry import run_folder
+
+_LOCK = ".lock"
+
+
+class OutputFolder:
+    """``with OutputFolder(path) as output``: made when missing, locked, unlocked at the end.
+
+    Raises ``OutputError`` when another run holds it or it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._lock: int | None = None
+
+    def __enter__(self) -> OutputFolder:
+        with run_folder.writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            self._lock = None
+            raise OutputError(
+                f"another run is writing into {self.path}; wait for it, stop it, or give --output another folder"
+            ) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face folder the run starts from."""
+        return self.path / "model"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def holds_a_run(self) -> bool:
+        return (self.path / run_folder.JOB).exists()
+
+    def set_aside(self) -> Path | None:
+        """Moves what an earlier run left into ``DIR/earlier-N`` and returns that folder; None when there is nothing."""
+        left = [p for p in self.path.iterdir() if p.name != _LOCK and not p.name.startswith("earlier-")]
+        if not left:
+            return None
+        number = 1 + max((int(p.name.removeprefix("earlier-")) for p in self.path.glob("earlier-*")), default=0)
+        aside = self.path / f"earlier-{number}"
+        with run_folder.writing(aside):
+            aside.mkdir()
+            for path in left:
+                path.rename(aside / path.name)
+        return aside
