@@ -8,22 +8,22 @@ from pydantic import Field
 
 from rljob_api.spec.base import Listed, Location, LongText, MapKeys, ShortText, SourceName, SpecModel
 
-TaskType = Literal["addition", "copy", "reverse", "sort"]
+TaskType = Literal["addition", "copy"]
 
 
 class Task(SpecModel):
     """A generated data set with the columns question and answer."""
 
-    type: TaskType = Field(
-        description="addition: two numbers are added. copy, reverse, sort: digits are repeated, reversed or sorted."
-    )
+    type: TaskType = Field(description="addition: two numbers are added. copy: a string of digits is repeated.")
     digits: int = Field(default=2, ge=1, le=64, description="Digits of each number.")
-    size: int = Field(default=4096, ge=1, le=100000000, description="Number of distinct problems that are drawn.")
+    size: int | None = Field(
+        default=None, ge=1, le=100000000, description="Number of distinct problems that are drawn. Default: all."
+    )
     seed: int = Field(
         default=0,
         ge=0,
         le=2147483647,
-        description="Seed of the draw. Validation sets of the same task never contain training problems.",
+        description="Seed of the draw. One problem in ten is held out for validation, whatever the seed.",
     )
 
 

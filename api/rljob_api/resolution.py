@@ -1,0 +1,223 @@
+"""From a job file to a job in which every value is there: job file, then preset, then defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from rljob_api.methods import ESTIMATORS, POLICY_LOSSES, Method, Value
+from rljob_api.presets import PRESETS
+from rljob_api.resolved import (
+    ResolvedAdvantage,
+    ResolvedAlgorithm,
+    ResolvedBatch,
+    ResolvedCritic,
+    ResolvedGroupFilter,
+    ResolvedJob,
+    ResolvedKl,
+    ResolvedKlInLoss,
+    ResolvedKlInReward,
+    ResolvedPipeline,
+    ResolvedPolicyLoss,
+    ResolvedRollout,
+    ResolvedRolloutCorrection,
+    ResolvedSpec,
+    ResolvedStaleness,
+    ResolvedTrainer,
+    ResolvedTrainerParallelism,
+    ResolvedTruncated,
+)
+from rljob_api.spec.algorithm import Critic, Kl, KlController, KlInLoss, KlInReward
+from rljob_api.spec.job import RLJob, Spec
+from rljob_api.spec.pipeline import Stop
+from rljob_api.spec.pools import Optimizer, Placement
+
+DEFAULT_GROUPS = 128
+DEFAULT_ASYNC_MINI_BATCH_GROUPS = 32
+
+M = TypeVar("M", bound=BaseModel)
+R = TypeVar("R", bound=BaseModel)
+
+
+def resolve(job: RLJob) -> ResolvedJob:
+    """Fills in whatever the job file leaves open. The job must be valid (``load_jobs`` sees to that)."""
+    return ResolvedJob(**{**dict(job), "spec": _spec(job.spec)})
+
+
+def placement(spec: Spec) -> Placement:
+    """Where the engines live; when the job does not say, on the trainer's devices if that is possible."""
+    if spec.placement is not None:
+        return spec.placement
+    return "colocated" if spec.pipeline.mode == "sync" and spec.rollout.replicas is None else "separate"
+
+
+def _first(*values: Any) -> Any:
+    """The first that is not None."""
+    return next((value for value in values if value is not None), None)
+
+
+def _filled(model: BaseModel, kind: type[R], preset: BaseModel | None = None, /, **defaults: Any) -> R:
+    """``model`` as ``kind``: fields that are None come from the preset, else from the defaults."""
+    values = {
+        name: _first(value, getattr(preset, name, None), defaults.get(name)) for name, value in dict(model).items()
+    }
+    return kind(**{name: value for name, value in values.items() if value is not None or name in defaults})
+
+
+def _spec(spec: Spec) -> ResolvedSpec:
+    where = placement(spec)
+    batch = _batch(spec)
+    trainer = _trainer(spec)
+    filled = {
+        "algorithm": _algorithm(spec),
+        "batch": batch,
+        "pipeline": _pipeline(spec, batch),
+        "placement": where,
+        "rollout": _rollout(spec, where, trainer),
+        "trainer": trainer,
+        "stop": spec.stop or Stop(epochs=1),
+    }
+    return ResolvedSpec(**{**dict(spec), **filled})
+
+
+def _method(model: M, kind: type[R], chooser: str, methods: Mapping[Any, Method], preset: M) -> R:
+    """An advantage estimator or policy loss: the preset's parameters count only if its method is the chosen one."""
+    chosen = _first(getattr(model, chooser), getattr(preset, chooser))
+    defaults: Mapping[str, Value] = methods[chosen].parameters
+    same = getattr(preset, chooser) == chosen
+    values: dict[str, Any] = {chooser: chosen}
+    for name, default in defaults.items():
+        values[name] = _first(getattr(model, name), getattr(preset, name) if same else None, default)
+    if values.get("dual_clip") == 0:
+        values["dual_clip"] = None
+    return kind(**values)
+
+
+def _algorithm(spec: Spec) -> ResolvedAlgorithm:
+    given, preset = spec.algorithm, PRESETS[spec.algorithm.preset].algorithm
+    advantage = _method(given.advantage, ResolvedAdvantage, "estimator", ESTIMATORS, preset.advantage)
+    loss = _method(given.policy_loss, ResolvedPolicyLoss, "type", POLICY_LOSSES, preset.policy_loss)
+    aggregation = _first(given.aggregation, POLICY_LOSSES[loss.type].aggregation, preset.aggregation)
+    scale = _first(given.aggregation_scale, preset.aggregation_scale, float(spec.rollout.max_response_tokens))
+    critic = None
+    if ESTIMATORS[advantage.estimator].needs_critic:
+        critic = _critic(given.critic or Critic(), preset.critic, spec.trainer.optimizer)
+    return ResolvedAlgorithm(
+        preset=given.preset,
+        advantage=advantage,
+        policy_loss=loss,
+        aggregation=aggregation,
+        aggregation_scale=scale if aggregation == "seqMeanTokenSumNorm" else None,
+        kl=_kl(given.kl, preset.kl),
+        entropy_coefficient=_first(given.entropy_coefficient, preset.entropy_coefficient, 0.0),
+        critic=critic,
+        truncated=_filled(
+            given.truncated,
+            ResolvedTruncated,
+            preset.truncated,
+            reward="keep",
+            replacement=0.0,
+            mask=False,
+            bootstrap=False,
+        ),
+        rollout_correction=_filled(
+            given.rollout_correction,
+            ResolvedRolloutCorrection,
+            preset.rollout_correction,
+            mode="none" if spec.pipeline.mode == "sync" and not POLICY_LOSSES[loss.type].needs_bypass else "bypass",
+        ),
+        group_filter=_filled(
+            given.group_filter, ResolvedGroupFilter, preset.group_filter, drop_uniform=False, max_batches=10
+        ),
+    )
+
+
+def _kl(given: Kl, preset: Kl) -> ResolvedKl:
+    in_loss = _filled(given.in_loss or KlInLoss(), ResolvedKlInLoss, preset.in_loss, kind="k3", coefficient=0.0)
+    in_reward = _filled(
+        given.in_reward or KlInReward(),
+        ResolvedKlInReward,
+        preset.in_reward,
+        kind="k1",
+        coefficient=0.0,
+        controller=KlController(),
+    )
+    return ResolvedKl(
+        in_loss=in_loss if in_loss.coefficient > 0 else None,
+        in_reward=in_reward if in_reward.coefficient > 0 else None,
+    )
+
+
+def _critic(given: Critic, preset: Critic | None, actor: Optimizer) -> ResolvedCritic:
+    filled = _filled(
+        given,
+        ResolvedCritic,
+        preset,
+        learning_rate=1e-5,
+        value_clip=0.5,
+        warmup_steps=0,
+        weight_decay=actor.weight_decay,
+        gradient_clip=actor.gradient_clip,
+    )
+    return filled.model_copy(update={"value_clip": None}) if filled.value_clip == 0 else filled
+
+
+def _batch(spec: Spec) -> ResolvedBatch:
+    given, preset = spec.batch, PRESETS[spec.algorithm.preset]
+    if spec.pipeline.mode == "fullyAsync":
+        mini = given.mini_batch_groups or DEFAULT_ASYNC_MINI_BATCH_GROUPS
+        groups = (spec.pipeline.sync_every or 1) * (spec.pipeline.require_batches or 1) * mini
+    else:
+        groups = given.groups or DEFAULT_GROUPS
+        mini = given.mini_batch_groups or groups
+    filled = {
+        "groups": groups,
+        "mini_batch_groups": mini,
+        "samples_per_prompt": given.samples_per_prompt or preset.samples_per_prompt,
+    }
+    return ResolvedBatch(**{**dict(given), **filled})
+
+
+def _pipeline(spec: Spec, batch: ResolvedBatch) -> ResolvedPipeline:
+    given = spec.pipeline
+    if given.mode == "fullyAsync":
+        return ResolvedPipeline(
+            mode=given.mode,
+            sync_every=given.sync_every or 1,
+            require_batches=given.require_batches or 1,
+            staleness=_filled(given.staleness, ResolvedStaleness, max_age=1),
+            partial_rollout=given.partial_rollout or "none",
+        )
+    return ResolvedPipeline(
+        mode=given.mode,
+        sync_every=1,
+        require_batches=max(1, batch.groups // batch.mini_batch_groups),
+        staleness=ResolvedStaleness(max_age=1 if given.mode == "oneStepOff" else 0),
+        partial_rollout="none",
+    )
+
+
+def _trainer(spec: Spec) -> ResolvedTrainer:
+    given = spec.trainer
+    ways = given.parallelism
+    ranks = given.replicas * max(1, given.gpus_per_replica)
+    shard = ways.shard or max(1, ranks // (ways.replicate * ways.sequence * ways.tensor))
+    parallelism = ResolvedTrainerParallelism(**{**dict(ways), "shard": shard})
+    return ResolvedTrainer(**{**dict(given), "parallelism": parallelism})
+
+
+def _rollout(spec: Spec, where: Placement, trainer: ResolvedTrainer) -> ResolvedRollout:
+    given = spec.rollout
+    if where == "colocated":
+        engine_ranks = given.parallelism.tensor * given.parallelism.pipeline
+        replicas = max(1, trainer.ranks // engine_ranks)
+    else:
+        replicas = given.replicas or 1
+    filled = {
+        "replicas": replicas,
+        "min_replicas": given.min_replicas or replicas,
+        "max_replicas": given.max_replicas or replicas,
+    }
+    return ResolvedRollout(**{**dict(given), **filled})

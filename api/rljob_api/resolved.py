@@ -1,0 +1,208 @@
+"""The job as the trainer sees it: the same tree, in which every value is there.
+
+These classes narrow the spec models (``int | None`` becomes ``int``); ``rljob_api.resolve`` fills them. Where a setting
+is off it is None here (KL terms, dual clip, value clip), while the document says 0, since there null means "not given".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from rljob_api.methods import ESTIMATORS, POLICY_LOSSES, Value
+from rljob_api.spec.algorithm import (
+    Advantage,
+    AggregationType,
+    Algorithm,
+    Critic,
+    Estimator,
+    GroupFilter,
+    Kl,
+    KlController,
+    KlInLoss,
+    KlInReward,
+    KlLossKind,
+    KlRewardKind,
+    PolicyLoss,
+    PolicyLossType,
+    RolloutCorrection,
+    Truncated,
+)
+from rljob_api.spec.job import RLJob, Spec
+from rljob_api.spec.pipeline import Batch, PartialRollout, Pipeline, Staleness, Stop
+from rljob_api.spec.pools import Optimizer, Placement, Rollout, Trainer, TrainerParallelism
+
+
+class ResolvedAdvantage(Advantage):
+    estimator: Estimator
+
+    @property
+    def params(self) -> dict[str, Value]:
+        """Keyword arguments of the estimator's function."""
+        return {name: getattr(self, name) for name in ESTIMATORS[self.estimator].parameters}
+
+
+class ResolvedPolicyLoss(PolicyLoss):
+    type: PolicyLossType
+
+    @property
+    def params(self) -> dict[str, Value]:
+        """Keyword arguments of the loss function. A dual clip that is off is None."""
+        return {name: getattr(self, name) for name in POLICY_LOSSES[self.type].parameters}
+
+
+class ResolvedKlInLoss(KlInLoss):
+    kind: KlLossKind
+    coefficient: float
+
+
+class ResolvedKlInReward(KlInReward):
+    kind: KlRewardKind
+    coefficient: float
+    controller: KlController
+
+
+class ResolvedKl(Kl):
+    in_loss: ResolvedKlInLoss | None = None
+    in_reward: ResolvedKlInReward | None = None
+
+
+class ResolvedCritic(Critic):
+    learning_rate: float
+    value_clip: float | None = None
+    warmup_steps: int
+    weight_decay: float
+    gradient_clip: float
+
+
+class ResolvedTruncated(Truncated):
+    reward: Literal["keep", "replace"]
+    replacement: float
+    mask: bool
+    bootstrap: bool
+
+
+class ResolvedRolloutCorrection(RolloutCorrection):
+    mode: Literal["none", "bypass", "decoupled"]
+
+
+class ResolvedGroupFilter(GroupFilter):
+    drop_uniform: bool
+    max_batches: int
+
+
+class ResolvedAlgorithm(Algorithm):
+    advantage: ResolvedAdvantage
+    policy_loss: ResolvedPolicyLoss
+    aggregation: AggregationType
+    kl: ResolvedKl
+    entropy_coefficient: float
+    critic: ResolvedCritic | None = None
+    """None: the estimator needs no critic."""
+    truncated: ResolvedTruncated
+    rollout_correction: ResolvedRolloutCorrection
+    group_filter: ResolvedGroupFilter
+
+    @property
+    def aggregation_params(self) -> dict[str, float]:
+        """Keyword arguments of the aggregation."""
+        if self.aggregation == "seqMeanTokenSumNorm":
+            assert self.aggregation_scale is not None
+            return {"scale": self.aggregation_scale}
+        return {}
+
+    @property
+    def needs_critic(self) -> bool:
+        return self.critic is not None
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl.in_loss is not None or self.kl.in_reward is not None
+
+
+class ResolvedBatch(Batch):
+    groups: int
+    samples_per_prompt: int
+    mini_batch_groups: int
+
+
+class ResolvedStaleness(Staleness):
+    max_age: int
+
+
+class ResolvedPipeline(Pipeline):
+    """In modes sync and oneStepOff: syncEvery 1, one pull of batch.groups, maxAge 0 and 1, no partial rollout."""
+
+    sync_every: int
+    require_batches: int
+    staleness: ResolvedStaleness
+    partial_rollout: PartialRollout
+
+
+class ResolvedRollout(Rollout):
+    replicas: int
+    min_replicas: int
+    max_replicas: int
+
+
+class ResolvedTrainerParallelism(TrainerParallelism):
+    shard: int
+
+    @property
+    def ranks(self) -> int:
+        return self.replicate * self.shard * self.sequence * self.tensor
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that work on different sequences."""
+        return self.replicate * self.shard
+
+
+class ResolvedTrainer(Trainer):
+    parallelism: ResolvedTrainerParallelism
+
+    @property
+    def ranks(self) -> int:
+        """Number of trainer processes."""
+        return self.replicas * max(1, self.gpus_per_replica)
+
+    def critic_optimizer(self, critic: ResolvedCritic) -> Optimizer:
+        """The critic's optimizer: the actor's, with the critic's own settings."""
+        own = {
+            "learning_rate": critic.learning_rate,
+            "weight_decay": critic.weight_decay,
+            "gradient_clip": critic.gradient_clip,
+        }
+        return Optimizer(**{**dict(self.optimizer), **own})
+
+
+class ResolvedSpec(Spec):
+    algorithm: ResolvedAlgorithm
+    batch: ResolvedBatch
+    pipeline: ResolvedPipeline
+    placement: Placement
+    rollout: ResolvedRollout
+    trainer: ResolvedTrainer
+    stop: Stop
+
+
+class ResolvedJob(RLJob):
+    """What ``resolve`` returns."""
+
+    spec: ResolvedSpec
+
+    def document(self) -> dict[str, Any]:
+        """A job file that says everything, as plain data; resolving it again gives this job."""
+        data = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        spec, algorithm = data["spec"], data["spec"]["algorithm"]
+        for term in ("inLoss", "inReward"):
+            algorithm["kl"].setdefault(term, {"coefficient": 0.0})
+        if "dual_clip" in POLICY_LOSSES[self.spec.algorithm.policy_loss.type].parameters:
+            algorithm["policyLoss"].setdefault("dualClip", 0.0)
+        if "critic" in algorithm:
+            algorithm["critic"].setdefault("valueClip", 0.0)
+        if self.spec.pipeline.mode != "fullyAsync":
+            spec["pipeline"] = {"mode": self.spec.pipeline.mode}
+        if self.spec.placement == "colocated":
+            for name in ("replicas", "minReplicas", "maxReplicas"):
+                del spec["rollout"][name]
+        return data

@@ -1,0 +1,39 @@
+"""What is wrong with a job: a path, the problem, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Violation:
+    """One thing that is wrong. ``path`` is as Kubernetes writes it: ``spec.reward.functions[0].type``."""
+
+    path: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}; {self.remedy}"
+
+
+class JobInvalid(ValueError):  # noqa: N818 - reads as the sentence it is
+    """A job file is not valid. Carries every violation found."""
+
+    def __init__(self, violations: Iterable[Violation]) -> None:
+        self.violations: Sequence[Violation] = tuple(violations)
+        super().__init__("\n".join(map(str, self.violations)))
+
+
+def path_of(parts: Iterable[str | int]) -> str:
+    """``("spec", "env", 0)`` -> ``spec.env[0]``; keys that are not plain words stand in brackets."""
+    path = ""
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.replace("_", "").isalnum():
+            path += f".{part}" if path else part
+        else:
+            path += f"[{part}]"
+    return path
