@@ -1,0 +1,151 @@
+"""spec.model becomes a folder that transformers loads, reads back and generates with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rljob_api.spec.model import Model
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.models import materialise, read_folder
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+CHARACTERS = "0123456789+="
+
+
+def spec(**random: Any) -> Model:
+    shape = {"hiddenSize": 64, "layers": 2, "heads": 2, "contextLength": 32, "tokenizer": {"characters": CHARACTERS}}
+    return Model.model_validate({"random": shape | random})
+
+
+def test_random_model_loads_in_transformers_and_generates_to_its_limit(tmp_path: Path) -> None:
+    made = materialise(spec(), tmp_path / "model")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(made.path), AutoTokenizer.from_pretrained(made.path)
+    inputs = tokenizer(["12+34="], return_tensors="pt")
+    out = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    assert out.shape == (1, 1 + 6 + 5)
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_facts_of_the_folder_are_those_of_the_spec_and_the_loaded_model(tmp_path: Path, family: str, tie: bool) -> None:
+    made = materialise(spec(family=family, tieEmbeddings=tie, kvHeads=1, intermediateSize=96), tmp_path / "model")
+    assert (made.family, made.context_length, made.tied) == (family, 32, tie)
+    assert (made.hidden_size, made.layers, made.heads, made.kv_heads, made.head_dim) == (64, 2, 2, 1, 32)
+    assert made.vocabulary_size == 4 + len(CHARACTERS)
+    assert made.pad_token_id == 0
+    assert made.eos_token_ids == (2,)
+    # By hand: embedding, per layer q/o 64x64, k/v 64x32, three feed-forward matrices, two norms; last norm.
+    bias = (64 + 32 + 32) if family == "qwen2" else 0
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64 + bias
+    assert made.parameters == 16 * 64 * (1 if tie else 2) + 2 * layer + 64
+
+
+def test_seed_decides_the_weights_and_the_callers_random_numbers_are_left_alone(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    folders = [materialise(spec(seed=s), tmp_path / str(i)).path for i, s in enumerate((1, 1, 2))]
+    assert torch.equal(torch.rand(3), expected)
+    first, again, other = ((f / "model.safetensors").read_bytes() for f in folders)
+    assert first == again
+    assert first != other
+
+
+def test_character_tokenizer_gives_one_token_per_character_and_the_text_back(tmp_path: Path) -> None:
+    characters = "ab \n{}é<>/s"
+    tokenizer = AutoTokenizer.from_pretrained(
+        materialise(spec(tokenizer={"characters": characters}), tmp_path / "m").path
+    )
+    text = " b\n\n{a}  é<s/>a "
+    for token in ("<", "s", ">"):
+        assert tokenizer.convert_tokens_to_ids(token) == 4 + characters.index(token)
+    plain = text.replace("<s", "s<")  # "<s>" itself is the begin token
+    ids = tokenizer(plain)["input_ids"]
+    assert ids == [1] + [4 + characters.index(c) for c in plain]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == plain
+    assert tokenizer("z", add_special_tokens=False)["input_ids"] == [tokenizer.unk_token_id]
+
+
+def test_a_folder_made_from_the_same_spec_is_reused_and_another_spec_replaces_it(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    weights = materialise(spec(), folder).path / "model.safetensors"
+    stamp = weights.stat().st_mtime_ns
+    materialise(spec(), folder)
+    assert weights.stat().st_mtime_ns == stamp
+    assert materialise(spec(layers=1), folder).layers == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_local_folder_is_used_where_it_lies(tmp_path: Path) -> None:
+    made = materialise(spec(), tmp_path / "here")
+    used = materialise(Model(source="here"), tmp_path / "unused", base=tmp_path)
+    assert used == made
+    assert not (tmp_path / "unused").exists()
+
+
+def test_chat_template_of_the_job_replaces_the_tokenizers_and_the_weights_are_links(tmp_path: Path) -> None:
+    here = materialise(spec(), tmp_path / "here")
+    template = "{% for m in messages %}{{ m.content }}={% endfor %}"
+    used = materialise(Model(source=str(here.path), chat_template=template), tmp_path / "there")
+    tokenizer = AutoTokenizer.from_pretrained(used.path)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "1+2"}], tokenize=False) == "1+2="
+    assert (used.path / "model.safetensors").resolve() == (here.path / "model.safetensors").resolve()
+    assert getattr(AutoTokenizer.from_pretrained(here.path), "chat_template", None) is None
+
+
+def test_a_random_model_may_take_the_tokenizer_of_a_folder(tmp_path: Path) -> None:
+    materialise(spec(), tmp_path / "here")
+    made = materialise(spec(tokenizer={"source": "here"}), tmp_path / "model", base=tmp_path)
+    assert AutoTokenizer.from_pretrained(made.path)("1+2=")["input_ids"] == [1, 5, 14, 6, 15]
+
+
+def test_end_tokens_of_generation_settings_configuration_and_tokenizer_all_count(tmp_path: Path) -> None:
+    made = materialise(spec(), tmp_path / "model")
+    (made.path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 2]}))
+    assert read_folder(made.path).eos_token_ids == (9, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "config.json").unlink(), "has no config.json"),
+        (lambda f: (f / "config.json").write_text("{"), "is not valid JSON"),
+        (lambda f: (f / "config.json").write_text("{}"), "decoder-only"),
+        (lambda f: (f / "model.safetensors").unlink(), "no \\*.safetensors"),
+        (lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9]), "cut short"),
+        (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer"),
+    ],
+)
+def test_a_damaged_folder_is_refused_with_the_file_that_is_wrong(tmp_path: Path, change: Any, message: str) -> None:
+    made = materialise(spec(), tmp_path / "model")
+    change(made.path)
+    with pytest.raises(JobFileError, match=message):
+        materialise(Model(source=str(made.path)), tmp_path / "unused")
+
+
+def test_a_hub_id_without_a_network_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(JobFileError, match=r"(?s)spec.model.source.*nobody/nothing.*HF_HUB_OFFLINE"):
+        materialise(Model(source="nobody/nothing"), tmp_path / "unused")
+    with pytest.raises(JobFileError, match="there is no folder"):
+        materialise(Model(source="./nothing"), tmp_path / "unused")
+
+
+def test_shapes_that_do_not_divide_are_refused_and_leave_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(JobFileError, match="kvHeads = 3 must divide heads"):
+        materialise(spec(kvHeads=3), tmp_path / "model")
+    with pytest.raises(JobFileError, match="lists '1' more than once"):
+        materialise(spec(tokenizer={"characters": "121"}), tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
+    small = materialise(spec(), tmp_path / "small")
+    large = materialise(spec(tokenizer={"characters": CHARACTERS + "abc"}), tmp_path / "large")
+    with pytest.raises(JobFileError, match="has 19 tokens, but the model's embedding only 16 rows"):
+        materialise(Model(source=str(small.path), tokenizer=str(large.path)), tmp_path / "both")

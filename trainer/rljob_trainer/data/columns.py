@@ -1,0 +1,67 @@
+"""Columns of a row: names, dotted paths into nested values, and ``{column}`` templates."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rljob_trainer.errors import JobFileError
+
+Row = Mapping[str, Any]
+
+
+def column(row: Row, name: str) -> Any:
+    """The value under ``name``: a column, or a path such as ``reward_model.ground_truth``. ``KeyError`` when absent."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise KeyError(name)
+        value = value[part]
+    return value
+
+
+def is_template(text: str) -> bool:
+    """Whether ``data.prompt`` is a template over columns and not a column's name."""
+    return "{" in text or "}" in text
+
+
+class Template:
+    """Text with ``{column}`` places (``{{`` and ``}}`` stand for braces). Nothing in it is evaluated."""
+
+    def __init__(self, text: str, field: str) -> None:
+        """``field`` is the job file's path, for messages. Raises ``JobFileError`` on malformed templates."""
+        self.text = text
+        try:
+            self._parts = list(string.Formatter().parse(text))
+        except ValueError as problem:
+            raise JobFileError(f"{field}: malformed template ({problem}); write {{{{ and }}}} for braces") from problem
+        for _, name, form, conversion in self._parts:
+            if name == "" or (name is not None and (form or conversion)):
+                raise JobFileError(f"{field}: a place must name a column and nothing else, as in {{question}}")
+        self.columns = tuple(dict.fromkeys(name for _, name, _, _ in self._parts if name))
+
+    def render(self, row: Row) -> str:
+        """The text with this row's values. ``KeyError`` names a missing column."""
+        return "".join(
+            literal + ("" if name is None else as_text(column(row, name))) for literal, name, _, _ in self._parts
+        )
+
+
+def as_text(value: Any) -> str:
+    """A cell as text. Whole floats lose their ``.0``: Parquet turns integers into floats beside empty cells."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def require_columns(wanted: Iterable[str], present: Iterable[str], field: str, where: str) -> None:
+    """Raises ``JobFileError`` naming every wanted column that a data set lacks, and those that it has."""
+    present = tuple(present)
+    missing = [name for name in wanted if name not in present and name.split(".")[0] not in present]
+    if missing:
+        raise JobFileError(
+            f"{field}: {where} has no column {', '.join(map(repr, missing))}; it has {', '.join(present) or 'none'}"
+        )

@@ -1,0 +1,209 @@
+"""The stream of prompts that a run trains on: without end, or for a number of epochs.
+
+All sources form one pool of rows. Each epoch visits every row once, in an order that is a pure function of
+(seed, epoch); the position is therefore all there is to remember, and a resumed feed goes on with exactly the
+prompt that came next. Rows are read and tokenised a block ahead of their use.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rljob_trainer.data.columns import Row
+from rljob_trainer.data.order import Int64Array, permutation
+from rljob_trainer.data.tokenisation import EncodedPrompt, PromptEncoder
+from rljob_trainer.errors import CheckpointError, DataError
+from rljob_trainer.samples import Prompt
+
+BLOCK = 64
+"""Rows tokenised together: enough to use a batch tokenizer, little enough to start at once."""
+
+
+class Rows(Protocol):
+    """Rows of one source, by position."""
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Row: ...
+
+    def place(self, index: int) -> str:
+        """Where a row is from, for messages: file and line, or source and row."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A named set of rows and how they become prompts. The name routes rewards and validation."""
+
+    name: str
+    rows: Rows
+    encoder: PromptEncoder
+
+    def encode(self, indices: Sequence[int]) -> list[EncodedPrompt | None]:
+        """The rows at ``indices``, None where an overlong prompt is dropped."""
+        return self.encoder.encode([self.rows[i] for i in indices], [self.rows.place(i) for i in indices])
+
+    def prompt(self, encoded: EncodedPrompt, row: int, *, ordinal: int, epoch: int) -> Prompt:
+        """What the pipeline gets. ``columns`` carries the row for custom reward functions."""
+        return Prompt(
+            ordinal=ordinal,
+            epoch=epoch,
+            row=row,
+            source=self.name,
+            text=encoded.text,
+            token_ids=encoded.token_ids,
+            answer=encoded.answer,
+            columns=self.rows[row],
+        )
+
+
+class PromptFeed:
+    """Prompts in a seeded order. ``next()`` is the only thing that moves it.
+
+    feed = PromptFeed([source], seed=1)
+    prompt = feed.next()
+    state = feed.state_dict()          # any time; a new feed that loads it goes on with the next prompt
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], *, seed: int, shuffle: bool = True, epochs: int | None = None
+    ) -> None:
+        """``epochs`` None: without end.
+
+        Raises ``DataError`` for sources without rows, ``JobFileError`` for columns that they lack.
+        """
+        if len({source.name for source in sources}) != len(sources):
+            raise DataError("spec.data.train: two sources have the same name; give each its own")
+        for source in sources:
+            if len(source.rows) == 0:
+                raise DataError(f"data source {source.name!r} has no rows")
+            source.encoder.check_columns(source.rows.columns, f"data source {source.name!r}")
+        self._sources = tuple(sources)
+        self._starts = np.cumsum([0, *(len(source.rows) for source in sources)])
+        self._seed, self._shuffle, self._epochs = seed, shuffle, epochs
+        self._ordinal = 0
+        self._epoch = 0
+        self._position = 0
+        self.dropped = 0
+        """Rows left out because their prompt is too long, counted once per visit."""
+        self.truncated = 0
+        self._order = self._order_of(0)
+        self._ahead: deque[EncodedPrompt | None] = deque()
+        """Encoded rows from ``_position`` on; never part of the state."""
+
+    def __len__(self) -> int:
+        """Rows per epoch, overlong ones included."""
+        return int(self._starts[-1])
+
+    @property
+    def ordinal(self) -> int:
+        """Prompts handed out so far, over all epochs."""
+        return self._ordinal
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way (the end of one is noticed when the next prompt is asked for)."""
+        return self._epoch
+
+    def next(self) -> Prompt | None:
+        """The next prompt, or None when the last epoch is over.
+
+        Raises ``DataError`` when a row is bad or all rows in succession are beyond the length limit.
+        """
+        skipped = 0
+        while True:
+            if self._position == len(self):
+                if self._epochs is not None and self._epoch + 1 >= self._epochs:
+                    return None
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._order_of(self._epoch)
+            if not self._ahead:
+                self._read_ahead()
+            source, row = self._locate(int(self._order[self._position]))
+            encoded = self._ahead.popleft()
+            self._position += 1
+            if encoded is not None:
+                break
+            self.dropped += 1
+            skipped += 1
+            if skipped >= len(self):
+                raise DataError(
+                    f"all {len(self)} prompts are longer than maxPromptTokens = "
+                    f"{source.encoder.settings.max_tokens}; raise it"
+                )
+        self.truncated += encoded.truncated
+        prompt = source.prompt(encoded, row, ordinal=self._ordinal, epoch=self._epoch)
+        self._ordinal += 1
+        return prompt
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, small and JSON-ready. ``sources`` guards against resuming on other data."""
+        return {
+            "ordinal": self._ordinal,
+            "epoch": self._epoch,
+            "position": self._position,
+            "dropped": self.dropped,
+            "truncated": self.truncated,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "sources": [[source.name, len(source.rows)] for source in self._sources],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to a saved position. Raises ``CheckpointError`` when the data or its order is not the same."""
+        mine = self.state_dict()
+        for key in ("seed", "shuffle", "sources"):
+            if state[key] != mine[key]:
+                raise CheckpointError(
+                    f"the checkpoint's data position belongs to {key} = {state[key]}, but the job has {mine[key]}; "
+                    "use the same data to resume, or start a new run from the checkpoint's model"
+                )
+        self._ordinal, self._epoch, self._position = state["ordinal"], state["epoch"], state["position"]
+        self.dropped, self.truncated = state["dropped"], state["truncated"]
+        self._order = self._order_of(self._epoch)
+        self._ahead.clear()
+
+    def _order_of(self, epoch: int) -> Int64Array:
+        return permutation(len(self), self._seed, epoch) if self._shuffle else np.arange(len(self))
+
+    def _locate(self, index: int) -> tuple[Source, int]:
+        """The source of a row of the pool, and its position there."""
+        which = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return self._sources[which], index - int(self._starts[which])
+
+    def _read_ahead(self) -> None:
+        """Encodes the next block of this epoch, each source's rows together."""
+        block = [self._locate(int(i)) for i in self._order[self._position : self._position + BLOCK]]
+        encoded: list[EncodedPrompt | None] = [None] * len(block)
+        for source in self._sources:
+            places = [i for i, (owner, _) in enumerate(block) if owner is source]
+            if places:
+                for i, prompt in zip(places, source.encode([block[i][1] for i in places]), strict=True):
+                    encoded[i] = prompt
+        self._ahead.extend(encoded)
+
+
+def validation_prompts(source: Source, limit: int | None = None) -> list[Prompt]:
+    """The first ``limit`` rows of a source (all when None), in order, without those that are too long."""
+    source.encoder.check_columns(source.rows.columns, f"validation source {source.name!r}")
+    count = len(source.rows) if limit is None else min(limit, len(source.rows))
+    prompts: list[Prompt] = []
+    for start in range(0, count, BLOCK):
+        indices = range(start, min(start + BLOCK, count))
+        for row, encoded in zip(indices, source.encode(indices), strict=True):
+            if encoded is not None:
+                prompts.append(source.prompt(encoded, row, ordinal=len(prompts), epoch=0))
+    if not prompts:
+        raise DataError(
+            f"validation source {source.name!r} has no prompt within maxPromptTokens = "
+            f"{source.encoder.settings.max_tokens} ({count} rows); raise it"
+        )
+    return prompts

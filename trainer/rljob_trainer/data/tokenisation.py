@@ -1,0 +1,161 @@
+"""From a row to prompt token ids: template or column, chat template, length limit.
+
+Tokenises whole blocks at a time (the fast tokenizers run a block in parallel), never a whole data set: the feed
+asks for the rows that come next. Chat templates are rendered to text first and tokenised without adding special
+tokens again, so what is logged as the prompt's text is exactly what was tokenised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rljob_trainer.data.columns import Row, Template, as_text, column, is_template, require_columns
+from rljob_trainer.errors import DataError, JobFileError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ChatMode = Literal["auto", "always", "never"]
+Overlong = Literal["drop", "error", "truncate"]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt ready for an engine. ``text`` is what was tokenised (before truncation, if there was one)."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    answer: str | None
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSettings:
+    """How rows become prompts: the fields of ``spec.data`` that concern one row."""
+
+    prompt: str
+    """A column (or dotted path) or a ``{template}``. A column may hold chat messages (``role``, ``content``)."""
+    answer: str | None = None
+    chat: ChatMode = "auto"
+    system_prompt: str | None = None
+    max_tokens: int = 1024
+    overlong: Overlong = "drop"
+    """``truncate`` keeps the last ``max_tokens`` tokens: the question usually stands at the end."""
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a materialised model folder."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+class PromptEncoder:
+    """Turns rows into ``EncodedPrompt``."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: PromptSettings) -> None:
+        """Raises ``JobFileError`` when the settings ask for a chat template that the tokenizer lacks."""
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self._template = Template(settings.prompt, "spec.data.prompt") if is_template(settings.prompt) else None
+        has_template = getattr(tokenizer, "chat_template", None) is not None
+        if settings.chat == "always" and not has_template:
+            raise JobFileError(
+                "spec.data.chat: always needs a tokenizer with a chat template, and the model's has none; "
+                "set spec.model.chatTemplate, or chat: never"
+            )
+        self.uses_chat = settings.chat == "always" or (settings.chat == "auto" and has_template)
+        if settings.system_prompt and not self.uses_chat:
+            raise JobFileError(
+                "spec.data.systemPrompt needs a chat template, and none is applied here; "
+                "write the text into the template of spec.data.prompt instead"
+            )
+
+    def check_columns(self, present: Iterable[str], where: str) -> None:
+        """Raises ``JobFileError`` naming the columns that prompt and answer need and ``where`` lacks."""
+        present = tuple(present)
+        wanted = self._template.columns if self._template else (self.settings.prompt,)
+        require_columns(wanted, present, "spec.data.prompt", where)
+        if self.settings.answer is not None:
+            require_columns((self.settings.answer,), present, "spec.data.answer", where)
+
+    def encode(self, rows: Sequence[Row], places: Sequence[str]) -> list[EncodedPrompt | None]:
+        """One entry per row; None where an overlong prompt is dropped.
+
+        ``places`` says where each row is from, for messages. Raises ``DataError`` naming the row.
+        """
+        texts = [self._text(row, place) for row, place in zip(rows, places, strict=True)]
+        # A chat template writes the special tokens itself.
+        encoded = self.tokenizer(texts, add_special_tokens=not self.uses_chat, truncation=False)["input_ids"]
+        return [
+            self._fit(text, ids, row, place) for text, ids, row, place in zip(texts, encoded, rows, places, strict=True)
+        ]
+
+    def _text(self, row: Row, place: str) -> str:
+        try:
+            content = self._template.render(row) if self._template else column(row, self.settings.prompt)
+        except KeyError as missing:
+            raise DataError(
+                f"{place}: no column {missing}, which spec.data.prompt needs; it has {', '.join(row)}"
+            ) from None
+        if content is None:
+            raise DataError(f"{place}: the prompt is empty (null); remove the row or fill it")
+        messages = _messages(content)
+        if not self.uses_chat:
+            if messages is not None:
+                raise DataError(
+                    f"{place}: the prompt is a list of chat messages, but no chat template is applied; "
+                    "set spec.model.chatTemplate (or chat: always with a chat model)"
+                )
+            return as_text(content)
+        if messages is None:
+            messages = [{"role": "user", "content": as_text(content)}]
+        if self.settings.system_prompt:
+            messages = [{"role": "system", "content": self.settings.system_prompt}, *messages]
+        rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert isinstance(rendered, str)
+        return rendered
+
+    def _fit(self, text: str, ids: list[int], row: Row, place: str) -> EncodedPrompt | None:
+        unknown = self.tokenizer.unk_token_id
+        if unknown is not None and unknown in ids:
+            raise DataError(
+                f"{place}: the tokenizer does not know every character of the prompt {text[:80]!r}; "
+                "add them to spec.model.random.tokenizer.characters, or use another tokenizer"
+            )
+        if not ids:
+            raise DataError(f"{place}: the prompt has no tokens; remove the row or fill it")
+        truncated = len(ids) > self.settings.max_tokens
+        if truncated:
+            if self.settings.overlong == "drop":
+                return None
+            if self.settings.overlong == "error":
+                raise DataError(
+                    f"{place}: the prompt has {len(ids)} tokens, more than maxPromptTokens = "
+                    f"{self.settings.max_tokens}; raise it, or set overlongPrompts: drop or truncate"
+                )
+            ids = ids[-self.settings.max_tokens :]
+        return EncodedPrompt(text, tuple(ids), self._answer(row, place), truncated)
+
+    def _answer(self, row: Row, place: str) -> str | None:
+        if self.settings.answer is None:
+            return None
+        try:
+            value = column(row, self.settings.answer)
+        except KeyError:
+            raise DataError(
+                f"{place}: no column {self.settings.answer!r}, which spec.data.answer names; it has {', '.join(row)}"
+            ) from None
+        return None if value is None else as_text(value)
+
+
+def _messages(content: Any) -> list[dict[str, Any]] | None:
+    """Chat messages, when the prompt column holds them."""
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return None
+    if not all(isinstance(message, Mapping) and "role" in message for message in content):
+        return None
+    return [dict(message) for message in content]

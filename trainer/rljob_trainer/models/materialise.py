@@ -1,0 +1,194 @@
+"""A job's model as a local Hugging Face folder: the one form in which learner, engines, export and evaluation take it.
+
+A local folder is used where it lies. A hub id is fetched into the hub's own cache. Random weights are made, and a
+model with another tokenizer or chat template gets a folder of links with the tokenizer's files replaced. What is made
+appears under its name only when it is whole, and is reused when the same run starts again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.models.folder import ModelFolder, read_folder
+from rljob_trainer.models.tokenizer import character_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rljob_api.spec.model import Model, RandomModel
+
+RECORD = "rljob_model.json"
+"""Inside a made folder: the part of the job file that it was made from."""
+
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+)
+
+
+def materialise(spec: Model, folder: Path, *, base: Path | None = None) -> ModelFolder:
+    """The local folder of ``spec.model``. ``folder`` is where one may be made; ``base`` is where relative paths start.
+
+    Raises ``JobFileError`` for a folder that is not a model, and for a hub id that cannot be fetched.
+    """
+    base = base or Path.cwd()
+    folder = Path(folder)
+    if spec.random is not None:
+        random = spec.random
+        _make(folder, spec, lambda target: _write_random(random, spec, target, base))
+        return read_folder(folder)
+    if spec.source is None:
+        raise JobFileError("spec.model: set source (a path or hub id) or random")
+    source = fetch(spec.source, "spec.model.source", base=base, revision=spec.revision)
+    if spec.tokenizer is None and spec.chat_template is None:
+        _check_tokenizer(source)
+        return read_folder(source)
+    _make(folder, spec, lambda target: _link_with_tokenizer(source, spec, target, base))
+    return read_folder(folder)
+
+
+def fetch(
+    source: str, field: str, *, base: Path | None = None, revision: str | None = None, tokenizer_only: bool = False
+) -> Path:
+    """The local folder of a path, ``hf://owner/name`` or hub id. ``HF_HOME`` and ``HF_HUB_OFFLINE`` are honoured.
+
+    Raises ``JobFileError``, its message naming ``field``, when there is no such folder and the hub does not give it.
+    """
+    local = ((base or Path.cwd()) / Path(source).expanduser()).resolve()
+    if local.is_dir():
+        return local
+    name = source.removeprefix("hf://")
+    if not source.startswith("hf://") and (name.count("/") > 1 or name.startswith((".", "/", "~"))):
+        raise JobFileError(f"{field}: there is no folder {local}; write a model folder or a hub id (owner/name)")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab*"] + ([] if tokenizer_only else ["*.safetensors"])
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as problem:
+        first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+        raise JobFileError(
+            f"{field}: {source!r} is neither a folder ({local}) nor could it be fetched from the hub ({first_line}). "
+            "Check the name; for a gated model set HF_TOKEN; without a network, download it elsewhere with "
+            f"`hf download {name}` and give its path, or copy that cache and set HF_HOME and HF_HUB_OFFLINE=1"
+        ) from problem
+
+
+def _make(folder: Path, spec: Model, write: Callable[[Path], None]) -> None:
+    """Runs ``write`` on a folder beside ``folder`` and renames it, unless ``folder`` was made from the same spec."""
+    record = json.dumps(spec.document(), sort_keys=True, indent=2)
+    made = folder / RECORD
+    if made.exists() and made.read_text(encoding="utf-8") == record:
+        return
+    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        write(partial)
+        (partial / RECORD).write_text(record, encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_random(random: RandomModel, spec: Model, target: Path, base: Path) -> None:
+    """Configuration, weights drawn by the seed (float32, the family's own initialisation) and tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tokenizer = _random_tokenizer(random, spec, base)
+    kv_heads = random.kv_heads or random.heads
+    if random.hidden_size % random.heads or random.heads % kv_heads:
+        raise JobFileError(
+            f"spec.model.random: heads = {random.heads} must divide hiddenSize = {random.hidden_size}, "
+            f"and kvHeads = {kv_heads} must divide heads"
+        )
+    config = AutoConfig.for_model(
+        random.family,
+        vocab_size=len(tokenizer),
+        hidden_size=random.hidden_size,
+        intermediate_size=random.intermediate_size or 4 * random.hidden_size,
+        num_hidden_layers=random.layers,
+        num_attention_heads=random.heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=random.context_length,
+        tie_word_embeddings=random.tie_embeddings,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(random.seed)
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+def _random_tokenizer(random: RandomModel, spec: Model, base: Path) -> PreTrainedTokenizerBase:
+    tokenizer: PreTrainedTokenizerBase
+    if random.tokenizer.characters is not None:
+        tokenizer = character_tokenizer(random.tokenizer.characters, random.context_length)
+    else:
+        field = "spec.model.random.tokenizer.source"
+        if random.tokenizer.source is None:
+            raise JobFileError("spec.model.random.tokenizer: set characters or source")
+        folder = fetch(random.tokenizer.source, field, base=base, tokenizer_only=True)
+        tokenizer = _load_tokenizer(folder, field, spec.trust_remote_code)
+        if tokenizer.eos_token_id is None:
+            raise JobFileError(f"{field}: the tokenizer in {folder} has no end-of-text token; use another one")
+    if spec.chat_template is not None:
+        tokenizer.chat_template = spec.chat_template
+    return tokenizer
+
+
+def _link_with_tokenizer(source: Path, spec: Model, target: Path, base: Path) -> None:
+    """Links to the model's files, and the other tokenizer (or the same one with another chat template)."""
+    if spec.tokenizer is None:
+        tokenizer = _load_tokenizer(source, "spec.model.source", spec.trust_remote_code)
+    else:
+        folder = fetch(spec.tokenizer, "spec.model.tokenizer", base=base, tokenizer_only=True)
+        tokenizer = _load_tokenizer(folder, "spec.model.tokenizer", spec.trust_remote_code)
+    if spec.chat_template is not None:
+        tokenizer.chat_template = spec.chat_template
+    vocabulary = read_folder(source).vocabulary_size
+    if len(tokenizer) > vocabulary:
+        raise JobFileError(
+            f"spec.model.tokenizer: it has {len(tokenizer)} tokens, but the model's embedding only {vocabulary} rows; "
+            "use the tokenizer that belongs to the model"
+        )
+    replaced = {file.name for pattern in _TOKENIZER_FILES for file in source.glob(pattern)}
+    for file in source.iterdir():
+        if file.is_file() and file.name not in replaced:
+            (target / file.name).symlink_to(file.resolve())
+    tokenizer.save_pretrained(target)
+
+
+def _check_tokenizer(folder: Path) -> None:
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
+        raise JobFileError(
+            f"spec.model.source: {folder} has no tokenizer (tokenizer.json ...); copy the model's tokenizer files "
+            "there or set spec.model.tokenizer"
+        )
+
+
+def _load_tokenizer(folder: Path, field: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as problem:
+        raise JobFileError(f"{field}: {folder} holds no tokenizer that transformers can load ({problem})") from problem
+    return tokenizer
