@@ -75,6 +75,8 @@ class Group:
 
     prompt: Prompt
     samples: list[Sample] = field(default_factory=list)
+    greedy_score: float | None = None
+    """Score of the prompt's greedy response, for estimators that take it as their baseline (remax)."""
 
     @property
     def oldest_version(self) -> int:

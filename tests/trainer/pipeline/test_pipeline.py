@@ -239,8 +239,12 @@ def test_samples_that_never_come_end_in_an_error_that_says_who_was_waited_for() 
         run_virtual(main())
 
 
-def test_seconds_of_pulls_add_up_and_other_metrics_are_averaged() -> None:
-    merged = merge_pulls(
-        [{"timing/update_seconds": 1.0, "reward/mean": 0.0}, {"timing/update_seconds": 2.0, "reward/mean": 1.0}]
-    )
-    assert merged == {"timing/update_seconds": 3.0, "reward/mean": 0.5}
+def test_metrics_of_several_pulls_are_reduced_as_the_catalogue_says() -> None:
+    first = {"timing/update_seconds": 1.0, "reward/mean": 0.0, "actor/grad_norm/max": 5.0, "actor/learning_rate": 1.0}
+    second = {"timing/update_seconds": 2.0, "reward/mean": 1.0, "actor/grad_norm/max": 4.0, "actor/learning_rate": 0.5}
+    assert merge_pulls([first, second]) == {
+        "timing/update_seconds": 3.0,
+        "reward/mean": 0.5,
+        "actor/grad_norm/max": 5.0,
+        "actor/learning_rate": 0.5,
+    }

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from rljob_trainer.errors import DataError, DeadlineError
 from rljob_trainer.pipeline.parts import Feed, Rollout, StepRecord, Trainer
 from rljob_trainer.pipeline.schedule import Schedule
 from rljob_trainer.samples import Group, Prompt
+from rljob_trainer.telemetry.names import check
 
 Keep = Callable[[Group], str | None]
 """Says why a finished group is dropped (DAPO's dynamic sampling), or None to keep it."""
@@ -25,6 +27,15 @@ MOST_DROPPED_IN_A_ROW = 10_000
 
 AfterStep = Callable[[StepRecord], Awaitable[bool]]
 """Called at each step's boundary, when nothing of the step is pending. Returns whether to go on."""
+
+
+Stage = Callable[[str], AbstractContextManager[None]]
+"""Measures what is inside under the name of a stage (``StageTimes.stage``)."""
+
+
+def unmeasured(name: str) -> AbstractContextManager[None]:
+    """The stage of a loop whose time nobody wants to know."""
+    return nullcontext()
 
 
 def keep_all(group: Group) -> str | None:
@@ -50,6 +61,7 @@ class Pipeline:
         *,
         after_step: AfterStep,
         keep: Keep = keep_all,
+        stage: Stage = unmeasured,
         sample_deadline_seconds: float = 3600.0,
     ) -> None:
         self.feed = feed
@@ -59,6 +71,7 @@ class Pipeline:
         self.dropped: dict[str, int] = {}
         self._after_step = after_step
         self._keep = keep
+        self._stage = stage
         self._deadline_seconds = sample_deadline_seconds
         self._groups: dict[int, Group] = {}
         self._changed = asyncio.Event()
@@ -87,24 +100,22 @@ class Pipeline:
 
     async def _run_step(self, step: int) -> bool:
         """One policy version. Returns False when there is nothing (more) to train or the job is to stop."""
-        clock = asyncio.get_running_loop().time
         pulls: list[dict[str, float]] = []
         trained: list[Group] = []
         while not self.schedule.publication_due:
             self._admit()
-            started = clock()
-            batch = await self._next_batch()
-            waited = clock() - started
+            with self._stage("generate"):
+                batch = await self._next_batch()
             if not batch:
                 break
             groups = [self._groups.pop(ordinal) for ordinal in batch]
-            metrics = await self.trainer.train(groups, step=step, version=self.schedule.version)
+            pulls.append(await self.trainer.train(groups, step=step, version=self.schedule.version))
             self.schedule.trained(batch)
-            pulls.append({**metrics, "timing/wait_for_samples_seconds": waited})
             trained.extend(groups)
         if not trained:
             return False
-        publication = await self.trainer.publish(self.schedule.version + 1)
+        with self._stage("publish"):
+            publication = await self.trainer.publish(self.schedule.version + 1)
         record = StepRecord(
             step=step,
             version=self.schedule.published(),
@@ -177,12 +188,21 @@ class Pipeline:
 
 
 def merge_pulls(pulls: list[dict[str, float]]) -> dict[str, float]:
-    """One step's metrics from those of its pulls: seconds add up, everything else is averaged."""
-    names = {name: None for pull in pulls for name in pull}
+    """One step's metrics from those of its pulls, each reduced as the catalogue says."""
+    if len(pulls) == 1:
+        return pulls[0]
     merged: dict[str, float] = {}
-    for name in names:
+    for name in {name: None for pull in pulls for name in pull}:
         values = [pull[name] for pull in pulls if name in pull]
-        merged[name] = sum(values) if name.startswith("timing/") else sum(values) / len(values)
+        match check(name).reduction:
+            case "sum":
+                merged[name] = sum(values)
+            case "max":
+                merged[name] = max(values)
+            case "last":
+                merged[name] = values[-1]
+            case "mean" | "batch":
+                merged[name] = sum(values) / len(values)
     return merged
 
 
