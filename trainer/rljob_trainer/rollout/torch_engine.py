@@ -1,0 +1,487 @@
+"""The torch engine: continuous batching over a static KV cache, for small models and for the CPU.
+
+Requests wait in a queue, take a row of the cache as one becomes free, are prefilled together (siblings of a prompt
+once), and then all running rows advance by one token per ``step``. What happens per token is a fixed number of tensor
+operations; Python touches a request only when it enters and when it leaves. What a request draws is fixed by its seed.
+
+The mathematics is in ``decoder.py``, the memory in ``kv_cache.py``, the random numbers in ``sampling.py``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+import torch
+from torch import Tensor
+
+from rljob_trainer.errors import EngineError
+from rljob_trainer.rollout.decoder import Decoder, DecoderConfig, module_parameters, read_folder
+from rljob_trainer.rollout.kv_cache import KVCache
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
+from rljob_trainer.rollout.row_state import RowState
+from rljob_trainer.samples import FinishReason, FloatArray
+
+_PREFILL_TOKENS = 8192
+"""Padded tokens per prefill or scoring pass: bounds the activations."""
+_HEAD_ROWS = 1024
+"""Rows of logits that scoring holds at once."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request that owns a row of the cache."""
+
+    request: GenerationRequest
+    limit: int
+    """Response tokens at which it ends."""
+    slot: int
+    """Its row in the output buffers; unlike the row in the cache it never changes."""
+    started: int
+    """The engine's token clock minus its response tokens: both advance together."""
+    segments: list[tuple[int, int]]
+    """(first response token, version) for every version it was sampled under here."""
+
+    @property
+    def length_offset(self) -> int:
+        """Its tokens in all, minus the clock."""
+        return len(self.request.prompt_ids) - self.started
+
+
+class TorchEngine:
+    """An ``Engine`` in plain torch (Llama family). Build it with ``from_folder`` or ``from_model``.
+
+    ``max_concurrent`` bounds the running requests, ``kv_cache_bytes`` the cache (default: a quarter of free memory).
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        shared: bool = False,
+        version: int = 0,
+        max_concurrent: int = 256,
+        max_context: int | None = None,
+        kv_cache_bytes: int | None = None,
+    ) -> None:
+        if max_concurrent < 1:
+            raise ValueError(f"max_concurrent must be at least 1, got {max_concurrent}")
+        self._decoder = decoder
+        self._config = decoder.config
+        self._device = decoder.device
+        self._shared = shared
+        self._version = version
+        self._max_concurrent = max_concurrent
+        self._context = min(max_context or self._config.context, self._config.context)
+        self._kv_bytes = kv_cache_bytes or _quarter_of_free_memory(self._device)
+        self._updating = False
+        self._loaded: set[str] = set()
+        self._asleep = False
+
+        self._waiting: deque[GenerationRequest] = deque()
+        self._finished: list[GenerationResult] = []
+        self._running: list[_Running] = []
+        """In the order of the cache's rows."""
+        self._clock = 0
+        """Tokens that a request running since the beginning would have."""
+        self._longest_offset = 0
+        """The longest running sequence minus the clock."""
+        self._next_limit = 0
+        """The clock at which the first running request reaches its limit."""
+        self._cache: KVCache | None = None
+        self._rows: RowState | None = None
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        version: int = 0,
+        max_concurrent: int = 256,
+        max_context: int | None = None,
+        kv_cache_bytes: int | None = None,
+    ) -> TorchEngine:
+        """An engine with parameters of its own, read from a Hugging Face folder."""
+        config, tensors = read_folder(folder, dtype, device)
+        return cls(
+            Decoder(config, tensors),
+            version=version,
+            max_concurrent=max_concurrent,
+            max_context=max_context,
+            kv_cache_bytes=kv_cache_bytes,
+        )
+
+    @classmethod
+    def from_model(
+        cls,
+        model: torch.nn.Module,
+        *,
+        version: int = 0,
+        max_concurrent: int = 256,
+        max_context: int | None = None,
+        kv_cache_bytes: int | None = None,
+    ) -> TorchEngine:
+        """An engine that samples from a live Hugging Face causal language model without a copy of its parameters.
+
+        An optimizer step is seen at once; ``begin_update`` and ``finish_update`` around it keep the version true.
+        """
+        config = DecoderConfig.from_hf(model.config.to_dict())  # type: ignore[union-attr,operator]
+        return cls(
+            Decoder(config, module_parameters(model)),
+            shared=True,
+            version=version,
+            max_concurrent=max_concurrent,
+            max_context=max_context,
+            kv_cache_bytes=kv_cache_bytes,
+        )
+
+    # ------------------------------------------------------------------ requests
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running or self._finished)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a row of the cache."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: GenerationRequest) -> None:
+        if not request.prompt_ids:
+            raise ValueError(f"request {request.request_id}: the prompt is empty")
+        total = len(request.prompt_ids) + request.sampling.max_tokens
+        if total > self._context:
+            raise ValueError(
+                f"request {request.request_id}: {len(request.prompt_ids)} prompt tokens and up to "
+                f"{request.sampling.max_tokens} response tokens do not fit the context of {self._context}"
+            )
+        if total * self._bytes_per_token() > self._kv_bytes:
+            raise ValueError(
+                f"request {request.request_id}: its {total} tokens need {total * self._bytes_per_token()} bytes of KV "
+                f"cache, the engine has {self._kv_bytes}"
+            )
+        if not len(request.token_ids) == len(request.log_probs) == len(request.versions):
+            raise ValueError(f"request {request.request_id}: its partial ids, log-probs and versions differ in length")
+        if len(request.token_ids) >= request.sampling.max_tokens:
+            self._finished.append(_result_of_partial(request, "length"))
+        elif request.token_ids and request.token_ids[-1] in request.sampling.stop_token_ids:
+            self._finished.append(_result_of_partial(request, "stop"))
+        else:
+            self._waiting.append(request)
+
+    @torch.inference_mode()
+    def step(self) -> list[GenerationResult]:
+        if self._updating or self._asleep:
+            state = "waits for finish_update()" if self._updating else "sleeps; call wake() first"
+            raise EngineError(f"torch engine: step() was called while it {state}")
+        finished, self._finished = self._finished, []
+        if self._waiting:
+            finished += self._admit()
+        if self._running:
+            finished += self._decode()
+        return finished
+
+    @torch.inference_mode()
+    def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
+        wanted = None if request_ids is None else set(request_ids)
+        results: list[GenerationResult] = []
+        kept: deque[GenerationRequest] = deque()
+        for request in self._waiting:
+            if wanted is None or request.request_id in wanted:
+                results.append(_result_of_partial(request, "aborted"))
+            else:
+                kept.append(request)
+        self._waiting = kept
+        leaving = [
+            row for row, entry in enumerate(self._running) if wanted is None or entry.request.request_id in wanted
+        ]
+        return results + self._leave(dict.fromkeys(leaving, "aborted"))
+
+    # ------------------------------------------------------------------ sampling
+
+    def _admit(self) -> list[GenerationResult]:
+        """Gives free rows to waiting requests, prefills them and draws their first token."""
+        batch: list[GenerationRequest] = []
+        longest = self._cache.capacity if self._cache else 0
+        while self._waiting:
+            request = self._waiting[0]
+            needed = max(longest, len(request.prompt_ids) + request.sampling.max_tokens)
+            if len(self._running) + len(batch) >= self._rows_at(needed):
+                break
+            longest = needed
+            batch.append(self._waiting.popleft())
+        if not batch:
+            return []
+        self._make_room(longest, max(request.sampling.max_tokens for request in batch))
+        by_prefix: dict[tuple[int, ...], list[GenerationRequest]] = {}
+        for request in batch:
+            by_prefix.setdefault(request.prompt_ids + request.token_ids, []).append(request)
+        # Prompts of similar length share a pass, so little of it is padding.
+        families = sorted(by_prefix.items(), key=lambda family: len(family[0]))
+        done: list[GenerationResult] = []
+        for start, stop in _passes([len(prefix) for prefix, _ in families]):
+            done += self._prefill(families[start:stop])
+        return done
+
+    def _prefill(self, families: list[tuple[tuple[int, ...], list[GenerationRequest]]]) -> list[GenerationResult]:
+        """One padded pass over distinct prefixes, each for one or more requests; draws their first token."""
+        cache, rows_state = self._memory()
+        first = len(self._running)
+        source = [index for index, (_, requests) in enumerate(families) for _ in requests]
+        members = [request for _, requests in families for request in requests]
+        rows = slice(first, first + len(members))
+        lengths = [len(prefix) for prefix, _ in families]
+        cache.define(first, max(lengths))
+        slots = rows_state.enter(members, rows, [lengths[index] for index in source])
+        for request, slot in zip(members, slots, strict=True):
+            # One token further than what came with the request: the one drawn below.
+            started = self._clock - len(request.token_ids) - 1
+            segments = [(len(request.token_ids), self._version)]
+            self._running.append(_Running(request, request.sampling.max_tokens, slot, started, segments))
+        of_row = torch.tensor(source, device=self._device)
+        hidden = self._decoder.prefill(_pad([prefix for prefix, _ in families], self._device), cache, rows, of_row)
+        last = torch.tensor(lengths, device=self._device) - 1
+        hidden = hidden[torch.arange(len(families), device=self._device), last]
+        rows_state.sample(self._decoder.logits(hidden).index_select(0, of_row), rows)
+        self._count_anew()
+        return self._leave(self._ended(rows))
+
+    def _decode(self) -> list[GenerationResult]:
+        """Advances every running row by one token."""
+        cache, rows_state = self._memory()
+        count = len(self._running)
+        longest = self._longest_offset + self._clock
+        cache.define(count, longest)
+        hidden = self._decoder.decode(*rows_state.inputs(count), longest, cache)
+        rows_state.sample(self._decoder.logits(hidden), slice(0, count))
+        rows_state.advance(count)
+        self._clock += 1
+        return self._leave(self._ended(slice(0, count)))
+
+    def _ended(self, rows: slice) -> dict[int, FinishReason]:
+        """The rows among ``rows`` whose newest token was their last, and why."""
+        ended: dict[int, FinishReason] = {}
+        if self._clock >= self._next_limit:
+            for row, entry in enumerate(self._running[rows], rows.start):
+                if self._clock - entry.started >= entry.limit:
+                    ended[row] = "length"
+        for row in self._memory()[1].stopped(rows):
+            ended[row] = "stop"
+        return ended
+
+    def _leave(self, ended: dict[int, FinishReason]) -> list[GenerationResult]:
+        """Takes rows out of the running set and closes the gaps with the last rows."""
+        if not ended:
+            return []
+        cache, rows_state = self._memory()
+        results = [self._result(self._running[row], ended[row]) for row in sorted(ended)]
+        remaining = len(self._running) - len(ended)
+        gaps = [row for row in sorted(ended) if row < remaining]
+        movers = [row for row in range(remaining, len(self._running)) if row not in ended]
+        for row in ended:
+            rows_state.release(self._running[row].slot)
+        if movers:
+            cache.move(movers, gaps)
+            rows_state.move(movers, gaps)
+            for mover, gap in zip(movers, gaps, strict=True):
+                self._running[gap] = self._running[mover]
+        del self._running[remaining:]
+        if not self._running:
+            cache.clear()
+            rows_state.clear()
+        self._count_anew()
+        return results
+
+    def _count_anew(self) -> None:
+        """What ``step`` needs to know of all running requests, without looking at each of them."""
+        self._longest_offset = max((entry.length_offset for entry in self._running), default=0)
+        self._next_limit = min((entry.started + entry.limit for entry in self._running), default=0)
+
+    def _result(self, entry: _Running, reason: FinishReason) -> GenerationResult:
+        count = self._clock - entry.started
+        tokens, log_probs = self._memory()[1].read(entry.slot, count)
+        versions = np.empty(count, np.int32)
+        versions[: len(entry.request.versions)] = entry.request.versions
+        for start, version in entry.segments:
+            versions[start:] = version
+        return GenerationResult(entry.request.request_id, tokens, log_probs, versions, reason)
+
+    @torch.inference_mode()
+    def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
+        for index, (prompt, response) in enumerate(sequences):
+            if not prompt or len(prompt) + len(response) > self._context:
+                raise ValueError(
+                    f"score: sequence {index} has {len(prompt)} prompt and {len(response)} response tokens; it needs a "
+                    f"prompt, and a total of at most {self._context}"
+                )
+        order = sorted(range(len(sequences)), key=lambda index: len(sequences[index][0]) + len(sequences[index][1]))
+        whole = [(*sequences[index][0], *sequences[index][1]) for index in order]
+        scores: dict[int, FloatArray] = {}
+        for start, stop in _passes([len(ids) for ids in whole]):
+            # The last token predicts nothing.
+            ids = _pad(whole[start:stop], self._device)
+            hidden = self._decoder.prefill(ids[:, :-1])
+            for line, index in enumerate(order[start:stop]):
+                prompt, response = sequences[index]
+                span = slice(len(prompt) - 1, len(prompt) + len(response) - 1)
+                scores[index] = self._log_probs(hidden[line, span], ids[line, 1:][span], temperature or 1.0)
+        return [scores[index] for index in range(len(sequences))]
+
+    def _log_probs(self, hidden: Tensor, targets: Tensor, temperature: float) -> FloatArray:
+        """Log-probs ``[T]`` of ``targets [T]`` after ``hidden [T, hidden]``, a block of logits at a time."""
+        parts = [np.empty(0, np.float32)]
+        for rows, wanted in zip(torch.split(hidden, _HEAD_ROWS), torch.split(targets, _HEAD_ROWS), strict=True):
+            logits = self._decoder.logits(rows).float() / temperature
+            parts.append(logits.log_softmax(-1).gather(1, wanted[:, None]).view(-1).cpu().numpy())
+        return np.concatenate(parts)
+
+    # ------------------------------------------------------------------ weights
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters in use by Hugging Face name. What writes into them directly also passes them to ``load``."""
+        return self._decoder.tensors
+
+    def begin_update(self) -> None:
+        self._updating = True
+        self._loaded = set()
+
+    @torch.no_grad()
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        if not self._updating:
+            raise EngineError("torch engine: load() before begin_update()")
+        if self._shared:
+            raise EngineError("torch engine: it shares the learner's weights, nothing can be loaded into it")
+        for name, tensor in tensors:
+            if name == "lm_head.weight" and self._config.tied:
+                continue
+            target = self._decoder.tensors.get(name)
+            if target is None or target.shape != tensor.shape:
+                expected = "no such parameter" if target is None else f"shape {tuple(target.shape)}"
+                raise EngineError(
+                    f"torch engine: received {name} of shape {tuple(tensor.shape)}, but its model has {expected}; "
+                    "learner and engine must be built from the same model folder"
+                )
+            if target.data_ptr() != tensor.data_ptr():
+                target.copy_(tensor)
+            self._loaded.add(name)
+
+    def finish_update(self, version: int) -> None:
+        """Serves ``version``. Running requests go on with the keys and values they have."""
+        missing = self._decoder.tensors.keys() - self._loaded
+        if self._loaded and missing:
+            raise EngineError(
+                f"torch engine: the update to version {version} lacks {len(missing)} parameters, first {min(missing)}"
+            )
+        self._updating = False
+        self._version = version
+        for entry in self._running:
+            entry.segments.append((self._clock - entry.started, version))
+
+    # ------------------------------------------------------------------ memory
+
+    def _memory(self) -> tuple[KVCache, RowState]:
+        assert self._cache is not None
+        assert self._rows is not None
+        return self._cache, self._rows
+
+    def _bytes_per_token(self) -> int:
+        config = self._config
+        return KVCache.bytes_per_token(config.layers, config.kv_heads, config.head_dim, self._decoder.dtype)
+
+    def _rows_at(self, capacity: int) -> int:
+        """How many sequences of ``capacity`` tokens the memory holds."""
+        return min(self._max_concurrent, self._kv_bytes // (capacity * self._bytes_per_token()))
+
+    def _make_room(self, capacity: int, response: int) -> None:
+        """A cache with ``capacity`` tokens per row and output of ``response`` tokens per slot."""
+        config = self._config
+        if self._cache is None or self._cache.capacity < capacity:
+            # A little more than needed, so that a slightly longer prompt does not copy everything again.
+            roomy = min(self._context, (capacity + 31) // 32 * 32)
+            if self._rows_at(roomy) < self._rows_at(capacity):
+                roomy = capacity
+            rows = self._rows_at(roomy)
+            cache = KVCache(
+                config.layers, rows, config.kv_heads, roomy, config.head_dim, self._decoder.dtype, self._device
+            )
+            if self._cache is not None:
+                cache.take_over(self._cache, len(self._running))
+            self._cache = cache
+        if self._rows is None:
+            self._rows = RowState(self._max_concurrent, response, config.vocabulary, self._device)
+        elif self._rows.width < response:
+            self._rows.widen(response)
+
+    @torch.inference_mode()
+    def sleep(self) -> None:
+        """Frees the cache. Running requests keep their tokens and are prefilled again after ``wake``."""
+        requests = {entry.request.request_id: entry.request for entry in self._running}
+        for partial in reversed(self._leave(dict.fromkeys(range(len(self._running)), "aborted"))):
+            self._waiting.appendleft(
+                replace(
+                    requests[partial.request_id],
+                    token_ids=tuple(partial.token_ids.tolist()),
+                    log_probs=tuple(partial.log_probs.tolist()),
+                    versions=tuple(partial.versions.tolist()),
+                )
+            )
+        self._cache = None
+        self._rows = None
+        self._asleep = True
+
+    def wake(self) -> None:
+        self._asleep = False
+
+    def close(self) -> None:
+        self.abort()
+        self._cache = None
+        self._rows = None
+
+
+def _result_of_partial(request: GenerationRequest, reason: FinishReason) -> GenerationResult:
+    """A result that holds what came with the request."""
+    return GenerationResult(
+        request.request_id,
+        np.array(request.token_ids, np.int32),
+        np.array(request.log_probs, np.float32),
+        np.array(request.versions, np.int32),
+        reason,
+    )
+
+
+def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ranges of ascending ``lengths`` whose padded size stays within the budget (or that hold one sequence)."""
+    start = 0
+    for stop in range(1, len(lengths) + 1):
+        if stop == len(lengths) or (stop - start + 1) * lengths[stop] > _PREFILL_TOKENS:
+            yield start, stop
+            start = stop
+
+
+def _pad(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """``[n, longest]`` with zeros after each sequence; causal attention never looks at them."""
+    ids = np.zeros((len(sequences), max(map(len, sequences))), np.int64)
+    for line, sequence in zip(ids, sequences, strict=True):
+        line[: len(sequence)] = sequence
+    return torch.from_numpy(ids).to(device)
+
+
+def _quarter_of_free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] // 4)
+    return int(psutil.virtual_memory().available // 4)
