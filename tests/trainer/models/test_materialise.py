@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from rljob_api.spec.model import Model
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models import materialise, read_folder
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 CHARACTERS = "0123456789+="
 

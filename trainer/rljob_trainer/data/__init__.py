@@ -1,0 +1,7 @@
+"""Data sets, generated tasks, chat templates, and the order of prompts, which resumes exactly."""
+
+from rljob_trainer.data.build import training_feed, validation_sets
+from rljob_trainer.data.feed import PromptFeed, Source, validation_prompts
+from rljob_trainer.data.tokenisation import load_tokenizer
+
+__all__ = ["PromptFeed", "Source", "load_tokenizer", "training_feed", "validation_prompts", "validation_sets"]

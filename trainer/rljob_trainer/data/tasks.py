@@ -80,20 +80,6 @@ def copy(number: int, digits: int) -> Problem:
     return Problem(f"{text}=", text)
 
 
-@task("reverse", count=lambda digits: int(10**digits))
-def reverse(number: int, digits: int) -> Problem:
-    """``907=`` -> ``709``."""
-    text = f"{number:0{digits}d}"
-    return Problem(f"{text}=", text[::-1])
-
-
-@task("sort", count=lambda digits: int(10**digits))
-def sort(number: int, digits: int) -> Problem:
-    """``907=`` -> ``079``."""
-    text = f"{number:0{digits}d}"
-    return Problem(f"{text}=", "".join(sorted(text)))
-
-
 def is_held_out(number: int) -> bool:
     """Whether the problem belongs to validation (one in ten does). A splitmix64 round over the number."""
     mask = (1 << 64) - 1
@@ -103,20 +89,27 @@ def is_held_out(number: int) -> bool:
     return (mixed ^ (mixed >> 31)) % HELD_OUT_ONE_IN == 0
 
 
-def generate(name: str, *, split: TaskSplit, digits: int, size: int, seed: int) -> list[Problem]:
-    """``size`` different problems of one split, or as many as there are; which ones and their order is the seed's.
+def generate(name: str, *, split: TaskSplit, digits: int, size: int | None, seed: int) -> list[Problem]:
+    """``size`` different problems of one split (None: all); which ones and their order is the seed's.
 
-    Raises ``JobFileError`` for an unknown task, and for one so small that it has no problem in the split.
+    Raises ``JobFileError`` for an unknown task, and for a size beyond the number of problems there are.
     """
     if name not in TASKS:
         raise JobFileError(f"there is no generated task {name!r}; choose one of {', '.join(sorted(TASKS))}")
     chosen = TASKS[name]
     count = chosen.count(digits)
+    if size is None and count > _LISTED:
+        raise JobFileError(
+            f"task {name!r} with {digits} digits has {count:,} problems, too many to use all of them; set its size"
+        )
     held_out = split == "validation"
     numbers = (number for number in _visit(count, seed) if is_held_out(number) == held_out)
     drawn = list(islice(numbers, size))
-    if not drawn:
-        raise JobFileError(f"task {name!r} with {digits} digits has no {split} problem; raise its digits")
+    if not drawn or (size is not None and len(drawn) < size):
+        raise JobFileError(
+            f"task {name!r} with {digits} digits has {len(drawn):,} different {split} problems"
+            + (f", fewer than its size = {size:,}; lower size or raise digits" if drawn else "; raise its digits")
+        )
     return [chosen.problem(number, digits) for number in drawn]
 
 

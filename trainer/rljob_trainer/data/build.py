@@ -1,0 +1,78 @@
+"""From ``spec.data`` to the training feed and the validation prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob_trainer.data.feed import PromptFeed, Rows, Source, validation_prompts
+from rljob_trainer.data.sources import FirstRows, TaskRows, open_rows
+from rljob_trainer.data.tasks import TaskSplit, generate
+from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
+from rljob_trainer.samples import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rljob_api.spec.data import Data, TrainPart, ValidationSet
+
+
+def training_feed(
+    data: Data, tokenizer: PreTrainedTokenizerBase, *, base: Path | None = None, epochs: int | None = None
+) -> PromptFeed:
+    """The feed of ``spec.data.train``. ``base`` is where relative paths start; ``epochs`` None: without end."""
+    encoder = PromptEncoder(tokenizer, prompt_settings(data))
+    parts = data.train.sources
+    sources = []
+    for index, part in enumerate(parts):
+        field = f"spec.data.train.parts[{index}]" if data.train.parts else "spec.data.train"
+        sources.append(Source(source_name(part), rows_of(part, "train", field, base), encoder))
+    return PromptFeed(sources, seed=data.train.seed, shuffle=data.train.shuffle, epochs=epochs)
+
+
+def validation_sets(
+    data: Data, tokenizer: PreTrainedTokenizerBase, *, base: Path | None = None
+) -> dict[str, list[Prompt]]:
+    """The prompts of each set of ``spec.data.validation``, by its name."""
+    encoder = PromptEncoder(tokenizer, prompt_settings(data))
+    sets = {}
+    for index, part in enumerate(data.validation):
+        rows = rows_of(part, "validation", f"spec.data.validation[{index}]", base)
+        sets[part.name] = validation_prompts(Source(part.name, rows, encoder))
+    return sets
+
+
+def prompt_settings(data: Data) -> PromptSettings:
+    """The fields of ``spec.data`` that concern one row. Generated tasks have their answer in ``answer``."""
+    answer = data.answer
+    tasks = [part.task for part in data.train.sources] + [part.task for part in data.validation]
+    if answer is None and any(task is not None for task in tasks):
+        answer = "answer"
+    return PromptSettings(
+        prompt=data.prompt,
+        answer=answer,
+        chat=data.chat,
+        system_prompt=data.system_prompt,
+        max_tokens=data.max_prompt_tokens,
+        overlong=data.overlong_prompts,
+    )
+
+
+def source_name(part: TrainPart) -> str:
+    """The name that routes rewards: the given one, the task's type, or the last part of the source's path or id."""
+    if part.name is not None:
+        return part.name
+    if part.task is not None:
+        return part.task.type
+    source = (part.source or "").removeprefix("hf://").partition(":")[0].rstrip("/")
+    return Path(source).name.split(".")[0] if source else "train"
+
+
+def rows_of(part: TrainPart | ValidationSet, split: TaskSplit, field: str, base: Path | None) -> Rows:
+    """The rows of one source of the job file. Tasks give the problems of ``split``, which never overlap."""
+    if part.task is None:
+        return open_rows(part.source or "", split=part.split, limit=part.limit, base=base, field=f"{field}.source")
+    task = part.task
+    problems = generate(task.type, split=split, digits=task.digits, size=task.size, seed=task.seed)
+    rows = TaskRows(task.type, problems)
+    return rows if part.limit is None or part.limit >= len(rows) else FirstRows(rows, part.limit)

@@ -1,0 +1,290 @@
+"""Where rows come from: JSON Lines, Parquet, Hugging Face data sets, generated tasks.
+
+Every kind gives rows by position without holding them as Python objects, and says of each where it is from, so
+that a bad row can be found. Text files are read through the page cache: a large file opens as fast as its lines
+can be counted.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rljob_trainer.data.columns import Row
+from rljob_trainer.data.feed import Rows
+from rljob_trainer.data.order import Int64Array
+from rljob_trainer.data.tasks import Problem
+from rljob_trainer.errors import DataError
+
+CHECKED_BYTES = 64 << 20
+"""JSON Lines files up to this size are parsed whole when opened; of larger ones the first and the last line."""
+
+_JSON_LINES = (".jsonl", ".ndjson", ".json")
+
+
+def open_rows(
+    source: str, *, split: str | None = None, limit: int | None = None, base: Path | None = None, field: str = "source"
+) -> Rows:
+    """The rows of ``source``: a file, several (``data/*.jsonl``), a folder, or ``hf://name[:configuration]``.
+
+    ``split`` chooses a Hugging Face split, or the files of a folder whose names begin with it. A plain name that is
+    no file or folder is a Hugging Face data set. ``base`` is where relative paths start, ``field`` the job file's
+    path for messages. Raises ``DataError`` saying what is wrong with which file and line, and what to do.
+    """
+    if source.startswith("hf://"):
+        rows = _hub_rows(source.removeprefix("hf://"), split, field)
+    elif "://" in source:
+        rows = _files_rows([_fetched(source, field)], field)
+    else:
+        path = (base or Path.cwd()) / Path(source).expanduser()
+        if path.is_file():
+            rows = _files_rows([path], field)
+        elif path.is_dir():
+            rows = _folder_rows(path, split, field)
+        elif files := sorted(Path(name) for name in glob.glob(str(path))):
+            rows = _files_rows(files, field)
+        elif path.suffix in (*_JSON_LINES, ".parquet") or source.startswith((".", "/", "~")) or glob.has_magic(source):
+            raise DataError(f"{field}: there is no file {path}; check the path (relative ones start at {path.parent})")
+        else:
+            rows = _hub_rows(source, split, field)
+    return rows if limit is None or limit >= len(rows) else FirstRows(rows, limit)
+
+
+class JsonLines:
+    """One JSON object a line. Empty lines are skipped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.stat().st_size == 0:
+            raise DataError(f"{path} is empty; it should hold one JSON object a line")
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._lines, self._starts, self._ends = _line_table(self._bytes)
+        if len(self._starts) == 0:
+            raise DataError(f"{path} has only empty lines; it should hold one JSON object a line")
+        checked = range(len(self)) if len(self._bytes) <= CHECKED_BYTES else (0, len(self) - 1)
+        for index in checked:
+            self[index]
+        self.columns = tuple(self[0])
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> Row:
+        text = self._bytes[self._starts[index] : self._ends[index]]
+        try:
+            row = json.loads(text)
+        except ValueError as problem:
+            cut = index == len(self) - 1 and self._ends[index] == len(self._bytes)
+            raise DataError(
+                f"{self.place(index)}: {'the file ends in the middle of a JSON object' if cut else 'not valid JSON'} "
+                f"({problem}); {'copy or download the file again' if cut else 'correct the line or remove it'}. "
+                f"It begins {text[:60].decode(errors='replace')!r}"
+            ) from None
+        if not isinstance(row, dict):
+            raise DataError(
+                f"{self.place(index)}: a line must hold one JSON object, not a {type(row).__name__}; "
+                "write each row as an object on a line of its own"
+            )
+        return row
+
+    def place(self, index: int) -> str:
+        return f"{self.path}, line {self._lines[index]}"
+
+
+def _line_table(content: mmap.mmap) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Numbers (from 1), starts and ends of the lines that are not blank."""
+    text = np.frombuffer(content, dtype=np.uint8)
+    breaks = np.flatnonzero(text == ord("\n"))
+    del text  # the buffer may not outlive the map
+    starts = np.concatenate(([0], breaks + 1))
+    ends = np.concatenate((breaks, [len(content)]))
+    kept = ends - starts > 1  # one byte is no object: a blank line with a carriage return
+    return np.flatnonzero(kept) + 1, starts[kept], ends[kept]
+
+
+class Parquet:
+    """A Parquet file, kept in Arrow's columnar form."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        self.path = path
+        try:
+            self._table = pyarrow.parquet.read_table(path).combine_chunks()
+        except (pyarrow.ArrowException, OSError) as problem:
+            raise DataError(
+                f"{path} cannot be read as Parquet ({problem}); copy or download the file again"
+            ) from problem
+        self.columns = tuple(self._table.column_names)
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, index: int) -> Row:
+        row: Row = self._table.slice(index, 1).to_pylist()[0]
+        return row
+
+    def place(self, index: int) -> str:
+        return f"{self.path}, row {index}"
+
+
+class HuggingFace:
+    """One split of a Hugging Face data set."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self._dataset = dataset
+        self._name = name
+        self.columns = tuple(dataset.column_names)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Row:
+        row: Row = self._dataset[index]
+        return row
+
+    def place(self, index: int) -> str:
+        return f"{self._name}, row {index}"
+
+
+class TaskRows:
+    """The problems of a generated task, columns ``question`` and ``answer``."""
+
+    columns = ("question", "answer")
+
+    def __init__(self, name: str, problems: Sequence[Problem]) -> None:
+        self._name = name
+        self._problems = problems
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def __getitem__(self, index: int) -> Row:
+        problem = self._problems[index]
+        return {"question": problem.prompt, "answer": problem.answer}
+
+    def place(self, index: int) -> str:
+        return f"task {self._name}, problem {index}"
+
+
+class FirstRows:
+    """The first ``limit`` rows of others."""
+
+    def __init__(self, rows: Rows, limit: int) -> None:
+        self._rows, self._limit = rows, limit
+        self.columns = rows.columns
+
+    def __len__(self) -> int:
+        return self._limit
+
+    def __getitem__(self, index: int) -> Row:
+        return self._rows[index]
+
+    def place(self, index: int) -> str:
+        return self._rows.place(index)
+
+
+class Chain:
+    """Several files one after the other. They must have the same columns."""
+
+    def __init__(self, parts: Sequence[JsonLines | Parquet]) -> None:
+        self._parts = tuple(parts)
+        self._starts = np.cumsum([0, *(len(part) for part in parts)])
+        self.columns = parts[0].columns
+        for part in parts[1:]:
+            if set(part.columns) != set(self.columns):
+                raise DataError(
+                    f"{part.path} has the columns {', '.join(part.columns)}, but {parts[0].path} has "
+                    f"{', '.join(self.columns)}; files of one source must agree: make them two sources"
+                )
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> Row:
+        part, row = self._locate(index)
+        return part[row]
+
+    def place(self, index: int) -> str:
+        part, row = self._locate(index)
+        return part.place(row)
+
+    def _locate(self, index: int) -> tuple[JsonLines | Parquet, int]:
+        which = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return self._parts[which], index - int(self._starts[which])
+
+
+def _files_rows(files: Sequence[Path], field: str) -> Rows:
+    parts: list[JsonLines | Parquet] = []
+    for file in files:
+        if file.suffix in _JSON_LINES:
+            parts.append(JsonLines(file))
+        elif file.suffix == ".parquet":
+            parts.append(Parquet(file))
+        else:
+            raise DataError(f"{field}: {file} is neither JSON Lines ({', '.join(_JSON_LINES)}) nor Parquet (.parquet)")
+    return parts[0] if len(parts) == 1 else Chain(parts)
+
+
+def _folder_rows(folder: Path, split: str | None, field: str) -> Rows:
+    """A folder written by ``datasets.save_to_disk``, or one with data files."""
+    if (folder / "dataset_info.json").exists() or (folder / "dataset_dict.json").exists():
+        from datasets import load_from_disk
+
+        return _one_split(load_from_disk(str(folder)), str(folder), split, field)
+    files = sorted(file for file in folder.iterdir() if file.suffix in (*_JSON_LINES, ".parquet"))
+    if split is not None:
+        files = [file for file in files if file.name.startswith(split)]
+    if not files:
+        beginning = f" whose names begin with {split!r} (the split)" if split else ""
+        raise DataError(f"{field}: {folder} has no .jsonl or .parquet files{beginning}; check the path")
+    return _files_rows(files, field)
+
+
+def _hub_rows(name: str, split: str | None, field: str) -> Rows:
+    """A data set of the hub. ``HF_HOME`` and ``HF_HUB_OFFLINE`` are honoured."""
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    path, _, configuration = name.partition(":")
+    try:
+        found = load_dataset(path, configuration or None)
+    except (DatasetsError, ValueError, OSError) as problem:
+        first_line = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+        raise DataError(
+            f"{field}: {name!r} is no file or folder, nor could it be loaded from the hub ({first_line}). Check the "
+            "name (a configuration follows a colon: hf://owner/name:configuration); without a network, download it "
+            "elsewhere and give the files, or copy that cache and set HF_HOME and HF_HUB_OFFLINE=1"
+        ) from problem
+    return _one_split(found, name, split, field)
+
+
+def _one_split(found: Any, name: str, split: str | None, field: str) -> Rows:
+    if not isinstance(found, dict):
+        return HuggingFace(found, name)
+    split = split or (next(iter(found)) if len(found) == 1 else "train")
+    if split not in found:
+        raise DataError(f"{field}: {name} has no split {split!r}; it has {', '.join(found)}: set split to one of them")
+    return HuggingFace(found[split], f"{name} ({split})")
+
+
+def _fetched(url: str, field: str) -> Path:
+    """A local copy of a remote file, through fsspec's cache."""
+    import fsspec
+
+    if url.startswith("pvc://"):
+        raise DataError(f"{field}: {url} is a volume of the cluster; on this machine give the path of a local copy")
+    try:
+        return Path(fsspec.open_local(f"filecache::{url}", filecache={"same_names": True}))
+    except (OSError, ImportError, ValueError) as problem:
+        raise DataError(
+            f"{field}: {url} cannot be read ({problem}); check the address, or copy the file here"
+        ) from problem
