@@ -1,0 +1,95 @@
+"""Ray for one run: a private one on this machine, or the cluster that the driver was submitted to.
+
+A private Ray keeps everything in a folder of its own, talks on the loopback device, and is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PRIVATE_ENVIRONMENT = {
+    # The default writes a token under the user's home, after which other local clusters refuse connections.
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray would otherwise rebuild a uv environment in every worker when started by `uv run`.
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    # Actors of one process per core: more threads only get in each other's way.
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+_PREFIX = "rljob-ray-"
+
+
+@contextmanager
+def ray_for_run(cpus: int) -> Iterator[None]:
+    """Connects to the cluster that RAY_ADDRESS names, or starts a private Ray with ``cpus`` slots, stopped at the end.
+
+    ``cpus`` are slots for actors, not cores: a machine with fewer cores runs them in turn.
+    """
+    if "RAY_ADDRESS" in os.environ:
+        import ray
+
+        ray.init(address="auto", log_to_driver=False)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    for name, value in PRIVATE_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    with _private_folder() as folder:
+        try:
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                _temp_dir=str(folder),
+                _node_ip_address="127.0.0.1",
+            )
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder for Ray's sockets and logs, removed afterwards, together with those that killed runs have left.
+
+    Sockets live below it, and their paths may have 107 characters at most: hence /tmp and a short name.
+    """
+    for left in Path("/tmp").glob(f"{_PREFIX}*"):
+        _remove_if_abandoned(left)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    """Its owner holds the lock for as long as it lives."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR)
+    except OSError:
+        return  # just being made, or another user's
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(lock)

@@ -1,0 +1,45 @@
+"""SIGINT and SIGTERM as a wish to stop, which the run fulfils at the next safe point.
+
+The first signal asks; a second one within the grace period ends the process at once (the last checkpoint remains).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Set once somebody has asked the run to stop."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.signal: signal.Signals | None = None
+
+    def ask(self, number: int) -> None:
+        if self.asked.is_set():
+            os._exit(128 + number)
+        self.signal = signal.Signals(number)
+        self.asked.set()
+
+    def __bool__(self) -> bool:
+        return self.asked.is_set()
+
+
+@contextmanager
+def listening() -> Iterator[StopRequest]:
+    """Inside, both signals set the request instead of ending the process."""
+    request = StopRequest()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, request.ask, number)
+    try:
+        yield request
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
