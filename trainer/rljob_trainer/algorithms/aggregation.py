@@ -1,0 +1,98 @@
+"""From a loss per token to one number, always divided by counts of the whole mini-batch over all ranks.
+
+A mini-batch's loss is the plain sum of `aggregate(...)` over its micro-batches and ranks, so gradients simply add up
+and neither micro-batch size nor rank count changes anything but rounding. Sequences without masked tokens count
+nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.algorithms.registry import Method, Registry
+from rljob_trainer.algorithms.segments import Segments
+
+
+@dataclass(frozen=True)
+class LossCounts:
+    """What a mini-batch (over all ranks) holds: add the counts of its parts up before the first micro-batch."""
+
+    tokens: int
+    """Masked tokens."""
+    sequences: int
+    """Sequences with at least one masked token."""
+
+    @staticmethod
+    def of(mask: Tensor, segments: Segments) -> LossCounts:
+        """Counts ``mask [tokens]``; waits for the device, so do it once a mini-batch, best on host tensors."""
+        per_sequence = segments.count(mask)
+        return LossCounts(int(per_sequence.sum()), int((per_sequence > 0).sum()))
+
+    def __add__(self, other: LossCounts) -> LossCounts:
+        return LossCounts(self.tokens + other.tokens, self.sequences + other.sequences)
+
+
+@dataclass(frozen=True)
+class Aggregation(Method[Tensor]):
+    """Makes one number of a stream; see `aggregate`."""
+
+
+aggregations: Registry[Aggregation] = Registry("aggregation")
+
+
+def aggregation(name: str) -> Callable[[Callable[..., Tensor]], Aggregation]:
+    """Registers an aggregation: ``(per_token [tokens], segments, mask, counts, *, settings) -> []``.
+
+    ``per_token`` arrives with 0 where the mask is False.
+    """
+
+    def register(function: Callable[..., Tensor]) -> Aggregation:
+        return aggregations.add(Aggregation(name, function))
+
+    return register
+
+
+def aggregate(
+    name: str, per_token: Tensor, segments: Segments, mask: Tensor, counts: LossCounts, **settings: Any
+) -> Tensor:
+    """This micro-batch's share ``[]`` of the mini-batch's loss; ``counts`` are those of the whole mini-batch."""
+    return aggregations[name](torch.where(mask, per_token, 0), segments, mask, counts, **settings)
+
+
+@aggregation("tokenMean")
+def token_mean(per_token: Tensor, segments: Segments, mask: Tensor, counts: LossCounts) -> Tensor:
+    """Every token weighs the same (DAPO, arXiv 2503.14476, eq. 12)."""
+    return per_token.sum() / max(counts.tokens, 1)
+
+
+@aggregation("tokenSum")
+def token_sum(per_token: Tensor, segments: Segments, mask: Tensor, counts: LossCounts) -> Tensor:
+    """The plain sum over tokens."""
+    return per_token.sum()
+
+
+@aggregation("seqMeanTokenMean")
+def seq_mean_token_mean(per_token: Tensor, segments: Segments, mask: Tensor, counts: LossCounts) -> Tensor:
+    """Every sequence weighs the same (GRPO, arXiv 2402.03300, eq. 3)."""
+    return segments.mean(per_token, mask).sum() / max(counts.sequences, 1)
+
+
+@aggregation("seqMeanTokenSum")
+def seq_mean_token_sum(per_token: Tensor, segments: Segments, mask: Tensor, counts: LossCounts) -> Tensor:
+    """Sum over each sequence, mean over sequences: the policy gradient of whole responses."""
+    return per_token.sum() / max(counts.sequences, 1)
+
+
+@aggregation("seqMeanTokenSumNorm")
+def seq_mean_token_sum_norm(
+    per_token: Tensor, segments: Segments, mask: Tensor, counts: LossCounts, *, scale: float
+) -> Tensor:
+    """seqMeanTokenSum divided by a constant ``scale``, usually the longest allowed response (Dr. GRPO, 2503.20783)."""
+    if scale <= 0:
+        raise ValueError(f"scale must be above 0 (the longest allowed response is usual), but is {scale}")
+    return per_token.sum() / (max(counts.sequences, 1) * scale)

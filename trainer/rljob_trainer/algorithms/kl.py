@@ -1,0 +1,100 @@
+"""KL divergence from the reference, estimated per token from the log-probs of sampled tokens.
+
+With d = log pi_theta - log pi_ref: k1 = d, k2 = d^2 / 2, k3 = e^-d + d - 1 >= 0 (http://joschu.net/blog/kl-approx.html).
+As a loss, k1's gradient has expectation 0 and k3's is biased; the straight-through variants keep the value of k1 or k3
+and take k2's gradient, whose expectation is that of the KL itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.algorithms.registry import Method, Registry
+from rljob_trainer.algorithms.segments import Segments
+
+EXPONENT_BOUND = 20.0
+K3_BOUND = 10.0
+
+
+@dataclass(frozen=True)
+class KlEstimator(Method[Tensor]):
+    """``(log_probs [tokens], ref_log_probs [tokens]) -> [tokens]``."""
+
+
+kl_estimators: Registry[KlEstimator] = Registry("KL estimator")
+
+
+def kl_estimator(name: str) -> Callable[[Callable[..., Tensor]], KlEstimator]:
+    """Registers an estimator under the name used in job files."""
+
+    def register(function: Callable[..., Tensor]) -> KlEstimator:
+        return kl_estimators.add(KlEstimator(name, function))
+
+    return register
+
+
+@kl_estimator("k1")
+def k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """d: unbiased, of either sign."""
+    return log_probs - ref_log_probs
+
+
+@kl_estimator("abs")
+def absolute(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """|d|."""
+    return (log_probs - ref_log_probs).abs()
+
+
+@kl_estimator("k2")
+def k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """d^2 / 2."""
+    return 0.5 * (log_probs - ref_log_probs).square()
+
+
+@kl_estimator("k3")
+def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """e^-d + d - 1, with d clamped to +-20 and the result to at most 10."""
+    d = (log_probs - ref_log_probs).clamp(-EXPONENT_BOUND, EXPONENT_BOUND)
+    return (torch.expm1(-d) + d).clamp(max=K3_BOUND)
+
+
+@kl_estimator("k1Straight")
+def k1_straight(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """The value of k1 with the gradient of k2."""
+    return _straight_through(k1(log_probs, ref_log_probs), k2(log_probs, ref_log_probs))
+
+
+@kl_estimator("k3Straight")
+def k3_straight(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """The value of k3 with the gradient of k2."""
+    return _straight_through(k3(log_probs, ref_log_probs), k2(log_probs, ref_log_probs))
+
+
+def _straight_through(value: Tensor, gradient: Tensor) -> Tensor:
+    return value.detach() + (gradient - gradient.detach())
+
+
+def kl_penalised_rewards(
+    scores: Tensor,
+    log_probs: Tensor,
+    ref_log_probs: Tensor,
+    mask: Tensor,
+    segments: Segments,
+    *,
+    kind: str = "k1",
+    coefficient: float,
+) -> tuple[Tensor, Tensor]:
+    """Token rewards ``[tokens]``: at every masked token - coefficient * KL, at each sequence's last one + its score.
+
+    Also returns the mean KL ``[]`` over sequences of each one's mean over tokens: what an adaptive controller watches.
+    ``scores [S]``; log-probs ``[tokens]`` of the policy that sampled (pi_old) and of the reference.
+    """
+    with torch.no_grad():
+        kl = torch.where(mask, kl_estimators[kind](log_probs, ref_log_probs), 0)
+        score_here = torch.where(segments.is_last(mask), segments.spread(scores.to(kl.dtype)), 0)
+        with_tokens = (segments.count(mask) > 0).sum().clamp(min=1)
+        return score_here - coefficient * kl, segments.mean(kl, mask).sum() / with_tokens

@@ -1,0 +1,124 @@
+"""The loss of an optimizer step as the learner uses it: policy, KL and entropy of the actor; value loss of the critic.
+
+Losses and metrics of a micro-batch are shares of its mini-batch's: add them up over micro-batches and ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.algorithms.aggregation import LossCounts, aggregate
+from rljob_trainer.algorithms.kl import kl_estimators
+from rljob_trainer.algorithms.policy_losses import PolicyInputs, masked_count, masked_sum, policy_losses
+from rljob_trainer.algorithms.segments import Segments
+
+
+class LossSettings(Protocol):
+    """The part of `learner.protocol.LossSettings` that the mathematics reads."""
+
+    @property
+    def policy_loss(self) -> str: ...
+    @property
+    def policy_loss_params(self) -> Mapping[str, Any]: ...
+    @property
+    def aggregation(self) -> str: ...
+    @property
+    def aggregation_params(self) -> Mapping[str, Any]: ...
+    @property
+    def kl_kind(self) -> str | None: ...
+    @property
+    def kl_coefficient(self) -> float: ...
+    @property
+    def entropy_coefficient(self) -> float: ...
+    @property
+    def value_clip(self) -> float | None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """A micro-batch's share. ``metrics`` are scalars without gradient that add up just as ``loss`` does, under their
+    public names.
+    """
+
+    loss: Tensor  # []
+    metrics: dict[str, Tensor]
+
+
+def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts) -> Loss:
+    """policy loss + kl_coefficient * KL(pi_theta, pi_ref) - entropy_coefficient * entropy, each aggregated alike.
+
+    ``counts`` are those of the whole mini-batch over all ranks. ``inputs.weights`` multiply the policy loss only.
+    Raises ``ValueError`` for unknown methods or settings and for streams that they need and do not get.
+    """
+    mask, segments = inputs.mask, inputs.segments
+
+    def aggregated(stream: Tensor) -> Tensor:
+        return aggregate(settings.aggregation, stream, segments, mask, counts, **settings.aggregation_params)
+
+    policy = policy_losses[settings.policy_loss](inputs, **settings.policy_loss_params)
+    per_token = policy.per_token
+    if inputs.weights is not None:
+        per_token = per_token * torch.where(mask, inputs.weights, 0)
+    loss = aggregated(per_token)
+    metrics = {f"actor/{name}": total / max(counts.tokens, 1) for name, total in policy.metrics.items()}
+    metrics["actor/policy_loss"] = loss.detach()
+
+    if settings.kl_kind is not None:
+        kl = _kl_to_reference(inputs, settings.kl_kind)
+        loss = loss + settings.kl_coefficient * aggregated(kl)
+        metrics["kl/in_loss"] = masked_sum(kl, mask) / max(counts.tokens, 1)
+
+    if inputs.entropy is not None:
+        metrics["actor/entropy"] = masked_sum(inputs.entropy, mask) / max(counts.tokens, 1)
+        if settings.entropy_coefficient != 0.0:
+            loss = loss - settings.entropy_coefficient * aggregated(inputs.entropy)
+    elif settings.entropy_coefficient != 0.0:
+        raise ValueError("entropy_coefficient is not 0, but the entropy of the tokens was not given")
+    metrics["actor/loss"] = loss.detach()
+    return Loss(loss, metrics)
+
+
+def _kl_to_reference(inputs: PolicyInputs, kind: str) -> Tensor:
+    if kind == "full":
+        if inputs.vocabulary_kl is None:
+            raise ValueError("the KL kind full needs `vocabulary_kl`, the exact KL of every token")
+        return inputs.vocabulary_kl
+    if inputs.ref_log_probs is None:
+        raise ValueError(f"a KL in the loss ({kind}) needs the reference's log-probs, which this batch lacks")
+    reference = torch.where(inputs.mask, inputs.ref_log_probs, 0)
+    return kl_estimators[kind](torch.where(inputs.mask, inputs.log_probs, 0), reference)
+
+
+def critic_loss(
+    values: Tensor,
+    returns: Tensor,
+    mask: Tensor,
+    segments: Segments,
+    settings: LossSettings,
+    counts: LossCounts,
+    old_values: Tensor | None = None,
+) -> Loss:
+    """1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), aggregated as the actor's loss.
+
+    All streams ``[tokens]``; c is ``settings.value_clip``, None for no clip (then ``old_values`` is not needed).
+    """
+    values, returns = torch.where(mask, values, 0), torch.where(mask, returns, 0)
+    error = (values - returns).square()
+    metrics: dict[str, Tensor] = {}
+    if settings.value_clip is not None:
+        if old_values is None:
+            raise ValueError("value_clip needs the values at sampling time, which this batch lacks")
+        anchor = torch.where(mask, old_values, 0)
+        near = torch.clamp(values, anchor - settings.value_clip, anchor + settings.value_clip)
+        clipped = (near - returns).square()
+        metrics["critic/clip_fraction"] = masked_count(clipped > error, mask) / max(counts.tokens, 1)
+        error = torch.maximum(error, clipped)
+    loss = aggregate(settings.aggregation, 0.5 * error, segments, mask, counts, **settings.aggregation_params)
+    metrics["critic/value_loss"] = metrics["critic/loss"] = loss.detach()
+    metrics["critic/prediction/mean"] = masked_sum(values, mask) / max(counts.tokens, 1)
+    return Loss(loss, metrics)
