@@ -48,3 +48,7 @@ class LearnerError(RLJobError):
     """A trainer rank failed."""
 
     exit_code = 75
+
+
+class OutputError(RLJobError):
+    """Something cannot be written into the output folder: no space, no permission."""
