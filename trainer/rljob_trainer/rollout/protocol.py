@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How tokens are drawn. ``temperature`` 0 means greedy. ``top_k`` 0 and ``top_p`` 1 mean off."""
+    """How tokens are drawn. ``temperature`` 0 means greedy. ``top_k`` 0 and ``top_p`` 1 mean off.
+
+    A response ends with the first of ``stop_token_ids`` (which is part of it) or after ``max_tokens``.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -49,8 +52,8 @@ class GenerationRequest:
 class GenerationResult:
     """A finished (or aborted, hence partial) response; all arrays ``[T]``.
 
-    ``log_probs`` are at the sampling temperature (log-softmax of logits / temperature); greedy requests report
-    them at temperature 1.
+    ``log_probs`` are those of the distribution that was sampled from: log-softmax of logits / temperature, over the
+    tokens that top-k and top-p keep. Greedy requests report them at temperature 1.
     """
 
     request_id: str
@@ -77,7 +80,24 @@ class Engine(Protocol):
         ...
 
     @property
-    def has_work(self) -> bool: ...
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests that are being sampled."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for room."""
+        ...
+
+    @property
+    def tokens_made(self) -> int:
+        """Tokens sampled since the engine was built."""
+        ...
 
     def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
         """Ends the named (or all) requests now and returns their partial results, ``finish="aborted"``."""
@@ -96,11 +116,17 @@ class Engine(Protocol):
         ...
 
     def finish_update(self, version: int) -> None:
-        """The update is complete: drops the prefix cache and serves ``version`` from now on."""
+        """The update is complete: drops the prefix cache and serves ``version`` from now on.
+
+        Requests that run across an update keep the keys and values they have; abort and resubmit them to recompute.
+        """
         ...
 
     def sleep(self) -> None:
-        """Frees the KV cache and, where the engine owns them, the weights' device memory."""
+        """Frees the KV cache and, where the engine owns them, the weights' device memory.
+
+        Running requests wait and are prefilled again after ``wake``; no ``step`` until then.
+        """
         ...
 
     def wake(self) -> None: ...

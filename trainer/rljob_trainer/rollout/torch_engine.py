@@ -86,6 +86,7 @@ class TorchEngine:
         self._finished: list[GenerationResult] = []
         self._running: list[_Running] = []
         """In the order of the cache's rows."""
+        self._tokens_made = 0
         self._clock = 0
         """Tokens that a request running since the beginning would have."""
         self._longest_offset = 0
@@ -152,8 +153,11 @@ class TorchEngine:
         return bool(self._waiting or self._running or self._finished)
 
     @property
+    def tokens_made(self) -> int:
+        return self._tokens_made
+
+    @property
     def running(self) -> int:
-        """Requests that hold a row of the cache."""
         return len(self._running)
 
     @property
@@ -257,6 +261,7 @@ class TorchEngine:
         last = torch.tensor(lengths, device=self._device) - 1
         hidden = hidden[torch.arange(len(families), device=self._device), last]
         rows_state.sample(self._decoder.logits(hidden).index_select(0, of_row), rows)
+        self._tokens_made += len(members)
         self._count_anew()
         return self._leave(self._ended(rows))
 
@@ -270,6 +275,7 @@ class TorchEngine:
         rows_state.sample(self._decoder.logits(hidden), slice(0, count))
         rows_state.advance(count)
         self._clock += 1
+        self._tokens_made += count
         return self._leave(self._ended(slice(0, count)))
 
     def _ended(self, rows: slice) -> dict[int, FinishReason]:

@@ -1,0 +1,98 @@
+"""An engine as a Ray actor: what the driver's pool talks to.
+
+The actor adds nothing to ``EngineLoop`` but its process. Its methods block, so it runs with several threads
+(``ACTOR_OPTIONS``): a long poll in ``collect`` does not keep ``abort`` or ``status`` waiting.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
+from rljob_trainer.rollout.protocol import Engine, GenerationRequest, GenerationResult
+from rljob_trainer.samples import FloatArray
+
+ACTOR_OPTIONS: Mapping[str, Any] = {"max_concurrency": 16, "max_restarts": 0}
+"""Ray options of every engine actor. Restarting is the pool's decision: a new engine needs weights before it serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """How to build an engine; what crosses to the actor."""
+
+    kind: Literal["torch", "vllm"]
+    folder: str
+    """The model: a local Hugging Face folder."""
+    dtype: str = "float32"
+    device: str = "cpu"
+    max_context: int | None = None
+    max_concurrent: int = 256
+    version: int = 0
+    """The policy version of the weights in the folder."""
+    tensor_parallel: int = 1
+    seed: int = 0
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    """torch: keyword arguments of ``TorchEngine.from_folder``; vllm: of vLLM's ``EngineArgs``."""
+
+
+def build_engine(spec: EngineSpec) -> Engine:
+    """The engine that ``spec`` describes. Imports only what it needs."""
+    if spec.kind == "torch":
+        import torch
+
+        from rljob_trainer.rollout.torch_engine import TorchEngine
+
+        return TorchEngine.from_folder(
+            spec.folder,
+            dtype=getattr(torch, spec.dtype),
+            device=spec.device,
+            version=spec.version,
+            max_concurrent=spec.max_concurrent,
+            max_context=spec.max_context,
+            **spec.engine_args,
+        )
+    raise ValueError(f"unknown engine kind {spec.kind!r}")
+
+
+class EngineActor:
+    """The class to start with ``ray.remote(EngineActor).options(**ACTOR_OPTIONS, ...)``."""
+
+    def __init__(self, name: str, spec: EngineSpec) -> None:
+        self._loop = EngineLoop(lambda: build_engine(spec), name)
+
+    def ready(self) -> int:
+        """Returns the process id once the engine is built."""
+        return os.getpid()
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        self._loop.submit(requests)
+
+    def collect(self, wait_seconds: float, at_least: int = 1) -> list[GenerationResult]:
+        return self._loop.collect(wait_seconds, at_least)
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
+        return self._loop.abort(request_ids)
+
+    def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
+        return self._loop.score(sequences, temperature)
+
+    def status(self) -> EngineStatus:
+        return self._loop.status()
+
+    def begin_update(self) -> None:
+        self._loop.begin_update()
+
+    def finish_update(self, version: int) -> None:
+        self._loop.finish_update(version)
+
+    def sleep(self) -> None:
+        self._loop.sleep()
+
+    def wake(self) -> None:
+        self._loop.wake()
+
+    def close(self) -> None:
+        self._loop.close()

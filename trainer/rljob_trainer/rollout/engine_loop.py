@@ -1,0 +1,235 @@
+"""A thread that drives one engine: requests go in, results come out, everything else happens between two steps.
+
+An ``Engine`` is single-threaded; this is its thread. Every public method may be called from any thread and blocks
+until it has an answer. ``actor.py`` puts it behind Ray; a learner rank that shares its weights with a colocated torch
+engine uses it as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.rollout.protocol import Engine, GenerationRequest, GenerationResult
+from rljob_trainer.samples import FloatArray
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What an engine is doing."""
+
+    name: str
+    version: int
+    running: int
+    waiting: int
+    tokens_made: int
+    busy_seconds: float
+    """Time spent in ``step`` since the start."""
+    asleep: bool
+    updating: bool
+
+
+class EngineLoop:
+    """Runs the engine that ``build`` returns; ``name`` stands in every error.
+
+    An exception in ``step`` ends the engine: it is raised, as an ``EngineError`` that names the engine, from the calls
+    that wait and from every later one. An exception in anything else is the caller's, and the engine goes on.
+    """
+
+    def __init__(self, build: Callable[[], Engine], name: str) -> None:
+        self.name = name
+        self._inbox: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+        self._outbox: list[GenerationResult] = []
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._idle = True
+        self._asleep = False
+        self._updating = False
+        self._busy_seconds = 0.0
+        built: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(build, built), name=f"engine-{name}", daemon=True)
+        self._thread.start()
+        built.result()
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queues all requests, together and in order, or raises ``ValueError`` and queues none."""
+
+        def enter(engine: Engine) -> None:
+            added: list[str] = []
+            try:
+                for request in requests:
+                    engine.add(request)
+                    added.append(request.request_id)
+            except ValueError:
+                engine.abort(added)
+                raise
+
+        self.call(enter)
+
+    def collect(self, wait_seconds: float, at_least: int = 1) -> list[GenerationResult]:
+        """What has finished since the last call. Waits for ``at_least`` results, for the engine to run out of work, or
+        for ``wait_seconds``, whatever comes first."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: len(self._outbox) >= at_least or (self._outbox and self._idle) or self._closed, wait_seconds
+            )
+            if not self._outbox:
+                self._check()
+            results, self._outbox = self._outbox, []
+            return results
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
+        """Ends the named (or all) requests and returns what they have. Finished ones come from ``collect``."""
+        wanted = None if request_ids is None else list(request_ids)
+        return self.call(lambda engine: engine.abort(wanted))
+
+    def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
+        return self.call(lambda engine: engine.score(sequences, temperature))
+
+    # ------------------------------------------------------------------ state
+
+    def begin_update(self) -> None:
+        """No step from now until ``finish_update``; requests stay where they are."""
+
+        def begin(engine: Engine) -> None:
+            self._updating = True
+            engine.begin_update()
+
+        self.call(begin)
+
+    def finish_update(self, version: int) -> None:
+        def finish(engine: Engine) -> None:
+            engine.finish_update(version)
+            self._updating = False
+
+        self.call(finish)
+
+    def update(self, receive: Callable[[Engine], None], version: int, timeout: float | None = None) -> None:
+        """One whole update on the engine's thread: ``receive`` calls ``engine.load``. If it raises, the engine may hold a
+        mixture of weights and samples nothing until an update succeeds."""
+
+        def whole(engine: Engine) -> None:
+            self._updating = True
+            engine.begin_update()
+            receive(engine)
+            engine.finish_update(version)
+            self._updating = False
+
+        self.call(whole, timeout)
+
+    def sleep(self) -> None:
+        def fall_asleep(engine: Engine) -> None:
+            self._asleep = True
+            engine.sleep()
+
+        self.call(fall_asleep)
+
+    def wake(self) -> None:
+        def wake(engine: Engine) -> None:
+            engine.wake()
+            self._asleep = False
+
+        self.call(wake)
+
+    def status(self) -> EngineStatus:
+        return self.call(
+            lambda engine: EngineStatus(
+                self.name,
+                engine.version,
+                engine.running,
+                engine.waiting,
+                engine.tokens_made,
+                self._busy_seconds,
+                self._asleep,
+                self._updating,
+            )
+        )
+
+    def call(self, function: Callable[[Engine], T], timeout: float | None = None) -> T:
+        """Runs ``function`` on the engine's thread, between two steps, and returns what it returns."""
+        answer: Future[T] = Future()
+        with self._changed:
+            self._check()
+            self._inbox.append((function, answer))
+            self._changed.notify_all()
+        try:
+            return answer.result(timeout)
+        except TimeoutError as error:
+            if answer.done():
+                raise
+            raise DeadlineError(f"engine {self.name} did not answer within {timeout:g} s") from error
+
+    def close(self) -> None:
+        """Ends the thread and the engine after the present step; later calls raise."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self, build: Callable[[], Engine], built: Future[None]) -> None:
+        try:
+            engine = build()
+        except BaseException as error:  # noqa: BLE001  (raised again by the constructor)
+            self._failure = error
+            built.set_exception(error)
+            return
+        built.set_result(None)
+        try:
+            while not self._closed:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or self._inbox or self._may_step(engine))
+                    commands, self._inbox = self._inbox, deque()
+                for function, answer in commands:
+                    try:
+                        answer.set_result(function(engine))
+                    except BaseException as error:  # noqa: BLE001  (the caller's, whatever it is)
+                        answer.set_exception(error)
+                results = self._step(engine) if self._may_step(engine) else []
+                with self._changed:
+                    self._idle = not engine.has_work
+                    self._outbox += results
+                    if results:
+                        self._changed.notify_all()
+        except BaseException as error:  # noqa: BLE001  (raised from every call that waits)
+            self._failure = error
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            abandoned, self._inbox = self._inbox, deque()
+        for _, answer in abandoned:
+            answer.set_exception(self._ended())
+        engine.close()
+
+    def _may_step(self, engine: Engine) -> bool:
+        return engine.has_work and not (self._asleep or self._updating or self._closed)
+
+    def _step(self, engine: Engine) -> list[GenerationResult]:
+        started = time.perf_counter()
+        results = engine.step()
+        self._busy_seconds += time.perf_counter() - started
+        return results
+
+    def _check(self) -> None:
+        """Raises if the thread has ended."""
+        if self._closed:
+            raise self._ended()
+
+    def _ended(self) -> EngineError:
+        if self._failure is None:
+            return EngineError(f"engine {self.name} has been closed")
+        error = EngineError(f"engine {self.name} failed: {type(self._failure).__name__}: {self._failure}")
+        error.__cause__ = self._failure
+        return error
