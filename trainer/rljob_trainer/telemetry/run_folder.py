@@ -1,0 +1,118 @@
+"""The files a run leaves in its output folder: their names, and how to read them back.
+
+Writing is done by ``sinks.py``, ``summary.py``, ``report`` and ``timing.py``; what all of them share is here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rljob_trainer.errors import DataError, OutputError
+
+JOB = "job.yaml"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+REPORT = "report.html"
+TIMELINE = "timeline.json"
+SAMPLES = "samples"
+TENSORBOARD = "tensorboard"
+
+_SAMPLE_FILE = re.compile(r"step-(\d+)\.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One generated sample as it is written for people to read."""
+
+    source: str
+    prompt: str
+    response: str
+    score: float | None = None
+    answer: str | None = None
+    prediction: str | None = None
+    correct: bool | None = None
+    finish: str | None = None
+    tokens: int | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """One line of JSON; what is not known is left out."""
+        known = {name: value for name, value in asdict(self).items() if value not in (None, {})}
+        return json.dumps(finite(known), ensure_ascii=False)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an ``OSError`` inside into an ``OutputError`` that says which file, why, and what to do."""
+    try:
+        yield
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise OutputError(
+            f"cannot write {path}: {reason}; make room or the folder writable, or choose another one with --output"
+        ) from problem
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replaces ``path`` by ``text`` in one move: a reader sees the old file or the new one. Raises ``OutputError``."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def finite(value: Any) -> Any:
+    """``value`` with every number that JSON has no word for (NaN, infinities) as None."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, Mapping):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(entry) for entry in value]
+    return value
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file. A last line that was cut off by a crash is left out; another bad line raises
+    ``DataError`` with its number. A file that does not exist is empty."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as problem:
+                if not line.endswith("\n"):
+                    return
+                what = f"{path}, line {number}: not JSON ({problem.msg}); repair or remove the line"
+                raise DataError(what) from problem
+
+
+def samples_path(folder: Path, step: int) -> Path:
+    return folder / SAMPLES / f"step-{step:06d}.jsonl"
+
+
+def sample_files(folder: Path) -> dict[int, Path]:
+    """The sample files of a run by step, in order."""
+    found = ((_SAMPLE_FILE.fullmatch(path.name), path) for path in (folder / SAMPLES).glob("step-*.jsonl"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def read_samples(path: Path) -> list[SampleRow]:
+    """The rows of one sample file; fields of a later version are ignored."""
+    known = set(SampleRow.__dataclass_fields__)
+    return [SampleRow(**{name: value for name, value in row.items() if name in known}) for row in read_lines(path)]

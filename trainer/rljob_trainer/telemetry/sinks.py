@@ -1,0 +1,189 @@
+"""Where a run's metrics and samples are written: JSONL files, TensorBoard, and optionally W&B and MLflow.
+
+    with open_sinks(folder, tensorboard=True, restored_step=None) as sinks:
+        sinks.step(1, {"reward/mean": 0.25})
+        sinks.samples(1, [SampleRow(source="gsm8k", prompt=..., response=..., score=1.0)])
+
+``metrics.jsonl`` is the record the report is made of: one object a step, on disk before ``step`` returns, and after a
+resume cut back to the restored step. What cannot be written is an ``OutputError``; a name that the catalogue does not
+list is an ``UnknownMetricError``. Trackers in the network live in ``trackers.py``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Protocol
+
+from rljob_trainer.telemetry import run_folder
+from rljob_trainer.telemetry.names import check_all
+from rljob_trainer.telemetry.run_folder import SampleRow, finite, writing
+
+
+class Sink(Protocol):
+    """Takes what a run reports. Calls come from one thread, steps in rising order."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Sinks:
+    """Several sinks as one, and the place where metric names are checked."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hands one step's metrics to every sink. Raises ``UnknownMetricError`` before any of them is written."""
+        check_all(metrics)
+        plain = {name: float(value) for name, value in metrics.items()}
+        for sink in self._sinks:
+            sink.step(step, plain)
+
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        for sink in self._sinks:
+            sink.samples(step, rows)
+
+    def close(self) -> None:
+        """Closes every sink, also when one of them fails; the first failure is raised at the end."""
+        failure: Exception | None = None
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except Exception as problem:  # noqa: BLE001  (the other sinks must still be closed; re-raised below)
+                failure = failure or problem
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Sinks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class JsonlSink:
+    """``metrics.jsonl`` and ``samples/step-000010.jsonl`` in the output folder.
+
+    ``restored_step`` is the step a resumed run continues from: what was written for later steps is removed, so that
+    no step appears twice. None starts a new record and removes the old one.
+    """
+
+    def __init__(self, folder: Path, restored_step: int | None = None) -> None:
+        self._folder = folder
+        self._path = folder / run_folder.METRICS
+        with writing(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            _remove_later_samples(folder, restored_step)
+            if restored_step is None:
+                self._file: IO[str] = self._path.open("w", encoding="utf-8")
+            else:
+                _cut_back(self._path, restored_step)
+                self._file = self._path.open("a", encoding="utf-8")
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        record = {"step": step, "time": _now(), **finite(metrics)}
+        with writing(self._path):
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        text = "".join(row.to_json() + "\n" for row in rows)
+        run_folder.write_whole(run_folder.samples_path(self._folder, step), text)
+
+    def close(self) -> None:
+        with writing(self._path):
+            self._file.close()
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _remove_later_samples(folder: Path, restored_step: int | None) -> None:
+    for step, path in run_folder.sample_files(folder).items():
+        if restored_step is None or step > restored_step:
+            path.unlink()
+
+
+def _cut_back(path: Path, restored_step: int) -> None:
+    """Removes the lines after ``restored_step`` and a last line that a crash cut off; the rest stays byte for byte."""
+    if not path.exists():
+        return
+    kept = 0
+    with path.open("rb+") as file:
+        for line in file:
+            if not line.endswith(b"\n") or _step_of(line) > restored_step:
+                break
+            kept += len(line)
+        file.truncate(kept)
+
+
+def _step_of(line: bytes) -> float:
+    """The step of a line; a line that cannot be read counts as one to be removed."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+class TensorBoardSink:
+    """Scalars as TensorBoard event files, without torch or TensorFlow.
+
+    After a resume TensorBoard is told to forget what earlier files say about later steps; a new run removes them.
+    """
+
+    def __init__(self, folder: Path, restored_step: int | None = None) -> None:
+        # Imported here: it costs a fifth of a second and jobs may switch it off.
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event: Callable[..., Any] = event_pb2.Event
+        self._summary: Callable[..., Any] = summary_pb2.Summary
+        self._folder = folder / run_folder.TENSORBOARD
+        with writing(self._folder):
+            if restored_step is None:
+                for path in self._folder.glob("events.out.tfevents.*"):
+                    path.unlink()
+            self._writer = EventFileWriter(str(self._folder), flush_secs=30)
+            if restored_step is not None:
+                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+                self._add(event_pb2.Event(wall_time=time.time(), step=restored_step + 1, session_log=start))
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        values = [{"tag": name, "simple_value": value} for name, value in metrics.items()]
+        with writing(self._folder):
+            self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+
+    def _add(self, event: Any) -> None:
+        self._writer.add_event(event)
+
+    def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        """Samples are read in their own files."""
+
+    def close(self) -> None:
+        with writing(self._folder):
+            self._writer.close()
+
+
+def open_sinks(
+    folder: Path,
+    *,
+    tensorboard: bool = True,
+    restored_step: int | None = None,
+    trackers: Sequence[Sink] = (),
+) -> Sinks:
+    """The sinks of a run: files in ``folder`` (made if need be), and the trackers opened by ``trackers.py``."""
+    sinks: list[Sink] = [JsonlSink(folder, restored_step)]
+    if tensorboard:
+        sinks.append(TensorBoardSink(folder, restored_step))
+    return Sinks([*sinks, *trackers])

@@ -1,0 +1,131 @@
+"""What a person sees while a job runs: the interface, the facts shown, and the choice between live and plain.
+
+    with open_view() as view:
+        view.start(JobSummary(name="quickstart", algorithm="grpo", model="llama, 0.3 M parameters", total_steps=200))
+        view.waiting("learner needs 12/32 samples, oldest 4 s on engine 0")
+        view.step(StepRecord(step=1, metrics={"reward/mean": 0.1}))
+
+``live.py`` draws a terminal, ``plain.py`` prints lines. Both get every call from the driver's thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """The job in a few words. ``total_steps`` None: the job stops for another reason (time, reward)."""
+
+    name: str
+    algorithm: str
+    model: str
+    mode: str = "sync"
+    output: str = ""
+    total_steps: int | None = None
+    first_step: int = 1
+    """The first step this process trains; more than 1 after a resume."""
+    note: str = ""
+    """One more fact worth the top line, such as ``resumed at step 40``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One finished step: its metrics under their public names, and the recent shares of the stages (``StageTimes``)."""
+
+    step: int
+    metrics: Mapping[str, float]
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+
+class View(Protocol):
+    """Shows a run. ``close`` may be called more than once, and leaves the terminal as it was."""
+
+    def start(self, job: JobSummary) -> None: ...
+
+    def step(self, record: StepRecord) -> None: ...
+
+    def message(self, text: str) -> None:
+        """A log line for the person watching."""
+        ...
+
+    def waiting(self, text: str | None) -> None:
+        """What the driver waits for now; None: nothing. May be called often."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_view(stream: TextIO | None = None, *, plain: bool | None = None) -> View:
+    """The live view when ``stream`` (default: standard output) is a terminal that can move its cursor, else plain.
+
+    ``plain`` True or False overrides the choice.
+    """
+    from rich.console import Console
+
+    from rljob_trainer.telemetry.live import LiveView
+    from rljob_trainer.telemetry.plain import PlainView
+
+    stream = stream or sys.stdout
+    console = Console(file=stream)
+    if plain is None:
+        plain = not console.is_terminal or console.is_dumb_terminal
+    return PlainView(stream) if plain else LiveView(console)
+
+
+VALIDATION_MEAN = "validation/mean"
+
+
+def validation_score(metrics: Mapping[str, float]) -> float | None:
+    """The step's validation in one number, if it had one: ``validation/mean``."""
+    return metrics.get(VALIDATION_MEAN)
+
+
+class Pace:
+    """How fast steps come and when the last one will: from the times of the latest steps, pauses included."""
+
+    def __init__(
+        self,
+        total_steps: int | None,
+        first_step: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        latest: int = 50,
+    ) -> None:
+        self._clock = clock
+        self._total = total_steps
+        self._began = clock()
+        self._times: deque[tuple[int, float]] = deque([(first_step - 1, self._began)], maxlen=latest + 1)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start of this process's first step."""
+        return self._clock() - self._began
+
+    def step(self, step: int) -> None:
+        self._times.append((step, self._clock()))
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean seconds of the latest steps; None before the first."""
+        (first, began), (last, ended) = self._times[0], self._times[-1]
+        return (ended - began) / (last - first) if last > first else None
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds to the last step, counted from now; None when that is not known."""
+        pace, (last, ended) = self.step_seconds, self._times[-1]
+        if self._total is None or pace is None:
+            return None
+        return max(0.0, (self._total - last) * pace - (self._clock() - ended))
