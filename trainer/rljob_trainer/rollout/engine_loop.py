@@ -116,8 +116,8 @@ class EngineLoop:
         self.call(finish)
 
     def update(self, receive: Callable[[Engine], None], version: int, timeout: float | None = None) -> None:
-        """One whole update on the engine's thread: ``receive`` calls ``engine.load``. If it raises, the engine may hold a
-        mixture of weights and samples nothing until an update succeeds."""
+        """One whole update on the engine's thread: ``receive`` calls ``engine.load``. If it raises, the engine may hold
+        a mixture of weights and samples nothing until an update succeeds."""
 
         def whole(engine: Engine) -> None:
             self._updating = True

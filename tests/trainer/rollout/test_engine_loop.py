@@ -1,0 +1,143 @@
+"""The engine's thread: atomic submission, long polls, errors that surface where someone waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.rollout.engine_loop import EngineLoop
+from rljob_trainer.rollout.protocol import Engine, GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.rollout.torch_engine import TorchEngine
+
+
+def ask(name: str, length: int, prompt: tuple[int, ...] = (1, 2)) -> GenerationRequest:
+    return GenerationRequest(name, prompt, SamplingSettings(max_tokens=length), seed=0)
+
+
+@pytest.fixture
+def loop(llama: PreTrainedModel) -> Iterator[EngineLoop]:
+    loop = EngineLoop(lambda: TorchEngine.from_model(llama, max_concurrent=8), "e0")
+    yield loop
+    loop.close()
+
+
+def collect_all(loop: EngineLoop, count: int) -> list[GenerationResult]:
+    results: list[GenerationResult] = []
+    while len(results) < count:
+        new = loop.collect(30)
+        assert new, "a poll of 30 s brought nothing"
+        results += new
+    return results
+
+
+def test_results_arrive_while_others_still_run(loop: EngineLoop) -> None:
+    loop.submit([ask("long", 250), ask("short", 1)])
+    assert [result.request_id for result in loop.collect(30)] == ["short"]
+    assert loop.status().running == 1
+    assert [result.request_id for result in loop.collect(30)] == ["long"]
+
+
+def test_a_poll_for_several_results_waits_for_them_or_for_the_last(loop: EngineLoop) -> None:
+    # Eight rows: the first eight finish together.
+    loop.submit([ask(str(i), 20) for i in range(12)])
+    assert len(loop.collect(30, at_least=5)) == 8
+    assert len(loop.collect(30, at_least=100)) == 4
+    assert loop.collect(0.01) == []
+
+
+def test_a_submission_enters_whole_or_not_at_all(loop: EngineLoop) -> None:
+    with pytest.raises(ValueError, match="request bad"):
+        loop.submit([ask("good", 5), ask("bad", 5, (1,) * 300)])
+    status = loop.status()
+    assert (status.running, status.waiting) == (0, 0)
+    loop.submit([ask("next", 5)])
+    assert [result.request_id for result in collect_all(loop, 1)] == ["next"]
+
+
+def test_no_step_between_begin_and_finish_of_an_update(loop: EngineLoop) -> None:
+    loop.submit([ask("a", 200)])
+    loop.begin_update()
+    tokens = loop.status().tokens_made
+    time.sleep(0.05)
+    assert loop.status().tokens_made == tokens
+    assert loop.status().updating
+    loop.finish_update(1)
+    (result,) = collect_all(loop, 1)
+    assert sorted(set(result.versions.tolist())) in ([0, 1], [1])
+    assert loop.status().version == 1
+
+
+def test_a_failed_update_leaves_the_engine_silent_until_one_succeeds(loop: EngineLoop) -> None:
+    def fail(engine: Engine) -> None:
+        raise RuntimeError("connection lost")
+
+    with pytest.raises(RuntimeError, match="connection lost"):
+        loop.update(fail, 1)
+    loop.submit([ask("a", 5)])
+    assert loop.collect(0.1) == []
+    loop.update(lambda engine: None, 1)
+    assert collect_all(loop, 1)[0].versions.tolist() == [1] * 5
+
+
+def test_sleeping_requests_go_on_after_wake(loop: EngineLoop) -> None:
+    loop.submit([ask("a", 100)])
+    loop.sleep()
+    assert loop.status().asleep
+    loop.submit([ask("b", 3)])
+    assert loop.collect(0.05) == []
+    loop.wake()
+    assert {result.request_id for result in collect_all(loop, 2)} == {"a", "b"}
+
+
+def test_an_error_in_a_step_reaches_whoever_waits_and_every_later_call(llama: PreTrainedModel) -> None:
+    engine = TorchEngine.from_model(llama)
+    loop = EngineLoop(lambda: engine, "e7")
+    waiting = threading.Event()
+    errors: list[BaseException] = []
+
+    def poll() -> None:
+        waiting.set()
+        try:
+            loop.collect(30)
+        except EngineError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    waiting.wait()
+    # A parameter of a wrong shape: the next step cannot run.
+    engine._decoder._head = torch.ones(3, 5)
+    loop.submit([ask("a", 50)])
+    thread.join(30)
+    assert not thread.is_alive()
+    assert "engine e7 failed: RuntimeError" in str(errors[0])
+    for call in (loop.status, lambda: loop.collect(1), lambda: loop.submit([ask("b", 1)])):
+        with pytest.raises(EngineError, match="engine e7 failed"):
+            call()
+    loop.close()
+
+
+def test_a_call_that_outlasts_its_deadline_names_the_engine(loop: EngineLoop) -> None:
+    with pytest.raises(DeadlineError, match=r"engine e0 did not answer within 0\.01 s"):
+        loop.call(lambda engine: time.sleep(0.3), timeout=0.01)
+
+
+def test_an_engine_that_cannot_be_built_says_why() -> None:
+    def build() -> Engine:
+        raise ValueError("no such folder")
+
+    with pytest.raises(ValueError, match="no such folder"):
+        EngineLoop(build, "e0")
+
+
+def test_calls_after_close_are_refused(llama: PreTrainedModel) -> None:
+    loop = EngineLoop(lambda: TorchEngine.from_model(llama), "e0")
+    loop.close()
+    with pytest.raises(EngineError, match="engine e0 has been closed"):
+        loop.status()

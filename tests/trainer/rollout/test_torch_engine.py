@@ -1,0 +1,368 @@
+"""The torch engine against transformers: same tokens, same log-probs, whatever runs beside a request."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import PreTrainedModel
+
+from rljob_trainer.errors import EngineError, JobFileError
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.rollout.torch_engine import TorchEngine
+
+VOCABULARY = 97
+FAMILIES = ["llama", "llama3", "qwen2", "qwen3"]
+MakeModel = Callable[..., PreTrainedModel]
+LogProbsOf = Callable[..., np.ndarray]
+
+
+def ask(
+    name: str,
+    prompt: tuple[int, ...] = (5, 6, 7),
+    *,
+    seed: int = 0,
+    temperature: float = 1.0,
+    max_tokens: int = 12,
+    stop: tuple[int, ...] = (),
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> GenerationRequest:
+    return GenerationRequest(name, prompt, SamplingSettings(temperature, top_p, top_k, max_tokens, stop), seed)
+
+
+def run(engine: TorchEngine, *requests: GenerationRequest) -> dict[str, GenerationResult]:
+    for request in requests:
+        engine.add(request)
+    results: dict[str, GenerationResult] = {}
+    while engine.has_work:
+        results.update((result.request_id, result) for result in engine.step())
+    return results
+
+
+def random_prompts(count: int) -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(0)
+    return [tuple(rng.integers(0, VOCABULARY, rng.integers(1, 14)).tolist()) for _ in range(count)]
+
+
+def continued(request: GenerationRequest, partial: GenerationResult) -> GenerationRequest:
+    return dataclasses.replace(
+        request,
+        token_ids=tuple(partial.token_ids.tolist()),
+        log_probs=tuple(partial.log_probs.tolist()),
+        versions=tuple(partial.versions.tolist()),
+    )
+
+
+# ---------------------------------------------------------------------- against transformers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_transformers_token_for_token(family: str, make_model: MakeModel) -> None:
+    model = make_model(family)
+    prompts = random_prompts(7)
+    # Three rows for seven requests of different lengths: rows are taken over and moved while others run.
+    engine = TorchEngine.from_model(model, max_concurrent=3)
+    results = run(engine, *(ask(str(i), p, temperature=0, max_tokens=6 + 5 * i) for i, p in enumerate(prompts)))
+    for i, prompt in enumerate(prompts):
+        generate: Any = model.generate
+        expected = generate(torch.tensor([prompt]), max_new_tokens=6 + 5 * i, do_sample=False)
+        assert results[str(i)].token_ids.tolist() == expected[0, len(prompt) :].tolist()
+        assert results[str(i)].finish == "length"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_equal_a_float32_forward_pass(family: str, make_model: MakeModel, log_probs_of: LogProbsOf) -> None:
+    model = make_model(family)
+    prompts = random_prompts(9)
+    engine = TorchEngine.from_model(model, max_concurrent=4)
+    temperatures = [(1.0, 0.7, 1.6)[i % 3] for i in range(9)]
+    results = run(engine, *(ask(str(i), p, temperature=temperatures[i], seed=i) for i, p in enumerate(prompts)))
+    pairs = [(prompt, tuple(results[str(i)].token_ids.tolist())) for i, prompt in enumerate(prompts)]
+    for i, (prompt, response) in enumerate(pairs):
+        expected = log_probs_of(model, prompt, response, temperatures[i])
+        np.testing.assert_allclose(results[str(i)].log_probs, expected, atol=1e-5)
+    for (prompt, response), scored in zip(pairs, engine.score(pairs, 0.7), strict=True):
+        np.testing.assert_allclose(scored, log_probs_of(model, prompt, response, 0.7), atol=1e-5)
+
+
+def test_greedy_requests_report_log_probs_at_temperature_one(llama: PreTrainedModel, log_probs_of: LogProbsOf) -> None:
+    result = run(TorchEngine.from_model(llama), ask("a", temperature=0), ask("b", temperature=0.5))["a"]
+    expected = log_probs_of(llama, (5, 6, 7), tuple(result.token_ids.tolist()))
+    np.testing.assert_allclose(result.log_probs, expected, atol=1e-5)
+
+
+def test_tokens_are_drawn_from_the_softmax(llama: PreTrainedModel) -> None:
+    """Chi-square of 20,000 first tokens with fixed seeds against the model's distribution at temperature 0.8."""
+    engine = TorchEngine.from_model(llama, max_concurrent=500)
+    results = run(engine, *(ask(str(i), seed=i, max_tokens=1, temperature=0.8) for i in range(20_000)))
+    counts = np.bincount([int(result.token_ids[0]) for result in results.values()], minlength=VOCABULARY)
+    with torch.no_grad():
+        logits = llama(torch.tensor([[5, 6, 7]])).logits[0, -1].double()
+    expected = (logits / 0.8).softmax(-1).numpy() * 20_000
+    assert expected.min() >= 5
+    assert stats.chisquare(counts, expected).pvalue > 0.01
+
+
+# ---------------------------------------------------------------------- seeds and neighbours
+
+
+def test_the_same_seed_draws_the_same_tokens_whatever_runs_beside(llama: PreTrainedModel) -> None:
+    alone = run(TorchEngine.from_model(llama), ask("a", seed=41, max_tokens=30))["a"]
+    others = [ask(f"x{i}", p, seed=i, max_tokens=3 + i) for i, p in enumerate(random_prompts(9))]
+    crowded = run(
+        TorchEngine.from_model(llama, max_concurrent=4), *others[:6], ask("a", seed=41, max_tokens=30), *others
+    )
+    assert crowded["a"].token_ids.tolist() == alone.token_ids.tolist()
+    np.testing.assert_allclose(crowded["a"].log_probs, alone.log_probs, atol=1e-5)
+
+
+def test_the_same_requests_in_the_same_order_are_bitwise_the_same(llama: PreTrainedModel) -> None:
+    def once() -> dict[str, GenerationResult]:
+        requests = [ask(str(i), p, seed=i, max_tokens=5 + i) for i, p in enumerate(random_prompts(9))]
+        return run(TorchEngine.from_model(llama, max_concurrent=4), *requests)
+
+    first, second = once(), once()
+    for name, result in first.items():
+        assert np.array_equal(result.token_ids, second[name].token_ids)
+        assert np.array_equal(result.log_probs, second[name].log_probs)
+
+
+def test_siblings_of_a_prompt_are_prefilled_once_and_differ_by_seed(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TorchEngine.from_model(llama)
+    shapes: list[tuple[int, ...]] = []
+    prefill = engine._decoder.prefill
+
+    def watched(ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        shapes.append(tuple(ids.shape))
+        return prefill(ids, *rest)
+
+    monkeypatch.setattr(engine._decoder, "prefill", watched)
+    siblings = [
+        ask(f"{p}-{i}", prompt, seed=10 * p + i) for p, prompt in enumerate([(1, 2, 3, 4), (9, 8)]) for i in range(8)
+    ]
+    results = run(engine, *siblings)
+    assert shapes == [(2, 4)]
+    for request in siblings:
+        alone = run(TorchEngine.from_model(llama), request)[request.request_id]
+        assert results[request.request_id].token_ids.tolist() == alone.token_ids.tolist()
+    assert len({tuple(result.token_ids.tolist()) for result in results.values()}) == 16
+
+
+# ---------------------------------------------------------------------- how requests end
+
+
+def test_a_response_ends_with_its_first_stop_token(llama: PreTrainedModel) -> None:
+    free = run(TorchEngine.from_model(llama), *(ask(str(i), seed=i, max_tokens=40) for i in range(20)))
+    engine = TorchEngine.from_model(llama, max_concurrent=6)
+    stops = {str(i): (3, 11, 50, 51, 52, 53, 90) if i % 2 else (7, 10**6) for i in range(20)}
+    stopped = run(engine, *(ask(str(i), seed=i, max_tokens=40, stop=stops[str(i)]) for i in range(20)))
+    reasons = set()
+    for name, result in stopped.items():
+        tokens = free[name].token_ids.tolist()
+        hits = [position for position, token in enumerate(tokens) if token in stops[name]]
+        expected = tokens[: hits[0] + 1] if hits else tokens
+        assert result.token_ids.tolist() == expected
+        assert result.finish == ("stop" if hits else "length")
+        reasons.add(result.finish)
+    assert reasons == {"stop", "length"}
+
+
+def test_one_token_is_a_whole_response(llama: PreTrainedModel) -> None:
+    result = run(TorchEngine.from_model(llama), ask("a", max_tokens=1))["a"]
+    assert (len(result.token_ids), result.finish) == (1, "length")
+
+
+def test_what_cannot_fit_is_refused_at_once(llama: PreTrainedModel) -> None:
+    engine = TorchEngine.from_model(llama, max_context=20)
+    with pytest.raises(ValueError, match=r"request long: 9 prompt tokens and up to 12 response tokens.*context of 20"):
+        engine.add(ask("long", (1,) * 9))
+    with pytest.raises(ValueError, match="prompt is empty"):
+        engine.add(ask("empty", ()))
+    with pytest.raises(ValueError, match="bytes of KV cache"):
+        TorchEngine.from_model(llama, kv_cache_bytes=1024).add(ask("big"))
+    assert not engine.has_work
+
+
+def test_a_small_cache_makes_requests_wait_and_all_finish(llama: PreTrainedModel) -> None:
+    # 2 layers x 2 kv heads x 32 x 2 (keys and values) x 4 bytes = 1 KiB a token: two rows of 60 tokens.
+    engine = TorchEngine.from_model(llama, kv_cache_bytes=120 * 1024)
+    wide = TorchEngine.from_model(llama)
+    requests = [ask(str(i), p, seed=i, max_tokens=20 + 2 * i) for i, p in enumerate(random_prompts(12))]
+    results, expected = run(engine, *requests), run(wide, *requests)
+    assert {name: r.token_ids.tolist() for name, r in results.items()} == {
+        name: r.token_ids.tolist() for name, r in expected.items()
+    }
+
+
+def test_longer_requests_later_enlarge_cache_and_output(llama: PreTrainedModel) -> None:
+    engine = TorchEngine.from_model(llama)
+    engine.add(ask("short", seed=1, max_tokens=30))
+    engine.step()
+    results = run(engine, ask("long", (4,) * 50, seed=2, max_tokens=120))
+    for name, request in {
+        "short": ask("short", seed=1, max_tokens=30),
+        "long": ask("long", (4,) * 50, seed=2, max_tokens=120),
+    }.items():
+        expected = run(TorchEngine.from_model(llama), request)[name]
+        assert results[name].token_ids.tolist() == expected.token_ids.tolist()
+
+
+# ---------------------------------------------------------------------- interruption and versions
+
+
+def test_an_interrupted_request_goes_on_as_if_it_had_not_been(llama: PreTrainedModel) -> None:
+    request = ask("a", seed=5, max_tokens=25)
+    whole = run(TorchEngine.from_model(llama), request)["a"]
+    engine = TorchEngine.from_model(llama, version=3)
+    engine.add(request)
+    engine.add(ask("b", seed=6, max_tokens=25))
+    for _ in range(8):
+        engine.step()
+    (partial,) = engine.abort(["a"])
+    assert partial.finish == "aborted"
+    assert 0 < len(partial.token_ids) < 25
+    assert engine.running == 1
+    other = TorchEngine.from_model(llama, version=4)
+    result = run(other, continued(request, partial), ask("c", (1, 2)))["a"]
+    assert result.token_ids.tolist() == whole.token_ids.tolist()
+    np.testing.assert_allclose(result.log_probs, whole.log_probs, atol=1e-5)
+    assert result.versions.tolist() == [3] * len(partial.token_ids) + [4] * (25 - len(partial.token_ids))
+
+
+def test_a_partial_that_is_already_complete_comes_back_as_it_is(llama: PreTrainedModel) -> None:
+    engine = TorchEngine.from_model(llama)
+    full = dataclasses.replace(ask("a", max_tokens=2), token_ids=(1, 2), log_probs=(-1.0, -2.0), versions=(7, 8))
+    ended = dataclasses.replace(ask("b", stop=(9,)), token_ids=(9,), log_probs=(-0.5,), versions=(7,))
+    results = run(engine, full, ended)
+    assert (results["a"].finish, results["a"].versions.tolist()) == ("length", [7, 8])
+    assert (results["b"].finish, results["b"].token_ids.tolist()) == ("stop", [9])
+
+
+def test_abort_returns_waiting_and_running_requests(llama: PreTrainedModel) -> None:
+    engine = TorchEngine.from_model(llama, max_concurrent=2)
+    for i in range(5):
+        engine.add(ask(str(i), seed=i))
+    engine.step()
+    partials = {result.request_id: len(result.token_ids) for result in engine.abort()}
+    assert partials == {"0": 2, "1": 2, "2": 0, "3": 0, "4": 0}
+    assert not engine.has_work
+
+
+def test_tokens_carry_the_version_that_made_them(llama_folder: Path) -> None:
+    engine = TorchEngine.from_folder(llama_folder)
+    engine.add(ask("a", max_tokens=10))
+    for _ in range(3):
+        engine.step()  # the first step draws two tokens: prefill and one decoding step
+    engine.begin_update()
+    with pytest.raises(EngineError, match="finish_update"):
+        engine.step()
+    engine.load((name, tensor * 1.01) for name, tensor in list(engine.parameters.items()))
+    engine.finish_update(5)
+    assert engine.version == 5
+    assert run(engine)["a"].versions.tolist() == [0] * 4 + [5] * 6
+
+
+def test_sleep_keeps_the_tokens_and_wake_goes_on(llama: PreTrainedModel) -> None:
+    expected = run(TorchEngine.from_model(llama), ask("a", seed=1), ask("b", (3,), seed=2))
+    engine = TorchEngine.from_model(llama)
+    engine.add(ask("a", seed=1))
+    engine.add(ask("b", (3,), seed=2))
+    engine.step()
+    engine.sleep()
+    assert (engine.running, engine.waiting) == (0, 2)
+    with pytest.raises(EngineError, match="wake"):
+        engine.step()
+    engine.wake()
+    results = run(engine)
+    assert {n: r.token_ids.tolist() for n, r in results.items()} == {
+        n: r.token_ids.tolist() for n, r in expected.items()
+    }
+
+
+# ---------------------------------------------------------------------- weights
+
+
+def test_a_shared_model_s_optimizer_step_is_seen_at_once(make_model: MakeModel, log_probs_of: LogProbsOf) -> None:
+    model = make_model("qwen2", seed=3)
+    engine = TorchEngine.from_model(model)
+    pair = ((1, 2, 3), (4, 5, 6, 7))
+    before = engine.score([pair], 1.0)[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.tensor([[1, 2, 3, 4]])).logits.logsumexp(-1).sum().backward()
+    engine.begin_update()
+    optimizer.step()
+    engine.finish_update(1)
+    after = engine.score([pair], 1.0)[0]
+    assert np.abs(after - before).max() > 1e-2
+    np.testing.assert_allclose(after, log_probs_of(model, *pair), atol=1e-5)
+    engine.begin_update()
+    with pytest.raises(EngineError, match="shares the learner's weights"):
+        engine.load([])
+
+
+def test_loaded_weights_are_the_new_model(llama_folder: Path, make_model: MakeModel, log_probs_of: LogProbsOf) -> None:
+    new = make_model("llama", seed=9)
+    engine = TorchEngine.from_folder(llama_folder)
+    engine.begin_update()
+    named = list(new.named_parameters())
+    engine.load(named[:5])
+    engine.load(named[5:])
+    engine.finish_update(1)
+    pair = ((1, 2, 3), (4, 5, 6, 7))
+    np.testing.assert_allclose(engine.score([pair], 1.0)[0], log_probs_of(new, *pair), atol=1e-5)
+
+
+def test_an_update_that_does_not_fit_names_the_parameter(llama_folder: Path, llama: PreTrainedModel) -> None:
+    engine = TorchEngine.from_folder(llama_folder)
+    with pytest.raises(EngineError, match="before begin_update"):
+        engine.load([])
+    engine.begin_update()
+    with pytest.raises(EngineError, match=r"received model\.norm\.weight of shape \(3,\).*shape \(64,\)"):
+        engine.load([("model.norm.weight", torch.ones(3))])
+    with pytest.raises(EngineError, match=r"received unknown\.weight .*no such parameter"):
+        engine.load([("unknown.weight", torch.ones(3))])
+    engine.load(list(llama.named_parameters())[1:])
+    with pytest.raises(EngineError, match=r"lacks 1 parameters, first model\.embed_tokens\.weight"):
+        engine.finish_update(1)
+
+
+def test_an_architecture_it_does_not_know_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(JobFileError, match=r"llama, mistral, qwen2, qwen3, but this model is a 'gpt2'; use .*vllm"):
+        TorchEngine.from_folder(tmp_path)
+    with pytest.raises(JobFileError, match=r"no config\.json"):
+        TorchEngine.from_folder(tmp_path / "nowhere")
+
+
+# ---------------------------------------------------------------------- evaluation settings
+
+
+def test_top_k_and_top_p_draw_from_the_kept_tokens_only(llama: PreTrainedModel) -> None:
+    with torch.no_grad():
+        probabilities = llama(torch.tensor([[5, 6, 7]])).logits[0, -1].softmax(-1)
+    ordered, order = probabilities.sort(descending=True)
+    nucleus = int((ordered.cumsum(0) < 0.5).sum()) + 1
+    kept = {"k": order[:4].tolist(), "p": order[:nucleus].tolist(), "both": order[: min(2, nucleus)].tolist()}
+    settings: dict[str, dict[str, float]] = {"k": {"top_k": 4}, "p": {"top_p": 0.5}, "both": {"top_k": 2, "top_p": 0.5}}
+    engine = TorchEngine.from_model(llama)
+    for name, extra in settings.items():
+        requests = [ask(str(i), seed=i, max_tokens=1, **extra) for i in range(300)]  # type: ignore[arg-type]
+        for result in run(engine, *requests, ask("free", max_tokens=1)).values():
+            if result.request_id == "free":
+                continue
+            token = int(result.token_ids[0])
+            assert token in kept[name]
+            total = float(probabilities[kept[name]].sum()) if name != "both" else None
+            if total:
+                assert result.log_probs[0] == pytest.approx(math.log(float(probabilities[token]) / total), abs=1e-5)
