@@ -1,8 +1,8 @@
 """The view for a terminal: a few lines at the bottom that keep up with the run, log lines scrolling above them.
 
-Drawn by a thread of its own that sleeps until something has changed, then at most twice a second (5 ms each): the run never
-waits for the terminal. The terminal's only changed state is its hidden cursor, which comes back on ``close``, at exit
-and on signals that would end the process.
+Drawn by a thread of its own that sleeps until something has changed, and then at most twice a second (5 ms each): the
+run never waits for the terminal. The only state changed there is the hidden cursor, which comes back on ``close``, at
+exit and on signals that would end the process.
 """
 
 from __future__ import annotations

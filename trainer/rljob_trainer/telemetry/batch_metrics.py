@@ -1,0 +1,219 @@
+"""What a batch says about itself: pure functions from flat streams to metrics under their public names.
+
+Streams are ``[tokens]`` over the response tokens of S sequences, with ``offsets [S + 1]`` and ``mask [tokens]`` (True:
+trained on); what is masked cannot matter, even NaN. Everything is reduced in float64. Standard deviations are those of
+the population, so a batch of one has 0. A metric whose ingredients are missing or empty is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rljob_trainer.samples import FinishReason
+from rljob_trainer.telemetry.names import metric
+
+Array = npt.NDArray[Any]
+Metrics = dict[str, float]
+
+
+def spread(name: str, values: Array, statistics: Sequence[str] = ("mean", "min", "max", "std")) -> Metrics:
+    """``name/mean``, ``name/min``, ``name/max`` and ``name/std`` of any array; nothing of an empty one."""
+    if values.size == 0:
+        return {}
+    values = values.astype(np.float64, copy=False)
+    return {f"{name}/{statistic}": float(getattr(values, statistic)()) for statistic in statistics}
+
+
+def stream_metrics(name: str, stream: Array | None, mask: Array) -> Metrics:
+    """The spread of a per-token stream ``[tokens]`` over the tokens that are trained on."""
+    return {} if stream is None else spread(name, stream[mask])
+
+
+def reward_metrics(
+    scores: Array,
+    groups: Array,
+    *,
+    penalised: Array | None = None,
+    parts: Mapping[str, Array] | None = None,
+    sources: Sequence[str] | None = None,
+    correct: Sequence[bool | None] | None = None,
+    errors: int = 0,
+) -> Metrics:
+    """Scores of S samples, what they are made of, and how much of them is signal.
+
+    ``scores [S]``; ``groups [S]`` says which prompt group a sample belongs to (any integers); ``penalised [S]`` are the
+    rewards after KL penalty and shaping; ``parts`` the reward functions' values ``[S]`` by name (NaN where a function
+    was not asked); ``correct`` None where a sample was not judged; ``errors`` counts samples scored without a verdict.
+    """
+    result = spread("reward", scores)
+    if not result:
+        return {}
+    if penalised is not None:
+        result |= spread("reward/penalised", penalised)
+    for name, values in (parts or {}).items():
+        asked = np.asarray(values, dtype=np.float64)
+        result |= spread(metric("reward/part/<part>/mean", part=name).removesuffix("/mean"), asked[~np.isnan(asked)])
+    if sources is not None:
+        labels = np.asarray(sources)
+        for source in sorted(set(sources)):
+            result[metric("reward/source/<source>/mean", source=source)] = float(scores[labels == source].mean())
+    judged = [verdict for verdict in correct or () if verdict is not None]
+    if judged:
+        result["reward/correct_ratio"] = sum(judged) / len(judged)
+    return result | {"reward/error_ratio": errors / len(scores)} | _signal_metrics(scores.astype(np.float64), groups)
+
+
+def _signal_metrics(scores: Array, groups: Array) -> Metrics:
+    _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    lowest = np.full(len(sizes), np.inf)
+    highest = np.full(len(sizes), -np.inf)
+    np.minimum.at(lowest, member, scores)
+    np.maximum.at(highest, member, scores)
+    means = np.bincount(member, weights=scores) / sizes
+    variances = np.bincount(member, weights=(scores - means[member]) ** 2) / sizes
+    flat = lowest == highest
+    return {
+        "reward/group_std/mean": float(np.sqrt(variances).mean()),
+        "reward/no_signal_ratio": float(flat.mean()),
+        "reward/all_lowest_ratio": float((flat & (lowest == scores.min())).mean()),
+        "reward/all_highest_ratio": float((flat & (highest == scores.max())).mean()),
+    }
+
+
+def explained_variance(returns: Array, values: Array, mask: Array) -> float | None:
+    """1 - var(return - value) / var(return) over the tokens trained on; None if the returns do not vary."""
+    targets = returns[mask].astype(np.float64)
+    variance = float(targets.var()) if targets.size else 0.0
+    if variance == 0.0:
+        return None
+    return 1.0 - float((targets - values[mask].astype(np.float64)).var()) / variance
+
+
+def length_metrics(
+    prompt_lengths: Array,
+    response_lengths: Array,
+    finish: Sequence[FinishReason],
+    *,
+    max_prompt_tokens: int | None = None,
+) -> Metrics:
+    """Lengths ``[S]`` of prompts and responses in tokens, and why the responses ended."""
+    three = ("mean", "min", "max")
+    result = spread("prompt/length", prompt_lengths, three) | spread("response/length", response_lengths, three)
+    if not result:
+        return {}
+    if max_prompt_tokens is not None:
+        result["prompt/length/clip_ratio"] = float((prompt_lengths >= max_prompt_tokens).mean())
+    reasons = np.asarray(finish)
+    cut = reasons == "length"
+    aborted = (reasons == "aborted") | (response_lengths == 0)
+    result["response/length/clip_ratio"] = float(cut.mean())
+    result["response/aborted_ratio"] = float(aborted.mean())
+    result |= spread("response/completed_length", response_lengths[~aborted], three)
+    if not aborted.all():
+        result["response/completed_length/clip_ratio"] = float(cut[~aborted].mean())
+    return result
+
+
+def age_metrics(trainer_version: int, versions: Array, offsets: Array, groups: Array) -> Metrics:
+    """Ages of the groups: ``trainer_version`` less the oldest of ``versions [tokens]`` in each of ``groups [S]``."""
+    sequences = np.flatnonzero(np.diff(offsets))  # reduceat needs sequences that have tokens
+    if sequences.size == 0:
+        return {}
+    starts = offsets[sequences]
+    oldest = np.minimum.reduceat(versions, starts)
+    newest = np.maximum.reduceat(versions, starts)
+    _, member = np.unique(groups[sequences], return_inverse=True)
+    oldest_of_group = np.full(int(member.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(oldest_of_group, member, oldest)
+    ages = spread("age", trainer_version - oldest_of_group, ("mean", "min", "max"))
+    return ages | {"age/mixed_ratio": float((oldest != newest).mean())}
+
+
+def mismatch_metrics(trainer: Array, engine: Array, mask: Array, offsets: Array) -> Metrics:
+    """Trainer and engine log-probs ``[tokens]`` of the same tokens under the same weights: how far they are apart."""
+    if not mask.any():
+        return {}
+    p, q = trainer[mask].astype(np.float64), engine[mask].astype(np.float64)
+    log_ratio = p - q
+    result = {"mismatch/tokens": float(p.size)}
+    result |= spread("mismatch/log_prob", np.abs(log_ratio), ("mean", "max"))
+    result |= spread("mismatch/probability", np.abs(np.exp(p) - np.exp(q)), ("mean", "max", "std"))
+    result["mismatch/kl"] = float((np.expm1(log_ratio) - log_ratio).mean())
+    if np.ptp(p) > 0 and np.ptp(q) > 0:
+        result["mismatch/correlation"] = float(np.corrcoef(np.exp(p), np.exp(q))[0, 1])
+    per_token = np.zeros(mask.size)
+    per_token[mask] = log_ratio
+    sequences = np.add.reduceat(per_token, offsets[:-1][np.diff(offsets) > 0])
+    weights = np.exp(sequences - sequences.max())
+    result["mismatch/effective_sample_size"] = float(weights.sum() ** 2 / (weights**2).sum() / weights.size)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStreams:
+    """Everything the batch metrics of a step are made of; shapes as in the module's docstring."""
+
+    prompt_lengths: Array  # [S]
+    offsets: Array  # [S + 1]
+    mask: Array  # [tokens]
+    scores: Array  # [S]
+    groups: Array  # [S]
+    finish: Sequence[FinishReason]  # [S]
+    penalised: Array | None = None  # [S]
+    parts: Mapping[str, Array] | None = None  # each [S]
+    sources: Sequence[str] | None = None  # [S]
+    correct: Sequence[bool | None] | None = None  # [S]
+    errors: int = 0
+    advantages: Array | None = None  # [tokens]
+    returns: Array | None = None  # [tokens]
+    values: Array | None = None  # [tokens]
+    old_log_probs: Array | None = None  # [tokens]
+    ref_log_probs: Array | None = None  # [tokens]
+    versions: Array | None = None  # [tokens]
+    trainer_version: int = 0
+    max_prompt_tokens: int | None = None
+
+
+def batch_metrics(batch: BatchStreams) -> Metrics:
+    """All metrics of a step that follow from its batch: rewards, streams, lengths, ages, KL to the reference."""
+    mask = batch.mask.astype(bool)
+    result = reward_metrics(
+        batch.scores,
+        batch.groups,
+        penalised=batch.penalised,
+        parts=batch.parts,
+        sources=batch.sources,
+        correct=batch.correct,
+        errors=batch.errors,
+    )
+    for name, stream in (("advantage", batch.advantages), ("return", batch.returns), ("value", batch.values)):
+        result |= stream_metrics(name, stream, mask)
+    if batch.returns is not None and batch.values is not None:
+        explained = explained_variance(batch.returns, batch.values, mask)
+        if explained is not None:
+            result["critic/explained_variance"] = explained
+    lengths = np.diff(batch.offsets)
+    result |= length_metrics(batch.prompt_lengths, lengths, batch.finish, max_prompt_tokens=batch.max_prompt_tokens)
+    if mask.size:
+        result["response/trained_ratio"] = float(mask.mean())
+    if batch.old_log_probs is not None and batch.ref_log_probs is not None and mask.any():
+        difference = batch.old_log_probs[mask].astype(np.float64) - batch.ref_log_probs[mask]
+        result["kl/reference"] = float(difference.mean())
+    if batch.versions is not None:
+        result |= age_metrics(batch.trainer_version, batch.versions, batch.offsets, batch.groups)
+    return result
+
+
+def balance_metrics(rank_tokens: Array, unbalanced: Array | None = None) -> Metrics:
+    """Tokens per rank ``[ranks]``, and what they would have been in the order of the batch."""
+    result = spread("balance/rank_tokens", rank_tokens, ("mean", "min", "max"))
+    if result:
+        result["balance/rank_tokens/spread"] = float(rank_tokens.max() - rank_tokens.min())
+    if unbalanced is not None:
+        result |= spread("balance/unbalanced_tokens", unbalanced, ("min", "max"))
+    return result
