@@ -65,6 +65,8 @@ class ScoreResult:
 
     log_probs: FloatArray | None = None
     entropy: FloatArray | None = None
+    sum_squared_probs: FloatArray | None = None
+    """Sum over the vocabulary of the squared probabilities (the optimal token baseline needs it)."""
     ref_log_probs: FloatArray | None = None
     values: FloatArray | None = None
     final_values: FloatArray | None = None
@@ -73,7 +75,7 @@ class ScoreResult:
 
 @dataclass(slots=True)
 class UpdateResult:
-    """Metrics of one step under their public names, averaged over its optimizer steps."""
+    """Metrics of one step under their public names, averaged over its optimizer steps (skipped ones left out)."""
 
     metrics: dict[str, float]
     actor_steps: int
@@ -92,9 +94,12 @@ class Learner(Protocol):
         temperature: float,
         log_probs: bool = False,
         entropy: bool = False,
+        sum_squared_probs: bool = False,
         reference: bool = False,
         values: bool = False,
-    ) -> ScoreResult: ...
+    ) -> ScoreResult:
+        """The streams asked for, all from one pass over the batch."""
+        ...
 
     async def update(
         self,

@@ -1,0 +1,318 @@
+"""Attention over packed rows, registered with transformers under the name ``ATTENTION``.
+
+A packed row ``[1, N]`` holds many sequences (``packing.build_row``); this module makes each token attend to its own
+sequence only, at a cost that follows the real tokens: no ``[N, N]`` mask is ever built. On the CPU, and in float32,
+each block of segments is padded and handed to SDPA; on a GPU in half precision one variable-length flash call does
+all. The model passes the row's tensors through as the keyword argument ``packed``. Without it the function is
+transformers' own SDPA, so that an engine can run the same live model its usual way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from rljob_trainer.learner.packing import Block, Row, offsets_of, ranges
+
+ATTENTION = "rljob_packed"
+
+
+class _Spread(torch.autograd.Function):
+    """Copies rows of ``x [N, D]`` into padded places ``index [M]``; the gradient comes back from the places ``home``.
+
+    For rows that are used once: ``home [n]`` is the place of each of the n rows from ``first`` on.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor, home: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(home)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (home,) = ctx.saved_tensors
+        return grad.index_select(0, home), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """The opposite: takes the real rows out of a padded block; padding gets zero gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, home: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(home)
+        ctx.rows = x.shape[0]
+        return x.index_select(0, home)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (home,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.rows, grad.shape[1]).index_copy_(0, home, grad), None
+
+
+class _GatherRows(torch.autograd.Function):
+    """``x[index]`` for rows that may be used many times.
+
+    The gradient of a row is the sum over its uses, in a fixed order (repeatable, and several times faster than
+    ``index_add``): ``order`` lists the uses row by row, ``starts [N]`` says where each row's uses begin.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, index: torch.Tensor, order: torch.Tensor, starts: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(order, starts)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        order, starts = ctx.saved_tensors
+        return F.embedding_bag(order, grad.contiguous(), starts, mode="sum"), None, None, None
+
+
+_spread: Callable[..., torch.Tensor] = _Spread.apply
+_collect: Callable[..., torch.Tensor] = _Collect.apply
+_gather_rows: Callable[..., torch.Tensor] = _GatherRows.apply
+
+
+@dataclass(slots=True)
+class Gather:
+    """The tensors of one gather: rows that may be used many times."""
+
+    index: torch.Tensor
+    order: torch.Tensor
+    starts: torch.Tensor
+
+    @classmethod
+    def of(cls, index: np.ndarray, rows: int, real: np.ndarray | None = None) -> Gather:
+        """``index [M]`` into ``rows`` rows; places where ``real [M]`` is False carry no gradient."""
+        places = np.arange(len(index)) if real is None else np.flatnonzero(real)
+        used = index[places]
+        return cls(
+            torch.from_numpy(index),
+            torch.from_numpy(places[np.argsort(used, kind="stable")]),
+            torch.from_numpy(offsets_of(np.bincount(used, minlength=rows))[:-1].copy()),
+        )
+
+    def to(self, device: torch.device) -> Gather:
+        return Gather(*(t.to(device, non_blocking=True) for t in (self.index, self.order, self.starts)))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return _gather_rows(x, self.index, self.order, self.starts)
+
+
+@dataclass(slots=True)
+class PackedBlock:
+    """A block's index tensors. ``None`` means that no copy is needed: all segments have the same length."""
+
+    batch: int
+    queries: int  # longest query of the block
+    keys: int
+    rows: int  # real query rows
+    spread: torch.Tensor | None  # [B * queries] row within the block's rows for each padded place
+    home: torch.Tensor | None  # [rows] padded place of each row
+    gather: Gather | None  # key rows of a branch block, from the whole row
+    bound: torch.Tensor | None  # [B or 1, queries] last key position that each query sees; None: plain causal
+    masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, block: Block, row_tokens: int) -> PackedBlock:
+        lengths = block.query_lengths
+        longest, rows = int(lengths.max()), int(lengths.sum())
+        spread = home = None
+        if rows != longest * len(lengths):
+            column = np.arange(longest)[None]
+            starts = offsets_of(lengths)[:-1, None]
+            spread = torch.from_numpy(np.where(column < lengths[:, None], starts + column, 0).reshape(-1))
+            home = torch.from_numpy(ranges(np.arange(len(lengths)) * longest, lengths))
+        gather = bound = None
+        if block.key_rows is not None:
+            real = np.arange(block.key_rows.shape[1])[None] < block.key_lengths[:, None]
+            gather = Gather.of(block.key_rows.reshape(-1), row_tokens, real.reshape(-1))
+            heads = np.unique(block.key_lengths - lengths) if len(lengths) else lengths
+            first = heads if len(heads) == 1 else block.key_lengths - lengths
+            bound = torch.from_numpy(first[:, None] + np.arange(longest)[None])
+        keys = longest if block.key_rows is None else block.key_rows.shape[1]
+        return cls(len(lengths), longest, keys, rows, spread, home, gather, bound)
+
+    def to(self, device: torch.device) -> PackedBlock:
+        def move(t: torch.Tensor | None) -> torch.Tensor | None:
+            return None if t is None else t.to(device, non_blocking=True)
+
+        gather = None if self.gather is None else self.gather.to(device)
+        return PackedBlock(
+            self.batch,
+            self.queries,
+            self.keys,
+            self.rows,
+            move(self.spread),
+            move(self.home),
+            gather,
+            move(self.bound),
+        )
+
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+        """Additive mask ``[B or 1, 1, queries, keys]``, made once per row and used by every layer; None: causal."""
+        if window is not None and window >= self.keys:
+            window = None
+        if self.bound is None and window is None:
+            return None
+        key = (window, like.dtype)
+        if key not in self.masks:
+            bound = self.bound
+            if bound is None:
+                bound = torch.arange(self.queries, device=like.device)[None]
+            column = torch.arange(self.keys, device=like.device)
+            seen = column <= bound[:, :, None]
+            if window is not None:
+                seen &= column > bound[:, :, None] - window
+            mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
+            self.masks[key] = mask.masked_fill_(~seen, float("-inf"))[:, None]
+        return self.masks[key]
+
+
+@dataclass(slots=True)
+class Varlen:
+    """What the variable-length flash kernel wants: cumulative lengths, and key rows where prompts are shared."""
+
+    cu_queries: torch.Tensor  # [segments + 1] int32
+    cu_keys: torch.Tensor
+    max_queries: int
+    max_keys: int
+    gather: Gather | None
+
+    @classmethod
+    def of(cls, row: Row, row_tokens: int) -> Varlen:
+        queries = np.concatenate([b.query_lengths for b in row.blocks])
+        keys = np.concatenate([b.key_lengths for b in row.blocks])
+        gather = None
+        if any(b.key_rows is not None for b in row.blocks):
+            parts, start = [], 0
+            for block in row.blocks:
+                rows = int(block.query_lengths.sum())
+                if block.key_rows is None:
+                    parts.append(np.arange(start, start + rows))
+                else:
+                    column = np.arange(block.key_rows.shape[1])[None]
+                    parts.append(block.key_rows[column < block.key_lengths[:, None]])
+                start += rows
+            gather = Gather.of(np.concatenate(parts), row_tokens)
+        cu_queries, cu_keys = (torch.from_numpy(offsets_of(lengths).astype(np.int32)) for lengths in (queries, keys))
+        return cls(cu_queries, cu_keys, int(queries.max()), int(keys.max()), gather)
+
+    def to(self, device: torch.device) -> Varlen:
+        gather = None if self.gather is None else self.gather.to(device)
+        return Varlen(self.cu_queries.to(device), self.cu_keys.to(device), self.max_queries, self.max_keys, gather)
+
+
+@dataclass(slots=True)
+class Packed:
+    """Attention's view of one row: either blocks or the variable-length description."""
+
+    blocks: list[PackedBlock]
+    varlen: Varlen | None
+
+    @classmethod
+    def of(cls, row: Row, device: torch.device, dtype: torch.dtype) -> Packed:
+        """``dtype`` is the one that attention will compute in: flash kernels want half precision and a GPU."""
+        tokens = len(row.source)
+        if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+            return cls([], Varlen.of(row, tokens).to(device))
+        return cls([PackedBlock.of(block, tokens).to(device) for block in row.blocks], None)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    packed: Packed | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Query ``[1, H, N, D]``, key and value ``[1, KV, N, D]``; returns ``[1, N, H, D]`` and no weights.
+
+    ``sliding_window`` is the number of positions a query sees, itself included. Raises ``ValueError`` for variants
+    of attention that this function does not compute (soft-capping, attention sinks).
+    """
+    if packed is None:
+        out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+        return out, None
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"packed rows do not support attention with {name} ({type(module).__name__})")
+    _, heads, tokens, dim = query.shape
+    rows = [x[0].transpose(0, 1).reshape(tokens, -1) for x in (query, key, value)]
+    if packed.varlen is not None:
+        out = _flash(rows, packed.varlen, dim, scaling, sliding_window)
+    else:
+        parts = list(_by_block(rows, packed.blocks, dim, scaling, sliding_window))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return out.view(1, tokens, heads, dim), None
+
+
+def _by_block(
+    rows: list[torch.Tensor], blocks: list[PackedBlock], dim: int, scaling: float | None, window: int | None
+) -> Iterator[torch.Tensor]:
+    """Yields each block's output rows ``[rows, H * D]``."""
+    query, key, value = rows
+    sizes = [block.rows for block in blocks]
+    own = [x.split(sizes) if len(blocks) > 1 else (x,) for x in rows]
+    for i, block in enumerate(blocks):
+        q, k, v = (x[i] for x in own)
+        if block.spread is not None:
+            q = _spread(q, block.spread, block.home)
+        if block.gather is not None:
+            k, v = block.gather(key), block.gather(value)
+        elif block.spread is not None:
+            k, v = (_spread(x, block.spread, block.home) for x in (k, v))
+        mask = block.mask(window, query)
+        out = F.scaled_dot_product_attention(
+            q.view(block.batch, block.queries, -1, dim).transpose(1, 2),
+            k.view(block.batch, block.keys, -1, dim).transpose(1, 2),
+            v.view(block.batch, block.keys, -1, dim).transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        out = out.transpose(1, 2).reshape(block.batch * block.queries, -1)
+        yield out if block.home is None else _collect(out, block.home)
+
+
+def _flash(
+    rows: list[torch.Tensor], varlen: Varlen, dim: int, scaling: float | None, window: int | None
+) -> torch.Tensor:
+    """One variable-length flash call. Causal there means that the last query sees the last key of its segment."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = rows
+    if varlen.gather is not None:
+        key, value = varlen.gather(key), varlen.gather(value)
+    tokens = query.shape[0]
+    out = varlen_attn(
+        query.view(tokens, -1, dim),
+        key.view(key.shape[0], -1, dim),
+        value.view(key.shape[0], -1, dim),
+        varlen.cu_queries,
+        varlen.cu_keys,
+        varlen.max_queries,
+        varlen.max_keys,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(out, torch.Tensor)
+    return out.reshape(tokens, -1)
+
+
+AttentionInterface.register(ATTENTION, packed_attention)

@@ -1,0 +1,278 @@
+"""The driver's handle of all ranks: one Ray actor each, shares out, results back in the order of the batch.
+
+Nothing here waits without a deadline. When a rank dies or fails, the others may hang in a collective that it will never
+join: the error names the one that failed first, and the whole group is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+
+from rljob_trainer.errors import LearnerError, RLJobError
+from rljob_trainer.learner.metrics import update_result
+from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch, UpdateResult
+from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.learner.work import cut
+
+_GRACE_SECONDS = 3.0
+"""After a first failure: how long to wait for news of a rank that died, which is then the one to blame."""
+
+
+class RankActor:
+    """What runs inside a rank's process. ``call`` reaches everything; the rank itself is in ``rank``."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.rank: LearnerRank | None = None
+
+    def address(self) -> str:
+        """A free port on this host, for the ranks to meet."""
+        host = ray.util.get_node_ip_address()
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind(("", 0))
+            return f"{host}:{probe.getsockname()[1]}"
+
+    def start(self, settings: LearnerSettings, address: str, timeout_seconds: float) -> None:
+        """Builds the models. All ranks at once."""
+        self.rank = LearnerRank(settings, self.number, address, timeout_seconds)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls a method of the rank by name."""
+        assert self.rank is not None
+        return getattr(self.rank, method)(*args, **kwargs)
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls ``function(rank, *args)`` in the rank's process: how other parts work beside the models."""
+        return function(self.rank, *args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """How ranks are placed and how long to wait for them."""
+
+    resources: Mapping[str, Any] = field(default_factory=lambda: {"num_cpus": 1})
+    """Ray options of each actor: num_cpus, num_gpus, scheduling_strategy, runtime_env ..."""
+    start_seconds: float = 600.0
+    """From the request to models that are ready."""
+    call_seconds: float = 3600.0
+    """Longest single call (an update, a score, a save)."""
+
+
+class LearnerGroup:
+    """A ``Learner`` over Ray actors.
+
+    Usage::
+
+        learner = await LearnerGroup.start(LearnerSettings.from_job(job, model_path))
+        result = await learner.update(batch, loss, mini_batches)
+        await learner.close()
+    """
+
+    def __init__(self, settings: LearnerSettings, options: GroupOptions) -> None:
+        self.settings = settings
+        self.options = options
+        self.actors: list[Any] = []
+        self._failed: str | None = None
+
+    @classmethod
+    async def start(cls, settings: LearnerSettings, options: GroupOptions | None = None) -> LearnerGroup:
+        """Starts the ranks and waits until their models are ready. Ray must be initialised.
+
+        Raises ``LearnerError`` when that takes longer than ``start_seconds`` or a rank fails.
+        """
+        group = cls(settings, options or GroupOptions())
+        deadline = time.monotonic() + group.options.start_seconds
+        actor_class = ray.remote(RankActor).options(**group.options.resources)
+        group.actors = [actor_class.remote(number) for number in range(settings.ranks)]
+        try:
+            what = f"start ({group.options.resources} each; does the cluster have that?)"
+            (address,) = await group._gather(
+                what, [group.actors[0].address.remote()], deadline - time.monotonic(), names=[0]
+            )
+            left = deadline - time.monotonic()
+            starts = [actor.start.remote(settings, address, group.options.call_seconds) for actor in group.actors]
+            await group._gather(what, starts, left)
+        except BaseException:
+            group._kill()
+            raise
+        return group
+
+    # --- the Learner protocol -----------------------------------------------------------------------------------------
+
+    async def score(
+        self,
+        batch: SequenceBatch,
+        *,
+        temperature: float,
+        log_probs: bool = False,
+        entropy: bool = False,
+        sum_squared_probs: bool = False,
+        reference: bool = False,
+        values: bool = False,
+    ) -> ScoreResult:
+        wanted = {
+            "log_probs": log_probs,
+            "entropy": entropy,
+            "sum_squared_probs": sum_squared_probs,
+            "reference": reference,
+            "values": values,
+        }
+        if not any(wanted.values()) or not len(batch):
+            return ScoreResult()
+        work = await asyncio.to_thread(self._cut, batch, [range(len(batch))])
+        parts = await self.call("score", per_rank=[(share, temperature) for share in work.shares], **wanted)
+        return ScoreResult(
+            **{
+                name: work.merge(batch, [part[name] for part in parts], per_sequence=name == "final_values")
+                for name in parts[0]
+            }
+        )
+
+    async def update(
+        self,
+        batch: SequenceBatch,
+        loss: LossSettings,
+        mini_batches: Sequence[Sequence[int]],
+        *,
+        update_actor: bool = True,
+        update_critic: bool = False,
+    ) -> UpdateResult:
+        work = await asyncio.to_thread(self._cut, batch, mini_batches)
+        reports = await self.call(
+            "update",
+            per_rank=[(share, loss) for share in work.shares],
+            update_actor=update_actor,
+            update_critic=update_critic,
+        )
+        return update_result(reports, work.rank_tokens)
+
+    async def save(self, folder: Path) -> None:
+        await self.call("save", folder)
+
+    async def load(self, folder: Path) -> None:
+        await self.call("load", folder)
+
+    async def export(self, folder: Path) -> None:
+        await self.call("export", folder)
+
+    async def close(self) -> None:
+        """Ends the ranks' processes."""
+        self._kill()
+
+    # --- for other parts of the trainer -------------------------------------------------------------------------------
+
+    async def offload(self) -> None:
+        """Frees the devices for colocated engines."""
+        await self.call("offload")
+
+    async def onload(self) -> None:
+        await self.call("onload")
+
+    async def call(
+        self, method: str, *args: Any, per_rank: Sequence[tuple[Any, ...]] | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Calls a method of ``LearnerRank`` on all ranks at once; ``per_rank`` gives each its own first arguments."""
+        own = per_rank or [()] * len(self.actors)
+        references = [
+            actor.call.remote(method, *mine, *args, **kwargs) for actor, mine in zip(self._alive(), own, strict=True)
+        ]
+        return await self._gather(method, references, self.options.call_seconds)
+
+    async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """``function(rank, *args)`` in every rank's process at once, with its ``LearnerRank``."""
+        references = [actor.run.remote(function, *args, **kwargs) for actor in self._alive()]
+        name = getattr(function, "__name__", repr(function))
+        return await self._gather(name, references, self.options.call_seconds)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _cut(self, batch: SequenceBatch, mini_batches: Sequence[Sequence[int]]) -> Any:
+        return cut(
+            batch,
+            mini_batches,
+            ranks=self.settings.ranks,
+            token_budget=self.settings.micro_batch_tokens,
+            share_prompts=self.settings.share_prompts,
+        )
+
+    def _alive(self) -> list[Any]:
+        if self._failed is not None:
+            raise LearnerError(f"the learner has failed before: {self._failed}")
+        return self.actors
+
+    async def _gather(
+        self, what: str, references: Sequence[Any], seconds: float, names: Sequence[int] | None = None
+    ) -> list[Any]:
+        """All results in order. On the first failure, or when time is up, ends the group and says who and why."""
+        ranks = list(names or range(len(references)))
+        tasks = [asyncio.ensure_future(_result(reference)) for reference in references]
+        try:
+            done, pending = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+            failed = any(task.exception() is not None for task in done)
+            if not failed and not pending:
+                return [task.result() for task in tasks]
+            if failed and pending and not any(_died(task) for task in done):
+                # A collective fails on the survivors first: give the news of a death time to arrive.
+                await asyncio.wait(pending, timeout=_GRACE_SECONDS)
+            raise self._failure(what, ranks, tasks, seconds)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _failure(self, what: str, ranks: list[int], tasks: list[asyncio.Task[Any]], seconds: float) -> Exception:
+        errors = {
+            rank: task.exception()
+            for rank, task in zip(ranks, tasks, strict=True)
+            if task.done() and task.exception() is not None
+        }
+        waiting = [rank for rank, task in zip(ranks, tasks, strict=True) if not task.done()]
+        dead = {rank: error for rank, error in errors.items() if isinstance(error, RayActorError)}
+        if dead:
+            rank, death = next(iter(dead.items()))
+            message = f"learner rank {rank} died during {what}: {_first_line(death)}"
+        elif errors:
+            rank, error = next(iter(errors.items()))
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            if isinstance(cause, RLJobError):
+                if not waiting:
+                    return cause  # all ranks are through: the group can go on
+                message = f"learner rank {rank} failed in {what}: {cause}"
+            else:
+                message = f"learner rank {rank} failed in {what}: {error}"
+        else:
+            listed = ", ".join(map(str, waiting))
+            message = f"learner rank {listed} did not finish {what} within {seconds:.0f} s"
+        self._failed = message
+        self._kill()
+        return LearnerError(message)
+
+    def _kill(self) -> None:
+        actors, self.actors = self.actors, []
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+        self._failed = self._failed or "it was closed"
+
+
+async def _result(reference: Any) -> Any:
+    return await reference
+
+
+def _died(task: asyncio.Task[Any]) -> bool:
+    return isinstance(task.exception(), RayActorError)
+
+
+def _first_line(error: BaseException | None) -> str:
+    if isinstance(error, ActorDiedError):
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return lines[-1] if lines else "its process is gone"
+    return str(error).splitlines()[0] if str(error) else "its process is gone"

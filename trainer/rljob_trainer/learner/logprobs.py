@@ -1,0 +1,135 @@
+"""Log-probs and entropy of given tokens from hidden states, in chunks: logits of all tokens never exist at once.
+
+The output layer and the softmax are one autograd function. Logits are computed in the dtype of the weights and turned
+into float32 (or kept in float64) for the softmax, ``chunk`` tokens at a time; the backward pass computes them again.
+When all tokens fit into one chunk they are kept instead, which saves that third matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CHUNK_BYTES = 64 << 20
+"""Default size of one chunk's logits in float32."""
+
+
+def default_chunk(vocabulary: int) -> int:
+    """Tokens whose float32 logits take 64 MiB."""
+    return max(1, CHUNK_BYTES // (4 * vocabulary))
+
+
+def log_probs_and_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of ``targets [tokens]`` and entropy of their distributions in nats, each ``[tokens]`` float32.
+
+    The distribution is ``softmax(hidden @ weight.T / temperature)`` with ``hidden [tokens, d]`` and
+    ``weight [vocabulary, d]``. Both results are differentiable.
+    """
+    if temperature <= 0:
+        raise ValueError(f"log-probs need a temperature above 0, but it is {temperature}")
+    size = chunk or default_chunk(weight.shape[0])
+    log_probs, entropy, _ = _head(hidden, weight, targets, 1.0 / temperature, size, False)
+    return log_probs, entropy
+
+
+@torch.no_grad()
+def sum_squared_probs(
+    hidden: torch.Tensor, weight: torch.Tensor, *, temperature: float = 1.0, chunk: int | None = None
+) -> torch.Tensor:
+    """The sum over the vocabulary of the squared probabilities, ``[tokens]`` (the optimal token baseline needs it)."""
+    targets = hidden.new_zeros(hidden.shape[0], dtype=torch.int64)
+    size = chunk or default_chunk(weight.shape[0])
+    squared = _head(hidden, weight, targets, 1.0 / temperature, size, True)[2]
+    assert squared is not None
+    return squared
+
+
+class _Head(torch.autograd.Function):
+    """With z the scaled logits and p their softmax: dlogp/dz = onehot - p, dH/dz = -p (log p + H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        scale: float,
+        chunk: int,
+        squares: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        tokens = hidden.shape[0]
+        precise = torch.promote_types(hidden.dtype, torch.float32)
+        log_probs = torch.empty(tokens, dtype=precise, device=hidden.device)
+        entropy = torch.empty_like(log_probs)
+        squared = torch.empty_like(log_probs) if squares else None
+        kept = None
+        keep = tokens <= chunk and any(ctx.needs_input_grad[:2])
+        for start in range(0, tokens, chunk):
+            part = slice(start, start + chunk)
+            log_p = _log_softmax(hidden[part], weight, scale, precise)
+            log_probs[part] = log_p.gather(1, targets[part, None])[:, 0]
+            p = log_p.exp()
+            if squared is not None:
+                squared[part] = p.square().sum(1)
+            # torch.xlogy's convention, 0 log 0 = 0, also where a logit is -inf.
+            entropy[part] = -p.mul_(log_p.clamp(min=torch.finfo(precise).min)).sum(1)
+            if keep:
+                kept = log_p
+        ctx.save_for_backward(hidden, weight, targets, entropy, kept)
+        ctx.scale, ctx.chunk = scale, chunk
+        ctx.set_materialize_grads(False)
+        return log_probs, entropy, squared
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None, _: None) -> Any:
+        hidden, weight, targets, entropy, kept = ctx.saved_tensors
+        if grad_log_probs is None and grad_entropy is None:
+            return None, None, None, None, None, None
+        precise = entropy.dtype
+        grad_hidden = torch.empty_like(hidden)
+        several = hidden.shape[0] > ctx.chunk
+        # Adding up chunks in half precision would lose what each adds: sum in float32.
+        grad_weight = torch.zeros_like(weight, dtype=precise if several else weight.dtype)
+        for start in range(0, hidden.shape[0], ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            log_p = kept if kept is not None else _log_softmax(hidden[part], weight, ctx.scale, precise)
+            p = log_p.exp()
+            if grad_entropy is None:
+                assert grad_log_probs is not None
+                grad = p.mul_(-grad_log_probs[part, None])
+            else:
+                finite = log_p.clamp(min=torch.finfo(precise).min)
+                pull = finite.add_(entropy[part, None]).mul_(grad_entropy[part, None])
+                if grad_log_probs is not None:
+                    pull.add_(grad_log_probs[part, None])
+                grad = p.mul_(pull).neg_()
+            if grad_log_probs is not None:
+                grad.scatter_add_(1, targets[part, None], grad_log_probs[part, None])
+            grad = grad.mul_(ctx.scale).to(weight.dtype)
+            torch.mm(grad, weight, out=grad_hidden[part])
+            if several:
+                grad_weight += grad.T @ hidden[part]
+            else:
+                torch.mm(grad.T, hidden, out=grad_weight)
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+
+
+_head: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = _Head.apply
+
+
+def _log_softmax(hidden: torch.Tensor, weight: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """``[chunk, vocabulary]``, a fresh tensor."""
+    logits = (hidden @ weight.T).to(dtype)
+    if scale != 1.0:
+        logits.mul_(scale)
+    return torch.log_softmax(logits, dim=-1)

@@ -1,0 +1,83 @@
+"""Ranks' reports become the metrics of a step, under the names of ``telemetry/catalogue.py``.
+
+Shares add up over ranks; the sums of each optimizer step are then averaged over the steps that were taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rljob_trainer.learner.protocol import UpdateResult
+from rljob_trainer.learner.work import RankReport, StepReport
+
+def update_result(reports: Sequence[RankReport], rank_tokens: Sequence[int]) -> UpdateResult:
+    """``reports`` of all ranks after one update; ``rank_tokens`` are what each was given."""
+    metrics: dict[str, float] = {}
+    skipped: list[str] = []
+    taken = {"actor": 0, "critic": 0}
+    for model, rate in reports[0].rates.items():
+        steps = [
+            {name: math.fsum(part.sums.get(name, 0.0) for part in parts) for name in _names(parts)}
+            | {"grad_norm": parts[0].grad_norm}
+            for parts in zip(*(_of(report, model) for report in reports), strict=True)
+            if all(part.problem is None for part in parts)
+        ]
+        refused = [
+            (parts[0].mini_batch, next(p.problem for p in parts if p.problem is not None))
+            for parts in zip(*(_of(report, model) for report in reports), strict=True)
+            if any(part.problem is not None for part in parts)
+        ]
+        skipped += [f"{model}, mini-batch {number}: {problem}; step skipped" for number, problem in refused]
+        taken[model] = len(steps)
+        metrics[f"{model}/learning_rate"] = rate
+        metrics[f"{model}/steps"] = len(steps)
+        metrics[f"{model}/skipped_steps"] = len(refused)
+        if steps:
+            metrics[f"{model}/grad_norm"] = math.fsum(s["grad_norm"] for s in steps) / len(steps)
+            metrics[f"{model}/grad_norm/max"] = max(s["grad_norm"] for s in steps)
+            metrics.update(_means(model, steps))
+    metrics.update(_balance(rank_tokens))
+    return UpdateResult(metrics, taken["actor"], taken["critic"], skipped)
+
+
+def _means(model: str, steps: list[dict[str, float]]) -> dict[str, float]:
+    names = {name for step in steps for name in step if name != "grad_norm" and not name.startswith("moment/")}
+    means = {name: math.fsum(s.get(name, 0.0) for s in steps) / len(steps) for name in sorted(names)}
+    if model == "critic":
+        variance = _explained_variance(steps)
+        if variance is not None:
+            means["critic/explained_variance"] = variance
+    return means
+
+
+def _explained_variance(steps: list[dict[str, float]]) -> float | None:
+    """1 - var(return - value) / var(return) over all tokens of the update; None where all returns are equal."""
+    total = {
+        name: math.fsum(s.get(f"moment/{name}", 0.0) for s in steps)
+        for name in ("count", "return", "return_squared", "error", "error_squared")
+    }
+    if total["count"] < 1:
+        return None
+    of_return = total["return_squared"] / total["count"] - (total["return"] / total["count"]) ** 2
+    of_error = total["error_squared"] / total["count"] - (total["error"] / total["count"]) ** 2
+    if of_return <= 1e-12 * max(1.0, total["return_squared"] / total["count"]):
+        return None
+    return 1.0 - of_error / of_return
+
+
+def _balance(rank_tokens: Sequence[int]) -> dict[str, float]:
+    return {
+        "balance/rank_tokens/mean": sum(rank_tokens) / len(rank_tokens),
+        "balance/rank_tokens/min": float(min(rank_tokens)),
+        "balance/rank_tokens/max": float(max(rank_tokens)),
+        "balance/rank_tokens/spread": float(max(rank_tokens) - min(rank_tokens)),
+    }
+
+
+def _of(report: RankReport, model: str) -> list[StepReport]:
+    return [step for step in report.steps if step.model == model]
+
+
+def _names(parts: Sequence[StepReport]) -> list[str]:
+    return list({name: None for part in parts for name in part.sums})

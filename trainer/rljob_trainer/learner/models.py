@@ -1,0 +1,182 @@
+"""The three models of a learner as modules over packed rows: actor, critic and frozen reference.
+
+Their forward passes return exactly the streams that losses are made of, so that everything that touches a parameter
+happens inside a module's forward (which is what sharding hooks into). Sharding and checkpointing are applied from
+outside (``parallel.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
+from rljob_trainer.learner.logprobs import log_probs_and_entropy, sum_squared_probs
+from rljob_trainer.learner.packing import Row
+from rljob_trainer.samples import IntArray
+
+_UNSUPPORTED = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
+"""Settings of families whose output layer or attention computes something else than a plain softmax."""
+
+
+@dataclass(slots=True)
+class PackedRow:
+    """One row's tensors on the device of the model that reads them."""
+
+    token_ids: torch.Tensor  # [1, N]
+    positions: torch.Tensor  # [1, N]
+    attention: Packed
+    outputs: Gather  # [tokens] out of [N]
+    targets: torch.Tensor  # [tokens]
+    finals: torch.Tensor | None  # [S]
+
+    @classmethod
+    def of(cls, row: Row, token_ids: IntArray, device: torch.device, dtype: torch.dtype) -> PackedRow:
+        """``token_ids`` of the whole batch; ``dtype`` is what the model computes in."""
+
+        def move(array: Any) -> torch.Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
+        return cls(
+            token_ids=move(token_ids[row.source].astype("int64"))[None],
+            positions=move(row.positions)[None],
+            attention=Packed.of(row, device, dtype),
+            outputs=Gather.of(row.output_rows, len(row.source)).to(device),
+            targets=move(token_ids[row.targets].astype("int64")),
+            finals=None if row.final_rows is None else move(row.final_rows),
+        )
+
+
+class Policy(nn.Module):
+    """A causal language model that tells log-probs; actor and reference are both one."""
+
+    def __init__(self, language_model: PreTrainedModel, chunk: int | None) -> None:
+        super().__init__()
+        self.language_model = language_model
+        self.chunk = chunk
+
+    def forward(
+        self, row: PackedRow, temperature: float, squares: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Log-probs and entropy ``[tokens]``, and with ``squares`` the sum of squared probabilities ``[tokens]``."""
+        hidden = row.outputs(_hidden(self.language_model.base_model, row))
+        weight = self.language_model.get_output_embeddings().weight
+        squared = None
+        if squares:
+            squared = sum_squared_probs(hidden, weight, temperature=temperature, chunk=self.chunk)
+        return *log_probs_and_entropy(hidden, weight, row.targets, temperature=temperature, chunk=self.chunk), squared
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        return _layers(self.language_model)
+
+    def published(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters under their Hugging Face names; a shared matrix once, as in the folder's own files."""
+        return self.language_model.named_parameters()
+
+
+class Critic(nn.Module):
+    """The same network with a value for each position instead of a distribution. The head begins at zero."""
+
+    def __init__(self, language_model: PreTrainedModel) -> None:
+        super().__init__()
+        self.backbone = language_model.base_model
+        self._no_split = list(language_model._no_split_modules or ())
+        self.head = nn.Linear(language_model.config.hidden_size, 1, dtype=language_model.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """V before each response token ``[tokens]``, and V after the last token ``[S]`` if the row keeps it."""
+        hidden = _hidden(self.backbone, row)
+        # One small product in float32: a value in half precision would have three digits.
+        values = nn.functional.linear(hidden.float(), self.head.weight.float(), self.head.bias.float())
+        finals = None if row.finals is None else values[row.finals, 0]
+        return row.outputs(values)[:, 0], finals
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        return [m for m in self.backbone.modules() if type(m).__name__ in self._no_split]
+
+
+def load_policy(
+    folder: Path, *, dtype: torch.dtype, chunk: int | None = None, trust_remote_code: bool = False
+) -> Policy:
+    """The language model of a Hugging Face folder, with attention over packed rows and without dropout."""
+    return Policy(_load(folder, dtype, trust_remote_code), chunk)
+
+
+def load_critic(folder: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Critic:
+    """A value model that starts from the same folder."""
+    return Critic(_load(folder, dtype, trust_remote_code))
+
+
+def checkpoint_activations(layers: list[nn.Module]) -> None:
+    """Keeps only each layer's input for the backward pass and computes the layer again there.
+
+    The layer's forward is wrapped, not the layer: parameter names stay, and sharding hooks, which sit around forward,
+    gather weights once for the second computation.
+    """
+    for layer in layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def _hidden(backbone: nn.Module, row: PackedRow) -> torch.Tensor:
+    """Last hidden states ``[N, d]``."""
+    # A mask of four dimensions is passed through untouched: the model builds none of its own.
+    no_mask = row.positions.new_empty(1, 1, 1, 1)
+    out = backbone(
+        input_ids=row.token_ids,
+        position_ids=row.positions,
+        attention_mask=no_mask,
+        use_cache=False,
+        packed=row.attention,
+    )
+    hidden: torch.Tensor = out.last_hidden_state[0]
+    return hidden
+
+
+def _layers(model: PreTrainedModel) -> list[nn.Module]:
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    # Loading reports go to the driver's log by way of errors only; progress bars of many ranks would garble it.
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise JobFileError(f"the model in {folder} cannot be loaded: {error}; see spec.model") from error
+    config = model.config.get_text_config()
+    for name in _UNSUPPORTED:
+        if getattr(config, name, None) not in (None, 1.0):
+            raise JobFileError(
+                f"the model in {folder} ({config.model_type}) sets {name}, which the learner does not compute; "
+                "choose a model with a plain output layer (Llama, Qwen, Mistral and most others)"
+            )
+    head = model.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise JobFileError(f"the model in {folder} ({config.model_type}) has no plain output matrix; see spec.model")
+    config.use_cache = False
+    if getattr(config, "attention_dropout", 0.0):
+        config.attention_dropout = 0.0
+    for module in model.modules():
+        # Tokens must have the same log-probs when they are scored and when they are trained.
+        for name in ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout",):
+            if getattr(module, name, 0.0):
+                setattr(module, name, 0.0)
+    model.eval()
+    return model

@@ -1,0 +1,76 @@
+"""How models are spread over ranks: FSDP2 per layer, with float32 masters under half-precision compute.
+
+One rank in float32 stays a plain module: no wrapping, no process group, no cost.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from rljob_trainer.learner.settings import LearnerSettings
+
+
+def needs_process_group(settings: LearnerSettings) -> bool:
+    """Half precision is done by FSDP2's mixed precision, on a single rank too."""
+    return settings.ranks > 1 or settings.compute_dtype != torch.float32
+
+
+def join(settings: LearnerSettings, rank: int, address: str, timeout_seconds: float) -> DeviceMesh | None:
+    """Joins the learner's process group and returns the mesh; None where one plain rank is all there is.
+
+    ``address`` (host:port) is rank 0's. ``timeout_seconds`` bounds the meeting and every later collective.
+    """
+    if not needs_process_group(settings):
+        return None
+    cuda = settings.device == "cuda"
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        init_method=f"tcp://{address}",
+        rank=rank,
+        world_size=settings.ranks,
+        timeout=timedelta(seconds=timeout_seconds),
+    )
+    shards = settings.ranks // settings.replicate
+    if settings.replicate == 1:
+        return init_device_mesh(settings.device, (shards,), mesh_dim_names=("shard",))
+    return init_device_mesh(settings.device, (settings.replicate, shards), mesh_dim_names=("replicate", "shard"))
+
+
+def shard(model: nn.Module, layers: list[nn.Module], mesh: DeviceMesh | None, compute_dtype: torch.dtype) -> None:
+    """Shards a model in place, layer by layer, then what is left (embeddings, norm, head) as one group."""
+    if mesh is None:
+        return
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if compute_dtype == torch.float32 else compute_dtype, reduce_dtype=torch.float32
+    )
+    for module in (*layers, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+        assert isinstance(module, FSDPModule)
+        # Losses are normalised by global counts: gradients of ranks add up, they are not averaged.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def shard_group(mesh: DeviceMesh | None) -> dist.ProcessGroup | None:
+    """The ranks over which one copy of the parameters is cut."""
+    return None if mesh is None else mesh.get_group("shard")
+
+
+def full(parameter: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The whole of one parameter in ``dtype`` on every rank (a collective call); unsharded ones are not copied."""
+    value = parameter.detach()
+    if dtype is not None and value.dtype != dtype:
+        value = value.to(dtype)  # before gathering: half the traffic
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def move_model(model: nn.Module, device: torch.device) -> None:
+    """Moves parameters and buffers between device and host memory, keeping the parameter objects."""
+    model.to(device)

@@ -1,0 +1,107 @@
+"""What a learner is told: model, precision, optimizers, memory. Taken from a resolved job; the loss comes per call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from rljob_api.resolved import ResolvedJob
+    from rljob_api.spec.pools import Optimizer
+
+Schedule = Literal["constant", "cosine", "linear"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """AdamW and its schedule, which counts updates (policy versions). ``gradient_clip`` 0 turns clipping off."""
+
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    schedule: Schedule = "constant"
+    min_learning_rate_ratio: float = 0.0
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    gradient_clip: float = 1.0
+
+    @classmethod
+    def from_spec(cls, spec: Optimizer) -> OptimizerSettings:
+        return cls(
+            learning_rate=spec.learning_rate,
+            warmup_steps=spec.warmup_steps,
+            schedule=spec.schedule,
+            min_learning_rate_ratio=spec.min_learning_rate_ratio,
+            weight_decay=spec.weight_decay,
+            betas=(spec.betas[0], spec.betas[1]),
+            epsilon=spec.epsilon,
+            gradient_clip=spec.gradient_clip,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSettings:
+    """One learner. Its ranks are ``replicate`` copies of the weights, each cut into shards over the other ranks."""
+
+    model_path: Path
+    dtype: Dtype = "float32"
+    """What forward and backward compute in. Master weights and optimizer state are always float32."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    ranks: int = 1
+    replicate: int = 1
+    actor: OptimizerSettings = OptimizerSettings()
+    critic: OptimizerSettings | None = None
+    """None: no critic."""
+    reference: bool = False
+    """Whether a frozen copy of the initial model is kept."""
+    micro_batch_tokens: int = 16384
+    activation_checkpointing: bool = False
+    offload: bool = False
+    """Whether ``offload`` moves models and optimizer state to host memory (colocated engines on a GPU)."""
+    log_prob_chunk_tokens: int | None = None
+    share_prompts: bool = True
+    """Compute a prompt once for all its samples in a micro-batch. Changes speed, never the result."""
+    total_updates: int | None = None
+    """Length of the cosine and linear schedules, in updates."""
+    seed: int = 0
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ranks % self.replicate:
+            raise ValueError(
+                f"trainer.parallelism.replicate = {self.replicate} does not divide the number of ranks, {self.ranks}"
+            )
+
+    @classmethod
+    def from_job(cls, job: ResolvedJob, model_path: Path) -> LearnerSettings:
+        """``model_path`` is the local Hugging Face folder of the job's model."""
+        spec = job.spec
+        trainer, algorithm = spec.trainer, spec.algorithm
+        device: Literal["cpu", "cuda"] = "cuda" if trainer.gpus_per_replica else "cpu"
+        dtype = spec.model.dtype
+        critic = algorithm.critic
+        return cls(
+            model_path=Path(model_path),
+            dtype=("bfloat16" if device == "cuda" else "float32") if dtype == "auto" else dtype,
+            device=device,
+            ranks=trainer.ranks,
+            replicate=trainer.parallelism.replicate,
+            actor=OptimizerSettings.from_spec(trainer.optimizer),
+            critic=None if critic is None else OptimizerSettings.from_spec(trainer.critic_optimizer(critic)),
+            reference=algorithm.needs_reference,
+            micro_batch_tokens=trainer.micro_batch_tokens,
+            activation_checkpointing=trainer.activation_checkpointing,
+            offload=trainer.offload,
+            log_prob_chunk_tokens=trainer.log_prob_chunk_tokens,
+            total_updates=spec.stop.steps,
+            seed=spec.seed,
+            trust_remote_code=spec.model.trust_remote_code,
+        )
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[self.dtype]

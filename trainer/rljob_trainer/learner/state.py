@@ -1,0 +1,126 @@
+"""A learner's state on disk: torch's distributed checkpoint, which any number of ranks can read.
+
+    learner.json      format, ranks that wrote it, updates done by each model
+    random-0003.pt    random states of rank 3
+    .metadata, *.distcp   parameters and optimizer moments, each shard once
+
+Whether the files are the ones that were written is checked by whoever owns the folder (``checkpoint.py``); here it is
+only checked that they can be read and fit this model.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from rljob_trainer.errors import CheckpointError
+from rljob_trainer.learner.trained import Trained
+
+FORMAT = 1
+
+
+def save(folder: Path, models: Sequence[Trained], rank: int, ranks: int) -> None:
+    """Writes this rank's shards and random states; rank 0 also the description. A collective call."""
+    try:
+        _quietly(save_tensors, _tensors(models), checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+        torch.save(_random_states(), folder / _random_file(rank))
+        if rank == 0:
+            description = {"format": FORMAT, "ranks": ranks, "updates": {m.name: m.updates for m in models}}
+            (folder / "learner.json").write_text(json.dumps(description))
+    except (CheckpointException, OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the learner's state cannot be written into {folder}: {_reason(error)}; free some space or choose "
+            "another folder"
+        ) from error
+
+
+def load(folder: Path, models: Sequence[Trained], rank: int, ranks: int) -> None:
+    """Reads what ``save`` wrote, in place. Raises ``CheckpointError`` naming the file or the model that is wrong.
+
+    Random states come back when as many ranks read as wrote; otherwise they stay as they were made from the seed.
+    After an error the models may hold a mixture: load another checkpoint or stop.
+    """
+    description = _describe(folder)
+    for model in models:
+        if model.name not in description["updates"]:
+            raise CheckpointError(
+                f"{folder} holds no {model.name} (it has: {', '.join(description['updates'])}); "
+                "it was written by a job with another algorithm"
+            )
+    try:
+        _quietly(load_tensors, _tensors(models), checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+        random = None
+        if description["ranks"] == ranks:
+            random = torch.load(folder / _random_file(rank), weights_only=True)
+    # Damaged bytes surface as whatever the unpickler or the zip reader stumbles over.
+    except Exception as error:
+        raise CheckpointError(
+            f"the learner's state in {folder} cannot be read: {_reason(error)}; "
+            "the files are damaged or belong to another model"
+        ) from error
+    if random is not None:
+        _restore_random(random)
+    for model in models:
+        model.updates = int(description["updates"][model.name])
+
+
+def _describe(folder: Path) -> dict[str, Any]:
+    path = folder / "learner.json"
+    try:
+        description: dict[str, Any] = json.loads(path.read_text())
+        known = description["format"] == FORMAT and isinstance(description["updates"], dict)
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} is not a learner's checkpoint: {path.name} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not known:
+        raise CheckpointError(
+            f"{path} has format {description['format']}, this program reads {FORMAT}; use the version that wrote it"
+        )
+    return description
+
+
+def _tensors(models: Sequence[Trained]) -> dict[str, torch.Tensor]:
+    return {name: tensor for model in models for name, tensor in model.state().items()}
+
+
+def _random_file(rank: int) -> str:
+    return f"random-{rank:04d}.pt"
+
+
+def _random_states() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _restore_random(states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _quietly(function: Any, *args: Any, **kwargs: Any) -> None:
+    with warnings.catch_warnings():
+        # It warns that no process group exists, which is how one rank is meant to work.
+        warnings.simplefilter("ignore")
+        function(*args, **kwargs)
+
+
+def _reason(error: BaseException) -> str:
+    """One line: the first failure inside torch's wrapper, or the error itself."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (inner, _) = min(error.failures.items())
+        return f"rank {rank}: {type(inner).__name__}: {str(inner).splitlines()[0] if str(inner) else ''}"
+    text = str(error).splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"

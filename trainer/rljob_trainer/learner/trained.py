@@ -1,0 +1,54 @@
+"""A model with its optimizer and its place in the schedule: what actor and critic have in common."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from rljob_trainer.learner.optim import AdamW, StepOutcome, learning_rate
+from rljob_trainer.learner.parallel import shard_group
+from rljob_trainer.learner.settings import OptimizerSettings
+
+
+class Trained:
+    """``name`` ("actor", "critic") stands in checkpoints, metrics and messages."""
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        settings: OptimizerSettings,
+        *,
+        total_updates: int | None,
+        mesh: DeviceMesh | None,
+    ) -> None:
+        self.name = name
+        self.module = module
+        self.settings = settings
+        self.total_updates = total_updates
+        self.optimizer = AdamW(module.named_parameters(), settings, shard_group(mesh))
+        self.updates = 0
+        """Updates (policy versions) begun so far: the schedule's clock."""
+        learning_rate(settings, settings.warmup_steps, total_updates)  # a schedule without an end is refused now
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next update."""
+        return learning_rate(self.settings, self.updates, self.total_updates)
+
+    def step(self) -> StepOutcome:
+        return self.optimizer.step(self.rate)
+
+    def move(self, device: torch.device) -> None:
+        """Model and optimizer to host memory, or back."""
+        self.module.to(device)
+        self.optimizer.move(device)
+        self.optimizer.rebind()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Parameters and optimizer state by name, sharing their memory."""
+        result = {f"{self.name}.model.{name}": p.detach() for name, p in self.module.named_parameters()}
+        for name, tensor in self.optimizer.state().items():
+            result[f"{self.name}.optimizer.{name}"] = tensor
+        return result
