@@ -74,12 +74,18 @@ class Pipeline:
         self._stage = stage
         self._deadline_seconds = sample_deadline_seconds
         self._groups: dict[int, Group] = {}
+        self._open: dict[int, Prompt] = {}
         self._changed = asyncio.Event()
         self._exhausted = False
         self._waiting = False
         self._dropped_since_kept = 0
         self._running: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
+
+    @property
+    def open_prompts(self) -> list[Prompt]:
+        """Prompts that were taken from the feed and are neither trained nor dropped: a resumed run asks them again."""
+        return list(self._open.values())
 
     async def run(self, first_step: int = 1) -> None:
         """Raises the first error of any part, with everything else cancelled."""
@@ -111,6 +117,8 @@ class Pipeline:
             groups = [self._groups.pop(ordinal) for ordinal in batch]
             pulls.append(await self.trainer.train(groups, step=step, version=self.schedule.version))
             self.schedule.trained(batch)
+            for ordinal in batch:
+                del self._open[ordinal]
             trained.extend(groups)
         if not trained:
             return False
@@ -161,6 +169,7 @@ class Pipeline:
                 self._changed.set()
                 return
             self.schedule.admitted(prompt.ordinal, self.rollout.serving_version)
+            self._open[prompt.ordinal] = prompt
             assert self._tasks is not None
             task = self._tasks.create_task(self._run_group(prompt))
             self._running.add(task)
@@ -183,6 +192,7 @@ class Pipeline:
                     "or switch the filter off."
                 )
             self.schedule.dropped(prompt.ordinal)
+            del self._open[prompt.ordinal]
             self._admit()
         self._changed.set()
 

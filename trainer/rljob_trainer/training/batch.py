@@ -26,6 +26,7 @@ class TrainingBatch:
     scores: FloatArray  # [S]
     truncated: BoolArray  # [S] ended for want of room
     versions: IntArray  # [tokens]
+    sources: list[str]  # [S] data source of the prompt
     samples: list[Sample]  # [S]
 
     def __len__(self) -> int:
@@ -58,5 +59,6 @@ def layout(groups: Sequence[Group]) -> TrainingBatch:
         scores=np.array([s.reward.score for s in samples if s.reward], dtype=np.float32),
         truncated=np.array([s.finish == "length" for s in samples]),
         versions=np.concatenate([s.versions for s in samples]),
+        sources=[p.source for p in prompts],
         samples=samples,
     )

@@ -1,0 +1,129 @@
+"""Scores the held-out sets of a job: generation through the same pool, the same rewards, then statistics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rljob_api.spec.data import ValidationSet
+from rljob_trainer.driver.generation import Decoder, Pool, Rewards, request_of, sample_of
+from rljob_trainer.rollout.protocol import SamplingSettings
+from rljob_trainer.samples import Group, Prompt
+from rljob_trainer.telemetry.names import metric
+from rljob_trainer.telemetry.run_folder import SampleRow
+
+_SEED_OFFSET = 0x5EED
+"""Validation draws other random numbers than training."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """One validation set, ready to be asked."""
+
+    name: str
+    prompts: Sequence[Prompt]
+    samples_per_prompt: int
+    sampling: SamplingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationResult:
+    """Metrics under their public names, and the groups behind them by set."""
+
+    metrics: dict[str, float]
+    groups: Mapping[str, Sequence[Group]]
+
+    @property
+    def mean(self) -> float:
+        """The mean over sets of their mean score."""
+        return self.metrics["validation/mean"]
+
+
+def held_out(spec: ValidationSet, prompts: Sequence[Prompt], training: SamplingSettings) -> HeldOut:
+    """``training`` gives the stop tokens, and the length where the set has none of its own."""
+    sampling = replace(
+        training,
+        temperature=spec.sampling.temperature,
+        top_p=spec.sampling.top_p,
+        top_k=spec.sampling.top_k,
+        max_tokens=spec.sampling.max_response_tokens or training.max_tokens,
+    )
+    return HeldOut(spec.name, prompts, spec.samples_per_prompt, sampling)
+
+
+class Validator:
+    """Asks every prompt of every set ``samples_per_prompt`` times and reduces the scores."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        rewards: Rewards,
+        decoder: Decoder,
+        sets: Sequence[HeldOut],
+        *,
+        seed: int,
+        bootstrap: int,
+    ) -> None:
+        self._pool = pool
+        self._rewards = rewards
+        self._decoder = decoder
+        self._sets = sets
+        self._seed = seed + _SEED_OFFSET
+        self._bootstrap = bootstrap
+
+    async def run(self) -> ValidationResult:
+        """Raises ``EngineError`` and ``RewardError``."""
+        metrics: dict[str, float] = {}
+        groups: dict[str, list[Group]] = {}
+        for held in self._sets:
+            groups[held.name] = await asyncio.gather(*(self._group(held, prompt) for prompt in held.prompts))
+            metrics.update(self._reduced(held, groups[held.name]))
+        means = [
+            metrics[metric("validation/<source>/mean@<n>", source=h.name, n=h.samples_per_prompt)] for h in self._sets
+        ]
+        metrics["validation/mean"] = float(np.mean(means))
+        return ValidationResult(metrics, groups)
+
+    async def _group(self, held: HeldOut, prompt: Prompt) -> Group:
+        requests = [
+            replace(request, request_id=f"{held.name}:{request.request_id}")
+            for request in (request_of(prompt, i, held.sampling, self._seed) for i in range(held.samples_per_prompt))
+        ]
+        results = await self._pool.generate(requests)
+        group = Group(prompt, [sample_of(i, result, self._decoder) for i, result in enumerate(results)])
+        for sample, reward in zip(group.samples, await self._rewards.score(group), strict=True):
+            sample.reward = reward
+        return group
+
+    def _reduced(self, held: HeldOut, groups: Sequence[Group]) -> dict[str, float]:
+        raise NotImplementedError
+
+
+def _mean_at_n(held: HeldOut) -> str:
+    return metric("validation/<source>/mean@<n>", source=held.name, n=held.samples_per_prompt)
+
+
+def sample_rows(groups: Sequence[Group], limit: int) -> list[SampleRow]:
+    """The first samples of the first groups, for people to read."""
+    rows = []
+    for group in groups:
+        for sample in group.samples[: max(1, limit // max(1, len(groups)))]:
+            reward = sample.reward
+            rows.append(
+                SampleRow(
+                    source=group.prompt.source,
+                    prompt=group.prompt.text,
+                    response=sample.text,
+                    score=None if reward is None else reward.score,
+                    answer=group.prompt.answer,
+                    prediction=None if reward is None else reward.prediction,
+                    correct=None if reward is None else reward.correct,
+                    finish=sample.finish,
+                    tokens=len(sample.token_ids),
+                    parts={} if reward is None else reward.parts,
+                )
+            )
+    return rows[:limit]
