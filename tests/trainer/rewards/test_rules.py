@@ -1,0 +1,161 @@
+"""The built-in reward functions against hand-made tables and the real GSM8K file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.rewards.gsm8k import gsm8k, number_in
+from rljob_trainer.rewards.maths import last_boxed, math
+from rljob_trainer.rewards.rules import exact_match, length, normalised, overlong, pattern
+
+GSM8K = Path(__file__).parents[3] / "examples" / "data" / "gsm8k"
+
+
+def solutions(name: str) -> list[str]:
+    with (GSM8K / name).open(encoding="utf-8") as file:
+        return [json.loads(line)["answer"] for line in file]
+
+
+@pytest.mark.parametrize(("name", "rows"), [("train.jsonl", 7473), ("test.jsonl", 1319)])
+def test_every_gold_solution_of_gsm8k_scores_one_against_itself(name: str, rows: int) -> None:
+    answers = solutions(name)
+    assert len(answers) == rows
+    for answer in answers:
+        marked = answer.rsplit("#### ", 1)[1].replace(",", "").strip()
+        assert gsm8k(answer, answer) == (1.0, marked, True)
+        assert gsm8k(f"The answer is ${marked}.", marked, method="flexible").score == 1.0
+
+
+def test_solutions_of_other_problems_score_mostly_zero() -> None:
+    answers = solutions("test.jsonl")
+    scores = [gsm8k(other, answer).score for other, answer in zip(answers[1:], answers[:-1], strict=True)]
+    assert sum(scores) / len(scores) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "flexible"),
+    [
+        ("#### 72", "72", "72"),
+        ("####72", "72", "72"),
+        ("so 7 and 8.\n#### $1,234,567.50 dollars", "1234567.5", "1234567.5"),
+        ("#### 5\nno wait\n#### 6", "6", "6"),
+        ("#### -3", "-3", "-3"),
+        ("#### −3 degrees", "-3", "-3"),
+        ("#### 12. Then 13 more", "12", "12"),
+        ("#### 007.00", "7", "7"),
+        ("#### -0.0", "0", "0"),
+        ("#### none, but 4 apples", None, "4"),
+        ("It is 10-5", None, "5"),
+        ("f(x) = -5.", None, "-5"),
+        ("one of 1,2,3", None, "3"),
+        ("$ 1,000.", None, "1000"),
+        ("50%", None, "50"),
+        (".5", None, "0.5"),
+        ("72 ####", None, "72"),
+        ("no number", None, None),
+        ("", None, None),
+    ],
+)
+def test_number_that_gsm8k_reads(text: str, strict: str | None, flexible: str | None) -> None:
+    assert number_in(text, "strict") == strict
+    assert number_in(text, "flexible") == flexible
+
+
+def test_gsm8k_gives_the_format_score_for_a_wrong_number_in_the_right_place() -> None:
+    assert gsm8k("#### 71", "#### 72", format_score=0.1) == (0.1, "71", False)
+    assert gsm8k("71", "#### 72", format_score=0.1) == (0.0, None, False)
+    with pytest.raises(ValueError, match="has no number"):
+        gsm8k("#### 71", "seventy-two")
+    with pytest.raises(ValueError, match=r"spec\.data\.answer"):
+        gsm8k("#### 71", None)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score", "share"),
+    [
+        ("46", "46", 1.0, 1.0),
+        (" 46\n", "46", 1.0, 1.0),
+        ("Paris", "paris", 1.0, 1.0),
+        ("the  cat", "the cat", 1.0, 1.0),
+        ("ﬁne", "fine", 1.0, 1.0),  # NFKC: the ligature
+        ("47", "46", 0.0, 1 / 2),
+        ("461", "46", 0.0, 2 / 3),
+        ("4", "46", 0.0, 1 / 2),
+        ("64", "46", 0.0, 0.0),
+        ("", "46", 0.0, 0.0),
+        ("", "", 1.0, 1.0),
+    ],
+)
+def test_exact_match_and_its_share_of_positions(response: str, answer: str, score: float, share: float) -> None:
+    assert exact_match(response, answer) == (score, normalised(response), score == 1.0)
+    assert exact_match(response, answer, partial=True).score == pytest.approx(share)
+
+
+def test_exact_match_minds_case_when_told() -> None:
+    assert exact_match("Paris", "paris", ignore_case=False).score == 0.0
+
+
+def test_pattern_searches_or_describes_the_whole_response() -> None:
+    form = r"<think>.*</think>\s*<answer>\d+</answer>"
+    response = "well <think>a\nb</think> <answer>7</answer>"
+    assert pattern(response, pattern=form) == 1.0
+    assert pattern(response, pattern=form, full=True) == 0.0
+    assert pattern(response.removeprefix("well "), pattern=form, full=True) == 1.0
+    assert pattern(response.upper(), pattern=form) == 0.0
+    assert pattern(response.upper(), pattern=form, ignore_case=True) == 1.0
+
+
+def test_length_is_linear_beyond_the_free_tokens() -> None:
+    assert [length(n, coefficient=-0.5, free_tokens=10) for n in (0, 10, 11, 14)] == [0, 0, -0.5, -2.0]
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (80, 0), (81, -0.1), (90, -1.0), (100, -2.0), (110, -3.0)])
+def test_overlong_falls_in_a_line_over_the_buffer(tokens: int, expected: float) -> None:
+    # Longest 100, buffer 20, penalty 2: equation 13 of DAPO times 2, by hand.
+    assert overlong(tokens, longest=100, buffer=20, penalty=2.0) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"so \boxed{72}.", "72"),
+        (r"\boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed {x}", "x"),
+        (r"\fbox{y}", "y"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{1} \boxed{2", "1"),
+        (r"\boxed{a \boxed{b} c}", "b"),
+        ("}} no box {", None),
+    ],
+)
+def test_the_last_closed_box(text: str, content: str | None) -> None:
+    assert last_boxed(text) == content
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [
+        (r"Thus \boxed{\frac{1}{2}}", r"\frac{1}{2}", 1.0),
+        (r"Thus \boxed{0.5}", r"\frac12", 1.0),
+        (r"Thus \boxed{\frac{3}{4}}", r"\frac{1}{2}", 0.0),
+        (r"\boxed{x^2 + 2x + 1}", "$(x+1)^2$", 1.0),
+        (r"\boxed{2\sqrt{2}}", r"so it is \boxed{\sqrt{8}}", 1.0),
+        (r"\boxed{(1,2)}", "(1, 2)", 1.0),
+        (r"\boxed{(2,1)}", "(1, 2)", 0.0),
+        ("The answer is $7$.", "7", 1.0),
+        (r"\boxed{\frac{}}{{", "7", 0.0),
+        ("", "7", 0.0),
+    ],
+)
+def test_mathematical_equivalence(response: str, answer: str, score: float) -> None:
+    verdict = math(response, answer)
+    assert (verdict.score, verdict.correct) == (score, score == 1.0)
+
+
+def test_math_can_insist_on_a_box_and_refuses_an_answer_that_is_none() -> None:
+    assert math("The answer is $7$.", "7", boxed_only=True).score == 0.0
+    with pytest.raises(ValueError, match="no mathematics"):
+        math(r"\boxed{7}", "")

@@ -1,0 +1,58 @@
+"""Mathematical equivalence of answers (the MATH data set and its relatives), judged by math-verify.
+
+math-verify needs the main thread (it sets alarms) and can be slow, so this rule always runs in worker processes.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rljob_trainer.rewards.rules import Verdict, normalised, required_answer, rule
+
+_BRACES = re.compile(r"(\\boxed\s*\{|\\fbox\s*\{)|\\[{}]|[{}]")
+_SECONDS = 5
+"""Per parse and per comparison; math-verify interrupts itself with an alarm, in whole seconds."""
+
+
+@rule("math", inline=False, hang_score=0.0)
+def math(response: str, answer: str | None, *, boxed_only: bool = False) -> Verdict:
+    """1 when the last ``\\boxed{...}`` of the response (else its last expression) equals the answer, else 0.
+
+    ``boxed_only``: a response without a box scores 0. The answer is a whole solution with a box, or an expression. A
+    response that cannot be parsed, or not judged in time, counts as wrong: a model writes such things at will
+    (``10^{10^{10}}``). Raises ``ValueError`` for an answer that is no mathematics.
+    """
+    from math_verify import parse, verify
+
+    reference = required_answer(answer)
+    wanted_text = last_boxed(reference)
+    if wanted_text is None:
+        wanted_text = reference.strip().strip("$")
+    said_text = last_boxed(response)
+    if said_text is None and boxed_only:
+        return Verdict(0.0, None, False)
+    if said_text is not None and normalised(said_text, False) == normalised(wanted_text, False):
+        return Verdict(1.0, normalised(said_text, False), True)
+    wanted = parse(f"\\boxed{{{wanted_text}}}", parsing_timeout=_SECONDS)
+    if not wanted:
+        raise ValueError(f"the reference answer {wanted_text[:80]!r} is no mathematics; check spec.data.answer")
+    said = parse(response if said_text is None else f"\\boxed{{{said_text}}}", parsing_timeout=_SECONDS)
+    correct = bool(said) and bool(verify(wanted, said, timeout_seconds=_SECONDS))
+    prediction = said_text if said_text is not None else (str(said[-1]) if said else None)
+    return Verdict(float(correct), None if prediction is None else normalised(prediction, False), correct)
+
+
+def last_boxed(text: str) -> str | None:
+    """What stands in the last ``\\boxed{...}`` (or ``\\fbox``), braces matched; None without one that is closed."""
+    open_braces: list[int | None] = []  # where a box's content begins, None for other braces
+    last: tuple[int, int] | None = None
+    for token in _BRACES.finditer(text):
+        if token[0] == "}":
+            begin = open_braces.pop() if open_braces else None
+            if begin is not None and (last is None or begin > last[0]):
+                last = begin, token.start()
+        elif token[0] == "{":
+            open_braces.append(None)
+        elif token[1]:
+            open_braces.append(token.end())
+    return None if last is None else text[last[0] : last[1]]

@@ -1,0 +1,219 @@
+"""Rewards of whole prompt groups: quick built-in rules here, everything else in worker processes under a time limit.
+
+    async with RewardPool(job.spec.reward, longest_response=512, paths=[folder_of_the_job_file]) as pool:
+        group_rewards = await pool.score(group)
+
+A function that raises, hangs, crashes its process or returns no finite number is always reported with its sample:
+``onError: fail`` raises ``RewardError``; ``onError: score`` gives the sample ``errorScore`` and says so in its
+``RewardResult.error``, in the log and in ``failures``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rljob_trainer.errors import JobFileError, RewardError
+from rljob_trainer.rewards.process import WorkerProcess
+from rljob_trainer.rewards.rules import Verdict
+from rljob_trainer.rewards.terms import (
+    Failure,
+    Outcome,
+    OverlongSettings,
+    Response,
+    Term,
+    TermSpec,
+    combine,
+    term_specs,
+)
+from rljob_trainer.samples import Group, RewardResult
+
+if TYPE_CHECKING:
+    from rljob_api.spec.reward import Reward
+
+log = logging.getLogger(__name__)
+
+_EXCERPT = 300
+"""Characters of a prompt's or response's end that a message shows."""
+
+
+class RewardPool:
+    """Scores groups for one run. Any number of ``score`` calls may be under way at once."""
+
+    def __init__(self, reward: Reward, *, longest_response: int, paths: Sequence[str | os.PathLike[str]] = ()) -> None:
+        """``longest_response`` is rollout.maxResponseTokens; ``paths`` are folders with the user's modules.
+
+        Raises ``JobFileError`` for parameters that a built-in function does not take.
+        """
+        self._reward = reward
+        self._specs = term_specs(reward)
+        # A custom function is only ever imported by the workers: its module may do anything.
+        terms = {spec.name: Term(spec) for spec in self._specs if spec.type != "custom"}
+        self._inline = [term for term in terms.values() if term.inline]
+        self._pooled = [spec for spec in self._specs if spec.name not in terms or not terms[spec.name].inline]
+        self._hang_scores = {name: term.hang_score for name, term in terms.items() if term.hang_score is not None}
+        self._overlong = (
+            OverlongSettings(longest_response, reward.overlong.buffer_tokens, reward.overlong.penalty)
+            if reward.overlong
+            else None
+        )
+        self._by_source: dict[str, list[TermSpec]] = {}
+        self._workers = [
+            WorkerProcess(self._pooled, reward.timeout_seconds, [os.fspath(path) for path in paths])
+            for _ in range(reward.workers if self._pooled else 0)
+        ]
+        self._idle: asyncio.Queue[WorkerProcess] = asyncio.Queue()
+        for worker in self._workers:
+            self._idle.put_nowait(worker)
+        self.failures = 0
+        """Samples that got ``errorScore`` because a function failed on them."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The processes now running."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
+    async def start(self) -> None:
+        """Starts the workers now, so that a function that cannot be imported is found before the first sample.
+
+        Raises ``JobFileError`` naming the function.
+        """
+        results = await asyncio.gather(*(worker.start() for worker in self._workers), return_exceptions=True)
+        for problem in results:
+            if isinstance(problem, BaseException):
+                await self.close()
+                raise problem
+
+    async def close(self) -> None:
+        """Ends all workers. May be called twice."""
+        await asyncio.gather(*(worker.kill() for worker in self._workers))
+
+    def check_sources(self, sources: Iterable[str]) -> None:
+        """Raises ``JobFileError`` for a data source that no function scores, and for a name that no source has."""
+        sources = tuple(sources)
+        for source in sources:
+            self._terms_of(source)
+        for spec in self._specs:
+            if unknown := sorted(spec.sources - set(sources)):
+                raise JobFileError(
+                    f"{spec.place}.sources: there is no data source {', '.join(map(repr, unknown))}; "
+                    f"there are {', '.join(map(repr, sources))}"
+                )
+
+    async def score(self, group: Group) -> list[RewardResult]:
+        """One result per sample, in their order. Raises ``RewardError`` as the job's ``onError`` says."""
+        prompt = group.prompt
+        return await self.score_responses(
+            [
+                Response(
+                    prompt=prompt.text,
+                    response=sample.text,
+                    answer=prompt.answer,
+                    source=prompt.source,
+                    tokens=len(sample.token_ids),
+                    finish=sample.finish,
+                    columns=prompt.columns,
+                    label=f"sample {sample.index} of prompt {prompt.ordinal} ({prompt.source}, row {prompt.row})",
+                )
+                for sample in group.samples
+            ]
+        )
+
+    async def score_responses(self, responses: Sequence[Response]) -> list[RewardResult]:
+        """As ``score``, for responses that are no group."""
+        outcomes: list[Outcome] = [
+            {term.spec.name: term.score(response) for term in self._inline if term.applies_to(response.source)}
+            for response in responses
+        ]
+        elsewhere = [
+            i for i, response in enumerate(responses) if any(spec.applies_to(response.source) for spec in self._pooled)
+        ]
+        if elsewhere:
+            await self._score_in_workers(responses, outcomes, elsewhere)
+        return [self._result(r, outcome) for r, outcome in zip(responses, outcomes, strict=True)]
+
+    async def _score_in_workers(
+        self, responses: Sequence[Response], outcomes: list[Outcome], indices: Sequence[int]
+    ) -> None:
+        """Shares the samples among the workers and adds what they say to ``outcomes``."""
+        size = math.ceil(len(indices) / len(self._workers))
+        pieces = [indices[start : start + size] for start in range(0, len(indices), size)]
+
+        async def one(piece: Sequence[int]) -> None:
+            worker = await self._idle.get()
+            try:
+                scored = await worker.score([responses[i] for i in piece])
+            finally:
+                self._idle.put_nowait(worker)
+            for i, outcome in zip(piece, scored, strict=True):
+                outcomes[i] |= outcome
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for piece in pieces:
+                    tasks.create_task(one(piece), name="reward")
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+
+    def _result(self, response: Response, outcome: Outcome) -> RewardResult:
+        """The sample's reward, or the job's answer to a function that failed on it."""
+        specs = self._terms_of(response.source)
+        failures = [verdict for verdict in outcome.values() if isinstance(verdict, Failure)]
+        if not failures:
+            return combine(specs, outcome, response.tokens, self._overlong)
+        message = "\n".join(self._message(failure, response) for failure in failures)
+        if all(failure.ended and failure.term in self._hang_scores for failure in failures):
+            log.warning("%s\nThis counts as wrong.", message)
+            judged = outcome | {f.term: Verdict(self._hang_scores[f.term], None, False) for f in failures}
+            return replace(combine(specs, judged, response.tokens, self._overlong), error=message)
+        if self._reward.on_error == "fail":
+            raise RewardError(
+                f"{message}\nCorrect the function (or the row), or set spec.reward.onError: score to go on with "
+                "errorScore for such samples."
+            )
+        self.failures += 1
+        substitute = self._reward.error_score
+        log.warning("%s\nThe sample gets spec.reward.errorScore = %g.", message, substitute)
+        judged = outcome | {failure.term: Verdict(substitute) for failure in failures}
+        return replace(combine(specs, judged, response.tokens, self._overlong), score=substitute, error=message)
+
+    def _message(self, failure: Failure, response: Response) -> str:
+        spec = next(spec for spec in self._specs if spec.name == failure.term)
+        return (
+            f"reward function {spec.title} failed on {response.label or 'a sample'}: {failure.problem}\n"
+            f"  prompt:   {_excerpt(response.prompt)}\n"
+            f"  response: {_excerpt(response.response)}\n"
+            f"  answer:   {_excerpt(response.answer)}"
+        )
+
+    def _terms_of(self, source: str) -> list[TermSpec]:
+        if source not in self._by_source:
+            terms = [spec for spec in self._specs if spec.applies_to(source)]
+            if not terms:
+                raise JobFileError(
+                    f"spec.reward.functions: none applies to the data source {source!r}; add it to the sources of one"
+                )
+            self._by_source[source] = terms
+        return self._by_source[source]
+
+
+def _excerpt(text: str | None) -> str:
+    """The end of a text, where answers stand, on one line."""
+    if text is None:
+        return "none"
+    return repr(text) if len(text) <= _EXCERPT else "..." + repr(text[-_EXCERPT:])

@@ -1,0 +1,121 @@
+"""The built-in reward functions' register, and the short ones: exact match, pattern, length.
+
+A reward function takes what it names as keyword arguments: ``prompt``, ``response``, ``answer``, ``source``,
+``tokens`` (response length), ``finish`` (``stop`` or ``length``), any column of its row, and its parameters (the
+keyword-only ones; ``params`` of the job file, in snake_case). It returns a number or a ``Verdict``. Adding one touches
+one file: decorate it, and import that file in ``BUILT_IN``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+BUILT_IN = ("rules", "gsm8k", "maths")
+"""The modules of this package that register functions."""
+
+
+class Verdict(NamedTuple):
+    """What a function says about a response."""
+
+    score: float
+    prediction: str | None = None
+    """The extracted answer, in a form in which equal answers are equal strings (for maj@k)."""
+    correct: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A built-in reward function."""
+
+    function: Callable[..., float | Verdict]
+    inline: bool
+    """It can neither hang nor crash, so it runs in the driver's own process."""
+    hang_score: float | None = None
+    """The score of a response on which it hangs or crashes, when that is the response's fault; it is still reported."""
+
+
+RULES: dict[str, Rule] = {}
+
+_Scoring = Callable[..., float | Verdict]
+
+
+def rule(name: str, *, inline: bool, hang_score: float | None = None) -> Callable[[_Scoring], _Scoring]:
+    """Registers a function under the name that ``spec.reward.functions[].type`` uses."""
+
+    def register(function: _Scoring) -> _Scoring:
+        RULES[name] = Rule(function, inline, hang_score)
+        return function
+
+    return register
+
+
+def built_in(name: str) -> Rule | None:
+    """The built-in function of that name, or None."""
+    for module in BUILT_IN:
+        importlib.import_module(f"rljob_trainer.rewards.{module}")
+    return RULES.get(name)
+
+
+def required_answer(answer: str | None) -> str:
+    """The reference answer. Raises ``ValueError`` saying how to get one."""
+    if answer is None:
+        raise ValueError("the row has no reference answer; name its column in spec.data.answer")
+    return answer
+
+
+def normalised(text: str, ignore_case: bool = True) -> str:
+    """Text without the differences that nobody means: Unicode forms, case, surrounding and repeated blanks."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    if ignore_case:
+        text = text.casefold()
+    return " ".join(text.split())
+
+
+@rule("exactMatch", inline=True)
+def exact_match(response: str, answer: str | None, *, ignore_case: bool = True, partial: bool = False) -> Verdict:
+    """1 when the response equals the answer after normalisation, else 0.
+
+    ``partial``: instead the share of positions that agree, over the longer of the two: a slope for models that
+    start from nothing.
+    """
+    said, wanted = normalised(response, ignore_case), normalised(required_answer(answer), ignore_case)
+    correct = said == wanted
+    if not partial or correct:
+        return Verdict(float(correct), said, correct)
+    agreeing = sum(a == b for a, b in zip(said, wanted, strict=False))
+    return Verdict(agreeing / max(len(said), len(wanted)), said, correct)
+
+
+@rule("pattern", inline=False)
+def pattern(response: str, *, pattern: str, full: bool = False, ignore_case: bool = False) -> float:
+    """1 when the regular expression occurs in the response (``full``: describes all of it), else 0.
+
+    ``.`` matches line breaks too. Runs in a worker process: a pattern can take time exponential in the response.
+    """
+    compiled = re.compile(pattern, re.DOTALL | (re.IGNORECASE if ignore_case else 0))
+    return float((compiled.fullmatch(response) if full else compiled.search(response)) is not None)
+
+
+@rule("length", inline=True)
+def length(tokens: int, *, coefficient: float = -0.001, free_tokens: int = 0) -> float:
+    """``coefficient`` for each response token beyond the first ``free_tokens``."""
+    return coefficient * max(0, tokens - free_tokens)
+
+
+def overlong(tokens: int, *, longest: int, buffer: int, penalty: float) -> float:
+    """DAPO's soft punishment of long responses (arXiv 2503.14476, equation 13).
+
+    0 up to ``longest - buffer`` tokens, then down in a line to ``-penalty`` at ``longest``.
+    """
+    return min(-(tokens - (longest - buffer)) / buffer * penalty, 0.0)
+
+
+def keyword_arguments(params: dict[str, Any]) -> dict[str, Any]:
+    """``params`` of the job file (camelCase) as keyword arguments of a built-in function (snake_case)."""
+    return {re.sub(r"(?<=[a-z0-9])([A-Z])", lambda m: "_" + m[1].lower(), name): v for name, v in params.items()}
