@@ -1,8 +1,22 @@
 """The RLJob document: its types, its rules, its presets. Imports pydantic and PyYAML only."""
 
+from rljob_api.loading import check, check_text, load_jobs
 from rljob_api.resolution import resolve
 from rljob_api.resolved import ResolvedJob
 from rljob_api.spec.job import API_VERSION, KIND, Metadata, RLJob, Spec
 from rljob_api.violations import JobInvalid, Violation
 
-__all__ = ["API_VERSION", "KIND", "JobInvalid", "Metadata", "RLJob", "ResolvedJob", "Spec", "Violation", "resolve"]
+__all__ = [
+    "API_VERSION",
+    "KIND",
+    "JobInvalid",
+    "Metadata",
+    "RLJob",
+    "ResolvedJob",
+    "Spec",
+    "Violation",
+    "check",
+    "check_text",
+    "load_jobs",
+    "resolve",
+]

@@ -127,8 +127,12 @@ FunctionPath = Annotated[
 ]
 """``module:function`` (dots allowed in the module)."""
 
-LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
-LabelValue = Annotated[str, Field(max_length=63)]
+LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LabelKey = Annotated[
+    str,
+    Field(min_length=1, max_length=317, pattern=rf"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?{LABEL_NAME}$"),
+]
+LabelValue = Annotated[str, Field(max_length=63, pattern=rf"^({LABEL_NAME})?$")]
 EnvMap = Annotated[dict[EnvName, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
 FreeForm = Annotated[dict[str, JsonValue], Field(max_length=64), Preserve()]
 """An object whose content is somebody else's schema."""

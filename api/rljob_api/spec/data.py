@@ -41,6 +41,16 @@ class TrainPart(SpecModel):
     split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
     limit: int | None = Field(default=None, ge=1, le=1000000000, description="Use only the first rows.")
 
+    @property
+    def label(self) -> str:
+        """The name that routes rewards: the given one, the task's type, or the last part of the source's path or id."""
+        if self.name is not None:
+            return self.name
+        if self.task is not None:
+            return self.task.type
+        source = (self.source or "").removeprefix("hf://").partition(":")[0].rstrip("/")
+        return source.rpartition("/")[2].partition(".")[0] or "train"
+
 
 class TrainData(SpecModel):
     """The training prompts. Exactly one of source, task and parts."""

@@ -54,8 +54,12 @@ class Spec(SpecModel):
     trainer: Trainer = Field(default=Trainer(), description="The pool of ranks that train.")
     weights: Weights = Field(default=Weights(), description="How weights go from trainer to engines.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="When the state is saved, and where.")
-    validation: Validation = Field(default=Validation(), description="When the held-out sets are scored.")
-    stop: Stop | None = Field(default=None, description="When training ends. Default: after one pass over the data.")
+    validation: Annotated[Validation, SUSPENDED] = Field(
+        default=Validation(), description="When the held-out sets are scored."
+    )
+    stop: Annotated[Stop | None, SUSPENDED] = Field(
+        default=None, description="When training ends. Default: after one pass over the data."
+    )
     logging: Annotated[Logging, SUSPENDED] = Field(
         default=Logging(), description="What is written besides metrics.jsonl."
     )

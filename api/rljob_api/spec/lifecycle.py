@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.spec.base import LIVE, Listed, Location, ShortText, SpecModel
+from rljob_api.spec.base import SUSPENDED, Listed, Location, ShortText, SpecModel
 
 
 class Checkpoint(SpecModel):
@@ -17,8 +17,10 @@ class Checkpoint(SpecModel):
         description="pvc://claim/path or s3://bucket/path; local folder for `rljob run`. Default: the output folder; "
         "on a cluster none, so that suspend and retry start again.",
     )
-    every_steps: int = Field(default=50, ge=0, le=1000000, description="Steps between checkpoints. 0: only at the end.")
-    keep: int = Field(default=3, ge=1, le=1000, description="How many of the newest stay.")
+    every_steps: Annotated[int, SUSPENDED] = Field(
+        default=50, ge=0, le=1000000, description="Steps between checkpoints. 0: only at the end."
+    )
+    keep: Annotated[int, SUSPENDED] = Field(default=3, ge=1, le=1000, description="How many of the newest stay.")
 
 
 class Validation(SpecModel):
@@ -94,7 +96,3 @@ class Deadlines(SpecModel):
     progress_seconds: int = Field(
         default=3600, ge=1, le=31536000, description="Longest time without a finished sample, step or publication."
     )
-
-
-LiveRetry = Annotated[Retry, LIVE]
-LiveDeadlines = Annotated[Deadlines, LIVE]

@@ -78,7 +78,7 @@ class TrainerParallelism(SpecModel):
 
 
 class Optimizer(SpecModel):
-    """AdamW and its schedule. Steps here are optimizer steps."""
+    """AdamW and its schedule. A step is one version of the policy, as everywhere."""
 
     learning_rate: float = Field(default=1e-6, gt=0, le=1, description="Peak learning rate.")
     warmup_steps: int = Field(

@@ -25,12 +25,16 @@ class RewardFunction(SpecModel):
         default=(), description="Names of the data sources it applies to. Default: all."
     )
     function: FunctionPath | None = Field(
-        default=None, description="custom: module:function, called with prompt, response, answer and columns."
+        default=None,
+        description="custom: module:function. It gets what it names among prompt, response, answer, source, tokens, "
+        "finish and the columns of the row, and returns a number; it may be async.",
     )
     pattern: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         default=None, description="pattern: the regular expression (Python syntax)."
     )
-    params: FreeForm = Field(default={}, description="Further keyword arguments of the function.")
+    params: FreeForm = Field(
+        default={}, description="Further keyword arguments of the function, e.g. {partial: true} for exactMatch."
+    )
 
 
 class Overlong(SpecModel):

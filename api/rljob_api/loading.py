@@ -1,0 +1,129 @@
+"""From text or a file to valid jobs: YAML, then types and bounds, then rules; all that is wrong is reported at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rljob_api import rules
+from rljob_api.overrides import apply
+from rljob_api.problems import violations_of
+from rljob_api.spec.job import API_VERSION, KIND, RLJob
+from rljob_api.violations import JobInvalid, Violation
+from rljob_api.yaml_reading import Document, YamlError, read_documents
+
+GROUP = API_VERSION.partition("/")[0]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The outcome for one document: a job, or why it is none."""
+
+    job: RLJob | None
+    violations: Sequence[Violation] = field(default=())
+    document: Document | None = None
+
+
+def load_jobs(path_or_text: str | Path, assignments: Sequence[str] = ()) -> list[RLJob]:
+    """The jobs of a YAML file (a path) or text (anything with a line break), with ``path=value`` assignments applied.
+
+    Objects of other kinds in the same file are left out. Raises ``JobInvalid`` with every violation of every job, and
+    ``OSError`` when the file cannot be read.
+    """
+    text = path_or_text if isinstance(path_or_text, str) and "\n" in path_or_text else _read(Path(path_or_text))
+    outcomes = check_text(text, assignments)
+    found = [violation for outcome in outcomes for violation in outcome.violations]
+    if found:
+        raise JobInvalid(found)
+    return [outcome.job for outcome in outcomes if outcome.job is not None]
+
+
+def check_text(text: str, assignments: Sequence[str] = ()) -> list[Checked]:
+    """Every RLJob in the text with what is wrong with it. Never raises for a bad text."""
+    try:
+        documents = read_documents(text)
+    except YamlError as problem:
+        place = f"line {problem.line}, column {problem.column}"
+        return [Checked(None, [Violation(place, problem.problem, "mend the YAML there")])]
+    jobs = [document for document in documents if not _is_another_kind(document.data)]
+    if not jobs:
+        return [Checked(None, [Violation("the file", f"there is no {KIND} in it", f"write kind: {KIND}")])]
+    outcomes = []
+    for document in jobs:
+        try:
+            data = apply(document.data, assignments) if assignments else document.data
+        except ValueError as problem:
+            outcomes.append(Checked(None, [Violation("--set", str(problem), "mend the assignment")], document))
+            continue
+        job, violations = check(data)
+        outcomes.append(Checked(job if not violations else None, violations, document))
+    return outcomes
+
+
+def check(data: Any) -> tuple[RLJob | None, list[Violation]]:
+    """The job in plain data, and everything wrong with it. With type errors the rules see what remains without them."""
+    if not isinstance(data, dict):
+        return None, [Violation("the document", "must be a map", f"start with apiVersion: {API_VERSION}")]
+    try:
+        job = RLJob.model_validate(data, by_alias=True, by_name=False)
+    except ValidationError as error:
+        found = violations_of(error)
+        remaining = _without(data, error)
+        if remaining is None:
+            return None, found
+        paths = [violation.path for violation in found]
+        return None, found + [v for v in rules.broken(remaining) if not _touches(v.path, paths)]
+    return job, rules.broken(job)
+
+
+def _is_another_kind(data: Any) -> bool:
+    """A complete Kubernetes object that is not ours."""
+    if not isinstance(data, dict):
+        return False
+    version, kind = data.get("apiVersion"), data.get("kind")
+    return isinstance(version, str) and isinstance(kind, str) and version.partition("/")[0] != GROUP and kind != KIND
+
+
+def _without(data: dict[str, Any], error: ValidationError) -> RLJob | None:
+    """The job without its wrong values, if it is one then."""
+    remaining = copy.deepcopy(data)
+    for _ in range(3):
+        for details in error.errors(include_url=False, include_context=False):
+            _remove(remaining, [part for part in details["loc"] if part != "[key]"])
+        try:
+            return RLJob.model_validate(remaining, by_alias=True, by_name=False)
+        except ValidationError as again:
+            error = again
+    return None
+
+
+def _remove(data: Any, path: Sequence[str | int]) -> None:
+    """Removes the value at a path; an item of a list goes with the whole list, lest the others change their places."""
+    holder = data
+    for part in path[:-1]:
+        if isinstance(holder, dict) and isinstance(holder.get(str(part)), dict):
+            holder = holder[str(part)]
+        else:
+            if isinstance(holder, dict):
+                holder.pop(str(part), None)
+            return
+    if isinstance(holder, dict) and path:
+        holder.pop(str(path[-1]), None)
+
+
+def _touches(path: str, others: Iterable[str]) -> bool:
+    """Whether a violation is at, above or below a place that is wrong already."""
+    return any(path.startswith(other) or other.startswith(path) for other in others)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        violation = Violation(str(path), f"is not UTF-8 text (byte {problem.start})", "save it as UTF-8")
+        raise JobInvalid([violation]) from None

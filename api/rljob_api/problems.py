@@ -1,0 +1,213 @@
+"""From pydantic's errors to violations that say what is wrong and what to do, in the words of the job file."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
+
+from rljob_api import schema
+from rljob_api.schema import Node
+from rljob_api.violations import Violation, path_of
+
+Location = tuple[str | int, ...]
+
+
+def violations_of(error: ValidationError) -> list[Violation]:
+    """Every error of a validation as a violation, in the order of the document."""
+    details = error.errors(include_url=False)
+    places = [tuple(entry["loc"]) for entry in details]
+    # pydantic counts only the good items of a list: "too short" beside a bad item says nothing new.
+    return [
+        _violation(entry)
+        for entry, place in zip(details, places, strict=True)
+        if entry["type"] != "too_short" or not any(p[: len(place)] == place and p != place for p in places)
+    ]
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str | None:
+    """The known name closest to a wrong one, if any is close."""
+    known = list(known)
+    by_letters = {re.sub(r"[^a-z0-9]", "", name.lower()): name for name in known}
+    letters = re.sub(r"[^a-z0-9]", "", wrong.lower())
+    close = difflib.get_close_matches(letters, by_letters, n=1, cutoff=0.75)
+    return by_letters[close[0]] if close else None
+
+
+def shown(value: Any) -> str:
+    """A value as a reader of the job file knows it, shortened."""
+    if isinstance(value, dict | list):
+        return f"a {'map' if isinstance(value, dict) else 'list'} of {len(value)}"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + '..."'
+
+
+_EXPECTED = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "object": "a map",
+    "map": "a map",
+    "list": "a list",
+    "quantity": "a quantity such as 4, 500m or 16Gi",
+    "any": "a value",
+}
+
+_PATTERNS: Mapping[str, str] = {
+    "label": "use lower-case letters, digits and '-', with a letter or digit at both ends",
+    "function": "write module:function, for example my_rewards:score",
+    "env": "use letters, digits and '_', not starting with a digit",
+    "path": "use an absolute path without ':'",
+    "quantity": "write a quantity such as 4, 500m or 16Gi",
+    "key": "use at most 63 letters, digits, '_', '.' and '-', with a letter or digit at both ends",
+    "source": "use letters, digits, '_', '.', '-' and '/', with a letter or digit at both ends",
+}
+
+
+def _violation(details: Any) -> Violation:
+    location: Location = tuple(details["loc"])
+    is_key = bool(location) and location[-1] == "[key]"
+    if is_key:
+        location = location[:-1]
+    location = _document_location(location)
+    node = schema.find(location)
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    path = path_of(location) or "the document"
+    if kind == "missing":
+        return Violation(path, "is required", f"add it: {_summary(node)}" if node else "add it")
+    if kind == "extra_forbidden":
+        return Violation(path, "there is no such field", _unknown_field(location))
+    if node is None:
+        return Violation(path, details["msg"], "see `rljob explain`")
+    if is_key:
+        container = schema.find(location[:-1])
+        keys = container.keys if container is not None and container.keys is not None else node
+        _, remedy = _constraint(kind, value, context, keys)
+        return Violation(path_of(location[:-1]), f"the name {shown(location[-1])} does not have the right form", remedy)
+    problem, remedy = _constraint(kind, value, context, node)
+    return Violation(path, problem, remedy)
+
+
+def _document_location(location: Location) -> Location:
+    """Without the parts that pydantic adds for its own union and type branches."""
+    kept: list[str | int] = []
+    for part in location:
+        if schema.find([*kept, part]) is None and kept:
+            parent = schema.find(kept)
+            if parent is not None and parent.kind not in ("object",):
+                continue
+        kept.append(part)
+    return tuple(kept)
+
+
+def _constraint(kind: str, value: Any, context: Mapping[str, Any], node: Node) -> tuple[str, str]:
+    """Problem and remedy for a value of the wrong type or outside its bounds."""
+    if kind == "literal_error":
+        return _choice(value, node)
+    if kind.endswith("_type") or kind in ("is_instance_of", "invalid-json-value"):
+        return _wrong_type(value, node)
+    if kind == "string_pattern_mismatch":
+        return f"{shown(value)} does not have the right form", _form(node)
+    if kind in ("string_too_short", "string_too_long", "too_short", "too_long"):
+        counted = {"list": "items", "map": "entries"}.get(node.kind, "characters")
+        has = context.get("actual_length", len(value) if isinstance(value, str | list | dict) else "?")
+        return f"has {has} {counted}", f"allowed are {node.bounds}"
+    if kind == "finite_number":
+        return f"{value} is not a finite number", f"use {node.bounds or 'a number'}"
+    if kind.startswith(("greater_than", "less_than")):
+        side = "too small" if kind.startswith("greater") else "too large"
+        return f"{shown(value)} is {side}", f"allowed is {node.bounds}"
+    return f"{shown(value)} is not valid", f"see `rljob explain` ({node.type_name})"
+
+
+def _choice(value: Any, node: Node) -> tuple[str, str]:
+    if not isinstance(value, str):
+        problem, _ = _wrong_type(value, node)
+        return problem, f"choose one of {', '.join(node.choices)}"
+    problem = f"{shown(value)} is not one of {', '.join(node.choices)}"
+    close = did_you_mean(value, node.choices)
+    return problem, f"did you mean {close}?" if close else "choose one of them"
+
+
+def _wrong_type(value: Any, node: Node) -> tuple[str, str]:
+    expected = _EXPECTED[node.kind]
+    actual = f"the text {shown(value)}" if isinstance(value, str) else shown(value)
+    problem = f"must be {expected}, not {actual}"
+    numeric = node.kind in ("integer", "number")
+    if value is None:
+        return f"must be {expected}, but is empty", "give it a value or remove the line"
+    if isinstance(value, str) and numeric and re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value, re.IGNORECASE):
+        return problem, "remove the quotes"
+    if isinstance(value, str) and node.kind == "boolean":
+        return problem, "write true or false, without quotes"
+    if node.kind == "string" and isinstance(value, bool):
+        return (
+            problem,
+            f"put it in quotes (YAML reads words such as yes, no, on and off as booleans): '{str(value).lower()}'",
+        )
+    if node.kind == "string" and isinstance(value, int | float):
+        return problem, f"put it in quotes: '{value}'"
+    if node.kind == "integer" and isinstance(value, float):
+        return problem, f"use {node.bounds or 'a whole number'}"
+    if node.kind == "list":
+        return problem, "write the items with '- ' before each, or in [ ]"
+    if node.kind in ("object", "map"):
+        fields = ", ".join(list(node.fields)[:8])
+        return problem, f"write name: value pairs{f', of {fields}' if fields else ''}"
+    return problem, f"use {node.bounds or expected}"
+
+
+def _form(node: Node) -> str:
+    pattern = node.pattern or ""
+    if node.kind == "quantity":
+        return _PATTERNS["quantity"]
+    if pattern.startswith(("^[a-z0-9]", "^([a-z0-9]")) and "/" not in pattern:
+        return _PATTERNS["label"]
+    if pattern.startswith("^("):
+        return _PATTERNS["key"]
+    if ":" in pattern and pattern.startswith("^[A-Za-z_]"):
+        return _PATTERNS["function"]
+    if pattern.startswith("^[A-Za-z_]"):
+        return _PATTERNS["env"]
+    if pattern.startswith("^/"):
+        return _PATTERNS["path"]
+    return _PATTERNS["source"]
+
+
+def _unknown_field(location: Location) -> str:
+    """A remedy for a name that does not exist: a near name here, or the same name elsewhere in the tree."""
+    wrong, parent = str(location[-1]), schema.find(location[:-1])
+    names = list(parent.fields) if parent is not None else []
+    camel = to_camel(wrong)
+    near = camel if camel in names else did_you_mean(wrong, names)
+    if near:
+        return f"did you mean {near}?"
+    elsewhere = _places_of(camel, path_of(location))
+    if elsewhere:
+        return f"did you mean {' or '.join(elsewhere[:2])}?"
+    known = ", ".join(names)
+    return f"known here are {known}" if known else "remove it"
+
+
+def _places_of(name: str, near: str) -> list[str]:
+    """Where in the job file a field of that name exists, the closest to ``near`` first."""
+    places = [path for path, node in schema.walk() if node.name == name and ".pod." not in path]
+    return sorted(places, key=lambda path: (-_shared(path, near), path.count("."), path))
+
+
+def _shared(one: str, other: str) -> int:
+    """How many leading parts two dotted paths have in common."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _summary(node: Node) -> str:
+    description = node.description.split(". ")[0].rstrip(".")
+    return description[:1].lower() + description[1:] if description else node.type_name

@@ -1,0 +1,298 @@
+"""Rules about spec.algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic.alias_generators import to_camel
+
+from rljob_api.methods import ESTIMATOR_PARAMETERS, POLICY_LOSS_PARAMETERS
+from rljob_api.rules.registry import Job, rule
+from rljob_api.violations import Violation
+
+RATIO_CLIPS = ("ppoClip", "clipCov", "dppoTv", "bypassPpoClip", "cispo", "gspo")
+"""Losses whose clipLow is subtracted from 1."""
+WITHOUT_RATIO = ("reinforce", "gpg", "bypassReinforce")
+
+
+def _yaml_name(attribute: str) -> str:
+    return to_camel(attribute.rstrip("_"))
+
+
+def _foreign(path: str, given: object, chosen: str, takes: set[str], known: frozenset[str]) -> Iterator[Violation]:
+    """Parameters that are set although the chosen method does not take them."""
+    for name in sorted(known - takes):
+        if getattr(given, name) is not None:
+            takable = ", ".join(map(_yaml_name, sorted(takes))) or "none"
+            yield Violation(
+                f"{path}.{_yaml_name(name)}",
+                f"{chosen} does not take it",
+                f"remove it; {chosen} takes {takable}",
+            )
+
+
+@rule
+def advantage_parameters_belong_to_the_estimator(job: Job) -> Iterator[Violation]:
+    chosen, takes = job.resolved.algorithm.advantage.estimator, set(job.estimator.parameters)
+    yield from _foreign("spec.algorithm.advantage", job.spec.algorithm.advantage, chosen, takes, ESTIMATOR_PARAMETERS)
+
+
+@rule
+def loss_parameters_belong_to_the_loss(job: Job) -> Iterator[Violation]:
+    chosen, takes = job.resolved.algorithm.policy_loss.type, set(job.policy_loss.parameters)
+    given = job.spec.algorithm.policy_loss
+    yield from _foreign("spec.algorithm.policyLoss", given, chosen, takes, POLICY_LOSS_PARAMETERS)
+
+
+@rule
+def groups_are_compared_with_two_samples_or_more(job: Job) -> Iterator[Violation]:
+    samples = job.resolved.batch.samples_per_prompt
+    if job.estimator.compares_samples and samples < 2:
+        yield Violation(
+            "spec.batch.samplesPerPrompt",
+            f"{samples} sample gives nothing to compare, which the estimator "
+            f"{job.resolved.algorithm.advantage.estimator} needs",
+            "use 2 or more",
+        )
+
+
+@rule
+def critic_belongs_to_gae(job: Job) -> Iterator[Violation]:
+    estimator = job.resolved.algorithm.advantage.estimator
+    if job.spec.algorithm.critic is not None and not job.estimator.needs_critic:
+        yield Violation(
+            "spec.algorithm.critic",
+            f"the estimator {estimator} has no critic",
+            "remove it, or use advantage.estimator: gae (preset ppo)",
+        )
+
+
+@rule
+def bootstrap_needs_a_critic(job: Job) -> Iterator[Violation]:
+    if job.spec.algorithm.truncated.bootstrap and not job.estimator.needs_critic:
+        yield Violation(
+            "spec.algorithm.truncated.bootstrap",
+            "needs the value of a critic, which only the estimator gae has",
+            "remove it, or use advantage.estimator: gae (preset ppo)",
+        )
+
+
+@rule
+def replacement_belongs_to_replace(job: Job) -> Iterator[Violation]:
+    if job.spec.algorithm.truncated.replacement is not None and job.resolved.algorithm.truncated.reward != "replace":
+        yield Violation(
+            "spec.algorithm.truncated.replacement",
+            "has no meaning with reward: keep",
+            "set reward: replace, or remove it",
+        )
+
+
+@rule
+def dual_clip_is_above_one(job: Job) -> Iterator[Violation]:
+    dual = job.spec.algorithm.policy_loss.dual_clip
+    if dual is not None and dual != 0 and dual <= 1:
+        yield Violation(
+            "spec.algorithm.policyLoss.dualClip", f"{dual:g} is not above 1", "use about 3, or 0 to turn it off"
+        )
+
+
+@rule
+def dual_clip_lies_above_the_upper_clip(job: Job) -> Iterator[Violation]:
+    loss = job.resolved.algorithm.policy_loss
+    if loss.dual_clip and loss.clip_high is not None and 1 < loss.dual_clip <= 1 + loss.clip_high:
+        yield Violation(
+            "spec.algorithm.policyLoss.dualClip",
+            f"{loss.dual_clip:g} is not above 1 + clipHigh = {1 + loss.clip_high:g}",
+            "raise it, or lower clipHigh",
+        )
+
+
+@rule
+def lower_clip_is_at_most_one(job: Job) -> Iterator[Violation]:
+    loss = job.resolved.algorithm.policy_loss
+    if loss.type in RATIO_CLIPS and loss.clip_low is not None and loss.clip_low > 1:
+        yield Violation(
+            "spec.algorithm.policyLoss.clipLow",
+            f"{loss.clip_low:g} would allow negative ratios",
+            "use 0 to 1 (1: no lower bound)",
+        )
+
+
+@rule
+def covariance_range_is_a_range(job: Job) -> Iterator[Violation]:
+    loss = job.resolved.algorithm.policy_loss
+    low, high = loss.covariance_low, loss.covariance_high
+    if low is not None and high is not None and low >= high:
+        yield Violation(
+            "spec.algorithm.policyLoss.covarianceLow",
+            f"{low:g} is not below covarianceHigh = {high:g}",
+            "lower it, or raise covarianceHigh",
+        )
+
+
+@rule
+def sequence_losses_have_their_aggregation(job: Job) -> Iterator[Violation]:
+    needed, chosen = job.policy_loss.aggregation, job.resolved.algorithm.aggregation
+    if needed is not None and chosen != needed:
+        yield Violation(
+            "spec.algorithm.aggregation",
+            f"the loss {job.resolved.algorithm.policy_loss.type} is defined with {needed}, not {chosen}",
+            f"use {needed}, or leave it out",
+        )
+
+
+@rule
+def scale_belongs_to_the_normed_sum(job: Job) -> Iterator[Violation]:
+    algorithm = job.resolved.algorithm
+    if job.spec.algorithm.aggregation_scale is not None and algorithm.aggregation != "seqMeanTokenSumNorm":
+        yield Violation(
+            "spec.algorithm.aggregationScale",
+            f"has no meaning with aggregation {algorithm.aggregation}",
+            "remove it, or use aggregation: seqMeanTokenSumNorm",
+        )
+
+
+@rule
+def controller_needs_a_coefficient(job: Job) -> Iterator[Violation]:
+    given, term = job.spec.algorithm.kl.in_reward, job.resolved.algorithm.kl.in_reward
+    if given is not None and given.controller is not None and given.controller.type == "adaptive" and term is None:
+        yield Violation(
+            "spec.algorithm.kl.inReward.coefficient",
+            "is 0, from where an adaptive controller never gets away",
+            "give it a start value, for example 0.001",
+        )
+
+
+@rule
+def correction_needs_a_mode(job: Job) -> Iterator[Violation]:
+    given, mode = job.spec.algorithm.rollout_correction, job.resolved.algorithm.rollout_correction.mode
+    if mode == "none":
+        for name, value in (("weights", given.weights), ("rejection", given.rejection)):
+            if value:
+                yield Violation(
+                    f"spec.algorithm.rolloutCorrection.{name}",
+                    "has no meaning with mode none",
+                    "set mode: decoupled (or bypass), or remove it",
+                )
+
+
+@rule
+def weights_differ_from_one(job: Job) -> Iterator[Violation]:
+    given, algorithm = job.spec.algorithm.rollout_correction, job.resolved.algorithm
+    if (
+        given.weights
+        and algorithm.rollout_correction.mode == "bypass"
+        and algorithm.policy_loss.type not in WITHOUT_RATIO
+    ):
+        yield Violation(
+            "spec.algorithm.rolloutCorrection.weights",
+            f"with mode bypass the ratio of {algorithm.policy_loss.type} is already the importance weight",
+            "remove it, or set mode: decoupled",
+        )
+
+
+@rule
+def weight_bounds_are_a_range(job: Job) -> Iterator[Violation]:
+    weights = job.spec.algorithm.rollout_correction.weights
+    if weights and weights.low is not None and weights.low >= weights.high:
+        yield Violation(
+            "spec.algorithm.rolloutCorrection.weights.low",
+            f"{weights.low:g} is not below high = {weights.high:g}",
+            "lower it, or raise high",
+        )
+
+
+@rule
+def weight_cap_is_at_least_one(job: Job) -> Iterator[Violation]:
+    weights = job.spec.algorithm.rollout_correction.weights
+    if weights and weights.high < 1:
+        yield Violation(
+            "spec.algorithm.rolloutCorrection.weights.high",
+            f"{weights.high:g} would shrink the weights of equal policies, which are 1",
+            "use 1 or more (2 is usual)",
+        )
+
+
+@rule
+def rejection_bounds_make_sense(job: Job) -> Iterator[Violation]:
+    for index, rejection in enumerate(job.spec.algorithm.rollout_correction.rejection):
+        path = f"spec.algorithm.rolloutCorrection.rejection[{index}]"
+        if rejection.statistic != "k1":
+            if rejection.low is not None:
+                yield Violation(
+                    f"{path}.low", f"{rejection.statistic} is never negative and has no lower bound", "remove it"
+                )
+        elif rejection.high <= 1:
+            yield Violation(
+                f"{path}.high", f"{rejection.high:g} would reject equal policies, whose ratio is 1", "use more than 1"
+            )
+        elif rejection.low is not None and rejection.low >= 1:
+            yield Violation(
+                f"{path}.low", f"{rejection.low:g} would reject equal policies, whose ratio is 1", "use less than 1"
+            )
+
+
+@rule
+def largest_k1_is_no_criterion(job: Job) -> Iterator[Violation]:
+    for index, rejection in enumerate(job.spec.algorithm.rollout_correction.rejection):
+        if rejection.statistic == "k1" and rejection.over == "sequenceMax":
+            yield Violation(
+                f"spec.algorithm.rolloutCorrection.rejection[{index}].over",
+                "the largest k1 of a sequence says nothing about small ratios",
+                "use k2 or k3 with sequenceMax",
+            )
+
+
+@rule
+def rejections_differ(job: Job) -> Iterator[Violation]:
+    seen: set[tuple[str, str]] = set()
+    for index, rejection in enumerate(job.spec.algorithm.rollout_correction.rejection):
+        key = (rejection.statistic, rejection.over)
+        if key in seen:
+            yield Violation(
+                f"spec.algorithm.rolloutCorrection.rejection[{index}]",
+                f"{rejection.statistic} over {rejection.over} is there twice",
+                "keep one of them",
+            )
+        seen.add(key)
+
+
+@rule
+def bypass_losses_need_bypass(job: Job) -> Iterator[Violation]:
+    algorithm = job.resolved.algorithm
+    if job.policy_loss.needs_bypass and algorithm.rollout_correction.mode != "bypass":
+        yield Violation(
+            "spec.algorithm.rolloutCorrection.mode",
+            f"the loss {algorithm.policy_loss.type} needs mode bypass, not {algorithm.rollout_correction.mode}",
+            "set mode: bypass, or another policyLoss.type",
+        )
+
+
+@rule
+def gdpo_needs_several_rewards(job: Job) -> Iterator[Violation]:
+    if job.resolved.algorithm.advantage.estimator == "gdpo" and len(job.spec.reward.functions) < 2:
+        yield Violation(
+            "spec.reward.functions",
+            "gdpo normalises each reward function by itself, and there is only one",
+            "add another, or use the estimator grpo",
+        )
+
+
+@rule
+def filter_needs_groups(job: Job) -> Iterator[Violation]:
+    if job.resolved.algorithm.group_filter.drop_uniform and job.resolved.batch.samples_per_prompt < 2:
+        yield Violation(
+            "spec.algorithm.groupFilter.dropUniform",
+            "every group of one sample is uniform and would be dropped",
+            "set batch.samplesPerPrompt to 2 or more, or dropUniform: false",
+        )
+
+
+@rule
+def filter_limit_belongs_to_the_filter(job: Job) -> Iterator[Violation]:
+    if job.spec.algorithm.group_filter.max_batches is not None and not job.resolved.algorithm.group_filter.drop_uniform:
+        yield Violation(
+            "spec.algorithm.groupFilter.maxBatches",
+            "has no meaning without dropUniform",
+            "set dropUniform: true, or remove it",
+        )

@@ -1,0 +1,191 @@
+"""Rules about placement, spec.rollout and spec.trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rljob_api.engine_args import ENGINE_ARGS, SET_BY_RLJOB
+from rljob_api.problems import did_you_mean
+from rljob_api.rules.registry import Job, rule
+from rljob_api.violations import Violation
+
+RESERVED_ENV = ("RAY_", "RLJOB_", "KUBERAY_", "MASTER_", "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+@rule
+def colocated_engines_are_sized_by_the_trainer(job: Job) -> Iterator[Violation]:
+    rollout = job.spec.rollout
+    if job.resolved.placement != "colocated":
+        return
+    given = {
+        "replicas": rollout.replicas,
+        "minReplicas": rollout.min_replicas,
+        "maxReplicas": rollout.max_replicas,
+        "gpusPerReplica": rollout.gpus_per_replica or None,
+    }
+    for name, value in given.items():
+        if value is not None:
+            yield Violation(
+                f"spec.rollout.{name}",
+                "colocated engines take the trainer's devices and have no pool of their own",
+                "remove it, or set placement: separate",
+            )
+
+
+@rule
+def colocated_engines_need_turns(job: Job) -> Iterator[Violation]:
+    if job.spec.placement == "colocated" and job.spec.pipeline.mode != "sync":
+        yield Violation(
+            "spec.placement",
+            f"colocated engines and trainer take turns, but in mode {job.spec.pipeline.mode} both work at once",
+            "set placement: separate, or pipeline.mode: sync",
+        )
+
+
+@rule
+def colocated_engines_fill_the_ranks(job: Job) -> Iterator[Violation]:
+    ways, ranks = job.spec.rollout.parallelism, job.resolved.trainer.ranks
+    size = ways.tensor * ways.pipeline
+    if job.resolved.placement == "colocated" and job.spec.trainer.gpus_per_replica and ranks % size:
+        yield Violation(
+            "spec.rollout.parallelism",
+            f"an engine takes tensor x pipeline = {size} devices, which does not divide the trainer's {ranks}",
+            "choose a divisor",
+        )
+
+
+@rule
+def replicas_lie_between_least_and_most(job: Job) -> Iterator[Violation]:
+    rollout = job.resolved.rollout
+    if job.resolved.placement != "separate":
+        return
+    if rollout.min_replicas > rollout.replicas:
+        yield Violation(
+            "spec.rollout.minReplicas",
+            f"{rollout.min_replicas} is more than replicas = {rollout.replicas}",
+            "lower it, or raise replicas",
+        )
+    if rollout.max_replicas < rollout.replicas:
+        yield Violation(
+            "spec.rollout.maxReplicas",
+            f"{rollout.max_replicas} is less than replicas = {rollout.replicas}",
+            "raise it, or lower replicas",
+        )
+
+
+@rule
+def engine_parallelism_fits_its_gpus(job: Job) -> Iterator[Violation]:
+    rollout = job.spec.rollout
+    size = rollout.parallelism.tensor * rollout.parallelism.pipeline
+    if job.resolved.placement == "separate" and rollout.gpus_per_replica and size != rollout.gpus_per_replica:
+        yield Violation(
+            "spec.rollout.parallelism",
+            f"tensor x pipeline = {rollout.parallelism.tensor} x {rollout.parallelism.pipeline} needs {size} GPUs, "
+            f"but rollout.gpusPerReplica is {rollout.gpus_per_replica}",
+            f"set gpusPerReplica: {size}, or change parallelism",
+        )
+
+
+@rule
+def hosts_share_the_gpus_evenly(job: Job) -> Iterator[Violation]:
+    rollout = job.spec.rollout
+    if rollout.hosts_per_replica > 1 and (
+        rollout.gpus_per_replica == 0 or rollout.gpus_per_replica % rollout.hosts_per_replica
+    ):
+        yield Violation(
+            "spec.rollout.hostsPerReplica",
+            f"{rollout.hosts_per_replica} hosts cannot share gpusPerReplica = {rollout.gpus_per_replica} evenly",
+            "choose a divisor of gpusPerReplica",
+        )
+
+
+@rule
+def torch_engine_runs_on_one_device(job: Job) -> Iterator[Violation]:
+    rollout = job.spec.rollout
+    if rollout.engine != "torch":
+        return
+    for name, size in (("tensor", rollout.parallelism.tensor), ("pipeline", rollout.parallelism.pipeline)):
+        if size > 1:
+            yield Violation(
+                f"spec.rollout.parallelism.{name}",
+                "the torch engine runs on one device",
+                "set it to 1, or use engine: vllm",
+            )
+    if rollout.hosts_per_replica > 1:
+        yield Violation(
+            "spec.rollout.hostsPerReplica", "the torch engine runs on one device", "set it to 1, or use engine: vllm"
+        )
+
+
+@rule
+def engine_args_are_for_vllm(job: Job) -> Iterator[Violation]:
+    if job.spec.rollout.engine == "torch" and job.spec.rollout.engine_args:
+        yield Violation("spec.rollout.engineArgs", "the torch engine takes none", "remove them, or use engine: vllm")
+
+
+@rule
+def engine_args_exist(job: Job) -> Iterator[Violation]:
+    for name in job.spec.rollout.engine_args:
+        if name in ENGINE_ARGS or name in SET_BY_RLJOB:
+            continue
+        close = did_you_mean(name, ENGINE_ARGS)
+        yield Violation(
+            f"spec.rollout.engineArgs.{name}",
+            "vLLM's EngineArgs have no such name",
+            f"did you mean {close}?" if close else "see vLLM's documentation of EngineArgs",
+        )
+
+
+@rule
+def engine_args_leave_ours_alone(job: Job) -> Iterator[Violation]:
+    for name in job.spec.rollout.engine_args:
+        if name in SET_BY_RLJOB:
+            yield Violation(
+                f"spec.rollout.engineArgs.{name}", "is set by rljob itself", SET_BY_RLJOB[name] or "remove it"
+            )
+
+
+@rule
+def training_samples_from_the_whole_distribution(job: Job) -> Iterator[Violation]:
+    sampling = job.spec.rollout.sampling
+    reason = "training on a cut distribution needs its renormalisation, or the ratios are wrong"
+    if sampling.top_p != 1:
+        yield Violation("spec.rollout.sampling.topP", reason, "leave it at 1 (validation sets may use their own)")
+    if sampling.top_k != 0:
+        yield Violation("spec.rollout.sampling.topK", reason, "leave it at 0 (validation sets may use their own)")
+
+
+@rule
+def trainer_parallelism_fits_its_ranks(job: Job) -> Iterator[Violation]:
+    trainer, ways = job.resolved.trainer, job.resolved.trainer.parallelism
+    if ways.ranks != trainer.ranks:
+        yield Violation(
+            "spec.trainer.parallelism",
+            f"replicate x shard x sequence x tensor = {ways.replicate} x {ways.shard} x {ways.sequence} x "
+            f"{ways.tensor} = {ways.ranks} ranks, but replicas x gpusPerReplica give {trainer.ranks}",
+            "change parallelism (shard may be left out), replicas or gpusPerReplica",
+        )
+
+
+@rule
+def tensor_parallel_ranks_share_a_replica(job: Job) -> Iterator[Violation]:
+    trainer = job.spec.trainer
+    tensor = trainer.parallelism.tensor
+    if trainer.gpus_per_replica and tensor > 1 and trainer.gpus_per_replica % tensor:
+        yield Violation(
+            "spec.trainer.parallelism.tensor",
+            f"{tensor} does not divide gpusPerReplica = {trainer.gpus_per_replica}, so a layer would span two pods",
+            "choose a divisor of gpusPerReplica",
+        )
+
+
+@rule
+def environment_leaves_ours_alone(job: Job) -> Iterator[Violation]:
+    spec = job.spec
+    names = [(f"spec.rollout.env.{name}", name) for name in spec.rollout.env]
+    names += [(f"spec.trainer.env.{name}", name) for name in spec.trainer.env]
+    for pool, pod in (("rollout", spec.rollout.pod), ("trainer", spec.trainer.pod), ("head", spec.head.pod)):
+        names += [(f"spec.{pool}.pod.env[{index}].name", entry.name) for index, entry in enumerate(pod.env)]
+    for path, name in names:
+        if any(name == taken or (taken.endswith("_") and name.startswith(taken)) for taken in RESERVED_ENV):
+            yield Violation(path, f"{name} is set by rljob or Ray themselves", "remove it")
