@@ -346,6 +346,11 @@ def _validation() -> Iterator[Metric]:
         ):
             yield Metric(f"{prefix}/{choice}@<k>/mean", "", f"{of_prompts} the expected {what} of {chosen}")
             yield Metric(f"{prefix}/{choice}@<k>/std", "", f"{of_prompts} its standard deviation over draws of k")
+    yield Metric(
+        "validation/<source>/pass@<k>",
+        "",
+        f"{of_prompts} the chance that one of k samples is correct (unbiased: arXiv 2107.03374, equation 1)",
+    )
     yield Metric("validation/<source>/response_length/mean", "tokens", "mean length of the responses")
     yield Metric("validation/<source>/response_length/clip_ratio", "fraction", "responses cut at the limit")
     yield Metric("validation/<source>/prompts", "prompts", "prompts asked")
