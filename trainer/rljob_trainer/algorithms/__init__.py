@@ -4,23 +4,57 @@
     kl_penalised_rewards(...), AdaptiveKl(...)                            before it, with a KL in the reward
     actor_loss(PolicyInputs(...), settings, counts)                       the learner, for every micro-batch
     critic_loss(...)
+    correct(old, rollout, mask, segments, Correction(Weights("token", 2.0)))   off-policy weights, mask, diagnostics
 
 A method's file is named for its family; `registry` says how to add one.
 """
 
-from rljob_trainer.algorithms import clipped_losses, gae, group_advantages  # noqa: F401  (these register themselves)
+from rljob_trainer.algorithms import (  # noqa: F401  (these register themselves)
+    clipped_losses,
+    covariance_losses,
+    gae,
+    gradient_losses,
+    group_advantages,
+    return_advantages,
+    sequence_losses,
+    smooth_losses,
+    token_baselines,
+)
 from rljob_trainer.algorithms.aggregation import LossCounts, aggregate, aggregations
 from rljob_trainer.algorithms.controllers import AdaptiveKl, EntropyTarget, FixedKl, KlController
+from rljob_trainer.algorithms.correction import (
+    Corrected,
+    Correction,
+    correct,
+    interpolated_log_probs,
+)
+from rljob_trainer.algorithms.correction_presets import CorrectionPreset, correction_presets
 from rljob_trainer.algorithms.estimators import AdvantageInputs, AdvantageOutput, advantage_estimators, advantages
 from rljob_trainer.algorithms.kl import kl_estimators, kl_penalised_rewards
 from rljob_trainer.algorithms.losses import Loss, LossSettings, actor_loss, critic_loss
+from rljob_trainer.algorithms.mismatch import agreement_metrics
 from rljob_trainer.algorithms.policy_losses import PolicyInputs, PolicyLossOutput, policy_losses
+from rljob_trainer.algorithms.rejection import Rejection, veto
 from rljob_trainer.algorithms.segments import Segments, masked_mean, whiten
+from rljob_trainer.algorithms.selection import (
+    clipped_scores,
+    has_signal,
+    large_enough,
+    normalised_scores,
+    overlong_penalty,
+    resampled,
+    without_truncated,
+)
+from rljob_trainer.algorithms.vocabulary_kl import chunked_kl, exact_kl
+from rljob_trainer.algorithms.weights import Weights
 
 __all__ = [
     "AdaptiveKl",
     "AdvantageInputs",
     "AdvantageOutput",
+    "Corrected",
+    "Correction",
+    "CorrectionPreset",
     "EntropyTarget",
     "FixedKl",
     "KlController",
@@ -29,16 +63,32 @@ __all__ = [
     "LossSettings",
     "PolicyInputs",
     "PolicyLossOutput",
+    "Rejection",
     "Segments",
+    "Weights",
     "actor_loss",
     "advantage_estimators",
     "advantages",
     "aggregate",
     "aggregations",
+    "agreement_metrics",
+    "chunked_kl",
+    "clipped_scores",
+    "correct",
+    "correction_presets",
     "critic_loss",
+    "exact_kl",
+    "has_signal",
+    "interpolated_log_probs",
     "kl_estimators",
     "kl_penalised_rewards",
+    "large_enough",
     "masked_mean",
+    "normalised_scores",
+    "overlong_penalty",
     "policy_losses",
+    "resampled",
+    "veto",
     "whiten",
+    "without_truncated",
 ]

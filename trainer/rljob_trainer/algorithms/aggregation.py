@@ -66,7 +66,7 @@ def aggregate(
 
 @aggregation("tokenMean")
 def token_mean(per_token: Tensor, segments: Segments, mask: Tensor, counts: LossCounts) -> Tensor:
-    """Every token weighs the same (DAPO, arXiv 2503.14476, eq. 12)."""
+    """Every token weighs the same (DAPO, arXiv 2503.14476, section 3.3)."""
     return per_token.sum() / max(counts.tokens, 1)
 
 

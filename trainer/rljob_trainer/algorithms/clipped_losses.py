@@ -1,6 +1,9 @@
-"""Losses with PPO's clipped ratio: PPO itself, its off-policy relatives."""
+"""Losses with PPO's clipped ratio: PPO itself, and PPO anchored at the policy that sampled."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,24 +12,31 @@ from rljob_trainer.algorithms.policy_losses import (
     PolicyInputs,
     PolicyLossOutput,
     masked_count,
-    masked_sum,
     policy_loss,
+    ratio_metrics,
 )
+from rljob_trainer.algorithms.rejection import Rejection, rejected
 
 
 def clipped_objective(
-    ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+    ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
 ) -> PolicyLossOutput:
     """PPO's loss of each token for a given ratio.
 
     L = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) (arXiv 1707.06347, eq. 7; two bounds: arXiv 2503.14476,
-    eq. 10); where A < 0, L = min(L, -A dual_clip) (arXiv 1912.09729, eq. 5).
+    section 3.1); where A < 0, L = min(L, -A dual_clip) (arXiv 1912.09729).
     """
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = torch.maximum(plain, clipped)
     metrics = {"clip_fraction": masked_count(clipped > plain, mask)}
-    if dual_clip is not None:
+    if dual_clip:
         if dual_clip <= 1.0:
             raise ValueError(f"dual_clip must be above 1 (3 is usual), but is {dual_clip}")
         bound = -advantages * dual_clip
@@ -40,15 +50,37 @@ def clipped_objective(
 def ppo_clip(
     inputs: PolicyInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
 ) -> PolicyLossOutput:
-    """PPO's clipped loss of rho = pi_theta / pi_old; see `clipped_objective`. ``dual_clip`` bounds what a negative
-    advantage can cost (3 is usual); None switches it off."""
-    output = clipped_objective(inputs.ratio, inputs.advantages, inputs.mask, clip_low, clip_high, dual_clip)
+    """PPO's clipped loss of rho = pi_theta / pi_old; see `clipped_objective`.
+
+    ``dual_clip`` bounds what a negative advantage can cost (3 is usual); None or 0 switches it off.
+    """
+    output = clipped_objective(
+        inputs.ratio, inputs.advantages, inputs.mask, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+    )
     return PolicyLossOutput(output.per_token, output.metrics | ratio_metrics(inputs))
 
 
-def ratio_metrics(inputs: PolicyInputs) -> dict[str, Tensor]:
-    """How far the policy has moved from its anchor: sums of rho and of -log rho (the k1 estimate of the KL)."""
-    return {
-        "ratio/mean": masked_sum(inputs.ratio, inputs.mask),
-        "approx_kl": masked_sum(-inputs.log_ratio, inputs.mask),
-    }
+@policy_loss("bypassPpoClip", needs_rollout_log_probs=True)
+def bypass_ppo_clip(
+    inputs: PolicyInputs,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    rejection: Sequence[Rejection] = (),
+) -> PolicyLossOutput:
+    """PPO with the policy that sampled as anchor, rho = pi_theta / pi_roll: no forward pass for pi_old is needed.
+
+    The ratio is the importance weight, so there is none beside it. ``rejection`` compares the present policy (without
+    gradient) with pi_roll; rejected tokens lose their gradient, the counts by which losses are divided stay.
+    """
+    anchored = replace(inputs, old_log_probs=inputs.rollout("bypassPpoClip"))
+    output = clipped_objective(
+        anchored.ratio, inputs.advantages, inputs.mask, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+    )
+    per_token, metrics = output.per_token, output.metrics | ratio_metrics(anchored)
+    if rejection:
+        gone = rejected(anchored.log_ratio.detach(), inputs.mask, inputs.segments, rejection)
+        per_token = torch.where(gone, 0, per_token)
+        metrics["rejected_fraction"] = masked_count(gone, inputs.mask)
+    return PolicyLossOutput(per_token, metrics)

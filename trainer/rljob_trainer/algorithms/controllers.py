@@ -37,7 +37,7 @@ class FixedKl:
 
 @dataclass(slots=True)
 class AdaptiveKl:
-    """beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) sequences / horizon) (arXiv 1909.08593, section 2.2)."""
+    """beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) sequences / horizon) (arXiv 1909.08593)."""
 
     coefficient: float = 0.001
     target: float = 0.1

@@ -11,7 +11,7 @@ from rljob_trainer.algorithms.segments import whiten as whitened
 
 @advantage_estimator("gae", needs_critic=True)
 def gae(inputs: AdvantageInputs, *, gamma: float = 1.0, lambda_: float = 1.0, whiten: bool = True) -> AdvantageOutput:
-    """A_t = delta_t + gamma lambda A_next, delta_t = r_t + gamma V_next - V_t (arXiv 1506.02438, eq. 16).
+    """A_t = delta_t + gamma lambda A_next, delta_t = r_t + gamma V_next - V_t (arXiv 1506.02438).
 
     `next` is the next masked token: V and A pass over tool output unchanged. After the last one stands 0 or, for
     truncated responses with ``final_values``, that value. Returns are A + V before whitening.

@@ -59,6 +59,11 @@ class Groups:
             self.index
         ]
 
+    def first(self, chosen: Tensor) -> Tensor:
+        """``[S]`` bool: True at the first of each group's chosen samples."""
+        position = torch.arange(chosen.numel(), device=chosen.device)
+        return chosen & (position == self.min(torch.where(chosen, position, chosen.numel())))
+
     def max(self, values: Tensor) -> Tensor:
         """``[S]``: the largest value of each sample's group."""
         return -self.min(-values)

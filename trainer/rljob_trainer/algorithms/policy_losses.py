@@ -140,3 +140,11 @@ def masked_count(condition: Tensor, mask: Tensor) -> Tensor:
 def masked_sum(stream: Tensor, mask: Tensor) -> Tensor:
     """The sum over masked tokens, as a float64 scalar without gradient."""
     return torch.where(mask, stream.detach(), 0).sum(dtype=torch.float64)
+
+
+def ratio_metrics(inputs: PolicyInputs) -> dict[str, Tensor]:
+    """How far the policy has moved from its anchor: sums of rho and of -log rho (the k1 estimate of the KL)."""
+    return {
+        "ratio/mean": masked_sum(inputs.ratio, inputs.mask),
+        "approx_kl": masked_sum(-inputs.log_ratio, inputs.mask),
+    }

@@ -1,0 +1,114 @@
+"""Which tokens or sequences are left out because trainer and engine disagree too much about them.
+
+With l = log pi_old - log pi_roll of a token, clamped to +-20, the statistics are k1 = l, k2 = l^2 / 2 and
+k3 = e^l - 1 - l; each is looked at per token, or summed, averaged or maximised over a sequence, which is then left out
+whole. One name, one meaning: the bounds of k1 are bounds of pi_old / pi_roll.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.algorithms.segments import Segments
+
+LOG_RATIO_BOUND = 20.0
+Statistic = Literal["k1", "k2", "k3"]
+Over = Literal["token", "sequenceSum", "sequenceMean", "sequenceMax"]
+_OVER_NAMES = {
+    "token": "token",
+    "sequenceSum": "sequence_sum",
+    "sequenceMean": "sequence_mean",
+    "sequenceMax": "sequence_max",
+}
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """One rule. k1 keeps low <= pi_old / pi_roll <= high, k2 and k3 keep values <= high.
+
+    ``low`` is 1 / high if not given. Over "sequenceMax" a single token beyond the bounds rejects the sequence; `veto`
+    is such a rule.
+    """
+
+    statistic: Statistic
+    over: Over = "token"
+    high: float = math.inf
+    low: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.statistic not in ("k1", "k2", "k3") or self.over not in _OVER_NAMES:
+            raise ValueError(f"there is no rejection of {self.statistic} over {self.over}")
+        if self.high <= 0 or (self.statistic == "k1" and not 0 <= self.lower < self.high):
+            raise ValueError(
+                f"the bounds of a rejection by {self.statistic} must be 0 <= low < high, but are "
+                f"{self.lower} and {self.high}"
+            )
+        if self.statistic != "k1" and self.low is not None:
+            raise ValueError(f"{self.statistic} is never negative and has no lower bound: leave `low` out")
+
+    @property
+    def lower(self) -> float:
+        """The lower bound of pi_old / pi_roll (k1 only)."""
+        return 1.0 / self.high if self.low is None else self.low
+
+    @property
+    def name(self) -> str:
+        """As in metrics: ``sequence_mean_k3``."""
+        return f"{_OVER_NAMES[self.over]}_{self.statistic}"
+
+
+def veto(threshold: float) -> Rejection:
+    """Leaves out a whole sequence when any of its tokens has pi_old / pi_roll < ``threshold`` (1e-4 ... 1e-6)."""
+    return Rejection("k1", "sequenceMax", low=threshold)
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What one rule sees: tensors ``[tokens]`` if it looks at tokens, else ``[S]``."""
+
+    value: Tensor
+    above: Tensor  # bool
+    below: Tensor  # bool
+
+    @property
+    def out(self) -> Tensor:
+        return self.above | self.below
+
+
+def judge(log_ratio: Tensor, mask: Tensor, segments: Segments, rule: Rejection) -> Verdict:
+    """Applies one rule to ``log_ratio [tokens]`` = log pi_old - log pi_roll (0 where the mask is False)."""
+    clamped = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    value = clamped
+    if rule.statistic == "k2":
+        value = 0.5 * clamped.square()
+    elif rule.statistic == "k3":
+        value = torch.expm1(clamped) - clamped
+    low = math.log(rule.lower) if rule.statistic == "k1" and rule.lower > 0 else -math.inf
+    high = math.log(rule.high) if rule.statistic == "k1" else rule.high
+
+    if rule.over == "sequenceMax":
+        largest = segments.max(value, mask)
+        smallest = -segments.max(-value, mask)
+        some = segments.count(mask) > 0
+        extreme = torch.where(largest.abs() >= smallest.abs(), largest, smallest)
+        return Verdict(torch.where(some, extreme, 0), some & (largest > high), some & (smallest < low))
+    if rule.over == "sequenceSum":
+        value = segments.sum(value, mask)
+    elif rule.over == "sequenceMean":
+        value = segments.mean(value, mask)
+    return Verdict(value, value > high, value < low)
+
+
+def rejected(log_ratio: Tensor, mask: Tensor, segments: Segments, rules: Sequence[Rejection]) -> Tensor:
+    """``[tokens]`` bool: masked tokens that at least one rule leaves out."""
+    gone = torch.zeros_like(mask)
+    for rule in rules:
+        out = judge(log_ratio, mask, segments, rule).out
+        gone |= out if rule.over == "token" else segments.spread(out)
+    return gone & mask

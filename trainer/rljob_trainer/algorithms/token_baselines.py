@@ -1,0 +1,66 @@
+"""A baseline for each token of a group: what the group's responses still earn from that position on.
+
+The optimal token baseline weighs each response by how much gradient it has gathered so far,
+W_t = sum over j <= t of (1 - 2 pi_j + sum over the vocabulary of pi^2), times the squared importance weight if there
+is one (arXiv 2602.07078; the bracket is the squared norm of the log-probability's gradient by the logits).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.algorithms.estimators import AdvantageInputs, AdvantageOutput, advantage_estimator
+from rljob_trainer.algorithms.scan import discounted_sum
+from rljob_trainer.algorithms.segments import Segments
+
+
+@advantage_estimator("optimal_token_baseline", smallest_group=2, needs_sum_squared_probs=True)
+def optimal_token_baseline(inputs: AdvantageInputs, *, gamma: float = 1.0, epsilon: float = 1e-8) -> AdvantageOutput:
+    """A_t = G_t - B_t, B_t = sum_i G_it W_it / (sum_i W_it + epsilon) over the group's responses with a masked token t.
+
+    Where only one response has such a token B_t is 0: its own return as baseline would cancel it.
+    """
+    return _with_token_baseline(inputs, inputs.segments.positions, gamma, epsilon)
+
+
+@advantage_estimator("tir_optimal_token_baseline", smallest_group=2, needs_sum_squared_probs=True)
+def tir_optimal_token_baseline(
+    inputs: AdvantageInputs, *, gamma: float = 1.0, epsilon: float = 1e-8
+) -> AdvantageOutput:
+    """The same for responses with tool output: tokens are aligned by their number among the tokens the model made."""
+    return _with_token_baseline(inputs, ranks(inputs.mask, inputs.segments), gamma, epsilon)
+
+
+def ranks(mask: Tensor, segments: Segments) -> Tensor:
+    """``[tokens]`` int64: how many masked tokens of its sequence stand before each token."""
+    before = torch.cumsum(mask, 0) - mask.long()
+    first = torch.cat([before, before.new_zeros(1)])[segments.offsets[:-1]]
+    return before - segments.spread(first)
+
+
+def gradient_energy(inputs: AdvantageInputs) -> Tensor:
+    """``[tokens]`` float64: W_t, the squared gradient norm that a response has gathered up to each token."""
+    assert inputs.log_probs is not None
+    assert inputs.sum_squared_probs is not None
+    energy = 1.0 - 2.0 * inputs.log_probs.double().exp() + inputs.sum_squared_probs.double()
+    if inputs.weights is not None:
+        energy = energy * inputs.weights.double().square()
+    running = torch.cumsum(torch.where(inputs.mask, energy, 0), 0)
+    before = torch.cat([running.new_zeros(1), running])[inputs.segments.offsets[:-1]]
+    return running - inputs.segments.spread(before)
+
+
+def _with_token_baseline(inputs: AdvantageInputs, position: Tensor, gamma: float, epsilon: float) -> AdvantageOutput:
+    mask, longest = inputs.mask, max(inputs.segments.longest, 1)
+    returns = discounted_sum(inputs.token_rewards, gamma, inputs.segments, mask)
+    energy = torch.where(mask, gradient_energy(inputs), 0)
+    cell = inputs.segments.spread(inputs.grouping.index) * longest + position  # one for each group and position
+
+    def gathered(stream: Tensor) -> Tensor:
+        return stream.new_zeros(inputs.grouping.count * longest).index_add_(0, cell, stream)[cell]
+
+    baseline = gathered(returns.double() * energy) / (gathered(energy) + epsilon)
+    alone = gathered(mask.long()) < 2
+    advantages = returns - torch.where(alone, 0, baseline).to(returns.dtype)
+    return AdvantageOutput(torch.where(mask, advantages, 0))
