@@ -1,0 +1,70 @@
+"""Validation metrics of scored groups, under the names that the catalogue lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
+from rljob_trainer.telemetry.names import check_all
+from rljob_trainer.validation import summarise, summarise_all
+
+
+def group(rewards: list[RewardResult], finish: str = "stop", tokens: int = 3) -> Group:
+    arrays = {"log_probs": np.zeros(tokens, np.float32), "versions": np.zeros(tokens, np.int32)}
+    return Group(
+        Prompt(ordinal=0, epoch=0, row=0, source="s", text="", token_ids=(1,), answer=None),
+        [
+            Sample(i, np.zeros(tokens, np.int32), mask=np.ones(tokens, bool), finish=finish, reward=r, **arrays)  # type: ignore[arg-type]
+            for i, r in enumerate(rewards)
+        ],
+    )
+
+
+def result(score: float, correct: bool | None = None, prediction: str | None = None, **parts: float) -> RewardResult:
+    return RewardResult(score, parts, prediction, correct)
+
+
+def test_correctness_is_the_main_number_and_the_score_a_variable() -> None:
+    groups = [
+        group([result(0.9, True, "1"), result(-0.1, False, "2")]),
+        group([result(-0.1, False, "3"), result(-0.1, False, "3")], finish="length", tokens=7),
+    ]
+    metrics = summarise("openai/gsm8k", groups)
+    check_all(metrics)
+    name = "validation/openai-gsm8k"
+    assert metrics[f"{name}/mean@2"] == 0.25
+    assert metrics[f"{name}/std@2"] == 0.25
+    # The first prompt's two draws hold its right sample with probability 3/4.
+    assert metrics[f"{name}/best@2/mean"] == pytest.approx(3 / 8)
+    assert metrics[f"{name}/worst@2/mean"] == pytest.approx(1 / 8)
+    assert metrics[f"{name}/maj@2/mean"] == pytest.approx(1 / 4, abs=0.03)
+    assert metrics[f"{name}/pass@1"] == 0.25
+    assert metrics[f"{name}/pass@2"] == 0.5
+    assert metrics[f"{name}/score/mean@2"] == pytest.approx(0.15)
+    assert metrics[f"{name}/response_length/mean"] == 5.0
+    assert metrics[f"{name}/response_length/clip_ratio"] == 0.5
+    assert metrics[f"{name}/prompts"] == 2.0
+
+
+def test_without_correctness_the_score_is_the_main_number_and_parts_are_shown_apart() -> None:
+    metrics = summarise("s", [group([result(3.0, a=1.0, b=2.0)]), group([result(1.0, a=1.0, b=0.0)])])
+    check_all(metrics)
+    assert metrics["validation/s/mean@1"] == 2.0
+    assert metrics["validation/s/a/mean@1"] == 1.0
+    assert metrics["validation/s/b/mean@1"] == 1.0
+    assert not any("pass@" in name or "maj@" in name or "best@" in name for name in metrics)
+
+
+def test_the_mean_over_sets_weighs_each_set_the_same() -> None:
+    large = [group([result(0.0, False)]) for _ in range(3)]
+    metrics = summarise_all({"small": [group([result(1.0, True)])], "large": large})
+    assert metrics["validation/mean"] == 0.5
+    assert summarise_all({}) == {}
+
+
+def test_groups_that_cannot_be_compared_are_refused() -> None:
+    with pytest.raises(ValueError, match="same number of samples"):
+        summarise("s", [group([result(1.0)]), group([result(1.0), result(1.0)])])
+    with pytest.raises(ValueError, match="has no reward"):
+        summarise("s", [group([None])])  # type: ignore[list-item]
