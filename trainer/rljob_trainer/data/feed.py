@@ -113,6 +113,11 @@ class PromptFeed:
         """The epoch under way (the end of one is noticed when the next prompt is asked for)."""
         return self._epoch
 
+    @property
+    def progress(self) -> float:
+        """Passes over the data, the present one in part."""
+        return self._epoch + self._position / len(self)
+
     def next(self) -> Prompt | None:
         """The next prompt, or None when the last epoch is over.
 
@@ -143,6 +148,14 @@ class PromptFeed:
         prompt = source.prompt(encoded, row, ordinal=self._ordinal, epoch=self._epoch)
         self._ordinal += 1
         return prompt
+
+    def prompt_at(self, *, ordinal: int, epoch: int, source: str, row: int) -> Prompt:
+        """A prompt that was handed out before, made again. Raises ``CheckpointError`` when there is no such row."""
+        owner = next((s for s in self._sources if s.name == source and row < len(s.rows)), None)
+        encoded = None if owner is None else owner.encode([row])[0]
+        if owner is None or encoded is None:
+            raise CheckpointError(f"row {row} of data source {source!r} gave prompt {ordinal} and is not there any more")
+        return owner.prompt(encoded, row, ordinal=ordinal, epoch=epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, small and JSON-ready. ``sources`` guards against resuming on other data."""

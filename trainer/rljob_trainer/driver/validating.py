@@ -14,6 +14,7 @@ from rljob_trainer.rollout.protocol import SamplingSettings
 from rljob_trainer.samples import Group, Prompt
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.telemetry.run_folder import SampleRow
+from rljob_trainer.validation import summarise
 
 _SEED_OFFSET = 0x5EED
 """Validation draws other random numbers than training."""
@@ -80,7 +81,7 @@ class Validator:
         groups: dict[str, list[Group]] = {}
         for held in self._sets:
             groups[held.name] = await asyncio.gather(*(self._group(held, prompt) for prompt in held.prompts))
-            metrics.update(self._reduced(held, groups[held.name]))
+            metrics.update(summarise(held.name, groups[held.name], bootstrap=self._bootstrap))
         means = [
             metrics[metric("validation/<source>/mean@<n>", source=h.name, n=h.samples_per_prompt)] for h in self._sets
         ]
@@ -97,9 +98,6 @@ class Validator:
         for sample, reward in zip(group.samples, await self._rewards.score(group), strict=True):
             sample.reward = reward
         return group
-
-    def _reduced(self, held: HeldOut, groups: Sequence[Group]) -> dict[str, float]:
-        raise NotImplementedError
 
 
 def _mean_at_n(held: HeldOut) -> str:

@@ -79,6 +79,7 @@ class Pipeline:
         self._exhausted = False
         self._waiting = False
         self._dropped_since_kept = 0
+        self._dropped_taken = 0
         self._running: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -86,6 +87,12 @@ class Pipeline:
     def open_prompts(self) -> list[Prompt]:
         """Prompts that were taken from the feed and are neither trained nor dropped: a resumed run asks them again."""
         return list(self._open.values())
+
+    def take_dropped(self) -> int:
+        """Groups dropped since the last call."""
+        total = sum(self.dropped.values())
+        dropped, self._dropped_taken = total - self._dropped_taken, total
+        return dropped
 
     async def run(self, first_step: int = 1) -> None:
         """Raises the first error of any part, with everything else cancelled."""

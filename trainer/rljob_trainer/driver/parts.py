@@ -1,0 +1,55 @@
+"""Everything a run is made of, built from the job in the order in which mistakes are cheapest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rljob_trainer.driver.training import PipelineTrainer
+from rljob_trainer.driver.validating import Validator
+from rljob_trainer.learner.protocol import Learner
+from rljob_trainer.pipeline.loop import Keep, Pipeline, keep_all
+from rljob_trainer.pipeline.parts import Rollout
+from rljob_trainer.pipeline.schedule import ScheduleSettings
+from rljob_trainer.telemetry.sinks import Sinks
+from rljob_trainer.telemetry.timing import StageTimes
+from rljob_trainer.telemetry.view import View
+from rljob_trainer.training.step import TrainingStep
+
+if TYPE_CHECKING:
+    from rljob_api.resolved import ResolvedJob
+    from rljob_trainer.checkpoint import CheckpointStore
+    from rljob_trainer.data.feed import PromptFeed
+
+
+@dataclass(slots=True)
+class Parts:
+    """The parts of one run, ready to work."""
+
+    job: ResolvedJob
+    feed: PromptFeed
+    rollout: Rollout
+    learner: Learner
+    step: TrainingStep
+    trainer: PipelineTrainer
+    validator: Validator | None
+    schedule: ScheduleSettings
+    checkpoints: CheckpointStore
+    sinks: Sinks
+    view: View
+    times: StageTimes
+    devices: int
+    """Of all pools together, for rates per device."""
+    keep: Keep = field(default=keep_all)
+
+    def epoch(self) -> float:
+        """Passes over the training data, the present one in part."""
+        return self.feed.progress
+
+    def pipeline_metrics(self, pipeline: Pipeline) -> dict[str, float]:
+        """What the pipeline looks like at a step's boundary."""
+        return {
+            "pipeline/open_groups": float(pipeline.schedule.open),
+            "pipeline/ready_groups": float(pipeline.schedule.waiting_finished),
+            "pipeline/dropped_groups": float(pipeline.take_dropped()),
+        }

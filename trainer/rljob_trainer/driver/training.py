@@ -1,0 +1,52 @@
+"""The pipeline's trainer: a training step, the publication after it, and whose turn it is on shared devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rljob_trainer.samples import Group
+from rljob_trainer.training.step import TrainingStep
+
+
+class Publication(Protocol):
+    """Brings the learner's weights into all engines."""
+
+    async def publish(self, version: int) -> dict[str, float]:
+        """Returns metrics once every engine serves ``version``. Raises ``DeadlineError`` naming who did not answer."""
+        ...
+
+
+class Turns(Protocol):
+    """Hands shared devices from the engines to the learner and back."""
+
+    async def to_learner(self) -> None: ...
+
+    async def to_engines(self) -> None:
+        """The learner's weights stay readable for the publication that follows."""
+        ...
+
+
+class PipelineTrainer:
+    """What the pipeline calls to train and to publish."""
+
+    def __init__(self, step: TrainingStep, publication: Publication, turns: Turns | None = None) -> None:
+        self.busy = False
+        """Whether the learner's weights are being changed, so that they belong to no boundary."""
+        self._step = step
+        self._publication = publication
+        self._turns = turns
+
+    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
+        # Stays busy when it is cancelled half-way: what the weights then are, nobody knows.
+        self.busy = True
+        if self._turns is not None:
+            await self._turns.to_learner()
+        return await self._step.run(groups, number=step, version=version)
+
+    async def publish(self, version: int) -> dict[str, float]:
+        if self._turns is not None:
+            await self._turns.to_engines()
+        metrics = await self._publication.publish(version)
+        self.busy = False
+        return metrics
