@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -43,6 +44,9 @@ class PackedRow:
     @classmethod
     def of(cls, row: Row, token_ids: IntArray, device: torch.device, dtype: torch.dtype) -> PackedRow:
         """``token_ids`` of the whole batch; ``dtype`` is what the model computes in."""
+
+        if not len(token_ids):  # a rank without sequences runs a row of one token of no meaning
+            token_ids = np.zeros(1, dtype=np.int32)
 
         def move(array: Any) -> torch.Tensor:
             return torch.from_numpy(array).to(device, non_blocking=True)

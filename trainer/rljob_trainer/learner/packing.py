@@ -125,9 +125,14 @@ def plan(
     for mini_batch in mini_batches:
         indices = np.asarray(mini_batch, dtype=np.int64)
         shares = balance(lengths, indices, ranks)
-        counts = [len(pack(lengths, share, token_budget)) for share in shares]
-        for rank, share in enumerate(shares):
-            result[rank].append(pack(lengths, share, token_budget, at_least=max(counts)))
+        count = 0
+        packed: list[Bins] = []
+        # Asked for more bins, a rank cuts its groups finer and may then need even more: until all agree.
+        while not packed or any(len(bins) != count for bins in packed):
+            count = max((len(bins) for bins in packed), default=1)
+            packed = [pack(lengths, share, token_budget, at_least=count) for share in shares]
+        for rank, bins in enumerate(packed):
+            result[rank].append(bins)
     return result
 
 

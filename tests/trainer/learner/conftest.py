@@ -1,0 +1,178 @@
+"""A tiny model folder, batches of random sequences, and a pool of processes that play ranks over gloo."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray import cloudpickle
+from rljob_trainer.learner.protocol import SequenceBatch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+VOCABULARY = 50
+SECONDS = 120
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen2 with biases, grouped heads and tied embeddings, in float32, with a tokenizer."""
+    torch.manual_seed(1)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        max_position_embeddings=256,
+    )
+    folder = tmp_path_factory.mktemp("tied")
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def untied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Llama with a separate output matrix, stored in bfloat16."""
+    torch.manual_seed(2)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        tie_word_embeddings=False,
+        max_position_embeddings=256,
+    )
+    folder = tmp_path_factory.mktemp("untied")
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return folder
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), unk_token="w0")
+
+
+@pytest.fixture(scope="session")
+def make_batch() -> Callable[..., SequenceBatch]:
+    return _make_batch
+
+
+def _make_batch(groups: int = 6, samples: int = 4, seed: int = 0, longest: int = 12) -> SequenceBatch:
+    """Groups of different prompts; responses of length 0, 1 and more; a mask with holes; every stream."""
+    rng = np.random.default_rng(seed)
+    prompts, responses, ids = [], [], []
+    for group in range(groups):
+        prompt = rng.integers(0, VOCABULARY, rng.integers(1, longest))
+        for sample in range(samples):
+            length = (0, 1)[sample] if group == 0 and sample < 2 else int(rng.integers(2, longest))
+            response = rng.integers(0, VOCABULARY, length)
+            prompts.append(len(prompt))
+            responses.append(length)
+            ids += [prompt, response]
+    tokens = sum(responses)
+
+    def stream(scale: float, shift: float = 0.0) -> np.ndarray:
+        return (shift + scale * rng.standard_normal(tokens)).astype(np.float32)
+
+    return SequenceBatch(
+        token_ids=np.concatenate(ids).astype(np.int32),
+        prompt_lengths=np.array(prompts),
+        response_lengths=np.array(responses),
+        mask=rng.random(tokens) < 0.9,
+        advantages=stream(1.0),
+        returns=stream(1.0),
+        values=stream(0.2),
+        old_log_probs=stream(0.3, -3.9),
+        rollout_log_probs=stream(0.3, -3.9),
+        ref_log_probs=stream(0.3, -3.9),
+        weights=np.abs(stream(0.2, 1.0)),
+    )
+
+
+class Ranks:
+    """Four processes that wait for work. ``run(2, f, x)`` calls ``f(rank, address, x)`` in two of them at once."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["rljob_trainer.learner.rank"])
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for _ in range(4):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there,), daemon=True)
+            process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def run(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        module = sys.modules.get(function.__module__)
+        if module is not None and module.__name__ != __name__:
+            cloudpickle.register_pickle_by_value(module)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        for rank, pipe in enumerate(self._pipes[:count]):
+            pipe.send_bytes(cloudpickle.dumps((function, rank, address, args)))
+        answers: dict[int, tuple[bool, Any]] = {}
+        failed: list[str] = []
+        while len(answers) < count:
+            waiting = {self._pipes[rank]: rank for rank in range(count) if rank not in answers}
+            ready = wait(list(waiting), timeout=SECONDS)
+            assert ready, f"ranks {sorted(waiting.values())} of {count} hang"
+            for pipe in ready:
+                rank = waiting[pipe]
+                answers[rank] = ok, value = cloudpickle.loads(pipe.recv_bytes())
+                if not ok:
+                    failed.append(f"rank {rank} of {count} failed:\n{value}")
+        # The first to fail is the cause; the others then hang in a collective until its timeout.
+        assert not failed, failed[0]
+        return [answers[rank][1] for rank in range(count)]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _serve(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    while True:
+        function, rank, address, args = cloudpickle.loads(pipe.recv_bytes())
+        try:
+            answer = (True, function(rank, address, *args))
+        except BaseException:  # noqa: BLE001 (it is the parent's test that fails)
+            answer = (False, traceback.format_exc())
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        pipe.send_bytes(cloudpickle.dumps(answer))
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks()
+    yield pool
+    pool.close()

@@ -1,0 +1,133 @@
+"""The same batch gives the same gradient, whatever the number of ranks and the size of micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rljob_trainer.learner.parallel import full
+from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
+from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
+from rljob_trainer.learner.work import cut
+
+LOSS = LossSettings(
+    policy_loss_params={"clip_low": 0.2, "clip_high": 0.3},
+    aggregation="seqMeanTokenMean",
+    kl_kind="k3",
+    kl_coefficient=0.1,
+    entropy_coefficient=0.01,
+    value_clip=0.3,
+    temperature=0.8,
+)
+
+
+def gradients(
+    rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Full gradients of actor and critic after one mini-batch, and this rank's shares of the metrics."""
+    learner = LearnerRank(settings, rank, address, timeout_seconds=20)
+    work = cut(
+        batch,
+        [range(len(batch))],
+        ranks=settings.ranks,
+        token_budget=settings.micro_batch_tokens,
+        share_prompts=settings.share_prompts,
+    )
+    sums = learner._actor_gradient(work.shares[rank], 0, LOSS) | learner._critic_gradient(work.shares[rank], 0, LOSS)
+    result = {}
+    for trained in (learner.actor, learner.critic):
+        assert trained is not None
+        for name, parameter in trained.module.named_parameters():
+            assert parameter.grad is not None, name
+            result[f"{trained.name}.{name}"] = full(parameter.grad).clone()
+    return result, {name: float(value) for name, value in sums.items()}
+
+
+def settings_for(folder: Path, **changes: Any) -> LearnerSettings:
+    plain = LearnerSettings(folder, critic=OptimizerSettings(), micro_batch_tokens=1 << 20)
+    return replace(plain, **changes)
+
+
+def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """Norm of the difference over the norm, of all parameters of a model together (the larger of both models)."""
+    worst = 0.0
+    for model in ("actor", "critic"):
+        names = [name for name in theirs if name.startswith(model)]
+        difference = torch.cat([(ours[n].double() - theirs[n].double()).flatten() for n in names]).norm()
+        worst = max(worst, float(difference / torch.cat([theirs[n].double().flatten() for n in names]).norm()))
+    return worst
+
+
+@pytest.mark.parametrize("folder", ["tied_folder", "untied_folder"])
+def test_any_number_of_ranks_and_any_micro_batch_size(
+    folder: str, ranks: Any, make_batch: Callable[..., SequenceBatch], request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(folder)
+    batch = make_batch()
+    whole, metrics = ranks.run(1, gradients, settings_for(path), batch)[0]
+    assert distance(whole, whole) == 0.0
+    for count in (1, 2, 4):
+        for budget in (40, 100):
+            results = ranks.run(
+                count, gradients, settings_for(path, ranks=count, micro_batch_tokens=budget), batch
+            )
+            for other, _ in results:
+                assert distance(other, whole) < 1e-5
+            for name, value in metrics.items():
+                assert sum(share.get(name, 0.0) for _, share in results) == pytest.approx(value, rel=1e-5, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"share_prompts": False},
+        {"activation_checkpointing": True},
+        {"log_prob_chunk_tokens": 7},
+        {"ranks": 4, "replicate": 2},
+        {"ranks": 2, "activation_checkpointing": True, "micro_batch_tokens": 60},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_what_changes_memory_and_speed_does_not_change_the_gradient(
+    changes: dict[str, Any], ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path
+) -> None:
+    batch = make_batch(groups=4)
+    whole, _ = ranks.run(1, gradients, settings_for(tied_folder), batch)[0]
+    count = changes.get("ranks", 1)
+    for other, _ in ranks.run(count, gradients, settings_for(tied_folder, **changes), batch):
+        assert distance(other, whole) < 1e-5
+
+
+def test_more_ranks_than_sequences(ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path) -> None:
+    batch = make_batch(groups=1, samples=3, seed=3)
+    whole, _ = ranks.run(1, gradients, settings_for(tied_folder), batch)[0]
+    for other, _ in ranks.run(4, gradients, settings_for(tied_folder, ranks=4, micro_batch_tokens=8), batch):
+        assert distance(other, whole) < 1e-5
+
+
+def test_bfloat16_is_near_float32(ranks: Any, make_batch: Callable[..., SequenceBatch], untied_folder: Path) -> None:
+    batch = make_batch(groups=4)
+    whole, _ = ranks.run(1, gradients, settings_for(untied_folder), batch)[0]
+    half, _ = ranks.run(1, gradients, settings_for(untied_folder, dtype="bfloat16"), batch)[0]
+    for other, _ in ranks.run(2, gradients, settings_for(untied_folder, dtype="bfloat16", ranks=2), batch):
+        # bfloat16 has 8 bits: a few layers of it are off by some 2^-7.
+        assert distance(other, whole) < 0.05
+        assert distance(other, half) < 0.05
+        assert all(g.dtype == torch.float32 for g in other.values())
+
+
+def test_what_is_masked_cannot_matter(
+    ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path
+) -> None:
+    batch = make_batch(groups=3)
+    whole, _ = ranks.run(1, gradients, settings_for(tied_folder), batch)[0]
+    names = ("advantages", "returns", "values", "old_log_probs", "rollout_log_probs", "ref_log_probs", "weights")
+    spoiled = {name: np.where(batch.mask, getattr(batch, name), np.nan).astype(np.float32) for name in names}
+    other, _ = ranks.run(1, gradients, settings_for(tied_folder), replace(batch, **spoiled))[0]
+    assert distance(other, whole) == 0.0
