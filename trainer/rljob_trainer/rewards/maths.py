@@ -14,7 +14,12 @@ _SECONDS = 5
 """Per parse and per comparison; math-verify interrupts itself with an alarm, in whole seconds."""
 
 
-@rule("math", inline=False, hang_score=0.0)
+def _prepare() -> None:
+    """SymPy and the LaTeX parser take seconds to load."""
+    math(r"\boxed{\frac{1}{2}}", "0.5")
+
+
+@rule("math", inline=False, hang_score=0.0, prepare=_prepare)
 def math(response: str, answer: str | None, *, boxed_only: bool = False) -> Verdict:
     """1 when the last ``\\boxed{...}`` of the response (else its last expression) equals the answer, else 0.
 

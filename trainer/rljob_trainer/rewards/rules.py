@@ -37,6 +37,8 @@ class Rule:
     """It can neither hang nor crash, so it runs in the driver's own process."""
     hang_score: float | None = None
     """The score of a response on which it hangs or crashes, when that is the response's fault; it is still reported."""
+    prepare: Callable[[], object] | None = None
+    """Does once what would make the first call slow; a worker calls it before the clock runs."""
 
 
 RULES: dict[str, Rule] = {}
@@ -44,11 +46,13 @@ RULES: dict[str, Rule] = {}
 _Scoring = Callable[..., float | Verdict]
 
 
-def rule(name: str, *, inline: bool, hang_score: float | None = None) -> Callable[[_Scoring], _Scoring]:
+def rule(
+    name: str, *, inline: bool, hang_score: float | None = None, prepare: Callable[[], object] | None = None
+) -> Callable[[_Scoring], _Scoring]:
     """Registers a function under the name that ``spec.reward.functions[].type`` uses."""
 
     def register(function: _Scoring) -> _Scoring:
-        RULES[name] = Rule(function, inline, hang_score)
+        RULES[name] = Rule(function, inline, hang_score, prepare)
         return function
 
     return register

@@ -88,6 +88,7 @@ class Term:
             raise JobFileError(f"{spec.place}.type: there is no reward function {spec.type!r}")
         self.inline = rule is not None and rule.inline
         self.hang_score = rule.hang_score if rule else None
+        self._prepare = rule.prepare if rule else None
         self._function: Callable[..., Any] = rule.function if rule else _imported(spec)
         self.is_async = inspect.iscoroutinefunction(self._function)
         self._params = dict(spec.params) if rule is None else keyword_arguments(dict(spec.params))
@@ -105,6 +106,11 @@ class Term:
             _check_pattern(spec)
         self._wanted_standard = tuple(n for n in _STANDARD if self._takes_all or n in self._names)
         self._wants_columns = self._takes_all or bool(self._names - set(_STANDARD) - set(self._params))
+
+    def prepare(self) -> None:
+        """Does what would make the first call slow."""
+        if self._prepare is not None:
+            self._prepare()
 
     def applies_to(self, source: str) -> bool:
         return self.spec.applies_to(source)

@@ -34,6 +34,8 @@ def main() -> None:
     except JobFileError as problem:
         _send(outgoing, Ready(str(problem)))
         return
+    for term in terms:
+        term.prepare()
     _send(outgoing, Ready())
     with asyncio.Runner() as runner:
         while (batch := _receive(incoming)) is not None:
