@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,12 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}; {self.remedy}"
+
+    @property
+    def parts(self) -> tuple[str | int, ...]:
+        """The path taken apart: ``("spec", "reward", "functions", 0, "type")``."""
+        found = re.findall(r"([^.\[\]]+)|\[([^\[\]]+)\]", self.path)
+        return tuple(int(key) if key.isdigit() else word or key for word, key in found)
 
 
 class JobInvalid(ValueError):  # noqa: N818 - reads as the sentence it is

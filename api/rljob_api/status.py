@@ -1,0 +1,157 @@
+"""The contract between operator and driver: what ``GET /v1/status`` answers and ``PUT /v1/desired`` takes.
+
+The driver runs beside Ray's head and serves HTTP on ``DRIVER_PORT``. The operator reads the status and says what it wants;
+the call is repeated until the status echoes its generation. Both sides use these models and nothing else.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, Field
+
+from rljob_api.spec.base import Listed, SpecModel
+
+DRIVER_PORT = 8470
+STATUS_PATH = "/v1/status"
+DESIRED_PATH = "/v1/desired"
+METRICS_PATH = "/metrics"
+
+Count = Annotated[int, Field(ge=0)]
+Text = Annotated[str, Field(max_length=1024)]
+Name = Annotated[str, Field(max_length=253)]
+Instant = Annotated[AwareDatetime, Field(strict=False)]
+"""A moment with its time zone; ISO 8601 in JSON."""
+
+EngineState = Literal["starting", "loading", "serving", "paused", "draining", "drained", "lost"]
+EndKind = Literal["succeeded", "failed", "suspended"]
+RewardMap = Annotated[dict[Name, float], Field(max_length=64)]
+
+
+class Waiting(SpecModel):
+    """What the run waits for at this moment, in one sentence."""
+
+    who: Name = Field(description="Who waits: trainer, engine 3, driver ...")
+    reason: Text = Field(description="For what, with figures: 412 of 512 samples; oldest running 38 s on engine 3.")
+    since: Instant = Field(description="Since when.")
+    until: Instant | None = Field(default=None, description="When the wait becomes an error. None: it may last.")
+
+
+class EngineStatus(SpecModel):
+    """One rollout replica."""
+
+    name: Name = Field(description="Its name in logs and metrics.")
+    pod: Name | None = Field(default=None, description="The pod it runs in.")
+    state: EngineState = Field(description="starting, loading (weights), serving, paused, draining, drained or lost.")
+    version: Count | None = Field(default=None, description="Policy version that it serves.")
+    running: Count = Field(default=0, description="Requests it works on.")
+    safe_to_delete: bool = Field(default=False, description="Nothing is lost when its pod goes now.")
+
+
+class RolloutStatus(SpecModel):
+    """The rollout pool."""
+
+    desired: Count = Field(description="Engines wanted.")
+    ready: Count = Field(description="Engines that serve the current version.")
+    engines: Annotated[Listed[EngineStatus], Field(max_length=4096)] = Field(default=(), description="Each engine.")
+
+
+class TrainerStatus(SpecModel):
+    """The trainer pool."""
+
+    desired: Count = Field(description="Ranks wanted.")
+    ready: Count = Field(description="Ranks that answer.")
+
+
+class Pools(SpecModel):
+    """Both pools. With placement colocated the engines live in the trainer's pods."""
+
+    rollout: RolloutStatus = Field(description="The engines.")
+    trainer: TrainerStatus = Field(description="The ranks.")
+
+
+class Ages(SpecModel):
+    """Ages of the groups trained in the last step, in versions."""
+
+    mean: float = Field(ge=0, description="Mean age.")
+    max: Count = Field(description="Largest age.")
+    bound: Count = Field(description="pipeline.staleness.maxAge in force.")
+
+
+class Throughput(SpecModel):
+    """Over the last steps."""
+
+    step_seconds: float = Field(ge=0, description="Time of a step.")
+    generated_tokens_per_second: float = Field(ge=0, description="Response tokens of all engines.")
+    trained_tokens_per_second: float = Field(ge=0, description="Prompt and response tokens of all ranks.")
+    trainer_idle: float = Field(ge=0, le=1, description="Share of time that the trainer waits.")
+    rollout_idle: float = Field(ge=0, le=1, description="Share of time that the engines wait.")
+
+
+class Rewards(SpecModel):
+    """Scores: of the last training step, and of the last validation by set."""
+
+    mean: float | None = Field(default=None, description="Mean score of the last trained samples.")
+    best: float | None = Field(default=None, description="Best mean score of a step so far.")
+    validation: RewardMap = Field(default={}, description="Last validation score by set.")
+
+
+class LastCheckpoint(SpecModel):
+    """The newest whole checkpoint."""
+
+    uri: Text = Field(description="Where it lies.")
+    step: Count = Field(description="The step it was made after.")
+    time: Instant = Field(description="When.")
+
+
+class End(SpecModel):
+    """How the attempt ended."""
+
+    kind: EndKind = Field(description="succeeded, failed or suspended.")
+    reason: Text = Field(description="One sentence: which stop condition, or which error.")
+    exit_code: Annotated[int, Field(ge=0, le=255)] = Field(
+        description="0 done; 64 bad job file, 65 bad data (no retry helps); 75 try again; anything else a crash."
+    )
+    time: Instant = Field(description="When.")
+
+
+class LiveSettings(SpecModel):
+    """Settings that may change while the job runs; what is absent stays."""
+
+    max_age: Annotated[int, Field(ge=0, le=64)] | None = Field(default=None, description="staleness.maxAge.")
+    fraction: Annotated[float, Field(ge=0, le=64)] | None = Field(default=None, description="staleness.fraction.")
+    sync_every: Annotated[int, Field(ge=1, le=1024)] | None = Field(default=None, description="pipeline.syncEvery.")
+
+
+class Desired(SpecModel):
+    """The operator's only command: idempotent, and repeated until the status echoes the generation."""
+
+    generation: Count = Field(description="Generation of the RLJob that this is made from.")
+    attempt: Annotated[int, Field(ge=1)] = Field(description="Attempt that is meant; another attempt's driver refuses.")
+    rollout_replicas: Count | None = Field(default=None, description="Engines wanted; the surplus is drained.")
+    suspend: bool = Field(default=False, description="Write a checkpoint, then end with kind suspended.")
+    settings: LiveSettings = Field(default=LiveSettings(), description="Settings that may change live.")
+
+
+class DriverStatus(SpecModel):
+    """Where a run stands."""
+
+    generation: Count = Field(description="Newest generation seen and acted on.")
+    attempt: Annotated[int, Field(ge=1)] = Field(description="This attempt's number.")
+    time: Instant = Field(description="When this was written.")
+    step: Count = Field(default=0, description="Steps done.")
+    version: Count = Field(default=0, description="Policy version: number of weight publications.")
+    total_steps: Count | None = Field(default=None, description="Steps in all, where they can be told.")
+    waiting: Waiting | None = Field(default=None, description="What the run waits for; None: it works.")
+    pools: Pools = Field(description="Engines and ranks.")
+    ages: Ages | None = Field(default=None, description="Ages of the samples last trained.")
+    throughput: Throughput | None = Field(default=None, description="Speed; None before the first step.")
+    rewards: Rewards = Field(default=Rewards(), description="Scores.")
+    checkpoint: LastCheckpoint | None = Field(default=None, description="The newest whole checkpoint.")
+    eta: Instant | None = Field(default=None, description="When the run is expected to end.")
+    end: End | None = Field(default=None, description="How the attempt ended; None: it runs.")
+
+    def seconds_left(self, now: datetime) -> float | None:
+        """Time to the expected end, at least 0; None when that cannot be told."""
+        return max(0.0, (self.eta - now).total_seconds()) if self.eta is not None else None

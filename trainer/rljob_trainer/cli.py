@@ -1,0 +1,132 @@
+"""``rljob VERB ...``: finds the verb's module and imports nothing else, so that quick verbs are quick.
+
+A verb is a module with ``add_arguments(parser)`` and ``run(args) -> exit code``; its docstring becomes its help.
+Verbs of other packages come through entry points of the group ``rljob.commands``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from rljob_api.violations import JobInvalid
+from rljob_trainer.errors import JobFileError, RLJobError
+
+VERBS = {
+    "run": ("rljob_trainer.commands.run", "train a job on this machine"),
+    "validate": ("rljob_trainer.commands.validate", "say everything that is wrong with job files"),
+    "explain": ("rljob_trainer.commands.explain", "say what a field of the job file means"),
+    "eval": ("rljob_trainer.commands.eval", "run a job's validation on a model or checkpoint"),
+    "export": ("rljob_trainer.commands.export", "write a run's model as a Hugging Face folder"),
+}
+"""Module and one-line help of each verb (the help stands here so that the list needs no import)."""
+
+GROUP = "rljob.commands"
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+class Command(Protocol):
+    """A verb's module."""
+
+    __doc__: str | None
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the process's exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    verb, *rest = arguments or ["--help"]
+    if verb in ("-h", "--help", "help"):
+        if rest and verb == "help":
+            return main([rest[0], "--help"])
+        print(_overview())
+        return 0 if arguments else USAGE_ERROR
+    if verb in ("-V", "--version"):
+        print(f"rljob {_version()}")
+        return 0
+    command = _command(verb)
+    if command is None:
+        print(_unknown(verb), file=sys.stderr)
+        return USAGE_ERROR
+    summary, _, details = (command.__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        prog=f"rljob {verb}",
+        description=summary,
+        epilog=details.strip() or None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    try:
+        return command.run(parser.parse_args(rest))
+    except RLJobError as error:
+        print(f"rljob {verb}: {error}", file=sys.stderr)
+        return error.exit_code
+    except JobInvalid as error:
+        print(f"rljob {verb}: the job file is not valid:\n{error}", file=sys.stderr)
+        return JobFileError.exit_code
+    except KeyboardInterrupt:
+        print(f"rljob {verb}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has gone. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _command(verb: str) -> Command | None:
+    if verb in VERBS:
+        return cast(Command, importlib.import_module(VERBS[verb][0]))
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=GROUP, name=verb):
+        return cast(Command, entry.load())
+    return None
+
+
+def _helps() -> dict[str, str]:
+    from importlib.metadata import entry_points
+
+    others = {entry.name: f"from {entry.value}" for entry in entry_points(group=GROUP)}
+    return {name: text for name, (_, text) in VERBS.items()} | others
+
+
+def _overview() -> str:
+    helps = _helps()
+    width = max(map(len, helps)) + 2
+    lines = [
+        "usage: rljob VERB ...",
+        "",
+        "Reinforcement learning for language models, described in one file.",
+        "",
+        *(f"  {name:<{width}}{text}" for name, text in helps.items()),
+        "",
+        "`rljob VERB --help` says more; `rljob --version` prints the version.",
+    ]
+    return "\n".join(lines)
+
+
+def _unknown(verb: str) -> str:
+    import difflib
+
+    helps = _helps()
+    close = difflib.get_close_matches(verb, helps, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(helps)}"
+    return f"rljob: there is no verb {verb!r}; {hint}"
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("rljob")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""Says what a field of the job file means: description, type, default, bounds, and when it may be changed.
+
+Examples:
+  rljob explain                             the whole document
+  rljob explain pipeline.staleness          a section (spec. may be left out)
+  rljob explain --recursive rollout         all fields below it
+  rljob explain algorithm.presets           the presets
+  rljob explain algorithm.presets.dapo      what a preset fills in
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rljob_api import API_VERSION, KIND, schema
+from rljob_api.methods import ESTIMATORS, POLICY_LOSSES, Method
+from rljob_api.presets import PRESETS, Preset
+from rljob_api.problems import did_you_mean
+from rljob_api.schema import Node
+
+WIDTH = 100
+UNKNOWN = 2
+_METHODS: Mapping[str, Mapping[Any, Method]] = {
+    "spec.algorithm.advantage": ESTIMATORS,
+    "spec.algorithm.policyLoss": POLICY_LOSSES,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", nargs="?", default="", help="path of a field, for example trainer.optimizer")
+    parser.add_argument("--recursive", "-r", action="store_true", help="list all fields below it")
+
+
+def run(args: argparse.Namespace) -> int:
+    parts = [part for part in args.path.replace("[", ".").replace("]", "").split(".") if part and not part.isdigit()]
+    if parts and parts[0].lower() == KIND.lower():
+        parts = parts[1:]
+    if parts and parts[0] not in schema.root().fields:
+        parts = ["spec", *parts]
+    if parts[:3] == ["spec", "algorithm", "presets"]:
+        return _presets(parts[3:])
+    node = schema.root()
+    for depth, part in enumerate(parts):
+        if part not in node.fields:
+            print(_unknown(parts[:depth], part, node), file=sys.stderr)
+            return UNKNOWN
+        node = node.fields[part]
+    print("\n".join(_tree(node) if args.recursive else _page(node, ".".join(parts))))
+    return 0
+
+
+def _unknown(parents: list[str], wrong: str, parent: Node) -> str:
+    where = ".".join(parents) or KIND
+    if not parent.fields:
+        return f"rljob explain: {where} has no fields, so there is no {wrong!r} in it"
+    close = did_you_mean(wrong, parent.fields)
+    hint = f"did you mean {close}?" if close else f"its fields are {', '.join(parent.fields)}"
+    return f"rljob explain: {where} has no field {wrong!r}; {hint}"
+
+
+def _page(node: Node, path: str) -> Iterator[str]:
+    yield f"KIND:     {KIND}"
+    yield f"VERSION:  {API_VERSION}"
+    yield ""
+    if path:
+        yield f"FIELD:    {path} <{node.type_name}>{' -required-' if node.required else ''}"
+        yield from (f"{label + ':':<10}{value}" for label, value in _facts(node, path))
+        yield ""
+    yield "DESCRIPTION:"
+    yield from _wrapped(node.description, "    ")
+    if node.fields:
+        yield ""
+        yield "FIELDS:"
+        for child in node.fields.values():
+            yield from _summary(child)
+    if path in _METHODS:
+        yield ""
+        yield "PARAMETERS OF EACH METHOD (with the method's own default):"
+        for name, method in _METHODS[path].items():
+            yield f"  {name}: {_parameters(method, node)}"
+    if path == "spec.algorithm.preset":
+        yield ""
+        yield from _preset_list()
+
+
+def _facts(node: Node, path: str) -> Iterator[tuple[str, str]]:
+    if node.choices:
+        yield "ALLOWED", ", ".join(node.choices)
+    if node.bounds:
+        yield "BOUNDS", node.bounds
+    if node.items is not None and node.items.bounds:
+        yield "EACH", node.items.bounds
+    if node.has_default and not node.fields:
+        yield "DEFAULT", _yaml(node.default)
+    if path.startswith("spec"):
+        yield "CHANGE", node.change.sentence
+
+
+def _summary(node: Node) -> Iterator[str]:
+    facts = ["-required-"] if node.required else []
+    if node.has_default and not node.fields:
+        facts.append(f"default {_yaml(node.default)}")
+    if node.choices:
+        facts.append(f"one of {', '.join(node.choices)}")
+    elif node.bounds:
+        facts.append(node.bounds)
+    if node.change.when != "never":
+        facts.append(node.change.sentence)
+    yield f"  {node.name}\t<{node.type_name}>"
+    yield from _wrapped("; ".join(facts), "    ")
+    yield from _wrapped(node.description, "    ")
+    yield ""
+
+
+def _tree(node: Node, indent: str = "  ") -> Iterator[str]:
+    for child in node.fields.values():
+        default = f" (default {_yaml(child.default)})" if child.has_default and not child.fields else ""
+        required = " -required-" if child.required else ""
+        yield f"{indent}{child.name}\t<{child.type_name}>{required}{default}"
+        yield from _tree(child, indent + "  ")
+
+
+def _parameters(method: Method, node: Node) -> str:
+    names = {field.replace("_", "").lower(): field for field in node.fields}
+    said = []
+    for attribute, default in method.parameters.items():
+        name = next(yaml for key, yaml in names.items() if key == attribute.replace("_", "").lower())
+        said.append(f"{name} {'off' if default is None else _yaml(default)}")
+    return ", ".join(said) or "none"
+
+
+def _presets(rest: list[str]) -> int:
+    if not rest:
+        print("\n".join(_preset_list()))
+        return 0
+    name = rest[0]
+    preset = next((preset for key, preset in PRESETS.items() if key == name), None)
+    if preset is None or len(rest) > 1:
+        close = did_you_mean(name, PRESETS)
+        hint = f"did you mean {close}?" if close and close != name else f"there are {', '.join(PRESETS)}"
+        print(f"rljob explain: there is no preset {'.'.join(rest)!r}; {hint}", file=sys.stderr)
+        return UNKNOWN
+    print("\n".join(_preset_page(name, preset)))
+    return 0
+
+
+def _preset_list() -> Iterator[str]:
+    yield "PRESETS:"
+    for name, preset in PRESETS.items():
+        yield f"  {name}"
+        yield from _wrapped(f"{preset.title} ({preset.source})", "    ")
+
+
+def _preset_page(name: str, preset: Preset) -> Iterator[str]:
+    import yaml
+
+    yield f"PRESET:   {name}"
+    yield f"SOURCE:   {preset.source}"
+    yield ""
+    yield "DESCRIPTION:"
+    yield from _wrapped(preset.title, "    ")
+    yield ""
+    yield "FILLS IN (every line can be overridden; 0 means off):"
+    algorithm = preset.algorithm.model_dump(mode="json", by_alias=True, exclude_none=True)
+    settings = {
+        "algorithm": _without_empty(algorithm),
+        "batch": {"samplesPerPrompt": preset.samples_per_prompt},
+    }
+    text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=False)
+    yield from ("    " + line for line in text.splitlines())
+
+
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, dict):
+        inner = {key: _without_empty(item) for key, item in value.items()}
+        return {key: item for key, item in inner.items() if item not in ({}, [])}
+    return value
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent) if text else []
+
+
+def _yaml(value: Any) -> str:
+    """A default as it would stand in the job file."""
+    if isinstance(value, float):
+        return f"{value:g}" if value != int(value) or abs(value) >= 1e6 else f"{value:.1f}"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,256 @@
+"""What can be known before a run starts by looking at the files that a job names: data, model, rewards, checkpoints.
+
+Neither torch nor the network is touched: hub ids and remote addresses are left to the run itself. The schema and the
+rules between fields are ``rljob_api``'s; a job comes here when it is valid by those.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import os
+import string
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rljob_api import RLJob, Violation
+from rljob_api.problems import did_you_mean
+from rljob_api.spec.data import TrainPart, ValidationSet
+from rljob_trainer.errors import DataError, JobFileError, RLJobError
+
+
+def preflight(job: RLJob, *, base: Path | None = None, code: Sequence[Path] = ()) -> list[Violation]:
+    """Everything wrong with the files of a valid job.
+
+    ``base`` is where relative paths start (default: the current folder); ``code`` are folders, besides the current one
+    and the interpreter's own, in which modules of custom rewards may lie.
+    """
+    base = base or Path.cwd()
+    return [
+        *_model(job, base),
+        *_data(job, base),
+        *_rewards(job, [*code, Path.cwd()]),
+        *_checkpoint(job, base),
+        *_restore(job, base),
+    ]
+
+
+def _split(error: RLJobError, path: str) -> Violation:
+    """An error's message, which says what and what to do, as a violation at ``path``."""
+    text = str(error).removeprefix(f"{path}: ")
+    problem, separator, remedy = text.rpartition("; ")
+    return Violation(path, problem, remedy) if separator else Violation(path, text, "see there")
+
+
+def _local(location: str, base: Path) -> Path | None:
+    """The path of a location on this machine; None for an address elsewhere."""
+    if location.startswith("file://"):
+        return Path(location.removeprefix("file://"))
+    return None if "://" in location else base / Path(location).expanduser()
+
+
+def _model(job: RLJob, base: Path) -> Iterator[Violation]:
+    model = job.spec.model
+    if model.random is not None:
+        tokenizer = model.random.tokenizer.source
+        yield from _tokenizer("spec.model.random.tokenizer.source", tokenizer, base)
+        return
+    yield from _tokenizer("spec.model.tokenizer", model.tokenizer, base)
+    path = "spec.model.source"
+    folder = _local(model.source or "", base)
+    if folder is None or not model.source:
+        return
+    if not folder.is_dir():
+        if not _may_be_hub_id(model.source):
+            yield Violation(path, f"there is no folder {folder}", "write a model folder or a hub id (owner/name)")
+        return
+    from rljob_trainer.models.folder import read_folder
+
+    try:
+        facts = read_folder(folder)
+    except JobFileError as error:
+        yield _split(error, path)
+        return
+    yield from _context(job, facts.context_length)
+    if job.spec.rollout.engine == "vllm" and facts.head_dim < 32:
+        yield Violation(
+            path, f"its heads are {facts.head_dim} wide, and vLLM needs 32 or more", "use rollout.engine: torch"
+        )
+
+
+def _tokenizer(path: str, source: str | None, base: Path) -> Iterator[Violation]:
+    folder = _local(source, base) if source else None
+    if source and folder is not None and not folder.is_dir() and not _may_be_hub_id(source):
+        yield Violation(
+            path, f"there is no folder {folder}", "write a folder with a tokenizer or a hub id (owner/name)"
+        )
+
+
+def _may_be_hub_id(source: str) -> bool:
+    return source.count("/") <= 1 and not source.startswith((".", "/", "~"))
+
+
+def _context(job: RLJob, context: int) -> Iterator[Violation]:
+    """Prompt and response must fit the model; so must the responses of validation."""
+    prompt, response = job.spec.data.max_prompt_tokens, job.spec.rollout.max_response_tokens
+    lengths = [("spec.rollout.maxResponseTokens", response)]
+    for index, part in enumerate(job.spec.data.validation):
+        if part.sampling.max_response_tokens is not None:
+            path = f"spec.data.validation[{index}].sampling.maxResponseTokens"
+            lengths.append((path, part.sampling.max_response_tokens))
+    for path, length in lengths:
+        if prompt + length > context:
+            remedy = f"lower it to {context - prompt}" if prompt < context else "lower data.maxPromptTokens"
+            yield Violation(
+                path,
+                f"{length} and data.maxPromptTokens = {prompt} together exceed the model's context of {context}",
+                remedy,
+            )
+
+
+def _data(job: RLJob, base: Path) -> Iterator[Violation]:
+    data = job.spec.data
+    parts: list[tuple[str, TrainPart | ValidationSet]] = []
+    for index, train in enumerate(data.train.sources):
+        parts.append((f"spec.data.train.parts[{index}]" if data.train.parts else "spec.data.train", train))
+    parts += [(f"spec.data.validation[{index}]", held_out) for index, held_out in enumerate(data.validation)]
+    for path, part in parts:
+        yield from _source(job, path, part, base)
+
+
+def _source(job: RLJob, path: str, part: TrainPart | ValidationSet, base: Path) -> Iterator[Violation]:
+    """One set of rows: it must be readable, and its first row must have what prompt and answer name."""
+    from rljob_trainer.data.columns import column
+
+    field = f"{path}.task.size" if part.task else f"{path}.source"
+    try:
+        if part.task is not None:
+            from rljob_trainer.data.tasks import generate
+
+            task, split = part.task, "train" if isinstance(part, TrainPart) else "validation"
+            generate(task.type, split=split, digits=task.digits, size=task.size or 1, seed=task.seed)  # type: ignore[arg-type]
+            present: tuple[str, ...] = ("question", "answer")
+            row = dict.fromkeys(present, "")
+        else:
+            if part.source is None or not _readable_here(part.source, base):
+                return
+            from rljob_trainer.data.sources import open_rows
+
+            rows = open_rows(part.source, split=part.split, limit=part.limit, base=base, field=field)
+            present, row = rows.columns, dict(rows[0])
+    except (DataError, JobFileError) as error:
+        yield _split(error, field)
+        return
+    wanted = [("spec.data.prompt", name) for name in _columns(job.spec.data.prompt)]
+    if job.spec.data.answer is not None:
+        wanted.append(("spec.data.answer", job.spec.data.answer))
+    for place, name in wanted:
+        try:
+            column(row, name)
+        except KeyError:
+            close = did_you_mean(name, present)
+            where = f"task {part.task.type}" if part.task else str(part.source)
+            yield Violation(
+                place,
+                f'{where} has no column "{name}"; it has {", ".join(present)}',
+                f"did you mean {close}?" if close else "name one of them",
+            )
+
+
+def _readable_here(source: str, base: Path) -> bool:
+    """Whether a source is, or claims to be, a file of this machine (and not a data set of the hub)."""
+    if "://" in source:
+        return False
+    path = base / Path(source).expanduser()
+    claims = path.suffix in (".jsonl", ".ndjson", ".json", ".parquet") or source.startswith((".", "/", "~"))
+    return claims or path.exists() or any(sign in source for sign in "*?[")
+
+
+def _columns(prompt: str) -> list[str]:
+    """The columns that ``data.prompt`` names: itself, or the places of the template."""
+    if "{" not in prompt:
+        return [prompt]
+    return [name for _, name, _, _ in string.Formatter().parse(prompt) if name]
+
+
+def _rewards(job: RLJob, folders: Sequence[Path]) -> Iterator[Violation]:
+    for index, function in enumerate(job.spec.reward.functions):
+        place = f"spec.reward.functions[{index}]"
+        if function.type == "custom" and function.function is not None and not job.spec.code:
+            yield from _custom_function(f"{place}.function", function.function, folders)
+        elif function.type != "custom" and function.params:
+            from rljob_trainer.rewards.terms import Term, TermSpec
+
+            params = dict(function.params)
+            if function.pattern is not None:
+                params["pattern"] = function.pattern
+            try:
+                Term(TermSpec(name=function.name or function.type, type=function.type, place=place, params=params))
+            except JobFileError as error:
+                yield _split(error, f"{place}.params")
+
+
+def _custom_function(path: str, target: str, folders: Sequence[Path]) -> Iterator[Violation]:
+    """Looks for ``module:function`` without running the module."""
+    module, _, name = target.partition(":")
+    search = list(dict.fromkeys([*map(str, folders), *(entry for entry in sys.path if entry)]))
+    places: Sequence[str] | None = search
+    spec: importlib.machinery.ModuleSpec | None = None
+    for depth, part in enumerate(module.split(".")):
+        parents = ".".join(module.split(".")[: depth + 1])
+        spec = importlib.machinery.PathFinder.find_spec(parents if depth else part, places) if places else None
+        if spec is None:
+            yield Violation(
+                path,
+                f"there is no module {parents}",
+                "put it beside the job file or into the current folder, install it, or (on a cluster) mount it by code",
+            )
+            return
+        places = list(spec.submodule_search_locations) if spec.submodule_search_locations else None
+    assert spec is not None
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return
+    yield from _function_in(path, Path(spec.origin), name)
+
+
+def _function_in(path: str, file: Path, name: str) -> Iterator[Violation]:
+    """Whether a Python file defines a name at its top level, as far as reading can tell."""
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except (SyntaxError, ValueError) as problem:
+        line = getattr(problem, "lineno", None)
+        where = f"{file}, line {line}" if line else str(file)
+        yield Violation(path, f"{where} is not valid Python ({getattr(problem, 'msg', problem)})", "mend it")
+        return
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    if name in names or "*" in names or "__getattr__" in names:
+        return
+    close = did_you_mean(name, names)
+    yield Violation(path, f"{file} has no function {name}", f"did you mean {close}?" if close else "define it there")
+
+
+def _checkpoint(job: RLJob, base: Path) -> Iterator[Violation]:
+    uri = job.spec.checkpoint.uri
+    folder = _local(uri, base) if uri else None
+    if folder is None:
+        return
+    path = "spec.checkpoint.uri"
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not existing.is_dir():
+        yield Violation(path, f"{existing} is a file, not a folder", "choose another folder")
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield Violation(path, f"{existing} cannot be written", "choose another folder, or change its permissions")
+
+
+def _restore(job: RLJob, base: Path) -> Iterator[Violation]:
+    folder = _local(job.spec.restore.from_, base) if job.spec.restore else None
+    if folder is not None and not folder.is_dir():
+        yield Violation("spec.restore.from", f"there is no folder {folder}", "write the folder of a checkpoint or job")
