@@ -1,0 +1,176 @@
+"""The processes of a weight broadcast: how they find each other, wait for each other and notice who is missing.
+
+The sender is rank 0 and serves a small key-value store; members meet there and then open a process group of their own.
+The learner's default process group is not touched. A group has a generation: when the set of engines changes (or
+anybody has failed) the next generation is opened on the same store and the old one forgotten.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from rljob_trainer.errors import DeadlineError, EngineError
+
+dist: Any = torch.distributed
+"""Stores, groups and their options are missing from its type annotations."""
+
+_POLL_SECONDS = 0.002
+_GRACE_SECONDS = 2.0
+"""After a broken broadcast: how long survivors have to say that they live."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLink:
+    """All that a member needs to join: where, as whom, with whom."""
+
+    address: str
+    """``host:port`` of the sender's store."""
+    generation: int
+    names: tuple[str, ...]
+    """Who the ranks are, in words for error messages; rank 0 is the sender."""
+    backend: str = "gloo"
+    """``gloo``, or ``nccl`` where every member has a GPU of its own."""
+
+
+def serve_store(host: str) -> tuple[Any, str]:
+    """A store that listens on ``host`` alone, and its ``host:port``."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, 0))
+    listener.listen(1024)
+    port = listener.getsockname()[1]
+    store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return store, f"{host}:{port}"
+
+
+class WeightGroup:
+    """One generation of sender and receivers, as seen by ``rank``. ``DeadlineError`` when somebody does not come."""
+
+    def __init__(
+        self,
+        link: WeightLink,
+        rank: int,
+        *,
+        timeout: float,
+        store: Any = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.link, self.rank, self.names = link, rank, link.names
+        host, port = link.address.rsplit(":", 1)
+        deadline = time.monotonic() + timeout
+        if store is None:
+            try:
+                store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
+            except (dist.DistNetworkError, dist.DistStoreError) as error:
+                raise DeadlineError(f"weights: {self.names[rank]} cannot reach the sender at {link.address}") from error
+        self._store = dist.PrefixStore(f"weights/{link.generation}", store)
+        self.device = torch.device(device)
+        self.post("here", "")
+        if rank == 0:
+            self.gather("here", deadline, f"join weight group {link.generation}")
+            self._store.set("go", "")
+        else:
+            self.read("go", deadline, f"the other members of weight group {link.generation}")
+        self._group = self._open(host, max(1.0, timeout))
+
+    def _open(self, host: str, timeout: float) -> Any:
+        store = dist.PrefixStore("pg", self._store)
+        if self.link.backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=timeout)
+            return dist.ProcessGroupNCCL(store, self.rank, len(self.names), options)
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=timeout)
+        # The address of this machine on the way to the sender: a host with several networks has to pick one.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=probe.getsockname()[0])]
+        return dist.ProcessGroupGloo(store, self.rank, len(self.names), options)
+
+    # ------------------------------------------------------------------ words between members
+
+    def post(self, key: str, value: str) -> None:
+        """Says something under this member's name."""
+        self._store.set(f"{key}/{self.rank}", value)
+
+    def announce(self, key: str, value: str) -> None:
+        """Says something to everybody."""
+        self._store.set(key, value)
+
+    def read(self, key: str, deadline: float, what: str) -> bytes:
+        """What somebody announced; ``what`` is being waited for."""
+        while not self._store.check([key]):
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"weights: {self.names[self.rank]} waited in vain for {what}")
+            time.sleep(_POLL_SECONDS)
+        return bytes(self._store.get(key))
+
+    def gather(self, key: str, deadline: float, what: str) -> dict[str, str]:
+        """What every receiver posted under ``key``, by name. Names those that did not ``what`` in time."""
+        values, missing = self._gather(key, deadline)
+        if missing:
+            raise DeadlineError(f"weights: {', '.join(missing)} did not {what} in time")
+        return values
+
+    def _gather(self, key: str, deadline: float) -> tuple[dict[str, str], list[str]]:
+        values: dict[str, str] = {}
+        while True:
+            for rank in range(1, len(self.names)):
+                name = f"{key}/{rank}"
+                if self.names[rank] not in values and self._store.check([name]):
+                    values[self.names[rank]] = self._store.get(name).decode()
+            missing = [name for name in self.names[1:] if name not in values]
+            if not missing or time.monotonic() > deadline:
+                return values, missing
+            time.sleep(_POLL_SECONDS)
+
+    # ------------------------------------------------------------------ data
+
+    def broadcast(self, tensor: Tensor) -> Any:
+        """Starts to send (rank 0) or receive ``tensor``; returns the work to ``wait`` for."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        options.asyncOp = True
+        return self._group.broadcast([tensor], options)
+
+    def wait(self, work: Any, deadline: float) -> None:
+        """Until a broadcast has completed. Raises ``ConnectionError`` when it fails or outlasts the deadline."""
+        left = max(0.01, deadline - time.monotonic())
+        try:
+            if self.link.backend == "gloo":
+                work.wait(timedelta(seconds=left))
+                return
+            while not work.is_completed():
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"no end after {left:.0f} s")
+                time.sleep(_POLL_SECONDS)
+            work.wait()
+        except RuntimeError as error:
+            raise ConnectionError(str(error)) from error
+
+    def blame(self, key: str, problem: str) -> EngineError:
+        """After a failed broadcast: ends the group, sees who still answers under ``key``, and names the others."""
+        self.close()
+        values, missing = self._gather(key, time.monotonic() + _GRACE_SECONDS)
+        if missing:
+            return EngineError(f"weights: {', '.join(missing)} stopped answering while receiving weights ({problem})")
+        said = "; ".join(f"{name}: {value}" for name, value in values.items())
+        return EngineError(f"weights: the broadcast broke off ({problem}); the receivers said: {said}")
+
+    def close(self) -> None:
+        """Ends the process group; whoever waits in it gets an error."""
+        group, self._group = self._group, None
+        if group is not None:
+            # A group with a dead member may complain while it is taken down.
+            with suppress(RuntimeError):
+                group.abort()

@@ -1,0 +1,168 @@
+"""The learner's side of a publication: gather, pack and send, bucket by bucket, two in flight.
+
+While one bucket travels the next is gathered and packed, so a whole-model copy never exists. On a sharded learner all
+ranks iterate their parameters in step; only rank 0 has a ``Publisher``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.errors import EngineError
+from rljob_trainer.weights.checksum import checksum
+from rljob_trainer.weights.group import WeightGroup, WeightLink, serve_store
+from rljob_trainer.weights.plan import TensorMeta, WeightPlan
+
+SENDER = "the learner"
+
+
+@dataclass(frozen=True, slots=True)
+class SendReport:
+    """What a publication cost the sender."""
+
+    version: int
+    nbytes: int
+    seconds: float
+    """From the first gather until the last receiver had loaded and verified everything."""
+    checksum_seconds: float
+    peak_buffer_bytes: int
+    """Most memory held at once beyond the model itself."""
+
+
+class Publisher:
+    """Sends parameters to a changing set of engines.
+
+    Usage::
+
+        publisher = Publisher(bucket_bytes=256 << 20, host="127.0.0.1")
+        publisher.connect(link, timeout=60)          # while every engine joins the same link
+        publisher.publish(metas, named, version=1, timeout=60)   # while every engine receives version 1
+    """
+
+    def __init__(self, bucket_bytes: int, host: str, device: torch.device | str = "cpu") -> None:
+        self.bucket_bytes = bucket_bytes
+        self._device = torch.device(device)
+        self._store, self.address = serve_store(host)
+        self._group: WeightGroup | None = None
+        self._plan: WeightPlan | None = None
+        self._round = 0
+
+    def connect(self, link: WeightLink, timeout: float) -> None:
+        """Opens a generation with ``link.names[1:]``. Raises ``DeadlineError`` naming who did not come."""
+        self.disconnect()
+        self._group = WeightGroup(link, 0, timeout=timeout, store=self._store, device=self._device)
+        self._plan = None
+        self._round = 0
+
+    def disconnect(self) -> None:
+        """Lets go of the present generation."""
+        if self._group is not None:
+            self._group.close()
+        self._group = None
+
+    def publish(
+        self, metas: Sequence[TensorMeta], named: Iterable[tuple[str, Tensor]], version: int, timeout: float
+    ) -> SendReport:
+        """Sends ``named``, which yields what ``metas`` describes, in that order.
+
+        Raises ``DeadlineError`` when a receiver is not ready in time, ``EngineError`` when one is lost, cannot load, or
+        holds other bytes than were sent; each names the engine. The generation is over then: connect again.
+        """
+        if self._group is None:
+            raise EngineError("weights: nobody is connected; connect before publishing")
+        group, started = self._group, time.monotonic()
+        deadline = started + timeout
+        known = self._plan is not None and self._plan.tensors == tuple(metas)
+        if self._plan is None or not known:
+            self._plan = WeightPlan(metas, self.bucket_bytes)
+        # Rounds, not versions, number what is said: a version may be published twice.
+        self._round += 1
+        group.announce(f"{self._round}/plan", f"{version}:{'' if known else self._plan.to_json()}")
+        try:
+            group.gather(f"{self._round}/ready", deadline, f"start to receive version {version}")
+            outgoing = _Outgoing(group, self._plan, deadline, self._device)
+            try:
+                for item in named:
+                    outgoing.add(*item)
+                outgoing.finish()
+            except ConnectionError as error:
+                raise group.blame(f"{self._round}/done", str(error)) from error
+            group.announce(f"{self._round}/sums", json.dumps(outgoing.sums))
+            answers = group.gather(f"{self._round}/done", deadline, f"finish loading version {version}")
+        except BaseException:
+            self.disconnect()
+            raise
+        if failed := {name: answer for name, answer in answers.items() if answer != "ok"}:
+            self.disconnect()
+            raise EngineError("weights: " + "; ".join(f"{name}: {answer}" for name, answer in failed.items()))
+        return SendReport(
+            version,
+            self._plan.nbytes,
+            time.monotonic() - started,
+            outgoing.checksum_seconds,
+            outgoing.peak_buffer_bytes,
+        )
+
+
+class _Outgoing:
+    """One publication on its way: the bucket that travels and the one that is being filled."""
+
+    def __init__(self, group: WeightGroup, plan: WeightPlan, deadline: float, device: torch.device) -> None:
+        self._group, self._deadline, self._device = group, deadline, device
+        self._expected = iter(plan.tensors)
+        self._home = {
+            meta.name: bucket for bucket in plan.buckets if len(bucket.tensors) > 1 for meta in bucket.tensors
+        }
+        self._views: dict[str, Tensor] = {}
+        self._pack = torch.empty(0, dtype=torch.uint8)
+        self._travelling: tuple[Any, Tensor] | None = None
+        self.sums: list[int] = []
+        self.checksum_seconds = 0.0
+        self.peak_buffer_bytes = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Takes the next parameter; sends its bucket when that is complete."""
+        meta = next(self._expected, None)
+        if meta is None or (name, tuple(tensor.shape), tensor.dtype) != (meta.name, meta.shape, meta.dtype):
+            raise EngineError(
+                f"weights: the learner yielded {name} {tuple(tensor.shape)} {tensor.dtype} where its plan has {meta}"
+            )
+        pack = self._home.get(name)
+        if pack is None:
+            self._send(tensor.detach().to(self._device).contiguous().view(-1).view(torch.uint8))
+            return
+        if name not in self._views:
+            self._pack = torch.zeros(pack.nbytes, dtype=torch.uint8, device=self._device)
+            self._views = dict(pack.views(self._pack))
+        self._views.pop(name).copy_(tensor)
+        if not self._views:
+            self._send(self._pack)
+            self._pack = torch.empty(0, dtype=torch.uint8)
+
+    def _send(self, data: Tensor) -> None:
+        started = time.perf_counter()
+        self.sums.append(checksum(data))
+        self.checksum_seconds += time.perf_counter() - started
+        travelling = 0 if self._travelling is None else self._travelling[1].numel()
+        self.peak_buffer_bytes = max(self.peak_buffer_bytes, travelling + data.numel() + self._pack.numel())
+        self._arrive()
+        self._travelling = self._group.broadcast(data), data
+
+    def _arrive(self) -> None:
+        if self._travelling is not None:
+            self._group.wait(self._travelling[0], self._deadline)
+            self._travelling = None
+
+    def finish(self) -> None:
+        """Waits for the last bucket. Raises ``EngineError`` when parameters are missing."""
+        meta = next(self._expected, None)
+        if meta is not None:
+            raise EngineError(f"weights: the learner did not yield {meta.name}, which its plan has")
+        self._arrive()
