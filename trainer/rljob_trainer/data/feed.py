@@ -114,6 +114,10 @@ class PromptFeed:
         return self._epoch
 
     @property
+    def source_names(self) -> tuple[str, ...]:
+        return tuple(source.name for source in self._sources)
+
+    @property
     def progress(self) -> float:
         """Passes over the data, the present one in part."""
         return self._epoch + self._position / len(self)
@@ -154,7 +158,9 @@ class PromptFeed:
         owner = next((s for s in self._sources if s.name == source and row < len(s.rows)), None)
         encoded = None if owner is None else owner.encode([row])[0]
         if owner is None or encoded is None:
-            raise CheckpointError(f"row {row} of data source {source!r} gave prompt {ordinal} and is not there any more")
+            raise CheckpointError(
+                f"row {row} of data source {source!r} gave prompt {ordinal} and is not there any more"
+            )
         return owner.prompt(encoded, row, ordinal=ordinal, epoch=epoch)
 
     def state_dict(self) -> dict[str, Any]:

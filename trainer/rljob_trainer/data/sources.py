@@ -102,10 +102,12 @@ def _line_table(content: mmap.mmap) -> tuple[Int64Array, Int64Array, Int64Array]
     """Numbers (from 1), starts and ends of the lines that are not blank."""
     text = np.frombuffer(content, dtype=np.uint8)
     breaks = np.flatnonzero(text == ord("\n"))
-    del text  # the buffer may not outlive the map
     starts = np.concatenate(([0], breaks + 1))
     ends = np.concatenate((breaks, [len(content)]))
-    kept = ends - starts > 1  # one byte is no object: a blank line with a carriage return
+    lengths = ends - starts
+    # A line break of another system leaves a carriage return on a blank line.
+    only_return = (lengths == 1) & (text[np.minimum(starts, len(content) - 1)] == ord("\r"))
+    kept = (lengths > 0) & ~only_return
     return np.flatnonzero(kept) + 1, starts[kept], ends[kept]
 
 

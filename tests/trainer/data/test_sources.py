@@ -1,0 +1,178 @@
+"""Rows from files, folders and Hugging Face data sets; damaged ones are refused with file, line and remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from rljob_trainer.data.sources import JsonLines, open_rows
+from rljob_trainer.errors import DataError
+
+ROWS = [{"question": f"What is {i}?", "answer": str(i)} for i in range(5)]
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_rows_columns_and_places(tmp_path: Path, suffix: str) -> None:
+    write = write_jsonl if suffix == "jsonl" else write_parquet
+    path = write(tmp_path / f"data.{suffix}")
+    rows = open_rows(path.name, base=tmp_path)
+    assert [rows[i] for i in range(len(rows))] == ROWS
+    assert rows.columns == ("question", "answer")
+    assert rows.place(2) == (f"{path}, line 3" if suffix == "jsonl" else f"{path}, row 2")
+    assert len(open_rows(str(path), limit=2)) == 2
+    assert len(open_rows(str(path), limit=20)) == 5
+
+
+def test_blank_lines_carriage_returns_and_a_missing_last_newline(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'\n{"q": "a"}\r\n\r\n\n{"q": "\xc3\xa9"}')
+    rows = JsonLines(path)
+    assert [rows[i] for i in range(len(rows))] == [{"q": "a"}, {"q": "é"}]
+    assert [rows.place(i) for i in range(2)] == [f"{path}, line 2", f"{path}, line 5"]
+
+
+def test_several_files_are_one_source_in_the_order_of_their_names(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "part-2.jsonl", ROWS[3:])
+    write_parquet(tmp_path / "part-1.parquet", ROWS[:3])
+    rows = open_rows("part-*", base=tmp_path)
+    assert [rows[i] for i in range(len(rows))] == ROWS
+    assert rows.place(3) == f"{tmp_path / 'part-2.jsonl'}, line 1"
+    write_jsonl(tmp_path / "part-3.jsonl", [{"other": 1}])
+    with pytest.raises(DataError, match=r"part-3.jsonl has the columns other, but .*part-1.parquet has question"):
+        open_rows("part-*", base=tmp_path)
+
+
+def test_a_folder_gives_the_files_of_its_split(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", ROWS[:2])
+    write_jsonl(tmp_path / "test.jsonl", ROWS[2:])
+    (tmp_path / "README.md").write_text("about")
+    assert len(open_rows(str(tmp_path), split="train")) == 2
+    assert len(open_rows(str(tmp_path))) == 5
+    with pytest.raises(DataError, match="whose names begin with 'dev'"):
+        open_rows(str(tmp_path), split="dev")
+
+
+def test_a_truncated_file_names_the_line_where_it_breaks_off(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "data.jsonl")
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(DataError, match=r"data.jsonl, line 5: the file ends in the middle .*; copy or download") as e:
+        open_rows(str(path))
+    assert '{"question": "What is 4' in str(e.value).replace("\\", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{'question': 1}", "line 3: not valid JSON .*; correct the line or remove it"),
+        ('["a"]', "line 3: a line must hold one JSON object, not a list"),
+        ('"a"', "line 3: a line must hold one JSON object, not a str"),
+        ("\udcff", "line 3: not valid JSON"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = write_jsonl(tmp_path / "data.jsonl")
+    lines = path.read_bytes().splitlines()
+    lines[2] = line.encode(errors="surrogateescape")
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(DataError, match=message):
+        open_rows(str(path))
+
+
+def test_a_large_file_is_checked_at_its_ends_when_opened_and_elsewhere_when_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rljob_trainer.data.sources.CHECKED_BYTES", 10)
+    path = write_jsonl(tmp_path / "data.jsonl")
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], "broken", *lines[3:]]))
+    rows = open_rows(str(path))
+    assert rows[3] == ROWS[3]
+    with pytest.raises(DataError, match="line 3"):
+        rows[2]
+    path.write_text("\n".join([*lines, "broken"]))
+    with pytest.raises(DataError, match="line 6"):
+        open_rows(str(path))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-20], lambda b: b[:30] + b"\0" * 60 + b[90:], lambda b: b"not parquet"]
+)
+def test_a_damaged_parquet_file_is_refused(tmp_path: Path, damage: Any) -> None:
+    path = write_parquet(tmp_path / "data.parquet")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match=r"data.parquet cannot be read as Parquet .*; copy or download the file again"):
+        open_rows(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "is empty"), (b"\n\n", "only empty lines"), (b"\r\n\r\n", "only empty lines")]
+)
+def test_an_empty_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "data.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        open_rows("data.jsonl", base=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("missing.jsonl", r"spec.data.train.source: there is no file .*missing.jsonl"),
+        ("./missing", "there is no file"),
+        ("missing-*.parquet", "there is no file"),
+        ("data.csv", "is neither JSON Lines .* nor Parquet"),
+        ("pvc://claim/data.jsonl", "a volume of the cluster"),
+        ("nonsense://bucket/data.jsonl", "cannot be read"),
+    ],
+)
+def test_a_source_that_is_not_there_is_refused(tmp_path: Path, source: str, message: str) -> None:
+    (tmp_path / "data.csv").write_text("a,b\n")
+    with pytest.raises(DataError, match=message):
+        open_rows(source, base=tmp_path, field="spec.data.train.source")
+
+
+def test_a_remote_file_comes_through_fsspec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    with fsspec.open("memory://bucket/data.jsonl", "wb") as file:
+        file.write(b'{"q": "a"}\n')
+    monkeypatch.chdir(tmp_path)
+    assert open_rows("memory://bucket/data.jsonl")[0] == {"q": "a"}
+
+
+def test_data_sets_saved_by_the_datasets_library(tmp_path: Path) -> None:
+    saved = datasets.DatasetDict(
+        {"train": datasets.Dataset.from_list(ROWS), "test": datasets.Dataset.from_list(ROWS[:1])}
+    )
+    saved.save_to_disk(tmp_path / "both")
+    saved["test"].save_to_disk(tmp_path / "one")
+    both = open_rows("both", base=tmp_path)
+    assert [both[i] for i in range(len(both))] == ROWS
+    assert both.columns == ("question", "answer")
+    assert len(open_rows("both", base=tmp_path, split="test")) == 1
+    assert len(open_rows("one", base=tmp_path)) == 1
+    with pytest.raises(DataError, match=r"has no split 'dev'; it has train, test"):
+        open_rows("both", base=tmp_path, split="dev")
+
+
+def test_a_hub_name_without_a_network_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for source in ("hf://nobody/nothing:main", "nobody/nothing"):
+        with pytest.raises(DataError, match=r"(?s)nobody/nothing.*HF_HUB_OFFLINE=1"):
+            open_rows(source, base=tmp_path)
