@@ -41,6 +41,15 @@ STAGES: dict[str, str] = {
 }
 """The stages of a step and what each one covers."""
 
+NESTED_STAGES: dict[str, str] = {
+    "old_log_probs": "score",
+    "reference": "score",
+    "values": "score",
+    "update_actor": "update",
+    "update_critic": "update",
+}
+"""Stages that are part of another one where that is reported too; all but ``step`` are part of ``step``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:

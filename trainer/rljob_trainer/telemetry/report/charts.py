@@ -1,0 +1,234 @@
+"""Which curves a report shows, in which order, and what is written under them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rljob_trainer.telemetry.catalogue import NESTED_STAGES, STAGES
+from rljob_trainer.telemetry.figures import number, percent
+from rljob_trainer.telemetry.report.markup import Markup, tag
+from rljob_trainer.telemetry.report.record import RunRecord
+from rljob_trainer.telemetry.svg import COLOURS, GREY, Axes, Series, line_chart, stacked_chart
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A metric and what the legend calls it."""
+
+    metric: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A card with a chart. Curves whose metric the run does not have are left out, and so is a plot without any."""
+
+    title: str
+    caption: str
+    curves: tuple[Curve, ...]
+    percent: bool = False
+    from_zero: bool = False
+    smoothed: bool = True
+
+
+LEARNING = (
+    Plot("Reward", "mean score of the step's samples", (Curve("reward/mean", "reward"),)),
+    Plot(
+        "Response length",
+        "tokens",
+        (Curve("response/length/mean", "mean"), Curve("response/length/max", "longest")),
+        from_zero=True,
+    ),
+    Plot("Entropy", "of the policy, nats per token", (Curve("actor/entropy", "entropy"),), from_zero=True),
+    Plot(
+        "Groups and ends",
+        "groups whose samples all score the same teach nothing",
+        (
+            Curve("reward/no_signal_ratio", "groups without signal"),
+            Curve("response/length/clip_ratio", "responses cut at the limit"),
+        ),
+        percent=True,
+        from_zero=True,
+    ),
+)
+STABILITY = (
+    Plot(
+        "KL",
+        "nats per token, to the reference and from step to step",
+        (
+            Curve("kl/reference", "to the reference"),
+            Curve("kl/in_loss", "in the loss"),
+            Curve("actor/approx_kl", "of the step"),
+        ),
+    ),
+    Plot(
+        "Clip fraction",
+        "tokens that the clip holds back",
+        (
+            Curve("actor/clip_fraction", "actor"),
+            Curve("actor/dual_clip_fraction", "dual clip"),
+            Curve("critic/clip_fraction", "critic"),
+        ),
+        percent=True,
+        from_zero=True,
+    ),
+    Plot(
+        "Gradient norm",
+        "before clipping",
+        (Curve("actor/grad_norm", "actor"), Curve("critic/grad_norm", "critic")),
+        from_zero=True,
+    ),
+    Plot(
+        "Explained variance",
+        "of the returns, by the critic; 1 is perfect, 0 a constant",
+        (Curve("critic/explained_variance", "critic"),),
+    ),
+    Plot("Value loss", "of the critic", (Curve("critic/value_loss", "critic"),), from_zero=True),
+    Plot(
+        "Trainer against engine",
+        "mean difference of their log-probs for the same tokens, nats",
+        (Curve("mismatch/log_prob/mean", "mean"),),
+        from_zero=True,
+    ),
+    Plot(
+        "Age",
+        "policy versions between sampling and training",
+        (Curve("age/mean", "mean"), Curve("age/max", "oldest")),
+        from_zero=True,
+    ),
+    Plot(
+        "Learning rate",
+        "",
+        (Curve("actor/learning_rate", "actor"), Curve("critic/learning_rate", "critic")),
+        from_zero=True,
+        smoothed=False,
+    ),
+)
+SPEED = (
+    Plot(
+        "Throughput",
+        "tokens per second over the whole step",
+        (
+            Curve("throughput/tokens_per_second", "prompt and response"),
+            Curve("throughput/generated_tokens_per_second", "generated"),
+        ),
+        from_zero=True,
+    ),
+    Plot(
+        "Model FLOPs utilisation",
+        "share of the devices' peak",
+        (
+            Curve("throughput/model_flops_utilisation/actor", "actor"),
+            Curve("throughput/model_flops_utilisation/critic", "critic"),
+        ),
+        percent=True,
+        from_zero=True,
+    ),
+)
+
+_VALIDATION_MEAN = re.compile(r"validation/([^/]+)/(mean@\d+|maj@\d+/mean|best@\d+/mean)")
+
+
+def cards(run: RunRecord, plots: Sequence[Plot]) -> list[Markup]:
+    """The plots that this run has data for."""
+    return [card for card in (_card(run, plot) for plot in plots) if card is not None]
+
+
+def _card(run: RunRecord, plot: Plot) -> Markup | None:
+    curves = [curve for curve in plot.curves if any(run.values(curve.metric))] or [
+        curve for curve in plot.curves[:1] if run.has(curve.metric)
+    ]
+    if not curves:
+        return None
+    span = len(run.steps) // 25
+    series = [
+        Series(curve.name, *run.column(curve.metric), smoothing=span if span > 2 and plot.smoothed else 0)
+        for curve in curves
+    ]
+    axes = Axes(percent=plot.percent, from_zero=plot.from_zero)
+    last = run.values(curves[0].metric)[-1]
+    return figure(plot.title, plot.caption, (percent if plot.percent else number)(last), line_chart(series, axes))
+
+
+def validation_card(run: RunRecord) -> Markup | None:
+    """The held-out sets: one curve per data source and measure, points where it was measured."""
+    found = sorted(name for name in run.names() if _VALIDATION_MEAN.fullmatch(name) and run.has(name))
+    names = _most_telling(found)
+    if not names:
+        return None
+    sources = {_parts(name)[0] for name in names}
+    series = []
+    for index, name in enumerate(names):
+        source, measure = _parts(name)
+        label = measure if len(sources) == 1 else f"{source} {measure}"
+        series.append(
+            Series(label, *run.column(name), markers=True, dashed=not measure.startswith("mean"), colour=index)
+        )
+    caption = "held-out problems" + (f" of {next(iter(sources))}" if len(sources) == 1 else "")
+    return figure("Validation", caption, number(run.values(names[0])[-1]), line_chart(series, Axes()))
+
+
+def _parts(name: str) -> tuple[str, str]:
+    _, source, measure = name.split("/")[:3]
+    return source, measure
+
+
+def _most_telling(names: Sequence[str]) -> list[str]:
+    """Per source the mean, the majority vote and the best over most samples; at most eight curves, means first."""
+    largest: dict[tuple[str, str], tuple[int, str]] = {}
+    for name in names:
+        source, measure = _parts(name)
+        kind, _, count = measure.partition("@")
+        largest[source, kind] = max(largest.get((source, kind), (0, "")), (int(count), name))
+    order = {"mean": 0, "maj": 1, "best": 2}
+    ranked = sorted(largest.items(), key=lambda entry: (order[entry[0][1]], entry[0][0]))
+    # With one sample per prompt, best and majority are the mean again.
+    return [name for (_, kind), (count, name) in ranked if kind == "mean" or count > 1][:8]
+
+
+def stage_seconds(run: RunRecord) -> dict[str, list[float]]:
+    """Seconds of every step by stage, without the stages nested in it; ``other`` is what no stage claims."""
+    present = [stage for stage in STAGES if stage not in ("step", "other") and run.has(f"timing/{stage}_seconds")]
+    seconds = {
+        stage: [float(record.get(f"timing/{stage}_seconds") or 0.0) for record in run.steps] for stage in present
+    }
+    for inner, outer in NESTED_STAGES.items():
+        if inner in seconds and outer in seconds:
+            seconds[outer] = [max(0.0, o - i) for o, i in zip(seconds[outer], seconds[inner], strict=True)]
+    if run.has("timing/step_seconds"):
+        whole = [float(record.get("timing/step_seconds") or 0.0) for record in run.steps]
+        claimed = [sum(values) for values in zip(*seconds.values(), strict=True)] or [0.0] * len(whole)
+        seconds["other"] = [max(0.0, w - c) for w, c in zip(whole, claimed, strict=True)]
+    ranked = sorted(seconds.items(), key=lambda entry: (entry[0] == "other", -sum(entry[1])))
+    return {stage: values for stage, values in ranked if sum(values) > 0}
+
+
+def stage_colours(run: RunRecord) -> dict[str, int]:
+    """A colour for every stage, the same in all pictures of a run: grey for ``other``, the largest stages first."""
+    free = [colour for colour in range(COLOURS) if colour != GREY]
+    named = [stage for stage in dict.fromkeys([*stage_seconds(run), *STAGES]) if stage != "other"]
+    return {stage: free[i % len(free)] for i, stage in enumerate(named)} | {"other": GREY}
+
+
+def stage_card(run: RunRecord) -> Markup | None:
+    """Seconds of each step, stage upon stage."""
+    seconds = stage_seconds(run)
+    if not seconds:
+        return None
+    steps = [float(record["step"]) for record in run.steps]
+    colours = stage_colours(run)
+    layers = [Series(readable(stage), steps, values, colour=colours[stage]) for stage, values in seconds.items()]
+    per_step = sum(sum(values) for values in seconds.values()) / len(steps)
+    return figure("Stages of a step", "seconds", f"{number(per_step)} s", stacked_chart(layers))
+
+
+def readable(stage: str) -> str:
+    return stage.replace("_", " ").replace("log probs", "log-probs")
+
+
+def figure(title: str, caption: str, latest: str, chart: str) -> Markup:
+    """A card: title, latest value, caption, chart."""
+    heading = tag("figcaption", tag("b", title), tag("output", latest), tag("small", caption))
+    return tag("figure", heading, Markup(chart))

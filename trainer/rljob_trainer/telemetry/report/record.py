@@ -1,0 +1,67 @@
+"""A run as its output folder tells it, read for the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rljob_trainer.errors import DataError
+from rljob_trainer.telemetry import run_folder
+from rljob_trainer.telemetry.run_folder import SampleRow, read_lines, read_samples, sample_files
+from rljob_trainer.telemetry.summary import Summary, ValidationHistory, ValidationResult
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What is known of a run. Everything but the metrics may be missing (a run that was killed has no summary)."""
+
+    name: str
+    steps: Sequence[Mapping[str, Any]]
+    summary: Summary | None = None
+    job_yaml: str | None = None
+    before: tuple[int, Sequence[SampleRow]] | None = None
+    after: tuple[int, Sequence[SampleRow]] | None = None
+    validation: Mapping[str, Mapping[str, ValidationResult]] = field(default_factory=dict)
+
+    @property
+    def last_step(self) -> int:
+        """The number of steps that are done."""
+        return self.summary.steps if self.summary else int(self.steps[-1]["step"])
+
+    def column(self, name: str) -> tuple[list[float], list[float | None]]:
+        """Steps and values of a metric, for the steps that have it."""
+        found = [(float(record["step"]), record[name]) for record in self.steps if name in record]
+        return [step for step, _ in found], [value for _, value in found]
+
+    def values(self, name: str) -> list[float]:
+        """The finite values of a metric."""
+        return [value for value in self.column(name)[1] if value is not None and math.isfinite(value)]
+
+    def has(self, name: str) -> bool:
+        return bool(self.values(name))
+
+    def names(self) -> set[str]:
+        """All metrics that any step has."""
+        return {name for record in self.steps for name in record} - {"step", "time"}
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Reads an output folder. Raises ``DataError`` when there is no run in it or a file is not what it should be."""
+    steps = list(read_lines(folder / run_folder.METRICS))
+    summary = Summary.read(folder) if (folder / run_folder.SUMMARY).exists() else None
+    if not steps and summary is None:
+        raise DataError(f"{folder} holds neither {run_folder.METRICS} nor {run_folder.SUMMARY}: no run to report on")
+    job = folder / run_folder.JOB
+    files = list(sample_files(folder).items())
+    return RunRecord(
+        name=summary.job if summary else folder.resolve().name,
+        steps=steps,
+        summary=summary,
+        job_yaml=job.read_text(encoding="utf-8") if job.exists() else None,
+        before=(files[0][0], read_samples(files[0][1])) if files else None,
+        after=(files[-1][0], read_samples(files[-1][1])) if len(files) > 1 else None,
+        validation=ValidationHistory.read(folder).by_source(),
+    )
