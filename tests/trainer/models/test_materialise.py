@@ -150,3 +150,17 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path) -> Non
     large = materialise(spec(tokenizer={"characters": CHARACTERS + "abc"}), tmp_path / "large")
     with pytest.raises(JobFileError, match="has 19 tokens, but the model's embedding only 16 rows"):
         materialise(Model(source=str(small.path), tokenizer=str(large.path)), tmp_path / "both")
+
+
+def test_a_remote_folder_is_copied_through_fsspec(tmp_path: Path) -> None:
+    import fsspec
+
+    made = materialise(spec(), tmp_path / "here")
+    fsspec.filesystem("memory").put(f"{made.path}/", "memory://bucket/model/", recursive=True)
+    fetched = materialise(Model(source="memory://bucket/model"), tmp_path / "run" / "model")
+    assert fetched.path == tmp_path / "run" / "model-source"
+    assert fetched.parameters == made.parameters
+    with pytest.raises(JobFileError, match=r"spec.model.source: memory://bucket/other cannot be read"):
+        materialise(Model(source="memory://bucket/other"), tmp_path / "run" / "other")
+    with pytest.raises(JobFileError, match="a volume of the cluster"):
+        materialise(Model(source="pvc://claim/model"), tmp_path / "run" / "other")

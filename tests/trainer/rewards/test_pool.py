@@ -137,7 +137,7 @@ async def test_async_functions_wait_together() -> None:
         ("sleep", "no result within 1 s; its worker process was killed"),
         ("raise", "KeyError: 'no such thing'"),
         ("exit", "SystemExit: 3"),
-        ("crash", "its worker process died (signal SIGABRT)"),
+        ("crash", "its worker process died (signal SIGKILL)"),
         ("nan", "the score is nan; it must be a finite number"),
         ("inf", "the score is inf; it must be a finite number"),
         ("nothing", "it returned None, which is not a number"),

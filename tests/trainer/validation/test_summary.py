@@ -7,7 +7,7 @@ import pytest
 
 from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
 from rljob_trainer.telemetry.names import check_all
-from rljob_trainer.validation import summarise, summarise_all
+from rljob_trainer.validation import summarise
 
 
 def group(rewards: list[RewardResult], finish: str = "stop", tokens: int = 3) -> Group:
@@ -54,13 +54,6 @@ def test_without_correctness_the_score_is_the_main_number_and_parts_are_shown_ap
     assert metrics["validation/s/a/mean@1"] == 1.0
     assert metrics["validation/s/b/mean@1"] == 1.0
     assert not any("pass@" in name or "maj@" in name or "best@" in name for name in metrics)
-
-
-def test_the_mean_over_sets_weighs_each_set_the_same() -> None:
-    large = [group([result(0.0, False)]) for _ in range(3)]
-    metrics = summarise_all({"small": [group([result(1.0, True)])], "large": large})
-    assert metrics["validation/mean"] == 0.5
-    assert summarise_all({}) == {}
 
 
 def test_groups_that_cannot_be_compared_are_refused() -> None:

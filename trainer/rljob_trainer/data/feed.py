@@ -52,7 +52,7 @@ class Source:
         return self.encoder.encode([self.rows[i] for i in indices], [self.rows.place(i) for i in indices])
 
     def prompt(self, encoded: EncodedPrompt, row: int, *, ordinal: int, epoch: int) -> Prompt:
-        """What the pipeline gets. ``columns`` carries the row for custom reward functions."""
+        """What the pipeline gets."""
         return Prompt(
             ordinal=ordinal,
             epoch=epoch,
@@ -61,7 +61,7 @@ class Source:
             text=encoded.text,
             token_ids=encoded.token_ids,
             answer=encoded.answer,
-            columns=self.rows[row],
+            columns=encoded.columns,
         )
 
 
@@ -115,6 +115,7 @@ class PromptFeed:
 
     @property
     def source_names(self) -> tuple[str, ...]:
+        """The names by which rewards are routed."""
         return tuple(source.name for source in self._sources)
 
     @property

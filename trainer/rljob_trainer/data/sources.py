@@ -37,6 +37,7 @@ def open_rows(
     no file or folder is a Hugging Face data set. ``base`` is where relative paths start, ``field`` the job file's
     path for messages. Raises ``DataError`` saying what is wrong with which file and line, and what to do.
     """
+    source = source.removeprefix("file://")
     if source.startswith("hf://"):
         rows = _hub_rows(source.removeprefix("hf://"), split, field)
     elif "://" in source:

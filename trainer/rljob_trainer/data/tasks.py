@@ -67,10 +67,10 @@ def _span(digits: int) -> int:
 
 @task("addition", count=lambda digits: _span(digits) ** 2)
 def addition(number: int, digits: int) -> Problem:
-    """``12+34=`` -> ``46``: two numbers of exactly ``digits`` digits."""
+    """``12+34=`` -> ``046``: two numbers of exactly ``digits`` digits; the sum has one more, so that places line up."""
     left, right = divmod(number, _span(digits))
     left, right = left + _smallest(digits), right + _smallest(digits)
-    return Problem(f"{left}+{right}=", str(left + right))
+    return Problem(f"{left}+{right}=", f"{left + right:0{digits + 1}d}")
 
 
 @task("copy", count=lambda digits: int(10**digits))

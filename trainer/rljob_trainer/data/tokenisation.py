@@ -29,6 +29,8 @@ class EncodedPrompt:
     text: str
     token_ids: tuple[int, ...]
     answer: str | None
+    columns: Row
+    """The whole row, for custom reward functions."""
     truncated: bool = False
 
 
@@ -46,11 +48,12 @@ class PromptSettings:
     """``truncate`` keeps the last ``max_tokens`` tokens: the question usually stands at the end."""
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a materialised model folder."""
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a materialised model folder. ``trust_remote_code`` is the job's ``spec.model`` setting."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    return tokenizer
 
 
 class PromptEncoder:
@@ -138,7 +141,7 @@ class PromptEncoder:
                     f"{self.settings.max_tokens}; raise it, or set overlongPrompts: drop or truncate"
                 )
             ids = ids[-self.settings.max_tokens :]
-        return EncodedPrompt(text, tuple(ids), self._answer(row, place), truncated)
+        return EncodedPrompt(text, tuple(ids), self._answer(row, place), row, truncated)
 
     def _answer(self, row: Row, place: str) -> str | None:
         if self.settings.answer is None:

@@ -1,8 +1,9 @@
 """A job's model as a local Hugging Face folder: the one form in which learner, engines, export and evaluation take it.
 
-A local folder is used where it lies. A hub id is fetched into the hub's own cache. Random weights are made, and a
-model with another tokenizer or chat template gets a folder of links with the tokenizer's files replaced. What is made
-appears under its name only when it is whole, and is reused when the same run starts again.
+A local folder is used where it lies. A hub id is fetched into the hub's own cache, another address (``s3://``) into
+the run's folder. Random weights are made, and a model with another tokenizer or chat template gets a folder of links
+with the tokenizer's files replaced. What is made appears under its name only when it is whole, and is reused when the
+same run starts again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,12 @@ def materialise(spec: Model, folder: Path, *, base: Path | None = None) -> Model
         return read_folder(folder)
     if spec.source is None:
         raise JobFileError("spec.model: set source (a path or hub id) or random")
-    source = fetch(spec.source, "spec.model.source", base=base, revision=spec.revision)
+    if is_remote(spec.source):
+        url, downloaded = spec.source, folder.with_name(f"{folder.name}-source")
+        _make(downloaded, spec, lambda target: _download(url, target, "spec.model.source"))
+        source = downloaded
+    else:
+        source = fetch(spec.source, "spec.model.source", base=base, revision=spec.revision)
     if spec.tokenizer is None and spec.chat_template is None:
         _check_tokenizer(source)
         return read_folder(source)
@@ -64,6 +70,7 @@ def fetch(
 
     Raises ``JobFileError``, its message naming ``field``, when there is no such folder and the hub does not give it.
     """
+    source = source.removeprefix("file://")
     local = ((base or Path.cwd()) / Path(source).expanduser()).resolve()
     if local.is_dir():
         return local
@@ -82,6 +89,28 @@ def fetch(
             f"{field}: {source!r} is neither a folder ({local}) nor could it be fetched from the hub ({first_line}). "
             "Check the name; for a gated model set HF_TOKEN; without a network, download it elsewhere with "
             f"`hf download {name}` and give its path, or copy that cache and set HF_HOME and HF_HUB_OFFLINE=1"
+        ) from problem
+
+
+def is_remote(source: str) -> bool:
+    """Whether a source is an address that fsspec reads (``s3://bucket/folder``)."""
+    return "://" in source and not source.startswith(("hf://", "file://"))
+
+
+def _download(url: str, target: Path, field: str) -> None:
+    """Copies the files of a remote folder."""
+    import fsspec
+
+    if url.startswith("pvc://"):
+        raise JobFileError(f"{field}: {url} is a volume of the cluster; on this machine give the path of a local copy")
+    try:
+        files, root = fsspec.url_to_fs(url)
+        if not files.isdir(root):
+            raise FileNotFoundError("there is no such folder")
+        files.get(root.rstrip("/") + "/", f"{target}/", recursive=True)
+    except (OSError, ImportError, ValueError) as problem:
+        raise JobFileError(
+            f"{field}: {url} cannot be read ({problem}); check the address, or copy it here"
         ) from problem
 
 
@@ -132,7 +161,7 @@ def _write_random(random: RandomModel, spec: Model, target: Path, base: Path) ->
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random.seed)
-        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
 

@@ -43,6 +43,10 @@ _EXCERPT = 300
 """Characters of a prompt's or response's end that a message shows."""
 
 
+_LOGGED = 50
+"""Failures shown in full in the log; further ones are in the samples' results and in the counts."""
+
+
 class RewardPool:
     """Scores groups for one run. Any number of ``score`` calls may be under way at once."""
 
@@ -71,6 +75,7 @@ class RewardPool:
         self._idle: asyncio.Queue[WorkerProcess] = asyncio.Queue()
         for worker in self._workers:
             self._idle.put_nowait(worker)
+        self._logged = 0
         self.failures = 0
         """Samples that got ``errorScore`` because a function failed on them."""
 
@@ -178,7 +183,7 @@ class RewardPool:
             return combine(specs, outcome, response.tokens, self._overlong)
         message = "\n".join(self._message(failure, response) for failure in failures)
         if all(failure.ended and failure.term in self._hang_scores for failure in failures):
-            log.warning("%s\nThis counts as wrong.", message)
+            self._log(f"{message}\nThis counts as wrong.")
             judged = outcome | {f.term: Verdict(self._hang_scores[f.term], None, False) for f in failures}
             return replace(combine(specs, judged, response.tokens, self._overlong), error=message)
         if self._reward.on_error == "fail":
@@ -188,9 +193,16 @@ class RewardPool:
             )
         self.failures += 1
         substitute = self._reward.error_score
-        log.warning("%s\nThe sample gets spec.reward.errorScore = %g.", message, substitute)
+        self._log(f"{message}\nThe sample gets spec.reward.errorScore = {substitute:g}.")
         judged = outcome | {failure.term: Verdict(substitute) for failure in failures}
         return replace(combine(specs, judged, response.tokens, self._overlong), score=substitute, error=message)
+
+    def _log(self, message: str) -> None:
+        if self._logged < _LOGGED:
+            log.warning("%s", message)
+        elif self._logged == _LOGGED:
+            log.warning("Reward functions failed on more than %d samples; further ones are only counted.", _LOGGED)
+        self._logged += 1
 
     def _message(self, failure: Failure, response: Response) -> str:
         spec = next(spec for spec in self._specs if spec.name == failure.term)

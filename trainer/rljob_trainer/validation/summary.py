@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -59,18 +59,6 @@ def summarise(source: str, groups: Sequence[Group], *, bootstrap: int = 1000, se
     metrics[metric(f"{prefix}/response_length/mean", source=source)] = float(np.mean(lengths))
     metrics[metric(f"{prefix}/response_length/clip_ratio", source=source)] = float(np.mean(cut))
     metrics[metric(f"{prefix}/prompts", source=source)] = float(len(groups))
-    return metrics
-
-
-def summarise_all(sets: Mapping[str, Sequence[Group]], *, bootstrap: int = 1000, seed: int = 42) -> dict[str, float]:
-    """The metrics of all validation sets, and ``validation/mean``: the mean over sets of their mean@n."""
-    metrics: dict[str, float] = {}
-    means = []
-    for source, groups in sets.items():
-        metrics |= summarise(source, groups, bootstrap=bootstrap, seed=seed)
-        means.append(metrics[metric("validation/<source>/mean@<n>", source=source, n=len(groups[0].samples))])
-    if means:
-        metrics[metric("validation/mean")] = float(np.mean(means))
     return metrics
 
 
