@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob_api import rules
+from rljob_api import rules, schema
 from rljob_api.overrides import apply
-from rljob_api.problems import violations_of
+from rljob_api.problems import near_field, violations_of
 from rljob_api.spec.job import API_VERSION, KIND, RLJob
-from rljob_api.violations import JobInvalid, Violation
+from rljob_api.violations import JobInvalid, Violation, path_of
 from rljob_api.yaml_reading import Document, YamlError, read_documents
 
 GROUP = API_VERSION.partition("/")[0]
@@ -76,8 +76,8 @@ def check(data: Any) -> tuple[RLJob | None, list[Violation]]:
         remaining = _without(data, error)
         if remaining is None:
             return None, found
-        paths = [violation.path for violation in found]
-        return None, found + [v for v in rules.broken(remaining) if not _touches(v.path, paths)]
+        wrong = {violation.path for violation in found} | _probably_meant(error)
+        return None, found + [v for v in rules.broken(remaining) if not _touches(v.path, wrong)]
     return job, rules.broken(job)
 
 
@@ -90,11 +90,14 @@ def _is_another_kind(data: Any) -> bool:
 
 
 def _without(data: dict[str, Any], error: ValidationError) -> RLJob | None:
-    """The job without its wrong values, if it is one then."""
+    """The job without its wrong values, if it is one then; a required text that is wrong becomes "x"."""
     remaining = copy.deepcopy(data)
     for _ in range(3):
         for details in error.errors(include_url=False, include_context=False):
-            _remove(remaining, [part for part in details["loc"] if part != "[key]"])
+            path = [part for part in details["loc"] if part != "[key]"]
+            node = schema.find(path)
+            stand_in = "x" if node and node.required and node.kind == "string" and not node.choices else None
+            _remove(remaining, path, stand_in if details["type"] != "missing" else None)
         try:
             return RLJob.model_validate(remaining, by_alias=True, by_name=False)
         except ValidationError as again:
@@ -102,7 +105,13 @@ def _without(data: dict[str, Any], error: ValidationError) -> RLJob | None:
     return None
 
 
-def _remove(data: Any, path: Sequence[str | int]) -> None:
+def _probably_meant(error: ValidationError) -> set[str]:
+    """Paths of the fields that unknown names were meant to be: that those are absent is no news."""
+    unknown = (d["loc"] for d in error.errors(include_url=False) if d["type"] == "extra_forbidden")
+    return {path_of((*place[:-1], near)) for place in unknown if (near := near_field(place))}
+
+
+def _remove(data: Any, path: Sequence[str | int], stand_in: str | None) -> None:
     """Removes the value at a path; an item of a list goes with the whole list, lest the others change their places."""
     holder = data
     for part in path[:-1]:
@@ -114,6 +123,8 @@ def _remove(data: Any, path: Sequence[str | int]) -> None:
             return
     if isinstance(holder, dict) and path:
         holder.pop(str(path[-1]), None)
+        if stand_in is not None:
+            holder[str(path[-1])] = stand_in
 
 
 def _touches(path: str, others: Iterable[str]) -> bool:

@@ -31,6 +31,14 @@ def violations_of(error: ValidationError) -> list[Violation]:
     ]
 
 
+def near_field(location: Location) -> str | None:
+    """The field that is probably meant by an unknown name."""
+    wrong, parent = str(location[-1]), schema.find(location[:-1])
+    names = list(parent.fields) if parent is not None else []
+    camel = to_camel(wrong)
+    return camel if camel in names else did_you_mean(wrong, names)
+
+
 def did_you_mean(wrong: str, known: Iterable[str]) -> str | None:
     """The known name closest to a wrong one, if any is close."""
     known = list(known)
@@ -183,16 +191,12 @@ def _form(node: Node) -> str:
 
 def _unknown_field(location: Location) -> str:
     """A remedy for a name that does not exist: a near name here, or the same name elsewhere in the tree."""
-    wrong, parent = str(location[-1]), schema.find(location[:-1])
-    names = list(parent.fields) if parent is not None else []
-    camel = to_camel(wrong)
-    near = camel if camel in names else did_you_mean(wrong, names)
-    if near:
+    if near := near_field(location):
         return f"did you mean {near}?"
-    elsewhere = _places_of(camel, path_of(location))
-    if elsewhere:
+    if elsewhere := _places_of(to_camel(str(location[-1])), path_of(location)):
         return f"did you mean {' or '.join(elsewhere[:2])}?"
-    known = ", ".join(names)
+    parent = schema.find(location[:-1])
+    known = ", ".join(parent.fields) if parent is not None else ""
     return f"known here are {known}" if known else "remove it"
 
 

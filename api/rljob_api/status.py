@@ -1,15 +1,16 @@
 """The contract between operator and driver: what ``GET /v1/status`` answers and ``PUT /v1/desired`` takes.
 
-The driver runs beside Ray's head and serves HTTP on ``DRIVER_PORT``. The operator reads the status and says what it wants;
-the call is repeated until the status echoes its generation. Both sides use these models and nothing else.
+The driver runs beside Ray's head and serves HTTP on ``DRIVER_PORT``. The operator reads the status and says what it
+wants; the call is repeated until the status echoes its generation. Both sides use these models and nothing else.
+A reader ignores status fields that it does not know (driver and operator may differ in age); a command is strict.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field
 
 from rljob_api.spec.base import Listed, SpecModel
 
@@ -21,7 +22,13 @@ METRICS_PATH = "/metrics"
 Count = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(max_length=1024)]
 Name = Annotated[str, Field(max_length=253)]
-Instant = Annotated[AwareDatetime, Field(strict=False)]
+
+
+def _moment(value: Any) -> Any:
+    return datetime.fromisoformat(value) if isinstance(value, str) else value
+
+
+Instant = Annotated[AwareDatetime, BeforeValidator(_moment)]
 """A moment with its time zone; ISO 8601 in JSON."""
 
 EngineState = Literal["starting", "loading", "serving", "paused", "draining", "drained", "lost"]
@@ -29,7 +36,13 @@ EndKind = Literal["succeeded", "failed", "suspended"]
 RewardMap = Annotated[dict[Name, float], Field(max_length=64)]
 
 
-class Waiting(SpecModel):
+class StatusModel(SpecModel):
+    """A part of the status: strict about types, but not about further fields."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Waiting(StatusModel):
     """What the run waits for at this moment, in one sentence."""
 
     who: Name = Field(description="Who waits: trainer, engine 3, driver ...")
@@ -38,7 +51,7 @@ class Waiting(SpecModel):
     until: Instant | None = Field(default=None, description="When the wait becomes an error. None: it may last.")
 
 
-class EngineStatus(SpecModel):
+class EngineStatus(StatusModel):
     """One rollout replica."""
 
     name: Name = Field(description="Its name in logs and metrics.")
@@ -49,7 +62,7 @@ class EngineStatus(SpecModel):
     safe_to_delete: bool = Field(default=False, description="Nothing is lost when its pod goes now.")
 
 
-class RolloutStatus(SpecModel):
+class RolloutStatus(StatusModel):
     """The rollout pool."""
 
     desired: Count = Field(description="Engines wanted.")
@@ -57,21 +70,21 @@ class RolloutStatus(SpecModel):
     engines: Annotated[Listed[EngineStatus], Field(max_length=4096)] = Field(default=(), description="Each engine.")
 
 
-class TrainerStatus(SpecModel):
+class TrainerStatus(StatusModel):
     """The trainer pool."""
 
     desired: Count = Field(description="Ranks wanted.")
     ready: Count = Field(description="Ranks that answer.")
 
 
-class Pools(SpecModel):
+class Pools(StatusModel):
     """Both pools. With placement colocated the engines live in the trainer's pods."""
 
     rollout: RolloutStatus = Field(description="The engines.")
     trainer: TrainerStatus = Field(description="The ranks.")
 
 
-class Ages(SpecModel):
+class Ages(StatusModel):
     """Ages of the groups trained in the last step, in versions."""
 
     mean: float = Field(ge=0, description="Mean age.")
@@ -79,7 +92,7 @@ class Ages(SpecModel):
     bound: Count = Field(description="pipeline.staleness.maxAge in force.")
 
 
-class Throughput(SpecModel):
+class Throughput(StatusModel):
     """Over the last steps."""
 
     step_seconds: float = Field(ge=0, description="Time of a step.")
@@ -89,7 +102,7 @@ class Throughput(SpecModel):
     rollout_idle: float = Field(ge=0, le=1, description="Share of time that the engines wait.")
 
 
-class Rewards(SpecModel):
+class Rewards(StatusModel):
     """Scores: of the last training step, and of the last validation by set."""
 
     mean: float | None = Field(default=None, description="Mean score of the last trained samples.")
@@ -97,7 +110,7 @@ class Rewards(SpecModel):
     validation: RewardMap = Field(default={}, description="Last validation score by set.")
 
 
-class LastCheckpoint(SpecModel):
+class LastCheckpoint(StatusModel):
     """The newest whole checkpoint."""
 
     uri: Text = Field(description="Where it lies.")
@@ -105,7 +118,7 @@ class LastCheckpoint(SpecModel):
     time: Instant = Field(description="When.")
 
 
-class End(SpecModel):
+class End(StatusModel):
     """How the attempt ended."""
 
     kind: EndKind = Field(description="succeeded, failed or suspended.")
@@ -134,7 +147,7 @@ class Desired(SpecModel):
     settings: LiveSettings = Field(default=LiveSettings(), description="Settings that may change live.")
 
 
-class DriverStatus(SpecModel):
+class DriverStatus(StatusModel):
     """Where a run stands."""
 
     generation: Count = Field(description="Newest generation seen and acted on.")
