@@ -1,0 +1,188 @@
+"""What the operator can do to the world: one small class per deed, carried out by `executor`, in order.
+
+Every action is safe to repeat, and each that changes an existing object names the state it assumes, so that one
+decided on old knowledge is refused by the server instead of doing harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rljob_api.status import Desired
+from rljob_operator import names
+
+
+@dataclass(frozen=True)
+class ApplyConfigMap:
+    """Writes the job file for the pods."""
+
+
+@dataclass(frozen=True)
+class CreateCluster:
+    """Creates tokens and RayCluster of an incarnation."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class DeleteCluster:
+    """Removes a RayCluster, and with it its pods."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class RemovePod:
+    """Removes a pod by force whose node doesn't answer any more."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class NoteGeneration:
+    """Notes on the RayCluster which generation of the job its ConfigMap carries."""
+
+    cluster: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class BeginAttempt:
+    """Notes on the RayCluster that an attempt begins on this head, before anything is submitted."""
+
+    cluster: str
+    before: int
+    attempt: int
+    head_uid: str
+
+
+@dataclass(frozen=True)
+class SubmitDriver:
+    """Submits the driver to Ray. Submitting an attempt again changes nothing: Ray knows its id."""
+
+    cluster: str
+    incarnation: int
+    attempt: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class StopDriver:
+    """Asks Ray to end an attempt."""
+
+    cluster: str
+    incarnation: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class TellDriver:
+    """`PUT /v1/desired`."""
+
+    cluster: str
+    incarnation: int
+    desired: Desired
+
+
+@dataclass(frozen=True)
+class ResizeGroup:
+    """Changes the size of a worker group, and names the pods that go."""
+
+    cluster: str
+    index: int
+    group: str
+    before: int
+    replicas: int
+    most: int
+    removing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClearRemoved:
+    """Forgets the names of removed pods, which KubeRay leaves in the spec."""
+
+    cluster: str
+    index: int
+    group: str
+    replicas: int
+
+
+@dataclass(frozen=True)
+class DeleteJob:
+    """Deletes the RLJob itself (its time to live is over)."""
+
+    uid: str
+
+
+Action = (
+    ApplyConfigMap
+    | CreateCluster
+    | DeleteCluster
+    | RemovePod
+    | NoteGeneration
+    | BeginAttempt
+    | SubmitDriver
+    | StopDriver
+    | TellDriver
+    | ResizeGroup
+    | ClearRemoved
+    | DeleteJob
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something worth a line in `kubectl describe`."""
+
+    kind: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def cluster_patch(action: NoteGeneration | BeginAttempt | ResizeGroup | ClearRemoved) -> list[Mapping[str, Any]]:
+    """The JSON Patch of an action on a RayCluster: first the tests, then the change.
+
+    The list of worker groups is never applied as a whole: Kueue and autoscalers write into it too.
+    """
+
+    def annotation(name: str) -> str:
+        return "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
+
+    match action:
+        case NoteGeneration():
+            path = annotation(names.GENERATION_ANNOTATION)
+            return [
+                {"op": "test", "path": path, "value": str(action.before)},
+                {"op": "replace", "path": path, "value": str(action.after)},
+            ]
+        case BeginAttempt():
+            path = annotation(names.ATTEMPT_ANNOTATION)
+            return [
+                {"op": "test", "path": path, "value": str(action.before)},
+                {"op": "replace", "path": path, "value": str(action.attempt)},
+                {"op": "add", "path": annotation(names.ATTEMPT_HEAD_ANNOTATION), "value": action.head_uid},
+            ]
+        case ResizeGroup() | ClearRemoved():
+            group = f"/spec/workerGroupSpecs/{action.index}"
+            before = action.before if isinstance(action, ResizeGroup) else action.replicas
+            tests = [
+                {"op": "test", "path": f"{group}/groupName", "value": action.group},
+                {"op": "test", "path": f"{group}/replicas", "value": before},
+            ]
+            if isinstance(action, ClearRemoved):
+                return [*tests, {"op": "replace", "path": f"{group}/scaleStrategy", "value": {}}]
+            return [
+                *tests,
+                {"op": "replace", "path": f"{group}/replicas", "value": action.replicas},
+                {"op": "replace", "path": f"{group}/maxReplicas", "value": action.most},
+                {
+                    "op": "add",
+                    "path": f"{group}/scaleStrategy",
+                    "value": {"workersToDelete": list(action.removing)} if action.removing else {},
+                },
+            ]

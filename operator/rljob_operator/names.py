@@ -1,0 +1,75 @@
+"""Every name, label, annotation and port by which the operator's objects find each other.
+
+Nothing else in the operator spells one out. The limits behind them are KubeRay's: a RayCluster's name has at most 53
+characters (`job` at most 40, enforced by the API, leaves room for `-c` and the number).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUP: Final = "rljob.dev"
+VERSION: Final = "v1alpha1"
+PLURAL: Final = "rljobs"
+
+FIELD_MANAGER: Final = "rljob-operator"
+STATUS_MANAGER: Final = "rljob-operator-status"
+
+JOB_LABEL: Final = "rljob.dev/job"
+JOB_UID_LABEL: Final = "rljob.dev/job-uid"
+ROLE_LABEL: Final = "rljob.dev/role"
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+ELASTIC_ANNOTATION: Final = "kueue.x-k8s.io/elastic-job"
+
+INCARNATION_ANNOTATION: Final = "rljob.dev/incarnation"
+GENERATION_ANNOTATION: Final = "rljob.dev/generation"
+SPEC_HASH_ANNOTATION: Final = "rljob.dev/spec-hash"
+ATTEMPT_ANNOTATION: Final = "rljob.dev/attempt"
+"""Highest attempt that was ever started on the cluster. Written before the attempt is submitted, so that no restart of
+the operator between two writes can start the same attempt twice or reuse a number."""
+ATTEMPT_HEAD_ANNOTATION: Final = "rljob.dev/attempt-head"
+"""UID of the head pod the attempt was started on: another head means that the attempt is lost."""
+
+RAY_CLUSTER_LABEL: Final = "ray.io/cluster"
+RAY_GROUP_LABEL: Final = "ray.io/group"
+RAY_NODE_TYPE_LABEL: Final = "ray.io/node-type"
+
+HEAD_ROLE: Final = "head"
+ROLLOUT: Final = "rollout"
+TRAINER: Final = "trainer"
+
+DASHBOARD_PORT: Final = 8265
+
+MAX_CLUSTER_NAME: Final = 53
+MAX_WORKER_GROUPS: Final = 17
+
+JOB_FOLDER: Final = "/etc/rljob/job"
+"""Where the job's ConfigMap is mounted in all pods."""
+JOB_FILE: Final = "job.json"
+TOKEN_FOLDER: Final = "/etc/rljob/tokens"
+"""Where the driver's token is mounted, in the head pod only."""
+DRIVER_TOKEN_KEY: Final = "driver_token"
+RAY_TOKEN_KEY: Final = "auth_token"
+CODE_FOLDER: Final = "/opt/rljob/code"
+STORAGE_FOLDER: Final = "/mnt/rljob"
+"""`pvc://claim/path` of the job file is this folder, then claim, then path."""
+
+
+def cluster(job: str, incarnation: int) -> str:
+    """Name of the RayCluster; a new incarnation is a new cluster."""
+    return f"{job}-c{incarnation}"
+
+
+def config_map(job: str) -> str:
+    """Name of the ConfigMap that carries the job file."""
+    return f"{job}-job"
+
+
+def submission(job: str, attempt: int) -> str:
+    """Ray's submission id. Ray refuses to use one twice, which makes submitting idempotent."""
+    return f"{job}-a{attempt}"
+
+
+def head_service(cluster_name: str) -> str:
+    """Service that KubeRay puts before the head pod."""
+    return f"{cluster_name}-head-svc"

@@ -1,0 +1,150 @@
+"""The Kubernetes objects of a job: ConfigMap with the job file, Secret with the tokens, RayCluster. Pure.
+
+`rljob render` prints what these functions return, and the operator sends the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rljob_api import API_VERSION, KIND, ResolvedJob, schema
+from rljob_operator import names, pods
+from rljob_operator.pools import Pool, pools
+from rljob_operator.settings import Settings
+from rljob_operator.tokens import Tokens
+
+Document = dict[str, Any]
+
+
+def owner(job: ResolvedJob, uid: str) -> list[Document]:
+    """The reference by which Kubernetes deletes an object together with its job."""
+    return [
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": job.metadata.name,
+            "uid": uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
+
+
+def config_map(job: ResolvedJob, document: Mapping[str, Any], uid: str, generation: int) -> Document:
+    """The job file for the pods. `document` is the job's spec as the user wrote it."""
+    metadata = {
+        "name": job.metadata.name,
+        "namespace": job.metadata.namespace,
+        "annotations": {"rljob.dev/uid": uid, names.GENERATION_ANNOTATION: str(generation)},
+    }
+    file = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": document}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {**_metadata(job, uid, names.config_map(job.metadata.name), "job")},
+        "data": {names.JOB_FILE: json.dumps(file, indent=2, ensure_ascii=False)},
+    }
+
+
+def secret(job: ResolvedJob, uid: str, incarnation: int, tokens: Tokens) -> Document:
+    """The tokens of one incarnation. KubeRay looks for Ray's token in a Secret that is named like the cluster."""
+    name = names.cluster(job.metadata.name, incarnation)
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, uid, name, "tokens"),
+        "type": "Opaque",
+        "stringData": {names.RAY_TOKEN_KEY: tokens.ray, names.DRIVER_TOKEN_KEY: tokens.driver},
+    }
+
+
+def ray_cluster(
+    job: ResolvedJob, document: Mapping[str, Any], uid: str, generation: int, incarnation: int, settings: Settings
+) -> Document:
+    """The RayCluster of one incarnation.
+
+    `spec.suspend` is left out on purpose: where a queue is used it belongs to Kueue.
+    """
+    name = names.cluster(job.metadata.name, incarnation)
+    metadata = _metadata(job, uid, name, "raycluster")
+    metadata["annotations"] |= {
+        names.INCARNATION_ANNOTATION: str(incarnation),
+        names.GENERATION_ANNOTATION: str(generation),
+        names.SPEC_HASH_ANNOTATION: spec_hash(document),
+    }
+    if job.spec.queue_name is not None:
+        metadata["labels"][names.QUEUE_LABEL] = job.spec.queue_name
+        metadata["annotations"][names.ELASTIC_ANNOTATION] = "true"
+    head = pods.Role(names.HEAD_ROLE, job.spec.head.pod, {})
+    spec: Document = {
+        "rayVersion": settings.ray_version,
+        "enableInTreeAutoscaling": False,
+        "headGroupSpec": {
+            # Nothing but Ray's own services and the driver runs on the head.
+            "rayStartParams": {"num-cpus": "0"},
+            "labels": {names.ROLE_LABEL: names.HEAD_ROLE},
+            "template": pods.template(job, head, name, settings),
+        },
+        "workerGroupSpecs": [_group(job, pool, name, settings) for pool in pools(job)],
+    }
+    if settings.token_authentication:
+        spec["authOptions"] = {"mode": "token"}
+    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": spec}
+
+
+def spec_hash(document: Mapping[str, Any]) -> str:
+    """Fingerprint of everything in a job's spec that a running incarnation cannot follow.
+
+    Live fields (pool sizes, staleness, suspend ...) don't count, so changing one leaves the hash as it is.
+    """
+    fixed = _without_live(document, schema.root().fields["spec"])
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without_live(value: Any, node: schema.Node) -> Any:
+    if node.kind != "object" or not isinstance(value, Mapping):
+        return value
+    kept = {}
+    for name, item in value.items():
+        field = node.fields.get(name)
+        if field is None or field.change.when != "live":
+            kept[name] = item if field is None else _without_live(item, field)
+    return kept
+
+
+def _group(job: ResolvedJob, pool: Pool, cluster: str, settings: Settings) -> Document:
+    return {
+        "groupName": pool.name,
+        "replicas": pool.replicas,
+        # Without its autoscaler KubeRay only uses these to clamp `replicas`. The job's own bounds are kept by the API.
+        "minReplicas": 0 if pool.resizable else pool.replicas,
+        "maxReplicas": pool.most,
+        "numOfHosts": pool.hosts,
+        "rayStartParams": {},
+        # Become labels of the Ray node, by which the driver places ranks and engines, and of the pod.
+        "labels": {names.ROLE_LABEL: pool.name},
+        "template": pods.template(job, pool.role, cluster, settings),
+    }
+
+
+def _metadata(job: ResolvedJob, uid: str, name: str, component: str) -> Document:
+    metadata: Document = {
+        "name": name,
+        "labels": {
+            "app.kubernetes.io/name": "rljob",
+            "app.kubernetes.io/instance": job.metadata.name,
+            "app.kubernetes.io/component": component,
+            "app.kubernetes.io/part-of": "rljob",
+            "app.kubernetes.io/managed-by": "rljob-operator",
+            names.JOB_LABEL: job.metadata.name,
+            names.JOB_UID_LABEL: uid,
+        },
+        "annotations": {},
+        "ownerReferences": owner(job, uid),
+    }
+    if job.metadata.namespace is not None:
+        metadata["namespace"] = job.metadata.namespace
+    return metadata

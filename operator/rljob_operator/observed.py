@@ -1,0 +1,153 @@
+"""What one look at the world finds: plain immutable data, all that `reconcile` may base a decision on.
+
+`views` makes these from API objects; `questions` says which of the answers that cost an HTTP call are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from rljob_api import ResolvedJob
+from rljob_api.status import DriverStatus
+from rljob_operator.status import JobStatus
+
+RayState = Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
+Trouble = Literal["unschedulable", "image", "crash", "waiting"]
+
+
+@dataclass(frozen=True)
+class JobView:
+    """The RLJob."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    created: datetime
+    document: Mapping[str, Any]
+    """The spec as stored."""
+    job: ResolvedJob | None
+    """None: the spec is not valid, `problems` says why."""
+    problems: tuple[str, ...] = ()
+    status: JobStatus = field(default_factory=JobStatus)
+    deleting: bool = False
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """One worker group of a RayCluster's spec."""
+
+    index: int
+    """Its place in the list, which JSON Patch needs."""
+    name: str
+    replicas: int
+    most: int
+    hosts: int = 1
+    removing: tuple[str, ...] = ()
+    """scaleStrategy.workersToDelete."""
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """A RayCluster of the job."""
+
+    name: str
+    uid: str
+    incarnation: int
+    generation: int
+    """Generation of the job that its ConfigMap carries."""
+    spec_hash: str
+    attempt: int
+    attempt_head: str
+    groups: tuple[GroupView, ...] = ()
+    suspended: bool = False
+    """Kueue holds it back."""
+    deleting: bool = False
+    problem: str = ""
+    """What KubeRay says is wrong."""
+
+    def group(self, name: str) -> GroupView | None:
+        return next((group for group in self.groups if group.name == name), None)
+
+
+@dataclass(frozen=True)
+class PodView:
+    """A pod of the job, without all that the operator doesn't look at."""
+
+    name: str
+    uid: str
+    cluster: str
+    group: str
+    """`head`, or the worker group."""
+    ready: bool
+    created: datetime
+    ended: bool = False
+    """Phase Failed or Succeeded."""
+    trouble: Trouble | None = None
+    message: str = ""
+    disrupted: bool = False
+    """Evicted, preempted, or on a lost node: not the job's fault."""
+    replica: str = ""
+    """With several hosts per replica: the replica it belongs to."""
+    deleting_since: datetime | None = None
+    """When it should have been gone (deletionTimestamp, grace period included)."""
+
+
+@dataclass(frozen=True)
+class RayJobView:
+    """Ray's record of a submission."""
+
+    submission: str
+    state: RayState
+    message: str = ""
+    exit_code: int | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("STOPPED", "SUCCEEDED", "FAILED")
+
+
+@dataclass(frozen=True)
+class RayView:
+    """What Ray's dashboard answered."""
+
+    reachable: bool
+    problem: str = ""
+    job: RayJobView | None = None
+    """None: Ray knows no such submission (if reachable)."""
+    lines: tuple[str, ...] = ()
+    """Last lines of an ended driver, cleaned and masked."""
+    leftovers: int = 0
+    """Live actors and placement groups, asked for only after an attempt has ended."""
+
+
+@dataclass(frozen=True)
+class DriverView:
+    """What the driver answered; never both."""
+
+    status: DriverStatus | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything about one job at one moment."""
+
+    job: JobView
+    clusters: tuple[ClusterView, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    ray: RayView | None = None
+    """None: not asked."""
+    driver: DriverView | None = None
+    queue_message: str = ""
+    """What Kueue's Workload says while it waits."""
+    kuberay: bool = True
+    """The RayCluster resource is served."""
+
+    def pods_of(self, cluster: str, group: str | None = None) -> list[PodView]:
+        """Pods of a cluster, or of one of its groups, by name."""
+        found = (pod for pod in self.pods if pod.cluster == cluster and group in (None, pod.group))
+        return sorted(found, key=lambda pod: pod.name)

@@ -1,0 +1,52 @@
+"""The pools of a job as a list: what each asks for. Everything that treats pools alike goes through here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_api import ResolvedJob
+from rljob_operator import names
+from rljob_operator.pods import Role
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One worker group of the RayCluster."""
+
+    role: Role
+    replicas: int
+    least: int
+    """Replicas with which training can go on."""
+    most: int
+    hosts: int = 1
+    """Pods of one replica."""
+
+    @property
+    def name(self) -> str:
+        return self.role.name
+
+    @property
+    def resizable(self) -> bool:
+        return self.name == names.ROLLOUT
+
+
+def pools(job: ResolvedJob) -> list[Pool]:
+    """Rollout and trainer pool; with placement colocated the trainer's alone, which then carries the engines too."""
+    spec = job.spec
+    trainer = Pool(
+        role=Role(names.TRAINER, spec.trainer.pod, dict(spec.trainer.env), spec.trainer.gpus_per_replica),
+        replicas=spec.trainer.replicas,
+        least=spec.trainer.replicas,
+        most=spec.trainer.replicas,
+    )
+    if spec.placement == "colocated":
+        return [trainer]
+    rollout = spec.rollout
+    engines = Pool(
+        role=Role(names.ROLLOUT, rollout.pod, dict(rollout.env), rollout.gpus_per_replica // rollout.hosts_per_replica),
+        replicas=rollout.replicas,
+        least=min(rollout.min_replicas, rollout.replicas),
+        most=max(rollout.max_replicas, rollout.replicas),
+        hosts=rollout.hosts_per_replica,
+    )
+    return [engines, trainer]

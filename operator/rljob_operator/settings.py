@@ -1,0 +1,38 @@
+"""What the person who installs the operator decides, and the operator's own patience. Jobs can't change any of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One value of each for the whole operator. Times are in seconds."""
+
+    default_image: str = "rljob/trainer:0.1.0"
+    """For jobs without spec.image."""
+    ray_version: str = "2.60.0"
+    """Ray in the images. KubeRay needs it to choose probes and to allow token authentication (2.52 or newer)."""
+    token_authentication: bool = True
+    """Ray's own services ask for the cluster's token."""
+
+    poll_seconds: float = 5.0
+    """Between two looks at a running driver."""
+    start_poll_seconds: float = 2.0
+    """Between two looks at Ray while the driver is being started or stopped."""
+    progress_write_seconds: float = 10.0
+    """Least time between two writes of status.progress when nothing but progress has changed."""
+    suspend_grace_seconds: float = 900.0
+    """How long a driver may take for its checkpoint before the pods of a suspended job are freed anyway."""
+    drain_grace_seconds: float = 900.0
+    """How long engines may take to hand back their samples before the surplus pods are removed anyway."""
+    silence_seconds: float = 60.0
+    """How long a driver may leave questions unanswered before the status says so."""
+    leftover_grace_seconds: float = 30.0
+    """How long actors of a failed attempt may take to end before the pods are replaced."""
+    lost_node_seconds: float = 30.0
+    """How long a pod may outlive its termination grace period before it is removed by force (its node is gone)."""
+    resync_seconds: float = 300.0
+    """A job at rest is looked at this often even if nothing happens."""
+    attempts_kept: int = 10
+    """Attempts listed in the status."""
