@@ -30,7 +30,7 @@ from rljob_trainer.telemetry.speed import throughput_metrics, timing_metrics
 from rljob_trainer.telemetry.view import StepRecord as ShownStep
 
 GRACE_SECONDS = 6.0
-"""How long an update that is under way may take after a request to stop; the rest of ten seconds is for the checkpoint."""
+"""How long an update that is under way may take after a request to stop; the rest of ten seconds is for saving."""
 
 
 @dataclass(slots=True)
@@ -57,9 +57,6 @@ class Session:
     def __init__(self, parts: Parts, stop: StopRequest) -> None:
         self.parts = parts
         self.totals = Totals()
-        self.best: dict[str, tuple[float, int]] = {}
-        """Best validation by metric name: value and step."""
-        self.last_validation: dict[str, float] = {}
         self.checkpoint: Checkpoint | None = None
         self._stop = stop
         self._reason = "the data is exhausted"
@@ -145,7 +142,6 @@ class Session:
         if parts.validator is not None:
             due = reason is not None or self._is_due(spec.validation.every, record.step)
             reward = await self._validate(record.step, metrics) if due else None
-            self._boundary |= {"best": self.best, "last_validation": self.last_validation}
         reason = reason or reason_to_stop(spec.stop, self._progress(reward))
         if reason is not None or self._is_due(spec.checkpoint.every_steps, record.step):
             await self._checkpoint_boundary()
@@ -222,10 +218,6 @@ class Session:
         with self.parts.times.stage("validation"):
             result = await validator.run()
         metrics |= result.metrics
-        self.last_validation = {"step": step, **result.metrics}
-        for name, value in result.metrics.items():
-            if name not in self.best or value > self.best[name][0]:
-                self.best[name] = (value, step)
         self._write_validation_samples(step, result)
         return result.mean
 
@@ -243,8 +235,6 @@ class Session:
             "feed": self._feed.state_dict(),
             "again": [[p.ordinal, p.epoch, p.source, p.row] for p in [*open_prompts, *self._feed.pending]],
             "training": self.parts.step.state_dict(),
-            "best": self.best,
-            "last_validation": self.last_validation,
         }
 
     async def _restore(self, checkpoint: Checkpoint) -> None:
@@ -253,8 +243,6 @@ class Session:
             self.totals = Totals.of(state)
             self.parts.feed.load_state_dict(state["feed"])
             self.parts.step.load_state_dict(state["training"])
-            self.best = {name: (value, step) for name, (value, step) in state["best"].items()}
-            self.last_validation = state["last_validation"]
             again = state["again"]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint {checkpoint.path} was written by another version: {error!r}") from error

@@ -21,11 +21,15 @@ from rljob_trainer.algorithms import (
     AdaptiveKl,
     AdvantageInputs,
     AdvantageOutput,
+    Correction,
     FixedKl,
     KlController,
+    Rejection,
     Segments,
+    Weights,
     advantage_estimators,
     advantages,
+    correct,
     kl_penalised_rewards,
 )
 from rljob_trainer.learner.protocol import Learner, LossSettings, ScoreResult
@@ -33,6 +37,8 @@ from rljob_trainer.pipeline.loop import Stage, unmeasured
 from rljob_trainer.samples import FloatArray, Group, RewardResult
 from rljob_trainer.telemetry.batch_metrics import BatchStreams, batch_metrics, mismatch_metrics
 from rljob_trainer.training.batch import TrainingBatch, layout
+
+_log = logging.getLogger(__name__)
 
 
 class TrainingStep:
@@ -54,7 +60,7 @@ class TrainingStep:
         seed: int,
         max_prompt_tokens: int | None = None,
         stage: Stage = unmeasured,
-        report: Callable[[str], None] = logging.getLogger(__name__).warning,
+        report: Callable[[str], None] = _log.warning,
     ) -> None:
         self.algorithm = algorithm
         self.kl = _controller(algorithm)
@@ -74,9 +80,10 @@ class TrainingStep:
         mini_batches = self._mini_batches(len(groups), batch, number)
         scored = await self._score(batch, optimizer_steps=len(mini_batches))
         with self._stage("advantage"):
+            corrected = self._correct(batch, scored)
             inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored)
             self._fill(batch, scored, advantages(self._estimator.name, inputs, **self.algorithm.advantage.params))
-            metrics = self._batch_metrics(batch, inputs, version)
+            metrics = self._batch_metrics(batch, inputs, version) | corrected
         critic = self.algorithm.critic
         with self._stage("update"):
             result = await self._learner.update(
@@ -124,12 +131,34 @@ class TrainingStep:
                 values=algorithm.needs_critic,
             )
 
+    def _correct(self, batch: TrainingBatch, scored: ScoreResult) -> dict[str, float]:
+        """Decoupled mode: weights and a narrowed mask for what engine and trainer disagree about; its diagnostics."""
+        correction, sequences = self.algorithm.rollout_correction, batch.sequences
+        if correction.mode != "decoupled":
+            return {}
+        assert scored.log_probs is not None
+        assert sequences.rollout_log_probs is not None
+        weights = correction.weights
+        corrected = correct(
+            torch.from_numpy(scored.log_probs),
+            torch.from_numpy(sequences.rollout_log_probs),
+            torch.from_numpy(sequences.mask),
+            _segments(batch),
+            Correction(
+                None if weights is None else Weights(weights.level, weights.high, weights.low, weights.normalize),
+                tuple(Rejection(rule.statistic, rule.over, rule.high, rule.low) for rule in correction.rejection),
+            ),
+        )
+        sequences.mask = corrected.mask.numpy()
+        sequences.weights = None if corrected.weights is None else corrected.weights.to(torch.float32).numpy()
+        return corrected.metrics
+
     def _advantage_inputs(
         self, groups: Sequence[Group], batch: TrainingBatch, scored: ScoreResult
     ) -> tuple[AdvantageInputs, float | None]:
         """What the estimator gets, and the mean KL that the rewards were charged for."""
         algorithm, sequences = self.algorithm, batch.sequences
-        segments = Segments.from_lengths(torch.from_numpy(sequences.response_lengths))
+        segments = _segments(batch)
         mask = torch.from_numpy(sequences.mask)
         scores = torch.from_numpy(self._effective_scores(batch))
         old = sequences.rollout_log_probs if scored.log_probs is None else scored.log_probs
@@ -256,6 +285,10 @@ def _controller(algorithm: ResolvedAlgorithm) -> KlController:
     if in_reward.controller.type == "fixed":
         return FixedKl(in_reward.coefficient)
     return AdaptiveKl(in_reward.coefficient, in_reward.controller.target, in_reward.controller.horizon)
+
+
+def _segments(batch: TrainingBatch) -> Segments:
+    return Segments.from_lengths(torch.from_numpy(batch.sequences.response_lengths))
 
 
 def _tensor(stream: FloatArray | None) -> torch.Tensor | None:

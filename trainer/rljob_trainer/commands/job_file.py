@@ -1,0 +1,57 @@
+"""What the verbs that work on one job have in common: reading it, with changes, checked against files and data.
+
+Relative paths in a job file start at the folder of that file, so that a job means the same from wherever it is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+from rljob_api import JobInvalid, Violation, load_jobs, resolve
+from rljob_api.resolved import ResolvedJob
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.preflight import preflight
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE and --set."""
+    parser.add_argument("file", metavar="FILE", type=Path, help="job file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="change a field of the job; may be repeated"
+    )
+
+
+def read_job(args: argparse.Namespace) -> tuple[ResolvedJob, Path]:
+    """The job, everything filled in, and the folder that its relative paths start from.
+
+    Raises ``JobInvalid`` with all that is wrong with the file, its data and its model, and ``JobFileError`` when the
+    file cannot be read or does not hold exactly one job.
+    """
+    file: Path = args.file
+    try:
+        jobs = load_jobs(file, args.set)
+    except OSError as problem:
+        raise JobFileError(f"{file} cannot be read ({problem.strerror}); check the path") from None
+    if len(jobs) != 1:
+        raise JobFileError(f"{file} holds {len(jobs)} jobs; put the one to be run into a file of its own")
+    base = file.resolve().parent
+    violations = preflight(jobs[0], base=base, code=[base])
+    if violations:
+        raise JobInvalid(violations)
+    job = resolve(jobs[0])
+    violations = list(_not_yet(job))
+    if violations:
+        raise JobInvalid(violations)
+    logging.basicConfig(level=job.spec.logging.level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    return job, base
+
+
+def _not_yet(job: ResolvedJob) -> list[Violation]:
+    """What the job format foresees and this version of the trainer does not do."""
+    spec = job.spec
+    found = []
+    if spec.trainer.backend != "fsdp2":
+        found.append(Violation("spec.trainer.backend", "only fsdp2 runs in this version", "write fsdp2"))
+    return found

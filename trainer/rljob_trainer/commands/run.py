@@ -1,0 +1,41 @@
+"""Trains a job on this machine: a local Ray, no Kubernetes.
+
+The output folder holds the resolved job, metrics.jsonl, summary.json, report.html, samples and checkpoints. The same
+command continues a run that was stopped or killed. Ctrl-C or SIGTERM leaves a checkpoint and ends within ten seconds;
+a second one ends at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rljob_trainer.commands.job_file import add_job_arguments, read_job
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job_arguments(parser)
+    parser.add_argument("--output", "-o", metavar="DIR", type=Path, help="output folder (default: runs/<job's name>)")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop after N steps: short for --set stop.steps=N")
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|PATH",
+        help="auto (default): continue what the output folder holds; never: start anew, what is there is set aside; "
+        "PATH: start from that checkpoint",
+    )
+    parser.add_argument("--plain", action="store_true", help="one line a step, also on a terminal")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.steps is not None:
+        args.set.append(f"stop.steps={args.steps}")
+    job, base = read_job(args)
+    import asyncio
+
+    from rljob_trainer.driver.run import RunOptions, run_job
+    from rljob_trainer.telemetry.view import open_view
+
+    output = args.output or Path("runs") / job.metadata.name
+    with open_view(plain=True if args.plain else None) as view:
+        return asyncio.run(run_job(job, RunOptions(output, base, args.resume), view)).exit_code

@@ -1,0 +1,161 @@
+"""Builds the parts of a run from its job, cheapest mistakes first, and says how to take them down again."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob_trainer.algorithms import advantage_estimators
+from rljob_trainer.checkpoint import CheckpointStore
+from rljob_trainer.data.build import training_feed, validation_sets
+from rljob_trainer.data.tokenisation import load_tokenizer
+from rljob_trainer.driver.engines import Engines, start_engines
+from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
+from rljob_trainer.driver.parts import Parts
+from rljob_trainer.driver.training import PipelineTrainer
+from rljob_trainer.driver.validating import Validator, held_out
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.models.folder import ModelFolder
+from rljob_trainer.models.materialise import materialise
+from rljob_trainer.pipeline.loop import Keep, keep_all
+from rljob_trainer.pipeline.schedule import ScheduleSettings
+from rljob_trainer.rewards.pool import RewardPool
+from rljob_trainer.rollout.protocol import SamplingSettings
+from rljob_trainer.samples import Group
+from rljob_trainer.telemetry.sinks import Sinks
+from rljob_trainer.telemetry.timing import StageTimes
+from rljob_trainer.telemetry.view import View
+from rljob_trainer.training.step import TrainingStep
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rljob_api.resolved import ResolvedJob, ResolvedSpec
+    from rljob_trainer.data.feed import PromptFeed
+    from rljob_trainer.samples import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a job reads: model, tokenizer, prompts. Nothing has been started when these are there."""
+
+    model: ModelFolder
+    tokenizer: PreTrainedTokenizerBase
+    feed: PromptFeed
+    validation: dict[str, list[Prompt]]
+
+
+def read_inputs(job: ResolvedJob, base: Path, model_folder: Path) -> Inputs:
+    """``base`` is where the job file's relative paths start. Raises ``JobFileError`` and ``DataError``."""
+    spec = job.spec
+    model = materialise(spec.model, model_folder, base=base)
+    longest = spec.data.max_prompt_tokens + spec.rollout.max_response_tokens
+    if longest > model.context_length:
+        raise JobFileError(
+            f"spec.data.maxPromptTokens + spec.rollout.maxResponseTokens = {longest}, "
+            f"but the model's context is {model.context_length} tokens; lower one of them"
+        )
+    tokenizer = load_tokenizer(model.path)
+    feed = training_feed(spec.data, tokenizer, base=base, epochs=spec.stop.epochs)
+    return Inputs(model, tokenizer, feed, validation_sets(spec.data, tokenizer, base=base))
+
+
+async def assemble(
+    job: ResolvedJob,
+    inputs: Inputs,
+    *,
+    base: Path,
+    checkpoints: CheckpointStore,
+    sinks: Sinks,
+    view: View,
+    times: StageTimes,
+    stack: AsyncExitStack,
+) -> Parts:
+    """Starts reward workers, learner and engines (Ray must run). What was started is closed with ``stack``."""
+    spec = job.spec
+    rewards = await stack.enter_async_context(
+        RewardPool(spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base])
+    )
+    rewards.check_sources([*inputs.feed.source_names, *inputs.validation])
+    learner = await LearnerGroup.start(LearnerSettings.from_job(job, inputs.model.path))
+    stack.push_async_callback(learner.close)
+    engines = await start_engines(job, inputs.model, learner)
+    stack.push_async_callback(engines.close)
+    sampling = SamplingSettings(
+        temperature=spec.rollout.sampling.temperature,
+        max_tokens=spec.rollout.max_response_tokens,
+        stop_token_ids=inputs.model.eos_token_ids,
+    )
+    step = TrainingStep(
+        spec.algorithm,
+        spec.batch,
+        learner,
+        temperature=sampling.temperature,
+        seed=spec.seed,
+        max_prompt_tokens=spec.data.max_prompt_tokens,
+        stage=times.stage,
+        report=view.message,
+    )
+    generation = GenerationSettings(
+        n=spec.batch.samples_per_prompt,
+        sampling=sampling,
+        seed=spec.seed,
+        greedy=advantage_estimators[spec.algorithm.advantage.estimator].needs_greedy,
+    )
+    return Parts(
+        job=job,
+        feed=inputs.feed,
+        rollout=GroupRollout(engines.pool, rewards, inputs.tokenizer, generation),
+        learner=learner,
+        step=step,
+        trainer=PipelineTrainer(step, engines.publication, engines.turns),
+        validator=_validator(spec, inputs, engines, rewards, sampling),
+        schedule=schedule_settings(spec),
+        checkpoints=checkpoints,
+        sinks=sinks,
+        view=view,
+        times=times,
+        devices=spec.trainer.ranks
+        + (0 if engines.colocated else spec.rollout.replicas * max(1, spec.rollout.gpus_per_replica)),
+        keep=group_filter(spec),
+    )
+
+
+def schedule_settings(spec: ResolvedSpec) -> ScheduleSettings:
+    """The pipeline's mode as what it comes down to (``pipeline/schedule.py``)."""
+    pipeline, batch = spec.pipeline, spec.batch
+    pull = batch.groups
+    if pipeline.mode == "fullyAsync":
+        pull = pipeline.require_batches * batch.mini_batch_groups
+    return ScheduleSettings(
+        groups_per_version=batch.groups,
+        groups_per_pull=pull,
+        max_age=pipeline.staleness.max_age,
+        fraction=pipeline.staleness.fraction,
+        ordered=pipeline.mode != "fullyAsync",
+    )
+
+
+def group_filter(spec: ResolvedSpec) -> Keep:
+    """Dynamic sampling (arXiv 2503.14476, section 3.2): groups whose samples all have the same score are replaced."""
+    if not spec.algorithm.group_filter.drop_uniform:
+        return keep_all
+
+    def keep(group: Group) -> str | None:
+        scores = {sample.reward.score for sample in group.samples if sample.reward is not None}
+        return "all samples have the same score" if len(scores) < 2 else None
+
+    return keep
+
+
+def _validator(
+    spec: ResolvedSpec, inputs: Inputs, engines: Engines, rewards: RewardPool, training: SamplingSettings
+) -> Validator | None:
+    if not inputs.validation:
+        return None
+    sets = [held_out(part, inputs.validation[part.name], training) for part in spec.data.validation]
+    return Validator(engines.pool, rewards, inputs.tokenizer, sets, seed=spec.seed, bootstrap=spec.validation.bootstrap)
