@@ -1,0 +1,1 @@
+"""Publishing weights against a raw broadcast of the same bytes."""

@@ -1,0 +1,181 @@
+"""One sender, one engine, the weights of SmolLM2-135M in float32 (538 MB): publication against a raw gloo broadcast.
+
+    .venv/bin/python -m benchmarks.publication                   # the torch engine, then vLLM
+    .venv/bin/python -m benchmarks.publication --engines torch
+
+Both take turns in the same two processes. *Raw* is one `broadcast` of all bytes in one buffer. *Publication* is what a
+training step does, from the first gather to the last receiver's word that everything is loaded, with and without the
+checksum (which reads every byte twice more). Memory is what the operating system saw beyond the model, at its peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as distributed
+from safetensors.torch import load_file
+
+from benchmarks.environments import DEFAULT_CACHE
+from benchmarks.machine import Machine
+from benchmarks.measuring import Spread, interleaved, ratios, table, write_results
+from benchmarks.publication.receiving import Received, checksumming, receiver_process
+from benchmarks.publication.resident import PeakMemory
+from benchmarks.real_model.model import smollm2
+from rljob_trainer.weights import sender as sending
+from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.plan import describe
+from rljob_trainer.weights.sender import SENDER, Publisher
+
+HERE = Path(__file__).parent
+EngineKind = Literal["torch", "vllm"]
+TIMEOUT = 600.0
+dist: Any = distributed  # stores are missing from its type annotations
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One transfer of all weights."""
+
+    seconds: float
+    sender_extra_bytes: int
+    receiver_extra_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One engine's figures: spreads over the repetitions, ratios pair by pair (raw seconds over publication's)."""
+
+    engine: EngineKind
+    nbytes: int
+    bucket_bytes: int
+    raw_seconds: Spread
+    seconds_without_checksum: Spread
+    seconds_with_checksum: Spread
+    share_of_raw: Spread
+    share_of_raw_with_checksum: Spread
+    sender_extra_bytes: int
+    receiver_extra_bytes: int
+
+
+class Bench:
+    """The sender's process, with the receiver's at the other end of a pipe."""
+
+    def __init__(self, engine: EngineKind, folder: Path, bucket_bytes: int) -> None:
+        self.tensors = load_file(folder / "model.safetensors")
+        self.metas = describe(self.tensors.items())
+        self.nbytes = sum(meta.nbytes for meta in self.metas)
+        self.version = 0
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, far_end = spawn.Pipe()
+        self.process = spawn.Process(target=receiver_process, args=(far_end, engine, str(folder)), daemon=True)
+        self.process.start()
+        self.answer()
+        self.publisher = Publisher(bucket_bytes, "127.0.0.1")
+        link = WeightLink(self.publisher.address, 1, (SENDER, "the engine"))
+        self.pipe.send(("join", link))
+        self.publisher.connect(link, TIMEOUT)
+        self.answer()
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.pipe.send(("raw group", store.port))
+        dist.init_process_group("gloo", store=store, rank=0, world_size=2)
+        self.answer()
+
+    def answer(self) -> Any:
+        if not self.pipe.poll(TIMEOUT):
+            raise TimeoutError(f"the receiver did not answer within {TIMEOUT:.0f} s")
+        return self.pipe.recv()
+
+    def raw(self, repetition: int) -> Transfer:
+        """All bytes in one buffer, one call."""
+        buffer = torch.zeros(self.nbytes, dtype=torch.uint8)
+        self.pipe.send(("raw", self.nbytes))
+        dist.barrier()
+        started = time.perf_counter()
+        dist.broadcast(buffer, 0)
+        dist.barrier()
+        seconds = time.perf_counter() - started
+        self.answer()
+        return Transfer(seconds, 0, 0)
+
+    def publish(self, repetition: int, *, checksums: bool) -> Transfer:
+        """A publication as in training; without ``checksums`` neither side computes any."""
+        self.version += 1
+        self.pipe.send(("receive", (self.version, checksums)))
+        with PeakMemory() as memory, checksumming(sending, checksums):
+            report = self.publisher.publish(self.metas, self.tensors.items(), self.version, TIMEOUT)
+        received: Received = self.answer()
+        return Transfer(max(report.seconds, received.seconds), memory.extra_bytes, received.extra_bytes)
+
+    def close(self) -> None:
+        self.pipe.send(("end", None))
+        self.process.join(60)
+        dist.destroy_process_group()
+
+
+def measure(engine: EngineKind, folder: Path, repetitions: int, bucket_bytes: int) -> Outcome:
+    """Raw, without and with checksums, in turn, after one round that is not counted."""
+    bench = Bench(engine, folder, bucket_bytes)
+    sides: dict[str, Callable[[int], Transfer]] = {
+        "raw": bench.raw,
+        "without checksums": lambda repetition: bench.publish(repetition, checksums=False),
+        "with checksums": lambda repetition: bench.publish(repetition, checksums=True),
+    }
+    for run in sides.values():
+        run(0)
+    transfers = interleaved(sides, repetitions)
+    bench.close()
+    raw, bare, whole = ([transfer.seconds for transfer in transfers[name]] for name in sides)
+    published = transfers["without checksums"] + transfers["with checksums"]
+    return Outcome(
+        engine=engine,
+        nbytes=bench.nbytes,
+        bucket_bytes=bucket_bytes,
+        raw_seconds=Spread.of(raw),
+        seconds_without_checksum=Spread.of(bare),
+        seconds_with_checksum=Spread.of(whole),
+        share_of_raw=Spread.of(ratios(raw, bare)),
+        share_of_raw_with_checksum=Spread.of(ratios(raw, whole)),
+        sender_extra_bytes=max(transfer.sender_extra_bytes for transfer in published),
+        receiver_extra_bytes=max(transfer.receiver_extra_bytes for transfer in published),
+    )
+
+
+def show(outcomes: Sequence[Outcome]) -> str:
+    rows = [
+        [o.engine, o.raw_seconds.show(), o.seconds_without_checksum.show(), o.seconds_with_checksum.show(),
+         f"**{o.share_of_raw.show()}**", o.share_of_raw_with_checksum.show(),
+         f"{o.sender_extra_bytes / 2**20:.0f}", f"{o.receiver_extra_bytes / 2**20:.0f}"]
+        for o in outcomes
+    ]  # fmt: skip
+    header = ["engine", "raw s", "publication s", "with checksums s", "share of raw", "with checksums",
+              "sender extra MiB", "engine extra MiB"]  # fmt: skip
+    size, bucket = f"{outcomes[0].nbytes / 1e6:.0f} MB", f"{outcomes[0].bucket_bytes >> 20} MiB"
+    what = f"{size} in buckets of {bucket}; median (smallest – largest)."
+    return f"{what}\n\n{table(header, rows)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where the model is kept")
+    parser.add_argument("--engines", choices=["torch", "vllm"], nargs="+", default=["torch", "vllm"])
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--bucket-megabytes", type=int, default=256, help="as weights.bucketMegabytes")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    machine = Machine.here()
+    folder = smollm2(arguments.cache)
+    bucket_bytes = arguments.bucket_megabytes << 20
+    outcomes = [measure(engine, folder, arguments.repetitions, bucket_bytes) for engine in arguments.engines]
+    write_results(arguments.results, "publication", machine, outcomes, show(outcomes))
+
+
+if __name__ == "__main__":
+    main()
