@@ -14,6 +14,8 @@ from typing import Any, Literal
 from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
 from rljob_trainer.rollout.protocol import Engine, GenerationRequest, GenerationResult
 from rljob_trainer.samples import FloatArray
+from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.receiver import ReceiveReport
 
 ACTOR_OPTIONS: Mapping[str, Any] = {"max_concurrency": 16, "max_restarts": 0}
 """Ray options of every engine actor. Restarting is the pool's decision: a new engine needs weights before it serves."""
@@ -54,7 +56,19 @@ def build_engine(spec: EngineSpec) -> Engine:
             max_context=spec.max_context,
             **spec.engine_args,
         )
-    raise ValueError(f"unknown engine kind {spec.kind!r}")
+    from rljob_trainer.rollout.vllm_engine import VLLMEngine
+
+    return VLLMEngine(
+        spec.folder,
+        dtype=spec.dtype,
+        device=spec.device,
+        version=spec.version,
+        max_concurrent=spec.max_concurrent,
+        max_context=spec.max_context,
+        tensor_parallel=spec.tensor_parallel,
+        seed=spec.seed,
+        engine_args=spec.engine_args,
+    )
 
 
 class EngineActor:
@@ -82,11 +96,11 @@ class EngineActor:
     def status(self) -> EngineStatus:
         return self._loop.status()
 
-    def begin_update(self) -> None:
-        self._loop.begin_update()
+    def join_weights(self, link: WeightLink, first_rank: int, timeout: float) -> None:
+        self._loop.join_weights(link, first_rank, timeout)
 
-    def finish_update(self, version: int) -> None:
-        self._loop.finish_update(version)
+    def receive_weights(self, version: int, timeout: float) -> ReceiveReport:
+        return self._loop.receive_weights(version, timeout)
 
     def sleep(self) -> None:
         self._loop.sleep()

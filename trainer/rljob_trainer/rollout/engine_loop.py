@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.protocol import Engine, GenerationRequest, GenerationResult
 from rljob_trainer.samples import FloatArray
+from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.receiver import ReceiveReport
 
 T = TypeVar("T")
 
@@ -115,18 +117,21 @@ class EngineLoop:
 
         self.call(finish)
 
-    def update(self, receive: Callable[[Engine], None], version: int, timeout: float | None = None) -> None:
-        """One whole update on the engine's thread: ``receive`` calls ``engine.load``. If it raises, the engine may hold
-        a mixture of weights and samples nothing until an update succeeds."""
+    def join_weights(self, link: WeightLink, first_rank: int, timeout: float) -> None:
+        """Joins a weight group; blocks the engine until all members are there."""
+        self.call(lambda engine: engine.join_weights(link, first_rank, timeout))
 
-        def whole(engine: Engine) -> None:
+    def receive_weights(self, version: int, timeout: float) -> ReceiveReport:
+        """One whole update from the weight group. If it fails, the engine may hold a mixture of weights: it samples
+        nothing until an update succeeds."""
+
+        def receive(engine: Engine) -> ReceiveReport:
             self._updating = True
-            engine.begin_update()
-            receive(engine)
-            engine.finish_update(version)
+            report = engine.receive_weights(version, timeout)
             self._updating = False
+            return report
 
-        self.call(whole, timeout)
+        return self.call(receive)
 
     def sleep(self) -> None:
         def fall_asleep(engine: Engine) -> None:

@@ -7,13 +7,18 @@ rewards nor prompts as text: token ids in, token ids out. The Ray actor around i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from rljob_trainer.samples import FinishReason, FloatArray, IntArray
 
 if TYPE_CHECKING:
     import torch
+
+    from rljob_trainer.weights.group import WeightLink
+    from rljob_trainer.weights.receiver import ReceiveReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,50 @@ class GenerationResult:
     log_probs: FloatArray
     versions: IntArray
     finish: FinishReason
+
+
+def continued(request: GenerationRequest, partial: GenerationResult) -> GenerationRequest:
+    """The request that goes on where ``partial`` stopped."""
+    return replace(
+        request,
+        token_ids=tuple(partial.token_ids.tolist()),
+        log_probs=tuple(partial.log_probs.tolist()),
+        versions=tuple(partial.versions.tolist()),
+    )
+
+
+def already_finished(request: GenerationRequest) -> FinishReason | None:
+    """Why nothing is left to generate for a request that came with tokens; ``None`` when something is."""
+    if len(request.token_ids) >= request.sampling.max_tokens:
+        return "length"
+    if request.token_ids and request.token_ids[-1] in request.sampling.stop_token_ids:
+        return "stop"
+    return None
+
+
+def brought_along(request: GenerationRequest, finish: FinishReason) -> GenerationResult:
+    """A result that holds just what came with the request."""
+    return GenerationResult(
+        request.request_id,
+        np.array(request.token_ids, np.int32),
+        np.array(request.log_probs, np.float32),
+        np.array(request.versions, np.int32),
+        finish,
+    )
+
+
+def check_request(request: GenerationRequest, context: int) -> None:
+    """Raises ``ValueError`` for a request that no engine with this context can run."""
+    name, sampling = request.request_id, request.sampling
+    if not request.prompt_ids:
+        raise ValueError(f"request {name}: the prompt is empty")
+    if len(request.prompt_ids) + sampling.max_tokens > context:
+        raise ValueError(
+            f"request {name}: {len(request.prompt_ids)} prompt tokens and up to {sampling.max_tokens} response tokens "
+            f"do not fit the context of {context}"
+        )
+    if not len(request.token_ids) == len(request.log_probs) == len(request.versions):
+        raise ValueError(f"request {name}: its partial ids, log-probs and versions differ in length")
 
 
 class Engine(Protocol):
@@ -112,14 +161,31 @@ class Engine(Protocol):
         ...
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Takes full tensors under their Hugging Face names. May be called many times per update."""
+        """Takes full tensors under their Hugging Face names. May be called many times per update.
+
+        They must not change afterwards; engines may hold on to them until a layer is complete.
+        """
         ...
 
     def finish_update(self, version: int) -> None:
         """The update is complete: drops the prefix cache and serves ``version`` from now on.
 
-        Requests that run across an update keep the keys and values they have; abort and resubmit them to recompute.
+        Requests that run across an update go on: in the torch engine with the keys and values they have, in vLLM
+        prefilled anew under the new weights. Every token carries the version that sampled it.
         """
+        ...
+
+    @property
+    def weight_ranks(self) -> int:
+        """How many members of a weight group this engine is (its worker processes)."""
+        ...
+
+    def join_weights(self, link: WeightLink, first_rank: int, timeout: float) -> None:
+        """Joins a weight group as ranks ``first_rank`` and following; leaves the one before."""
+        ...
+
+    def receive_weights(self, version: int, timeout: float) -> ReceiveReport:
+        """One whole update from the weight group: begin, receive and load, finish."""
         ...
 
     def sleep(self) -> None:

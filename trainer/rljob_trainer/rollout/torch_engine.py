@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,18 @@ from torch import Tensor
 from rljob_trainer.errors import EngineError
 from rljob_trainer.rollout.decoder import Decoder, DecoderConfig, module_parameters, read_folder
 from rljob_trainer.rollout.kv_cache import KVCache
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
+from rljob_trainer.rollout.protocol import (
+    GenerationRequest,
+    GenerationResult,
+    already_finished,
+    brought_along,
+    check_request,
+    continued,
+)
 from rljob_trainer.rollout.row_state import RowState
 from rljob_trainer.samples import FinishReason, FloatArray
+from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.receiver import Receiver, ReceiveReport
 
 _PREFILL_TOKENS = 8192
 """Padded tokens per prefill or scoring pass: bounds the activations."""
@@ -81,6 +90,7 @@ class TorchEngine:
         self._updating = False
         self._loaded: set[str] = set()
         self._asleep = False
+        self._receiver: Receiver | None = None
 
         self._waiting: deque[GenerationRequest] = deque()
         self._finished: list[GenerationResult] = []
@@ -165,25 +175,15 @@ class TorchEngine:
         return len(self._waiting)
 
     def add(self, request: GenerationRequest) -> None:
-        if not request.prompt_ids:
-            raise ValueError(f"request {request.request_id}: the prompt is empty")
+        check_request(request, self._context)
         total = len(request.prompt_ids) + request.sampling.max_tokens
-        if total > self._context:
-            raise ValueError(
-                f"request {request.request_id}: {len(request.prompt_ids)} prompt tokens and up to "
-                f"{request.sampling.max_tokens} response tokens do not fit the context of {self._context}"
-            )
         if total * self._bytes_per_token() > self._kv_bytes:
             raise ValueError(
                 f"request {request.request_id}: its {total} tokens need {total * self._bytes_per_token()} bytes of KV "
                 f"cache, the engine has {self._kv_bytes}"
             )
-        if not len(request.token_ids) == len(request.log_probs) == len(request.versions):
-            raise ValueError(f"request {request.request_id}: its partial ids, log-probs and versions differ in length")
-        if len(request.token_ids) >= request.sampling.max_tokens:
-            self._finished.append(_result_of_partial(request, "length"))
-        elif request.token_ids and request.token_ids[-1] in request.sampling.stop_token_ids:
-            self._finished.append(_result_of_partial(request, "stop"))
+        if reason := already_finished(request):
+            self._finished.append(brought_along(request, reason))
         else:
             self._waiting.append(request)
 
@@ -206,7 +206,7 @@ class TorchEngine:
         kept: deque[GenerationRequest] = deque()
         for request in self._waiting:
             if wanted is None or request.request_id in wanted:
-                results.append(_result_of_partial(request, "aborted"))
+                results.append(brought_along(request, "aborted"))
             else:
                 kept.append(request)
         self._waiting = kept
@@ -398,6 +398,23 @@ class TorchEngine:
         for entry in self._running:
             entry.segments.append((self._clock - entry.started, version))
 
+    @property
+    def weight_ranks(self) -> int:
+        return 1
+
+    def join_weights(self, link: WeightLink, first_rank: int, timeout: float) -> None:
+        if self._receiver is not None:
+            self._receiver.close()
+        self._receiver = Receiver(link, first_rank, timeout=timeout, device=self._device)
+
+    def receive_weights(self, version: int, timeout: float) -> ReceiveReport:
+        self.begin_update()
+        if self._receiver is None:
+            raise EngineError("torch engine: asked to receive weights before it joined a weight group")
+        report = self._receiver.receive(version, self.load, self._decoder.tensors.get, timeout)
+        self.finish_update(version)
+        return report
+
     # ------------------------------------------------------------------ memory
 
     def _memory(self) -> tuple[KVCache, RowState]:
@@ -438,14 +455,7 @@ class TorchEngine:
         """Frees the cache. Running requests keep their tokens and are prefilled again after ``wake``."""
         requests = {entry.request.request_id: entry.request for entry in self._running}
         for partial in reversed(self._leave(dict.fromkeys(range(len(self._running)), "aborted"))):
-            self._waiting.appendleft(
-                replace(
-                    requests[partial.request_id],
-                    token_ids=tuple(partial.token_ids.tolist()),
-                    log_probs=tuple(partial.log_probs.tolist()),
-                    versions=tuple(partial.versions.tolist()),
-                )
-            )
+            self._waiting.appendleft(continued(requests[partial.request_id], partial))
         self._cache = None
         self._rows = None
         self._asleep = True
@@ -457,17 +467,6 @@ class TorchEngine:
         self.abort()
         self._cache = None
         self._rows = None
-
-
-def _result_of_partial(request: GenerationRequest, reason: FinishReason) -> GenerationResult:
-    """A result that holds what came with the request."""
-    return GenerationResult(
-        request.request_id,
-        np.array(request.token_ids, np.int32),
-        np.array(request.log_probs, np.float32),
-        np.array(request.versions, np.int32),
-        reason,
-    )
 
 
 def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:

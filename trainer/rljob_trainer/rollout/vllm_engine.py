@@ -1,0 +1,333 @@
+"""vLLM behind the ``Engine`` protocol: the real engine, in this process, on CPU or GPU.
+
+Tokens in, tokens out: vLLM's tokenizer is not loaded. Requests carry their own seeds, log-probs are vLLM's "processed"
+ones (after temperature, top-k and top-p), versions are vLLM's own record of which weights made which token, and weights
+come in through its weight-transfer interface (``vllm_transfer.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rljob_trainer.errors import EngineError
+from rljob_trainer.rollout.protocol import (
+    GenerationRequest,
+    GenerationResult,
+    already_finished,
+    brought_along,
+    check_request,
+    continued,
+)
+from rljob_trainer.samples import FinishReason, FloatArray
+from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.receiver import ReceiveReport
+
+_CPU_ENVIRONMENT = {
+    # One process and no compilation: 3 s to start instead of 30, and calls instead of messages.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "TORCH_COMPILE_DISABLE": "1",
+    # Ray and the job decide about cores; a second thread on a busy machine makes everything slower.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+_GPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+_CPU_ARGUMENTS: Mapping[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
+_GPU_ARGUMENTS: Mapping[str, Any] = {"enable_sleep_mode": True}
+
+
+class VLLMEngine:
+    """An ``Engine`` over ``vllm.LLMEngine``."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        version: int = 0,
+        max_concurrent: int = 256,
+        max_context: int | None = None,
+        tensor_parallel: int = 1,
+        seed: int = 0,
+        request_seeds: bool = True,
+        engine_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Reads the model in ``folder``. ``engine_args`` go to vLLM's ``EngineArgs`` and win over everything else.
+
+        ``request_seeds`` False lets vLLM draw from one generator for all requests: faster on a GPU with hundreds of
+        requests, and not repeatable.
+        """
+        on_cpu = device.startswith("cpu")
+        for name, value in (_CPU_ENVIRONMENT if on_cpu else _GPU_ENVIRONMENT).items():
+            os.environ.setdefault(name, value)
+        # Only now: vLLM reads its environment when it is imported.
+        from vllm import EngineArgs
+        from vllm.config import WeightTransferConfig
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from rljob_trainer.rollout import vllm_transfer
+
+        arguments: dict[str, Any] = {
+            "model": str(folder),
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "dtype": dtype,
+            "max_num_seqs": max_concurrent,
+            "max_model_len": max_context,
+            "tensor_parallel_size": tensor_parallel,
+            "seed": seed,
+            "logprobs_mode": "processed_logprobs",
+            "disable_log_stats": True,
+            "weight_transfer_config": WeightTransferConfig(backend=vllm_transfer.BACKEND),
+            "worker_extension_cls": f"{vllm_transfer.__name__}.{vllm_transfer.WorkerExtension.__name__}",
+            **(_CPU_ARGUMENTS if on_cpu else _GPU_ARGUMENTS),
+            **(engine_args or {}),
+        }
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self._context = int(self._engine.model_config.max_model_len)
+        self._max_concurrent = max_concurrent
+        self._workers = tensor_parallel
+        self._request_seeds = request_seeds
+        self._can_sleep = bool(arguments.get("enable_sleep_mode"))
+        self._requests: dict[str, tuple[GenerationRequest, str]] = {}
+        """Those inside vLLM by our id, with vLLM's."""
+        self._set_aside: list[GenerationRequest] = []
+        """Requests that wait for ``wake``."""
+        self._finished: list[GenerationResult] = []
+        self._tokens_made = 0
+        self._updating = False
+        self._session = False
+        """Whether vLLM has an update under way."""
+        self._asleep = False
+        self._version = version
+        self._engine.set_weight_version(str(version))
+
+    # ------------------------------------------------------------------ requests
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests or self._finished)
+
+    @property
+    def running(self) -> int:
+        return min(len(self._requests), self._max_concurrent)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._requests) - self.running + len(self._set_aside)
+
+    @property
+    def tokens_made(self) -> int:
+        states: Any = self._engine.output_processor.request_states
+        inside: list[int] = [states[inner].detokenizer.num_output_tokens() for _, inner in self._requests.values()]
+        return self._tokens_made + sum(inside)
+
+    def add(self, request: GenerationRequest) -> None:
+        check_request(request, self._context)
+        if reason := already_finished(request):
+            self._finished.append(brought_along(request, reason))
+        elif self._asleep:
+            self._set_aside.append(request)
+        else:
+            self._submit(request)
+
+    def _submit(self, request: GenerationRequest) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling, so_far = request.sampling, len(request.token_ids)
+        parameters = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens - so_far,
+            stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=True,
+            seed=_seed_at(request.seed, so_far) if self._request_seeds else None,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt: dict[str, Any] = {"prompt_token_ids": [*request.prompt_ids, *request.token_ids]}
+        if request.cache_salt is not None:
+            prompt["cache_salt"] = request.cache_salt
+        inner = self._engine.add_request(request.request_id, prompt, parameters)  # type: ignore[arg-type]
+        self._requests[request.request_id] = request, inner
+
+    def step(self) -> list[GenerationResult]:
+        if self._updating or self._asleep:
+            state = "waits for finish_update()" if self._updating else "sleeps; call wake() first"
+            raise EngineError(f"vLLM engine: step() was called while it {state}")
+        finished, self._finished = self._finished, []
+        if self._requests:
+            finished += [self._take(output) for output in self._engine.step() if output.finished]
+        return finished
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
+        wanted = set(self._requests) if request_ids is None else set(request_ids) & self._requests.keys()
+        outputs: list[Any] = []
+        inner_ids = [inner for name, (_, inner) in self._requests.items() if name in wanted]
+        for inner in inner_ids:
+            # vLLM hands the final output of an aborted request to the queue of whoever streams it.
+            self._engine.output_processor.request_states[inner].queue = _Sink(outputs)  # type: ignore[assignment]
+        self._engine.abort_request(inner_ids, internal=True)
+        results = [self._take(output) for output in outputs]
+        kept: list[GenerationRequest] = []
+        for request in self._set_aside:
+            if request_ids is None or request.request_id in set(request_ids):
+                results.append(brought_along(request, "aborted"))
+            else:
+                kept.append(request)
+        self._set_aside = kept
+        return results
+
+    def _take(self, output: Any) -> GenerationResult:
+        """A finished or aborted vLLM request as a result, with what it brought along in front."""
+        request, _ = self._requests.pop(output.request_id)
+        (completion,) = output.outputs
+        versions: list[int] = []
+        for span in completion.weight_versions or ():
+            versions += [int(span.version)] * (span.end - span.start)
+        reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
+        if completion.finish_reason not in reasons:
+            raise EngineError(f"vLLM ended request {output.request_id} with {completion.finish_reason!r}")
+        self._tokens_made += len(completion.token_ids)
+        log_probs = completion.logprobs.logprobs if completion.logprobs is not None else ()
+        return _result(request, completion.token_ids, log_probs, versions, reasons[completion.finish_reason])
+
+    def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
+        if self._requests:
+            raise EngineError("vLLM engine: score() while requests are running")
+        from vllm import SamplingParams
+
+        scores: dict[str, FloatArray] = {}
+        # Prompt log-probs ignore the temperature, so the logits themselves are scaled for the while.
+        self._engine.collective_rpc("rljob_scale_logits", args=(1.0 / (temperature or 1.0),))
+        try:
+            for index, (prompt, response) in enumerate(sequences):
+                parameters = SamplingParams(
+                    max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False, ignore_eos=True
+                )
+                ids = {"prompt_token_ids": [*prompt, *response]}
+                self._engine.add_request(f"score-{index}", ids, parameters)  # type: ignore[arg-type]
+            while len(scores) < len(sequences):
+                for output in self._engine.step():
+                    response = sequences[int(output.request_id.removeprefix("score-"))][1]
+                    flat = output.prompt_logprobs  # type: ignore[union-attr]
+                    starts = flat.start_indices[len(flat) - len(response) :]  # type: ignore[union-attr,arg-type]
+                    # The token itself comes first in its position.
+                    scores[output.request_id] = np.array([flat.logprobs[s] for s in starts], np.float32)  # type: ignore[union-attr]
+        finally:
+            self._engine.collective_rpc("rljob_scale_logits", args=(1.0,))
+        return [scores[f"score-{index}"] for index in range(len(sequences))]
+
+    # ------------------------------------------------------------------ weights
+
+    @property
+    def weight_ranks(self) -> int:
+        return self._workers
+
+    def join_weights(self, link: WeightLink, first_rank: int, timeout: float) -> None:
+        info = {"link": link, "first_rank": first_rank, "timeout": timeout}
+        self._engine.collective_rpc("init_weight_transfer_engine", args=(info,))
+
+    def receive_weights(self, version: int, timeout: float) -> ReceiveReport:
+        self.begin_update()
+        self._update({"version": version, "timeout": timeout})
+        report: ReceiveReport = self._engine.collective_rpc("rljob_receive_report")[0]
+        self.finish_update(version)
+        return report
+
+    def begin_update(self) -> None:
+        self._updating = True
+        if not self._session:
+            self._engine.collective_rpc("start_weight_update")
+            self._session = True
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes tensors of this process (with tensor parallelism the workers are others: use ``receive_weights``)."""
+        if not self._updating:
+            raise EngineError("vLLM engine: load() before begin_update()")
+        if self._workers > 1:
+            raise EngineError("vLLM engine: load() cannot reach workers in other processes; use receive_weights()")
+        self._update({"tensors": list(tensors)})
+
+    def _update(self, info: dict[str, Any]) -> None:
+        try:
+            self._engine.collective_rpc("update_weights", args=(info,))
+        except BaseException:
+            # vLLM ends its session then; the next update begins a new one.
+            self._session = False
+            raise
+
+    def finish_update(self, version: int) -> None:
+        self._engine.collective_rpc("finish_weight_update")
+        self._session = False
+        # Keys and values of the old weights must not be met again; requests that hold some are prefilled anew.
+        if not self._engine.reset_prefix_cache(reset_running_requests=bool(self._requests)):
+            raise EngineError(f"vLLM engine: the prefix cache could not be reset after the update to version {version}")
+        self._engine.set_weight_version(str(version))
+        self._version = version
+        self._updating = False
+
+    # ------------------------------------------------------------------ memory
+
+    def sleep(self) -> None:
+        """On a GPU frees weights and cache (vLLM's level 1: weights go to host memory). On a CPU vLLM cannot; the
+        requests are set aside all the same."""
+        requests = {name: request for name, (request, _) in self._requests.items()}
+        self._set_aside += [continued(requests[partial.request_id], partial) for partial in self.abort(list(requests))]
+        if self._can_sleep:
+            self._engine.sleep(level=1)
+        self._asleep = True
+
+    def wake(self) -> None:
+        if self._can_sleep:
+            self._engine.wake_up()
+        self._asleep = False
+        requests, self._set_aside = self._set_aside, []
+        for request in requests:
+            self._submit(request)
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
+
+
+class _Sink:
+    """Stands in for the queue of a streaming client."""
+
+    def __init__(self, outputs: list[Any]) -> None:
+        self.put = outputs.append
+
+
+def _seed_at(seed: int, position: int) -> int:
+    """A request's seed after ``position`` tokens: vLLM's generator starts anew when a request is continued, and must
+    not draw the same numbers for other positions."""
+    mixed = (seed + position * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
+    return mixed if position else seed & 0x7FFFFFFFFFFFFFFF
+
+
+def _result(
+    request: GenerationRequest,
+    token_ids: Sequence[int],
+    log_probs: Sequence[float],
+    versions: Sequence[int],
+    finish: FinishReason,
+) -> GenerationResult:
+    return GenerationResult(
+        request.request_id,
+        np.array([*request.token_ids, *token_ids], np.int32),
+        np.array([*request.log_probs, *log_probs], np.float32),
+        np.array([*request.versions, *versions], np.int32),
+        finish,
+    )

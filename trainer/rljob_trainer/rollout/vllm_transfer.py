@@ -1,0 +1,117 @@
+"""Our end of vLLM's weight-transfer interface: what runs in each of its worker processes during a publication.
+
+vLLM calls ``start_weight_update``, any number of ``update_weights`` and ``finish_weight_update``; layers are rebuilt
+one by one as their tensors arrive (vLLM's layer-wise reload), so a second model never exists. Imported by vLLM as the
+workers' extension class, which is how the backend gets to be known in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from rljob_trainer.errors import EngineError
+from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.receiver import Receiver, ReceiveReport
+
+BACKEND = "rljob"
+
+
+@dataclass
+class JoinInfo(WeightTransferInitInfo):
+    """Which group to join; worker w of the engine becomes rank ``first_rank + w``."""
+
+    link: WeightLink
+    first_rank: int
+    timeout: float
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """Either a publication to receive, or tensors handed over in this process."""
+
+    version: int | None = None
+    timeout: float = 0.0
+    tensors: list[tuple[str, Tensor]] = field(default_factory=list)
+
+
+class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
+    """Receives from ``weights.sender.Publisher`` and loads through the model's own loaders."""
+
+    init_info_cls = JoinInfo
+    update_info_cls = UpdateInfo
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.receiver: Receiver | None = None
+        self.report: ReceiveReport | None = None
+
+    def init_transfer_engine(self, init_info: JoinInfo) -> None:
+        self.shutdown()
+        rank = init_info.first_rank + self.parallel_config.rank
+        self.receiver = Receiver(init_info.link, rank, timeout=init_info.timeout, device=self.device, keeps=True)
+
+    def start_weight_update(self) -> None:
+        self.report = None
+        if self.device.type == "cpu":
+            _forget_expert_kernels(self.model)
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        if update_info.version is None:
+            self._load(update_info.tensors)
+            return
+        if self.receiver is None:
+            raise EngineError("vLLM worker: asked to receive weights before it joined a weight group")
+        self.report = self.receiver.receive(update_info.version, self._load, lambda name: None, update_info.timeout)
+
+    def _load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        model: Any = self.model
+        model.load_weights(tensors)
+
+    def finish_weight_update(self) -> None:
+        finalize: Any = finalize_layerwise_reload
+        finalize(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        if self.receiver is not None:
+            self.receiver.close()
+            self.receiver = None
+
+
+def _forget_expert_kernels(model: Any) -> None:
+    """A mixture-of-experts layer keeps packed weights in its CPU kernel and would go on using the old ones."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
+class WorkerExtension:
+    """Mixed into vLLM's workers: what the engine asks them beside vLLM's own calls."""
+
+    weight_transfer_engine: Any
+    model_runner: Any
+
+    def rljob_receive_report(self) -> ReceiveReport | None:
+        """What the last publication cost this worker."""
+        report: ReceiveReport | None = self.weight_transfer_engine.report
+        return report
+
+    def rljob_scale_logits(self, scale: float) -> None:
+        """Multiplies all logits by ``scale``: how given sequences are scored at a temperature."""
+        self.model_runner.get_model().logits_processor.scale = scale
+
+
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, RljobWeightTransfer)
