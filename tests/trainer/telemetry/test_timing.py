@@ -47,6 +47,7 @@ def test_totals_count_a_stage_with_what_is_nested_in_it(times: StageTimes, clock
     one_step(times, clock)
     one_step(times, clock)
     assert times.totals == pytest.approx({"step": 20, "generate": 12, "update": 6, "update_critic": 4})
+    assert times.exclusive_totals == pytest.approx({"step": 2, "generate": 12, "update": 2, "update_critic": 4})
 
 
 def test_a_lap_starts_where_the_previous_one_ended(times: StageTimes, clock: Clock) -> None:

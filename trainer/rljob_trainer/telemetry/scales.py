@@ -37,10 +37,11 @@ def tick_label(value: float, step: float, *, percent: bool = False) -> str:
         return "0"
     size = max(abs(value), step)
     for limit, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if size >= limit:
+        if size >= limit or step >= divisor:
             return f"{_fixed(value / divisor, step / divisor)}{unit}"
     if step < 1e-4:
-        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        decimals = max(0, math.floor(math.log10(abs(value)) + 1e-9) - math.floor(math.log10(step) + 1e-9))
+        mantissa, _, exponent = f"{value:.{decimals}e}".partition("e")
         return f"{mantissa}e{int(exponent)}"
     return _fixed(value, step)
 

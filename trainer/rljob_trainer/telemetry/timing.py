@@ -75,6 +75,7 @@ class StageTimes:
         self._wall_offset = wall_clock() - clock()
         self._began = clock()
         self._totals: defaultdict[str, float] = defaultdict(float)
+        self._exclusive: defaultdict[str, float] = defaultdict(float)
         self._at_last_lap: dict[str, float] = {}
         self._recent = _RecentSeconds(window)
         self._open: dict[_Frame, None] = {}
@@ -100,13 +101,20 @@ class StageTimes:
                 outer.inner += end - frame.start
             self._totals[name] += end - frame.start
             # Tasks that were started inside a stage can together take longer than it did.
-            self._recent.add(name, frame.start, end, max(0.0, end - frame.start - frame.inner))
+            alone = max(0.0, end - frame.start - frame.inner)
+            self._exclusive[name] += alone
+            self._recent.add(name, frame.start, end, alone)
             self.trace.span(row, name, frame.start + self._wall_offset, end + self._wall_offset)
 
     @property
     def totals(self) -> dict[str, float]:
         """Seconds by stage since the beginning, finished stages only."""
         return dict(self._totals)
+
+    @property
+    def exclusive_totals(self) -> dict[str, float]:
+        """The same without the stages nested in each: they add up, which is what ``summary.json`` shows."""
+        return dict(self._exclusive)
 
     def lap(self) -> dict[str, float]:
         """Seconds by stage since the previous lap; stages that did not run are left out."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rljob_trainer.telemetry.catalogue import NESTED_STAGES, STAGES
 from rljob_trainer.telemetry.figures import number, percent
@@ -188,40 +189,61 @@ def _most_telling(names: Sequence[str]) -> list[str]:
     return [name for (_, kind), (count, name) in ranked if kind == "mean" or count > 1][:8]
 
 
-def stage_seconds(run: RunRecord) -> dict[str, list[float]]:
-    """Seconds of every step by stage, without the stages nested in it; ``other`` is what no stage claims."""
-    present = [stage for stage in STAGES if stage not in ("step", "other") and run.has(f"timing/{stage}_seconds")]
+_NEGLIGIBLE = 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeconds:
+    """Seconds of every timed step by stage, largest stage first, ``other`` last."""
+
+    steps: Sequence[float]
+    seconds: Mapping[str, Sequence[float]]
+
+    @property
+    def totals(self) -> dict[str, float]:
+        return {stage: sum(values) for stage, values in self.seconds.items()}
+
+
+def stage_seconds(run: RunRecord) -> StageSeconds:
+    """Stages without those nested in them. What no stage claims, and stages of hardly any time, are ``other``."""
+    timed = [record for record in run.steps if record.get("timing/step_seconds") is not None]
     seconds = {
-        stage: [float(record.get(f"timing/{stage}_seconds") or 0.0) for record in run.steps] for stage in present
+        stage: [_seconds(record, stage) for record in timed] for stage in STAGES if stage not in ("step", "other")
     }
+    seconds = {stage: values for stage, values in seconds.items() if any(values)}
     for inner, outer in NESTED_STAGES.items():
         if inner in seconds and outer in seconds:
             seconds[outer] = [max(0.0, o - i) for o, i in zip(seconds[outer], seconds[inner], strict=True)]
-    if run.has("timing/step_seconds"):
-        whole = [float(record.get("timing/step_seconds") or 0.0) for record in run.steps]
-        claimed = [sum(values) for values in zip(*seconds.values(), strict=True)] or [0.0] * len(whole)
-        seconds["other"] = [max(0.0, w - c) for w, c in zip(whole, claimed, strict=True)]
-    ranked = sorted(seconds.items(), key=lambda entry: (entry[0] == "other", -sum(entry[1])))
-    return {stage: values for stage, values in ranked if sum(values) > 0}
+    whole = [_seconds(record, "step") for record in timed]
+    shown = {stage: values for stage, values in seconds.items() if sum(values) > _NEGLIGIBLE * sum(whole)}
+    ranked = dict(sorted(shown.items(), key=lambda entry: -sum(entry[1])))
+    claimed = [sum(values[i] for values in ranked.values()) for i in range(len(timed))]
+    other = [max(0.0, w - c) for w, c in zip(whole, claimed, strict=True)]
+    return StageSeconds([float(record["step"]) for record in timed], ranked | ({"other": other} if any(other) else {}))
+
+
+def _seconds(record: Mapping[str, Any], stage: str) -> float:
+    return float(record.get(f"timing/{stage}_seconds") or 0.0)
 
 
 def stage_colours(run: RunRecord) -> dict[str, int]:
     """A colour for every stage, the same in all pictures of a run: grey for ``other``, the largest stages first."""
     free = [colour for colour in range(COLOURS) if colour != GREY]
-    named = [stage for stage in dict.fromkeys([*stage_seconds(run), *STAGES]) if stage != "other"]
+    named = [stage for stage in dict.fromkeys([*stage_seconds(run).seconds, *STAGES]) if stage != "other"]
     return {stage: free[i % len(free)] for i, stage in enumerate(named)} | {"other": GREY}
 
 
 def stage_card(run: RunRecord) -> Markup | None:
     """Seconds of each step, stage upon stage."""
-    seconds = stage_seconds(run)
-    if not seconds:
+    timed = stage_seconds(run)
+    if not timed.seconds:
         return None
-    steps = [float(record["step"]) for record in run.steps]
     colours = stage_colours(run)
-    layers = [Series(readable(stage), steps, values, colour=colours[stage]) for stage, values in seconds.items()]
-    per_step = sum(sum(values) for values in seconds.values()) / len(steps)
-    return figure("Stages of a step", "seconds", f"{number(per_step)} s", stacked_chart(layers))
+    layers = [
+        Series(readable(stage), timed.steps, values, colour=colours[stage]) for stage, values in timed.seconds.items()
+    ]
+    mean = sum(timed.totals.values()) / len(timed.steps)
+    return figure("Stages of a step", "seconds", f"{number(mean)} s", stacked_chart(layers))
 
 
 def readable(stage: str) -> str:

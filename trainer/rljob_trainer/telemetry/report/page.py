@@ -162,7 +162,7 @@ def _tile(label: str, value: str, note: str) -> Markup:
 def _where_time_went(run: RunRecord) -> Markup | None:
     seconds = dict(run.summary.seconds_by_stage) if run.summary else {}
     if not seconds:
-        seconds = {stage: sum(values) for stage, values in charts.stage_seconds(run).items()}
+        seconds = charts.stage_seconds(run).totals
     # The step itself contains all others; exclusively it is what no stage claims.
     seconds["other"] = seconds.pop("other", 0.0) + seconds.pop("step", 0.0)
     ranked = sorted(((s, v) for s, v in seconds.items() if v > 0), key=lambda e: (e[0] == "other", -e[1]))

@@ -1,0 +1,205 @@
+"""The report is made of the folder alone, needs no network, and nothing a model says becomes part of the page."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.errors import DataError
+from rljob_trainer.telemetry.report import write_report
+from rljob_trainer.telemetry.report.markup import Markup, join, tag
+from rljob_trainer.telemetry.report.page import pair_samples
+from rljob_trainer.telemetry.run_folder import SampleRow
+
+MakeRun = Callable[..., Path]
+_VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: elements, attributes, and the text outside of style and script."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(self.source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.words)
+
+    def named(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for element, attributes in self.elements if element == name]
+
+
+@pytest.fixture
+def page(make_run: MakeRun) -> Page:
+    return Page(write_report(make_run()))
+
+
+def test_every_element_is_closed(page: Page) -> None:
+    assert page.open == []
+
+
+def test_it_says_in_one_sentence_how_the_run_ended(page: Page) -> None:
+    # mean@4 is the S-curve 1 / (1 + exp(-12 (s - 0.4))): 0.01 before, 0.999 at the end.
+    assert re.search(r"Trained 200 steps in 2 min \d\d s; addition mean@4 rose from 0\.010 to 0\.999\.", page.text)
+
+
+def test_it_shows_every_curve_the_run_has(page: Page) -> None:
+    titles = re.findall(r"<figcaption><b>(.*?)</b>", page.source)
+    assert titles == [
+        "Reward",
+        "Validation",
+        "Response length",
+        "Entropy",
+        "Groups and ends",
+        "KL",
+        "Clip fraction",
+        "Gradient norm",
+        "Explained variance",
+        "Value loss",
+        "Trainer against engine",
+        "Learning rate",
+        "Throughput",
+        "Stages of a step",
+    ]
+    assert len(page.named("svg")) == len(titles)
+    assert all(svg["aria-label"] for svg in page.named("svg"))
+
+
+def test_it_holds_tiles_time_validation_samples_job_and_machine(page: Page) -> None:
+    assert len([a for a in page.named("div") if a.get("class") == "tile"]) == 7
+    for fact in (
+        "Where the time went",
+        "update actor",
+        "30 %",
+        "best@4/mean",
+        "Samples before and after",
+        "What is 12 + 34?",
+        "step 0",
+        "step 200",
+        "job.yaml, resolved",
+        "kind: RLJob",
+        "A processor, 2 cores, 8 GB",
+        "torch 2.13.0",
+    ):
+        assert fact in page.text, fact
+
+
+def test_what_a_model_says_stays_text(page: Page) -> None:
+    assert "<script>alert('x')</script><img src=https://evil.example/x onerror=alert(1)>" in page.text
+    assert "\u2400" in page.text  # its NUL, made visible
+    assert "# <script>alert('job')</script>" in page.text
+    assert page.named("img") == []
+    assert len(page.named("script")) == 1
+    assert not [attributes for _, attributes in page.elements if any(name.startswith("on") for name in attributes)]
+
+
+def test_it_loads_nothing(page: Page) -> None:
+    for name in ("link", "iframe", "object", "embed", "base", "form", "a"):
+        assert page.named(name) == []
+    assert not [attributes for _, attributes in page.elements if {"src", "href", "srcset", "action"} & set(attributes)]
+    styles = "".join(re.findall(r"<style>(.*?)</style>", page.source, re.DOTALL))
+    assert "url(" not in styles
+    assert "@import" not in styles
+
+
+def test_its_policy_lets_its_own_script_run_and_nothing_else(page: Page) -> None:
+    (policy,) = [a["content"] for a in page.named("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    (script,) = re.findall(r"<script>(.*?)</script>\n?</body>", page.source, re.DOTALL)
+    fingerprint = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{fingerprint}'"
+
+
+def test_it_is_small_enough_to_mail(page: Page) -> None:
+    assert len(page.source.encode()) < 500_000
+
+
+def test_a_failed_run_says_why(make_run: MakeRun) -> None:
+    page = Page(write_report(make_run(steps=30, outcome="failed")))
+    assert "Failed after 30 steps in" in page.text
+    assert ": engine 0 died: <b>out of memory</b>; addition mean@4" in page.text
+    assert page.open == []
+
+
+def test_a_run_that_was_killed_has_a_report_too(make_run: MakeRun) -> None:
+    folder = make_run(steps=30, outcome=None)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 31, "rew')
+    page = Page(write_report(folder))
+    assert "30 steps so far: the run has not written a summary" in page.text
+    assert "Where the time went" in page.text  # from the metrics
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_run_of_hardly_any_steps(make_run: MakeRun, steps: int) -> None:
+    page = Page(write_report(make_run(steps=steps)))
+    assert f"Trained {steps} step{'s' if steps > 1 else ''} in" in page.text
+    assert page.open == []
+
+
+def test_metrics_alone_are_enough(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": null, "actor/grad_norm": null}\n')
+    assert Page(write_report(tmp_path)).open == []
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds neither metrics.jsonl nor summary.json"):
+        write_report(tmp_path)
+
+
+def test_it_can_be_made_anew_from_the_command_line(make_run: MakeRun) -> None:
+    folder = make_run(steps=20)
+    first = write_report(folder).read_text()
+    (folder / "report.html").unlink()
+    command = [sys.executable, "-m", "rljob_trainer.telemetry.report"]
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(folder / "report.html")
+    assert (folder / "report.html").read_text() == first
+    refused = subprocess.run([*command, str(folder.parent / "nowhere")], capture_output=True, text=True, check=False)
+    assert refused.returncode == 65
+    assert "no run to report on" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_samples_of_one_prompt_pair_up_in_order() -> None:
+    def row(prompt: str, response: str) -> SampleRow:
+        return SampleRow(source="s", prompt=prompt, response=response)
+
+    before = [row("p", "1"), row("q", "2"), row("p", "3"), row("gone", "4")]
+    after = [row("q", "a"), row("p", "b"), row("p", "c"), row("new", "d")]
+    assert [(a.response, b.response) for a, b in pair_samples(before, after)] == [("1", "b"), ("2", "a"), ("3", "c")]
+
+
+def test_markup_escapes_what_is_not_markup() -> None:
+    assert tag("b", "<i>", Markup("<u>x</u>"), None, class_='a"b', hidden=True) == (
+        '<b class="a&quot;b" hidden>&lt;i&gt;<u>x</u></b>'
+    )
+    assert isinstance(join("a", "b"), Markup)
