@@ -44,11 +44,10 @@ class Rejection:
     def __post_init__(self) -> None:
         if self.statistic not in ("k1", "k2", "k3") or self.over not in _OVER_NAMES:
             raise ValueError(f"there is no rejection of {self.statistic} over {self.over}")
-        if self.high <= 0 or (self.statistic == "k1" and not 0 <= self.lower < self.high):
-            raise ValueError(
-                f"the bounds of a rejection by {self.statistic} must be 0 <= low < high, but are "
-                f"{self.lower} and {self.high}"
-            )
+        if self.high <= 0:
+            raise ValueError(f"the upper bound of a rejection must be above 0, but is {self.high}")
+        if self.statistic == "k1" and not 0 <= self.lower < self.high:
+            raise ValueError(f"the bounds of a rejection must be 0 <= low < high, but are {self.lower} and {self.high}")
         if self.statistic != "k1" and self.low is not None:
             raise ValueError(f"{self.statistic} is never negative and has no lower bound: leave `low` out")
 

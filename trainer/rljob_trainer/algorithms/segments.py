@@ -97,9 +97,13 @@ def masked_mean(stream: Tensor, mask: Tensor) -> Tensor:
 def whiten(stream: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) over all masked tokens; 0 where the mask is False.
 
-    The variance is unbiased (Bessel). A single token has variance 0, so its result is 0.
+    The variance is unbiased (Bessel). A single token has variance 0, so its result is 0. Measured from the smallest
+    value, so that a stream whose tokens are all alike gives exactly 0 and not rounding noise over sqrt(epsilon).
     """
+    if stream.numel() == 0:
+        return stream
     count = mask.sum()
-    centred = torch.where(mask, stream - masked_mean(stream, mask), 0)
+    shifted = torch.where(mask, stream - torch.where(mask, stream, torch.inf).amin(), 0)
+    centred = torch.where(mask, shifted - shifted.sum() / count.clamp(min=1), 0)
     variance = centred.square().sum() / (count - 1).clamp(min=1)
     return centred * torch.rsqrt(variance + epsilon)

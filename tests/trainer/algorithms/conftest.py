@@ -1,0 +1,31 @@
+"""Makes this folder's own modules (oracles, random batches) importable and keeps hypothesis repeatable."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+settings.register_profile(
+    "algorithms",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("algorithms")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With RLJOB_DEVIATIONS=1: the largest deviation of every method from its oracle (run without xdist)."""
+    if os.environ.get("RLJOB_DEVIATIONS"):
+        from ragged import deviations
+
+        for (name, precision), largest in sorted(deviations.items()):
+            terminalreporter.write_line(f"{name:55s} {precision:8s} {largest:.1e}")

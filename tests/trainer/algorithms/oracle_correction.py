@@ -1,0 +1,98 @@
+"""Rollout correction in plain Python: weights, rejection rules and diagnostics, one token and one sequence at a time.
+
+A sequence is the list of its unmasked tokens; ``logs`` are l = log pi_old - log pi_roll.
+"""
+
+from __future__ import annotations
+
+import math
+
+Rows = list[list[float]]
+
+
+def clip(x: float) -> float:
+    return min(max(x, -20.0), 20.0)
+
+
+def mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def log_ratios(old: Rows, rollout: Rows) -> Rows:
+    return [[a - b for a, b in zip(x, y, strict=True)] for x, y in zip(old, rollout, strict=True)]
+
+
+def weights(logs: Rows, level: str, low: float | None, high: float, normalize: bool) -> Rows:
+    def cut(w: float) -> float:
+        if low is None:
+            return min(w, high)
+        return w if low <= w <= high else 0.0
+
+    if level == "token":
+        result = [[cut(math.exp(clip(x))) for x in row] for row in logs]
+        divisor = mean([w for row in result for w in row])
+    else:
+        of_sequence = [cut(math.exp(clip(math.fsum(row)))) for row in logs]
+        result = [[w] * len(row) for w, row in zip(of_sequence, logs, strict=True)]
+        divisor = mean([w for w, row in zip(of_sequence, logs, strict=True) if row])
+    return [[w / divisor for w in row] for row in result] if normalize and divisor > 0 else result
+
+
+def statistic(kind: str, x: float) -> float:
+    x = clip(x)
+    return {"k1": x, "k2": x * x / 2, "k3": math.exp(x) - 1 - x}[kind]
+
+
+def kept(logs: Rows, kind: str, over: str, low: float | None, high: float) -> list[list[bool]]:
+    """True where the rule lets a token pass."""
+    bottom = (math.log(1 / high if low is None else low)) if kind == "k1" else -math.inf
+    top = math.log(high) if kind == "k1" else high
+
+    def inside(value: float) -> bool:
+        return bottom <= value <= top
+
+    result = []
+    for row in logs:
+        values = [statistic(kind, x) for x in row]
+        if over == "token":
+            result.append([inside(v) for v in values])
+        elif over == "sequenceMax":
+            result.append([all(inside(v) for v in values)] * len(row))
+        else:
+            total = math.fsum(values)
+            result.append([inside(total if over == "sequenceSum" else total / max(len(row), 1))] * len(row))
+    return result
+
+
+def diagnostics(old: Rows, rollout: Rows) -> dict[str, float]:
+    """Definitions of the metric catalogue; sequences without tokens do not count."""
+    logs = log_ratios(old, rollout)
+    training = [-mean(row) for row in old if row]
+    sampled = [-mean(row) for row in rollout if row]
+    gaps = [a - b for a, b in zip(training, sampled, strict=True)]
+    tokens = [x for row in logs for x in row]
+    return {
+        "perplexity/training": mean([math.exp(x) for x in training]),
+        "perplexity/rollout": mean([math.exp(x) for x in sampled]),
+        "perplexity/ratio": mean([math.exp(x) for x in gaps]),
+        "log_perplexity/training": mean(training),
+        "log_perplexity/rollout": mean(sampled),
+        "log_perplexity/absolute_difference": mean([abs(x) for x in gaps]),
+        "log_perplexity/difference/mean": mean(gaps),
+        "log_perplexity/difference/max": max(gaps, default=0.0),
+        "log_perplexity/difference/min": min(gaps, default=0.0),
+        "kl": mean([-x for x in tokens]),
+        "k3_kl": mean([statistic("k3", x) for x in tokens]),
+        "chi2_token": mean([math.exp(2 * clip(x)) - 1 for x in tokens]),
+        "chi2_sequence": mean([math.exp(2 * clip(math.fsum(row))) - 1 for row in logs if row]),
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    centre = mean(values)
+    return {
+        "mean": centre,
+        "min": min(values, default=0.0),
+        "max": max(values, default=0.0),
+        "std": math.sqrt(mean([(v - centre) ** 2 for v in values])),
+    }

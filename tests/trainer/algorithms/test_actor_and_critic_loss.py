@@ -1,0 +1,240 @@
+"""The losses as the learner calls them: every term, every aggregation, and sums over micro-batches and ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import oracle_losses as oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from oracle_losses import Sequence
+from ragged import PRECISIONS, Ragged, batches, make_batch, near
+
+from rljob_trainer.algorithms import (
+    Loss,
+    LossCounts,
+    PolicyInputs,
+    Segments,
+    actor_loss,
+    aggregate,
+    aggregations,
+    critic_loss,
+    kl_estimators,
+    policy_losses,
+)
+from rljob_trainer.learner.protocol import LossSettings
+
+PRECISION = pytest.mark.parametrize("dtype", PRECISIONS, ids=["float64", "float32"])
+SCALED = {"seqMeanTokenSumNorm": {"scale": 7.0}}
+
+
+def inputs(batch: Ragged, dtype: torch.dtype, **more: Any) -> PolicyInputs:
+    streams: dict[str, Any] = {
+        "log_probs": batch.stream("log_probs", dtype),
+        "old_log_probs": batch.stream("old", dtype),
+        "rollout_log_probs": batch.stream("rollout", dtype),
+        "ref_log_probs": batch.stream("reference", dtype),
+        "advantages": batch.stream("advantages", dtype),
+        "entropy": batch.stream("entropy", dtype),
+        "weights": batch.stream("weights", dtype),
+        "mask": batch.mask,
+        "segments": batch.segments,
+    }
+    return PolicyInputs(**(streams | more))
+
+
+@PRECISION
+@pytest.mark.parametrize("kind", aggregations)
+@given(batch=batches())
+def test_aggregation(dtype: torch.dtype, kind: str, batch: Ragged) -> None:
+    counts = LossCounts.of(batch.mask, batch.segments)
+    result = aggregate(
+        kind, batch.stream("per_token", dtype), batch.segments, batch.mask, counts, **SCALED.get(kind, {})
+    )
+    near(f"aggregation {kind}", result, oracle.aggregate(batch.kept("per_token"), kind, 7.0))
+
+
+@PRECISION
+@pytest.mark.parametrize("kind", aggregations)
+@settings(max_examples=15)
+@given(batch=batches())
+def test_the_actor_loss_is_the_sum_of_its_terms(dtype: torch.dtype, kind: str, batch: Ragged) -> None:
+    chosen = LossSettings(
+        policy_loss="ppoClip",
+        policy_loss_params={"clip_high": 0.28, "dual_clip": 3.0},
+        aggregation=kind,
+        aggregation_params=SCALED.get(kind, {}),
+        kl_kind="k3",
+        kl_coefficient=0.05,
+        entropy_coefficient=0.01,
+    )
+    kept = [batch.kept(name) for name in ("log_probs", "old", "advantages", "weights", "reference", "entropy")]
+    policy, kl = [], []
+    for lp, old, adv, w, ref, _ in zip(*kept, strict=True):
+        policy.append([x * y for x, y in zip(oracle.ppo(Sequence(lp, lp, old, adv), 0.2, 0.28, 3.0), w, strict=True)])
+        kl.append([oracle.kl("k3", x, y) for x, y in zip(lp, ref, strict=True)])
+    expected = (
+        oracle.aggregate(policy, kind, 7.0)
+        + 0.05 * oracle.aggregate(kl, kind, 7.0)
+        - 0.01 * oracle.aggregate(kept[5], kind, 7.0)
+    )
+    result = actor_loss(inputs(batch, dtype), chosen, LossCounts.of(batch.mask, batch.segments))
+    near("actor loss", result.loss, expected)
+    near("actor loss (policy)", result.metrics["actor/policy_loss"], oracle.aggregate(policy, kind, 7.0))
+    near("actor loss (entropy)", result.metrics["actor/entropy"], oracle.aggregate(kept[5], "tokenMean"))
+    near("actor loss (kl)", result.metrics["kl/in_loss"], oracle.aggregate(kl, "tokenMean"))
+    assert not any(value.requires_grad for value in result.metrics.values())
+
+
+def parts_of(batch: Ragged, pieces: int) -> list[Ragged]:
+    return [batch.reordered(list(range(k, len(batch.lengths), pieces))) for k in range(pieces)]
+
+
+def of_part(batch: Ragged, settings_: LossSettings, counts: LossCounts, weight: torch.Tensor) -> Loss:
+    """The loss of a part under a "model" with one parameter that scales every log-prob."""
+    given_ = inputs(batch, torch.float64)
+    if settings_.policy_loss in ("clipCov", "klCov"):
+        given_ = replace(given_, selection=batch.stream("advantages", torch.float64) > 0.5)
+    finite = torch.where(batch.mask, given_.log_probs, 0)  # the chain rule of the model itself must not see NaN
+    return actor_loss(replace(given_, log_probs=finite * weight), settings_, counts)
+
+
+@pytest.mark.parametrize("kind", aggregations)
+@pytest.mark.parametrize("name", policy_losses)
+def test_micro_batches_and_ranks_add_up_to_the_mini_batch(name: str, kind: str) -> None:
+    """Loss, gradient and every metric of 1, 2, 4 and 7 parts, each normalised by the counts of all."""
+    batch = make_batch([3, 4], [5, 0, 9, 1, 2, 7, 4], 0.2, seed=8)
+    chosen = LossSettings(name, {}, kind, SCALED.get(kind, {}), "k2", 0.1, 0.02)
+    results = []
+    for pieces in (1, 2, 4, 7):
+        parts = parts_of(batch, pieces)
+        counts = LossCounts(0, 0)
+        for part in parts:
+            counts += LossCounts.of(part.mask, part.segments)
+        weight = torch.ones((), dtype=torch.float64, requires_grad=True)
+        metrics: dict[str, float] = {}
+        for part in parts:
+            loss = of_part(part, chosen, counts, weight)
+            loss.loss.backward()
+            for key, value in loss.metrics.items():
+                metrics[key] = metrics.get(key, 0.0) + float(value)
+        assert weight.grad is not None
+        results.append(metrics | {"gradient": float(weight.grad)})
+    for other in results[1:]:
+        assert other == pytest.approx(results[0], rel=1e-12, abs=1e-12)
+
+
+@PRECISION
+@pytest.mark.parametrize("bound", [None, 0.3])
+@pytest.mark.parametrize("kind", ["tokenMean", "seqMeanTokenMean"])
+@given(batch=batches())
+def test_the_critic_loss(dtype: torch.dtype, bound: float | None, kind: str, batch: Ragged) -> None:
+    chosen = LossSettings(aggregation=kind, value_clip=bound)
+    rows = [
+        [oracle.value_loss(*token, bound) for token in zip(*rows, strict=True)]
+        for rows in zip(batch.kept("values"), batch.kept("returns"), batch.kept("old_values"), strict=True)
+    ]
+    values = batch.stream("values", dtype).requires_grad_()
+    result = critic_loss(
+        values,
+        batch.stream("returns", dtype),
+        batch.mask,
+        batch.segments,
+        chosen,
+        LossCounts.of(batch.mask, batch.segments),
+        batch.stream("old_values", dtype),
+    )
+    near("value loss", result.loss, oracle.aggregate(rows, kind))
+    near(
+        "value loss (prediction)",
+        result.metrics["critic/prediction/mean"],
+        oracle.aggregate(batch.kept("values"), "tokenMean"),
+    )
+    result.loss.backward()
+    assert values.grad is not None
+    assert bool(values.grad.isfinite().all())
+    assert bool((values.grad[~batch.mask] == 0).all())
+
+
+def test_the_gradient_of_the_value_loss_stops_where_the_clip_holds() -> None:
+    """V = 1, V_old = 0, clip 0.5, so V is clipped to 0.5.
+
+    R = 0: the plain error 1 beats 0.25, slope V - R = 1. R = 2: 2.25 beats the plain 1, and the clip does not move.
+    """
+    values = torch.ones(2, requires_grad=True)
+    mask = torch.ones(2, dtype=torch.bool)
+    result = critic_loss(
+        values,
+        torch.tensor([0.0, 2.0]),
+        mask,
+        Segments.from_lengths([2]),
+        LossSettings(aggregation="tokenSum", value_clip=0.5),
+        LossCounts(2, 1),
+        torch.zeros(2),
+    )
+    result.loss.backward()
+    assert result.loss.item() == pytest.approx(0.5 * (1 + 2.25))
+    assert values.grad is not None
+    assert values.grad.tolist() == [1.0, 0.0]
+    assert float(result.metrics["critic/clip_fraction"]) == 0.5
+
+
+@PRECISION
+@pytest.mark.parametrize("kind", kl_estimators)
+@given(batch=batches())
+def test_kl_estimators(dtype: torch.dtype, kind: str, batch: Ragged) -> None:
+    mask = batch.mask
+    x = batch.stream("log_probs", dtype)[mask].requires_grad_()
+    reference = batch.stream("reference", dtype)[mask]
+    value = kl_estimators[kind](x, reference)
+    pairs = list(zip(x.tolist(), reference.tolist(), strict=True))
+    near(f"kl {kind}", value, [oracle.kl(kind, a, b) for a, b in pairs])
+    if kind in ("k2", "k3", "abs", "k3Straight"):
+        assert bool((value >= 0).all())
+    (gradient,) = torch.autograd.grad(value.sum(), x) if pairs else (torch.zeros(0),)
+    # d/dx: k1 -> 1, |d| -> sign, k2 and straight-through -> d, k3 -> 1 - e^-d where neither bound holds
+    slopes = []
+    for a, b in pairs:
+        d = a - b
+        held = abs(d) > 20 or oracle.kl("k3", a, b) >= 10.0
+        slope = {"k1": 1.0, "abs": float((d > 0) - (d < 0)), "k3": 0.0 if held else 1 - math.exp(-d)}
+        slopes.append(slope.get(kind, d))
+    near(f"kl gradient {kind}", gradient.to(dtype), slopes)
+
+
+def test_what_a_loss_needs_and_does_not_get_is_named() -> None:
+    batch = make_batch([2], [3, 4], 0.0, seed=1)
+    counts = LossCounts.of(batch.mask, batch.segments)
+    with pytest.raises(ValueError, match="bypassPpoClip needs the rollout log-probs"):
+        actor_loss(inputs(batch, torch.float32, rollout_log_probs=None), LossSettings("bypassPpoClip"), counts)
+    with pytest.raises(ValueError, match="reference's log-probs"):
+        actor_loss(inputs(batch, torch.float32, ref_log_probs=None), LossSettings(kl_kind="k3"), counts)
+    with pytest.raises(ValueError, match="vocabulary_kl"):
+        actor_loss(inputs(batch, torch.float32), LossSettings(kl_kind="full"), counts)
+    with pytest.raises(ValueError, match="entropy of the tokens"):
+        actor_loss(inputs(batch, torch.float32, entropy=None), LossSettings(entropy_coefficient=0.1), counts)
+    with pytest.raises(ValueError, match="select_tokens"):
+        actor_loss(inputs(batch, torch.float32), LossSettings("clipCov"), counts)
+    with pytest.raises(ValueError, match="dual_clip must be above 1"):
+        actor_loss(inputs(batch, torch.float32), LossSettings("ppoClip", {"dual_clip": 0.5}), counts)
+    with pytest.raises(ValueError, match="needs the setting 'scale'"):
+        actor_loss(inputs(batch, torch.float32), LossSettings(aggregation="seqMeanTokenSumNorm"), counts)
+    with pytest.raises(ValueError, match="scale must be above 0"):
+        actor_loss(
+            inputs(batch, torch.float32), LossSettings("ppoClip", {}, "seqMeanTokenSumNorm", {"scale": 0.0}), counts
+        )
+    with pytest.raises(ValueError, match="values at sampling time"):
+        critic_loss(torch.ones(7), torch.ones(7), batch.mask, batch.segments, LossSettings(value_clip=0.5), counts)
+
+
+def test_the_exact_kl_takes_the_place_of_an_estimate() -> None:
+    batch = make_batch([2], [3, 4], 0.3, seed=1)
+    exact = batch.stream("entropy", torch.float64)  # any stream of numbers
+    chosen = LossSettings("gpg", kl_kind="full", kl_coefficient=2.0)
+    counts = LossCounts.of(batch.mask, batch.segments)
+    with_kl = actor_loss(inputs(batch, torch.float64, vocabulary_kl=exact), chosen, counts)
+    without = actor_loss(inputs(batch, torch.float64), LossSettings("gpg"), counts)
+    assert float(with_kl.loss - without.loss) == pytest.approx(2 * oracle.aggregate(batch.kept("entropy"), "tokenMean"))

@@ -1,0 +1,274 @@
+"""Rollout correction against its oracle: weights, every rejection rule, diagnostics, published settings."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Literal
+
+import oracle_correction as oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from ragged import PRECISIONS, Ragged, agree, batches, make_batch, near
+
+from rljob_trainer.algorithms import (
+    Corrected,
+    Correction,
+    PolicyInputs,
+    Rejection,
+    Segments,
+    Weights,
+    agreement_metrics,
+    correct,
+    correction_presets,
+    interpolated_log_probs,
+    policy_losses,
+    veto,
+)
+from rljob_trainer.algorithms.rejection import Over, Statistic
+
+PRECISION = pytest.mark.parametrize("dtype", PRECISIONS, ids=["float64", "float32"])
+ROOT = "rollout_correction"
+Level = Literal["token", "sequence"]
+
+
+def corrected(batch: Ragged, dtype: torch.dtype, correction: Correction) -> Corrected:
+    return correct(batch.stream("old", dtype), batch.stream("rollout", dtype), batch.mask, batch.segments, correction)
+
+
+def logs(batch: Ragged) -> oracle.Rows:
+    return oracle.log_ratios(batch.kept("old"), batch.kept("rollout"))
+
+
+@PRECISION
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(("low", "high"), [(None, 2.0), (0.5, 5.0), (None, 1e9)])
+@settings(max_examples=10)
+@given(batch=batches())
+def test_weights(
+    dtype: torch.dtype, level: Level, low: float | None, high: float, normalize: bool, batch: Ragged
+) -> None:
+    result = corrected(batch, dtype, Correction(Weights(level, high, low, normalize)))
+    assert result.weights is not None
+    agree(f"weights {level}", result.weights, batch, oracle.weights(logs(batch), level, low, high, normalize))
+    assert torch.equal(result.mask, batch.mask)
+
+
+@settings(max_examples=15)
+@given(batch=batches())
+def test_normalised_weights_have_mean_1(batch: Ragged) -> None:
+    tokens = corrected(batch, torch.float64, Correction(Weights("token", 2.0, normalize=True))).weights
+    sequences = corrected(batch, torch.float64, Correction(Weights("sequence", 2.0, normalize=True))).weights
+    assert tokens is not None
+    assert sequences is not None
+    if bool(batch.mask.any()):
+        assert float(tokens[batch.mask].mean()) == pytest.approx(1)
+        filled = batch.segments.count(batch.mask) > 0
+        assert float(batch.segments.max(sequences, batch.mask)[filled].mean()) == pytest.approx(1)
+
+
+PER_SEQUENCE: tuple[Over, ...] = ("sequenceSum", "sequenceMean")
+NEVER_NEGATIVE: tuple[Statistic, ...] = ("k2", "k3")
+RULES = [
+    *(Rejection("k1", over, 1.5, low) for over in ("token", *PER_SEQUENCE) for low in (None, 0.8)),
+    *(Rejection(kind, over, 0.05) for kind in NEVER_NEGATIVE for over in ("token", "sequenceMean")),
+    *(Rejection(kind, over, 0.3) for kind in NEVER_NEGATIVE for over in ("sequenceSum", "sequenceMax")),
+    Rejection("k1", "sequenceMax", 2.5),
+    veto(0.5),
+]
+
+
+@PRECISION
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}, {rule.lower:.2g} to {rule.high:g}")
+@settings(max_examples=10)
+@given(batch=batches())
+def test_rejection(dtype: torch.dtype, rule: Rejection, batch: Ragged) -> None:
+    passes = oracle.kept(logs(batch), rule.statistic, rule.over, rule.low, rule.high)
+    result = corrected(batch, dtype, Correction(rejection=(rule,)))
+    assert result.mask[batch.mask].tolist() == [p for row in passes for p in row]
+    assert not bool(result.mask[~batch.mask].any())
+
+    gone = [not p for row in passes for p in row]
+    name = f"{ROOT}/rejection/{rule.name}"
+    share = sum(gone) / max(len(gone), 1)
+    filled = [row for row in passes if row]
+    touched = sum(not all(row) for row in filled) / max(len(filled), 1)
+    for key in (name, f"{ROOT}/rejection"):
+        assert result.metrics[f"{key}/masked_ratio"] == pytest.approx(share)
+        assert result.metrics[f"{key}/masked_sequence_ratio"] == pytest.approx(touched)
+
+
+def test_several_rules_apply_together() -> None:
+    batch = make_batch([4, 4], [6] * 8, 0.2, seed=9)
+    first, second = Rejection("k1", "token", high=1.3), Rejection("k3", "sequenceMean", high=0.06)
+    apart = [corrected(batch, torch.float64, Correction(rejection=(rule,))).mask for rule in (first, second)]
+    together = corrected(batch, torch.float64, Correction(rejection=(first, second))).mask
+    assert torch.equal(together, apart[0] & apart[1])
+    assert not torch.equal(apart[0], apart[1])
+
+
+def test_the_bounds_of_k1_are_bounds_of_old_over_rollout() -> None:
+    """A ratio of 3 passes [0.9, 4] and not [0.25, 1.2], whatever its inverse does."""
+    mask, segments = torch.ones(1, dtype=torch.bool), Segments.from_lengths([1])
+    old, rollout = torch.tensor([math.log(0.3)]), torch.tensor([math.log(0.1)])
+    for (low, high), passes in {(0.9, 4.0): True, (0.25, 1.2): False}.items():
+        rule = Rejection("k1", "token", high=high, low=low)
+        assert bool(correct(old, rollout, mask, segments, Correction(rejection=(rule,))).mask.item()) is passes
+
+
+@PRECISION
+@settings(max_examples=20)
+@given(batch=batches())
+def test_diagnostics(dtype: torch.dtype, batch: Ragged) -> None:
+    metrics = corrected(batch, dtype, Correction(Weights("token", 1.2))).metrics
+    for name, value in oracle.diagnostics(batch.kept("old"), batch.kept("rollout")).items():
+        near(f"metric {name}", torch.tensor(metrics[f"{ROOT}/{name}"], dtype=dtype), value)
+
+    ratios = oracle.weights(logs(batch), "token", None, math.inf, False)
+    weights = oracle.weights(logs(batch), "token", None, 1.2, False)
+    for statistic, value in oracle.spread([w for row in weights for w in row]).items():
+        near(f"metric weight/{statistic}", torch.tensor(metrics[f"{ROOT}/weight/{statistic}"], dtype=dtype), value)
+    for statistic, value in oracle.spread([oracle.mean(row) for row in weights if row]).items():
+        key = f"{ROOT}/weight/sequence/{statistic}"
+        near(f"metric weight/sequence/{statistic}", torch.tensor(metrics[key], dtype=dtype), value)
+    flat = [r for row in ratios for r in row]
+    count = max(len(flat), 1)
+    assert metrics[f"{ROOT}/weight/fraction_high"] == pytest.approx(sum(r > 1.2 for r in flat) / count)
+    assert metrics[f"{ROOT}/weight/fraction_low"] == pytest.approx(sum(r < 1 / 1.2 for r in flat) / count)
+    used = [w for row in weights for w in row]
+    size = oracle.mean(used) ** 2 / (oracle.mean([w**2 for w in used]) or 1)
+    assert metrics[f"{ROOT}/weight/effective_sample_size"] == pytest.approx(size if flat else 1, rel=1e-4)
+
+
+def test_icepop_reports_what_it_zeroed_and_equal_policies_show_no_difference() -> None:
+    batch = make_batch([4], [8, 5, 0, 3], 0.2, seed=4)
+    ratios = [math.exp(x) for row in logs(batch) for x in row]
+    metrics = corrected(batch, torch.float64, Correction(Weights("token", 1.3, 0.8))).metrics
+    outside = sum(not 0.8 <= r <= 1.3 for r in ratios) / len(ratios)
+    assert metrics[f"{ROOT}/weight/zeroed_ratio"] == pytest.approx(outside)
+
+    old = batch.stream("old", torch.float64)
+    correction = Correction(Weights("sequence"), (Rejection("k1", high=1.001),))
+    same = correct(old, old, batch.mask, batch.segments, correction)
+    for name in ("kl", "k3_kl", "chi2_token", "chi2_sequence", "log_perplexity/difference/max"):
+        assert same.metrics[f"{ROOT}/{name}"] == 0.0
+    assert same.metrics[f"{ROOT}/weight/effective_sample_size"] == pytest.approx(1)
+    assert same.weights is not None
+    assert same.weights[batch.mask].tolist() == [1.0] * int(batch.mask.sum())
+    assert torch.equal(same.mask, batch.mask)
+
+
+def test_the_worst_sequences_come_first() -> None:
+    batch = make_batch([4], [8, 5, 0, 3], 0.0, seed=4)
+    gaps = [abs(oracle.mean(row)) if row else -1 for row in logs(batch)]
+    worst = corrected(batch, torch.float64, Correction()).worst
+    assert list(worst) == sorted(range(4), key=lambda i: -gaps[i])
+    assert all(gaps[a] >= gaps[b] for a, b in pairwise(worst))
+
+
+def test_a_nan_log_prob_is_named_by_sequence_and_token() -> None:
+    batch = make_batch([2], [3, 4], 0.0, seed=4)
+    batch.rows["rollout"][1][2] = math.nan
+    with pytest.raises(ValueError, match=r"sequence 1 .*token 2"):
+        corrected(batch, torch.float64, Correction())
+
+
+def test_agreement_of_trainer_and_engine() -> None:
+    """Two tokens, probabilities 0.5 and 0.25 against 0.4 and 0.25; a masked third does not count."""
+    trainer = torch.tensor([0.5, 0.25, math.nan]).log()
+    engine = torch.tensor([0.4, 0.25, 0.9]).log()
+    mask = torch.tensor([True, True, False])
+    metrics = agreement_metrics(trainer, engine, mask, Segments.from_lengths([1, 2]))
+    gap = math.log(0.5 / 0.4)
+    assert metrics["mismatch/tokens"] == 2
+    assert metrics["mismatch/log_prob/mean"] == pytest.approx(gap / 2, rel=1e-6)
+    assert metrics["mismatch/log_prob/max"] == pytest.approx(gap, rel=1e-6)
+    assert metrics["mismatch/probability/max"] == pytest.approx(0.1, rel=1e-6)
+    assert metrics["mismatch/probability/std"] == pytest.approx(0.05, rel=1e-6)
+    assert metrics["mismatch/correlation"] == pytest.approx(1)
+    assert metrics["mismatch/kl"] == pytest.approx((1.25 - 1 - gap) / 2, rel=1e-5)
+    assert metrics["mismatch/effective_sample_size"] == pytest.approx((2.25 / 2) ** 2 / ((1.25**2 + 1) / 2), rel=1e-6)
+
+
+def test_interpolation_anchors_old_tokens_at_the_policy_that_sampled_them() -> None:
+    """arXiv 2512.06547: alpha = 1 / age, and 0 for a token of the present version."""
+    rollout, present = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.full((4,), -3.0, requires_grad=True)
+    result = interpolated_log_probs(rollout, present, torch.tensor([0, 1, 2, 4]))
+    assert not result.requires_grad
+    assert result.tolist() == [-3.0, -1.0, -2.0, -2.5]
+
+
+@pytest.mark.parametrize("name", correction_presets)
+def test_published_settings_run_in_their_mode(name: str) -> None:
+    preset, batch = correction_presets[name], make_batch([4], [8, 5, 0, 3], 0.2, seed=4)
+    assert name == "disabled" or name.startswith(preset.mode)
+    if preset.mode == "decoupled":
+        assert preset.policy_loss is None
+        assert corrected(batch, torch.float64, preset.correction).metrics
+        return
+    assert preset.policy_loss is not None
+    inputs = PolicyInputs(
+        log_probs=batch.stream("log_probs", torch.float64),
+        rollout_log_probs=batch.stream("rollout", torch.float64),
+        advantages=batch.stream("advantages", torch.float64),
+        mask=batch.mask,
+        segments=batch.segments,
+    )
+    output = policy_losses[preset.policy_loss](inputs, **preset.policy_loss_settings)
+    assert bool(output.per_token.isfinite().all())
+
+
+def test_published_numbers() -> None:
+    """As documented for the systems they come from."""
+    presets = correction_presets
+    assert presets["decoupled_token_is"].correction.weights == Weights("token", 2.0)
+    assert presets["decoupled_token_icepop"].correction.weights == Weights("token", 5.0, 0.5)
+    assert presets["decoupled_geo_rs"].correction.rejection == (Rejection("k1", "sequenceMean", 1.001, 0.999),)
+    assert presets["decoupled_k3_rs"].correction.rejection == (Rejection("k3", "sequenceMean", 0.01),)
+    assert presets["bypass_pg_is"].correction.weights == Weights("sequence", 2.0)
+    assert len(presets) == 19
+
+
+@pytest.mark.parametrize("over", ["token", "sequenceSum"])
+def test_rejection_inside_a_bypass_loss_takes_the_gradient_of_the_rejected(over: Over) -> None:
+    batch = make_batch([4, 4], [8, 5, 0, 3, 6, 2, 9, 1], 0.2, seed=6)
+    rule = Rejection("k1", over, high=1.7)
+    log_probs = batch.stream("log_probs", torch.float64).requires_grad_()
+    given_ = PolicyInputs(
+        log_probs=log_probs,
+        rollout_log_probs=batch.stream("rollout", torch.float64),
+        advantages=batch.stream("advantages", torch.float64),
+        mask=batch.mask,
+        segments=batch.segments,
+    )
+    passes = oracle.kept(
+        oracle.log_ratios(batch.kept("log_probs"), batch.kept("rollout")), "k1", over, rule.lower, rule.high
+    )
+    gone = torch.tensor([not p for row in passes for p in row])
+    assert 0 < int(gone.sum()) < len(gone)
+    for name in ("bypassPpoClip", "bypassReinforce"):
+        without = policy_losses[name](given_).per_token[batch.mask]
+        output = policy_losses[name](given_, rejection=(rule,))
+        torch.testing.assert_close(output.per_token[batch.mask], torch.where(gone, 0, without))
+        assert float(output.metrics["rejected_fraction"]) == int(gone.sum())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Weights("token", high=0.0),
+        lambda: Weights("token", high=2.0, low=3.0),
+        lambda: Weights("word"),  # type: ignore[arg-type]
+        lambda: Rejection("k1", "token", high=0.5),
+        lambda: Rejection("k1", "token", high=2.0, low=3.0),
+        lambda: Rejection("k3", "token", high=0.1, low=0.01),
+        lambda: Rejection("k2", "token", high=0.0),
+        lambda: Rejection("k4", "token", high=1.0),  # type: ignore[arg-type]
+        lambda: Rejection("k1", "sentence", high=2.0),  # type: ignore[arg-type]
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(wrong: object) -> None:
+    with pytest.raises(ValueError, match=r"bound|level|no rejection"):
+        wrong()  # type: ignore[operator]

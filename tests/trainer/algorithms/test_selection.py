@@ -1,0 +1,168 @@
+"""Which samples and tokens are chosen: dynamic sampling, resampling, overlong responses, covariance selection."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import oracle_losses as oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from ragged import Ragged, batches, make_batch
+
+from rljob_trainer.algorithms import (
+    LossCounts,
+    PolicyInputs,
+    Segments,
+    actor_loss,
+    clipped_scores,
+    has_signal,
+    large_enough,
+    normalised_scores,
+    overlong_penalty,
+    policy_losses,
+    resampled,
+    without_truncated,
+)
+from rljob_trainer.learner.protocol import LossSettings
+
+
+def test_groups_without_signal_are_found() -> None:
+    scores = torch.tensor([0.1, 1.0, 0.1, 0.0, 0.1, 1.0, 7.0])
+    groups = torch.tensor([4, 9, 4, 9, 4, 9, 2])  # 4: all 0.1; 9: mixed; 2: a single sample
+    assert has_signal(scores, groups).tolist() == [False, True, False, True, False, True, False]
+    assert large_enough(groups, 2).tolist() == [True] * 6 + [False]
+
+
+def test_the_overlong_penalty_is_linear_inside_the_buffer() -> None:
+    """arXiv 2503.14476, eq. 13, with L_max = 100 and L_cache = 20."""
+    lengths = torch.tensor([0, 80, 85, 90, 100, 130])
+    expected = torch.tensor([0.0, 0.0, -0.25, -0.5, -1.0, -1.0])
+    torch.testing.assert_close(overlong_penalty(lengths, limit=100, buffer=20), expected)
+    torch.testing.assert_close(overlong_penalty(lengths, limit=100, buffer=20, penalty=0.4), 0.4 * expected)
+    with pytest.raises(ValueError, match="buffer must be between 1 and the limit of 100"):
+        overlong_penalty(lengths, limit=100, buffer=101)
+
+
+def test_truncated_sequences_leave_the_mask() -> None:
+    segments = Segments.from_lengths([2, 0, 3])
+    mask = torch.tensor([True, False, True, True, False])
+    kept = without_truncated(mask, segments, torch.tensor([False, True, True]))
+    assert kept.tolist() == [True, False, False, False, False]
+
+
+def test_scores_are_clipped_and_normalised() -> None:
+    assert clipped_scores(torch.tensor([-5.0, 0.5, 5.0]), -1.0, 1.0).tolist() == [-1.0, 0.5, 1.0]
+    with pytest.raises(ValueError, match="low <= high"):
+        clipped_scores(torch.zeros(1), 1.0, -1.0)
+    torch.testing.assert_close(normalised_scores(torch.tensor([1.0, 2.0, 3.0])), torch.tensor([-1.0, 0.0, 1.0]))
+    assert normalised_scores(torch.tensor([5.0])).tolist() == [0.0]
+    assert normalised_scores(torch.zeros(0)).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [("pow", [1.0, 4.0, 0.0, 9.0]), ("max_min", [1.0, 0.0, 0.0, 1.0]), ("max_random", [0.1, 0.1, 0.1, 0.4])],
+)
+def test_resampling_draws_with_the_published_weights(kind: Any, weights: list[float]) -> None:
+    """arXiv 2409.06957; 40,000 draws: each share within five standard deviations of its weight."""
+    scores = torch.tensor([-1.0, 2.0, 0.0, 3.0]).repeat(10_000)
+    scores[2::4] = 0.0
+    drawn = resampled(scores, torch.Generator().manual_seed(0), kind=kind)
+    again = resampled(scores, torch.Generator().manual_seed(0), kind=kind)
+    assert torch.equal(drawn, again)
+    for value, weight in zip([-1.0, 2.0, 0.0, 3.0], weights, strict=True):
+        share = weight / sum(weights)
+        seen = float((scores[drawn] == value).double().mean())
+        assert abs(seen - share) <= 5 * math.sqrt(share * (1 - share) / 40_000)
+
+
+def test_resampling_without_any_weight_is_uniform_and_an_unknown_kind_is_refused() -> None:
+    drawn = resampled(torch.zeros(1000), torch.Generator().manual_seed(0))
+    assert len(drawn.unique()) > 500
+    with pytest.raises(ValueError, match="'best'"):
+        resampled(torch.zeros(3), torch.Generator(), kind="best")  # type: ignore[arg-type]
+
+
+def whole(batch: Ragged) -> PolicyInputs:
+    return PolicyInputs(
+        log_probs=batch.stream("log_probs", torch.float64),
+        old_log_probs=batch.stream("old", torch.float64),
+        advantages=batch.stream("advantages", torch.float64),
+        mask=batch.mask,
+        segments=batch.segments,
+    )
+
+
+def covariance(batch: Ragged) -> list[float]:
+    return [c for row in oracle.covariances(batch.kept("log_probs"), batch.kept("advantages")) for c in row]
+
+
+@settings(max_examples=15)
+@given(batch=batches(extreme=False))
+def test_kl_cov_selects_the_largest_covariances(batch: Ragged) -> None:
+    values = covariance(batch)
+    chosen = policy_losses["klCov"].select_tokens(whole(batch), torch.Generator(), covariance_fraction=0.3)
+    assert not bool(chosen[~batch.mask].any())
+    wanted = int(0.3 * len(values))
+    expected = sorted(range(len(values)), key=lambda i: -values[i])[:wanted]
+    assert chosen[batch.mask].nonzero().flatten().tolist() == sorted(expected)
+
+
+@settings(max_examples=15)
+@given(batch=batches(extreme=False))
+def test_clip_cov_selects_at_random_inside_the_band(batch: Ragged) -> None:
+    values = covariance(batch)
+    band = {i for i, v in enumerate(values) if 0.1 < v < 1.0}
+    settings_ = {"covariance_fraction": 0.2, "covariance_low": 0.1, "covariance_high": 1.0}
+
+    def draw(seed: int) -> set[int]:
+        chosen = policy_losses["clipCov"].select_tokens(whole(batch), torch.Generator().manual_seed(seed), **settings_)
+        assert not bool(chosen[~batch.mask].any())
+        return set(chosen[batch.mask].nonzero().flatten().tolist())
+
+    wanted = min(int(0.2 * len(values)), len(band))
+    draws = [draw(seed) for seed in range(6)]
+    assert all(len(d) == wanted and d <= band for d in draws)
+    assert draw(3) == draws[3]
+    if 0 < wanted < len(band) - 1 and len(band) > 5:
+        assert len({frozenset(d) for d in draws}) > 1
+
+
+def test_a_fraction_below_one_token_selects_nothing() -> None:
+    batch = make_batch([4], [8, 5, 0, 3], 0.2, seed=4)
+    for name in ("clipCov", "klCov"):
+        assert not bool(policy_losses[name].select_tokens(whole(batch), torch.Generator()).any())
+    with pytest.raises(ValueError, match="selects no tokens"):
+        policy_losses["ppoClip"].select_tokens(whole(batch), torch.Generator())
+
+
+@pytest.mark.parametrize("name", ["clipCov", "klCov"])
+def test_ranks_that_share_a_selection_add_up_to_one_rank(name: str) -> None:
+    """What the learner does: gather the mini-batch's log-probs, select alike on every rank, each keeps its part."""
+    batch = make_batch([4, 4], [8, 5, 0, 3, 9, 9, 2, 6], 0.2, seed=4)
+    params = {"covariance_fraction": 0.2} | ({"covariance_low": 0.1} if name == "clipCov" else {})
+    chosen = policy_losses[name].select_tokens(whole(batch), torch.Generator().manual_seed(7), **params)
+    assert bool(chosen.any())
+    counts = LossCounts.of(batch.mask, batch.segments)
+    settings_ = LossSettings(name, params)
+
+    def gradient(rows: list[int]) -> torch.Tensor:
+        part = batch.reordered(rows)
+        pieces = chosen.split(batch.lengths)
+        given_ = whole(part)
+        log_probs = given_.log_probs.clone().requires_grad_()
+        selection = torch.cat([pieces[i] for i in rows])
+        rank = PolicyInputs(
+            log_probs, given_.advantages, part.mask, part.segments, given_.old_log_probs, selection=selection
+        )
+        actor_loss(rank, settings_, counts).loss.backward()
+        assert log_probs.grad is not None
+        return log_probs.grad
+
+    alone = gradient(list(range(8)))
+    for ranks in (2, 4):
+        size = 8 // ranks
+        parts = [gradient(list(range(r * size, (r + 1) * size))) for r in range(ranks)]
+        torch.testing.assert_close(torch.cat(parts), alone, rtol=1e-12, atol=1e-14)
