@@ -1,0 +1,252 @@
+"""The training step asks a real learner for what a job needs, and hands it the streams that the method defines.
+
+The learner is a ``LearnerRank`` in this process; ``Watched`` notes what passes. Expected advantages and rewards are
+computed here from the scores, by the methods' definitions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rljob_api import resolve
+from rljob_api.resolved import ResolvedSpec
+from rljob_api.spec.job import RLJob
+from rljob_trainer.errors import DataError
+from rljob_trainer.learner.metrics import update_result
+from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch, UpdateResult
+from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.learner.work import cut
+from rljob_trainer.models.materialise import materialise
+from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
+from rljob_trainer.telemetry.names import check_all
+from rljob_trainer.training.batch import layout
+from rljob_trainer.training.step import TrainingStep
+
+SCORES = [[1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
+ALL_SCORES = [score for row in SCORES for score in row]
+
+
+class Watched:
+    """A learner of one rank without Ray, which remembers what it was asked."""
+
+    def __init__(self, rank: LearnerRank) -> None:
+        self.rank = rank
+        self.scored: list[dict[str, Any]] = []
+        self.updates: list[tuple[SequenceBatch, LossSettings, list[list[int]], bool, bool]] = []
+
+    async def score(self, batch: SequenceBatch, *, temperature: float, **wanted: bool) -> ScoreResult:
+        self.scored.append({name for name, value in wanted.items() if value})
+        work = cut(batch, [range(len(batch))], ranks=1, token_budget=4096, share_prompts=True)
+        part = self.rank.score(work.shares[0], temperature, **wanted)
+        return ScoreResult(
+            **{name: work.merge(batch, [part[name]], per_sequence=name == "final_values") for name in part}
+        )
+
+    async def update(
+        self,
+        batch: SequenceBatch,
+        loss: LossSettings,
+        mini_batches: Sequence[Sequence[int]],
+        *,
+        update_actor: bool = True,
+        update_critic: bool = False,
+    ) -> UpdateResult:
+        self.updates.append((batch, loss, [list(m) for m in mini_batches], update_actor, update_critic))
+        work = cut(batch, mini_batches, ranks=1, token_budget=4096, share_prompts=True)
+        report = self.rank.update(work.shares[0], loss, update_actor=update_actor, update_critic=update_critic)
+        return update_result([report], work.rank_tokens)
+
+
+def spec_of(**algorithm: Any) -> ResolvedSpec:
+    document = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "test"},
+        "spec": {
+            "model": {"random": {"hiddenSize": 32, "layers": 1, "heads": 1, "tokenizer": {"characters": "0123456789"}}},
+            "data": {"train": {"task": {"type": "copy"}}},
+            "reward": {"functions": [{"type": "exactMatch"}]},
+            "algorithm": {"preset": "grpo", **algorithm},
+            "batch": {"groups": 3, "samplesPerPrompt": 4},
+        },
+    }
+    return resolve(RLJob.model_validate(document)).spec
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return materialise(spec_of().model, tmp_path_factory.mktemp("model") / "model").path
+
+
+def groups_of(scores: Sequence[Sequence[float]], seed: int = 0, *, version: int = 0) -> list[Group]:
+    """Random tokens with responses of 1 to 5 tokens; the last sample of each group is truncated."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for number, row in enumerate(scores):
+        prompt = Prompt(number, 0, number, "copy", "", tuple(rng.integers(4, 14, 3).tolist()), None)
+        samples = []
+        for index, score in enumerate(row):
+            length = int(rng.integers(1, 6))
+            samples.append(
+                Sample(
+                    index=index,
+                    token_ids=rng.integers(4, 14, length).astype(np.int32),
+                    log_probs=rng.normal(-2.6, 0.1, length).astype(np.float32),
+                    versions=np.full(length, version, dtype=np.int32),
+                    mask=np.ones(length, dtype=bool),
+                    finish="length" if index == len(row) - 1 else "stop",
+                    reward=RewardResult(score, {"exactMatch": score}, correct=score == 1),
+                )
+            )
+        groups.append(Group(prompt, samples))
+    return groups
+
+
+def step_of(spec: ResolvedSpec, folder: Path) -> tuple[TrainingStep, Watched]:
+    algorithm = spec.algorithm
+    settings = LearnerSettings(
+        model_path=folder,
+        reference=algorithm.needs_reference,
+        critic=None if algorithm.critic is None else LearnerSettings(model_path=folder).actor,
+    )
+    learner = Watched(LearnerRank(settings))
+    return TrainingStep(algorithm, spec.batch, learner, temperature=1.0, seed=0), learner  # type: ignore[arg-type]
+
+
+def per_token(values: Sequence[float], groups: Sequence[Group]) -> list[float]:
+    lengths = [len(s.token_ids) for g in groups for s in g.samples]
+    return [value for value, length in zip(values, lengths, strict=True) for _ in range(length)]
+
+
+NO_KL = {"inLoss": {"coefficient": 0}, "inReward": {"coefficient": 0}}
+
+
+async def test_one_update_on_policy_needs_no_forward_pass_before_it(folder: Path) -> None:
+    step, learner = step_of(spec_of(kl=NO_KL), folder)
+    await step.run(groups_of(SCORES), number=1, version=0)
+    assert learner.scored == []
+    assert learner.updates[0][0].old_log_probs is None
+
+
+async def test_several_updates_are_anchored_at_the_policy_before_the_first(folder: Path) -> None:
+    spec = spec_of(kl=NO_KL)
+    spec = spec.model_copy(update={"batch": spec.batch.model_copy(update={"epochs": 2, "mini_batch_groups": 1})})
+    step, learner = step_of(spec, folder)
+    groups = groups_of(SCORES)
+    metrics = await step.run(groups, number=1, version=0)
+    assert learner.scored == [{"log_probs"}]
+    batch, _, mini_batches, _, _ = learner.updates[0]
+    assert batch.old_log_probs is not None
+    assert mini_batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]] * 2
+    assert metrics["actor/steps"] == 6
+    assert "mismatch/log_prob/mean" in metrics
+
+
+async def test_bypass_takes_the_engines_log_probs(folder: Path) -> None:
+    step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection={"mode": "bypass"}), folder)
+    groups = groups_of(SCORES)
+    await step.run(groups, number=1, version=0)
+    assert learner.scored == []
+    sampled = np.concatenate([s.log_probs for g in groups for s in g.samples])
+    np.testing.assert_array_equal(learner.updates[0][0].old_log_probs, sampled)
+
+
+async def test_decoupled_corrects_what_engine_and_trainer_disagree_about(folder: Path) -> None:
+    correction = {"mode": "decoupled", "weights": {"level": "token", "high": 1.05}}
+    step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection=correction), folder)
+    metrics = await step.run(groups_of(SCORES), number=1, version=0)
+    batch = learner.updates[0][0]
+    expected = np.minimum(np.exp(batch.old_log_probs - batch.rollout_log_probs), 1.05)
+    np.testing.assert_allclose(batch.weights, expected, rtol=1e-5)
+    assert metrics["rollout_correction/weight/max"] == pytest.approx(1.05)
+
+
+async def test_grpo_advantages_are_the_groups_standard_scores(folder: Path) -> None:
+    step, learner = step_of(spec_of(kl=NO_KL), folder)
+    groups = groups_of(SCORES)
+    await step.run(groups, number=1, version=0)
+    expected = []
+    for row in SCORES:
+        mean = sum(row) / 4
+        deviation = math.sqrt(sum((x - mean) ** 2 for x in row) / 3)
+        expected += [(x - mean) / (deviation + 1e-6) for x in row]
+    np.testing.assert_allclose(learner.updates[0][0].advantages, per_token(expected, groups), atol=1e-5)
+
+
+async def test_truncated_responses_can_lose_their_reward_and_their_place_in_the_loss(folder: Path) -> None:
+    truncated = {"reward": "replace", "replacement": -1.0, "mask": True}
+    step, learner = step_of(spec_of(kl=NO_KL, truncated=truncated, advantage={"normalizeByStd": False}), folder)
+    groups = groups_of(SCORES)
+    await step.run(groups, number=1, version=0)
+    batch = learner.updates[0][0]
+    replaced = [[*row[:3], -1.0] for row in SCORES]
+    expected = [x - sum(row) / 4 for row in replaced for x in row]
+    np.testing.assert_allclose(batch.advantages, per_token(expected, groups), atol=1e-5)
+    np.testing.assert_array_equal(batch.mask, per_token([1.0, 1.0, 1.0, 0.0] * 3, groups))
+
+
+async def test_ppo_charges_the_reward_for_kl_and_trains_the_critic_on_returns(folder: Path) -> None:
+    spec = spec_of(preset="ppo", kl={"inReward": {"kind": "k1", "coefficient": 0.5}}, critic={"warmupSteps": 1})
+    step, learner = step_of(spec, folder)
+    groups = groups_of(SCORES)
+    await step.run(groups, number=1, version=0)
+    batch, _, _, actor, critic = learner.updates[0]
+    assert learner.scored == [{"log_probs", "reference", "values"}]
+    assert (actor, critic) == (False, True)
+    # gamma = lambda = 1: the return is the sum of what follows. The reference is the model itself, so the KL is 0.
+    np.testing.assert_allclose(batch.returns, per_token(ALL_SCORES, groups), atol=1e-5)
+    await step.run(groups, number=2, version=1)
+    assert learner.updates[1][3:] == (True, True)
+    metrics = await step.run(groups, number=3, version=2)
+    batch = learner.updates[2][0]
+    scored_old, reference = batch.old_log_probs, batch.ref_log_probs
+    assert reference is not None
+    assert scored_old is not None
+    charged = -0.5 * (scored_old.astype(np.float64) - reference)
+    expected, position = [], 0
+    for score, length in zip(ALL_SCORES, [len(s.token_ids) for g in groups for s in g.samples], strict=True):
+        rewards = charged[position : position + length].copy()
+        rewards[-1] += score
+        expected += np.cumsum(rewards[::-1])[::-1].tolist()
+        position += length
+    np.testing.assert_allclose(batch.returns, expected, atol=1e-5)
+    assert metrics["kl/coefficient"] == 0.5
+
+
+async def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_part_of_the_state(folder: Path) -> None:
+    controller = {"type": "adaptive", "target": 0.1, "horizon": 100}
+    spec = spec_of(preset="ppo", kl={"inReward": {"kind": "k1", "coefficient": 0.5, "controller": controller}})
+    step, _ = step_of(spec, folder)
+    await step.run(groups_of(SCORES), number=1, version=0)
+    # The KL is 0 in the first step, far below the target: the change is cut to -0.2, for 12 of 100 samples.
+    assert step.kl.coefficient == pytest.approx(0.5 * (1 - 0.2 * 12 / 100))
+    other, _ = step_of(spec, folder)
+    other.load_state_dict(step.state_dict())
+    assert other.kl.coefficient == step.kl.coefficient
+
+
+@pytest.mark.parametrize("preset", ["ppo", "grpo", "dr_grpo", "gspo", "rloo", "reinforce_plus_plus", "cispo", "opo"])
+async def test_presets_train_and_report_known_metrics(folder: Path, preset: str) -> None:
+    step, learner = step_of(spec_of(preset=preset), folder)
+    metrics = await step.run(groups_of(SCORES), number=1, version=0)
+    check_all(metrics)
+    assert all(math.isfinite(value) for value in metrics.values()), metrics
+    assert metrics["reward/mean"] == pytest.approx(np.mean(SCORES))
+    assert metrics["actor/steps"] == 1
+    assert learner.updates
+
+
+def test_a_sample_without_a_reward_is_named() -> None:
+    groups = groups_of(SCORES)
+    groups[1].samples[2].reward = None
+    with pytest.raises(DataError, match="sample 2 of prompt 1"):
+        layout(groups)
