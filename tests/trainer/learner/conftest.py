@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 from ray import cloudpickle
-from rljob_trainer.learner.protocol import SequenceBatch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
+
+from rljob_trainer.learner.protocol import SequenceBatch
 
 VOCABULARY = 50
 SECONDS = 120
@@ -71,9 +72,12 @@ def untied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _tokenizer() -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
 
     words = {f"w{i}": i for i in range(VOCABULARY)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), unk_token="w0")
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0")
 
 
 @pytest.fixture(scope="session")

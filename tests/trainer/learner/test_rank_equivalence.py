@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from rljob_trainer.learner.parallel import full
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
@@ -74,13 +75,12 @@ def test_any_number_of_ranks_and_any_micro_batch_size(
     assert distance(whole, whole) == 0.0
     for count in (1, 2, 4):
         for budget in (40, 100):
-            results = ranks.run(
-                count, gradients, settings_for(path, ranks=count, micro_batch_tokens=budget), batch
-            )
+            results = ranks.run(count, gradients, settings_for(path, ranks=count, micro_batch_tokens=budget), batch)
             for other, _ in results:
                 assert distance(other, whole) < 1e-5
             for name, value in metrics.items():
-                assert sum(share.get(name, 0.0) for _, share in results) == pytest.approx(value, rel=1e-5, abs=1e-6), name
+                total = sum(share.get(name, 0.0) for _, share in results)
+                assert total == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,7 @@ def test_bfloat16_is_near_float32(ranks: Any, make_batch: Callable[..., Sequence
         assert all(g.dtype == torch.float32 for g in other.values())
 
 
-def test_what_is_masked_cannot_matter(
-    ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path
-) -> None:
+def test_what_is_masked_cannot_matter(ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path) -> None:
     batch = make_batch(groups=3)
     whole, _ = ranks.run(1, gradients, settings_for(tied_folder), batch)[0]
     names = ("advantages", "returns", "values", "old_log_probs", "rollout_log_probs", "ref_log_probs", "weights")

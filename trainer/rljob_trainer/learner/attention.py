@@ -135,9 +135,11 @@ class PackedBlock:
         if block.key_rows is not None:
             real = np.arange(block.key_rows.shape[1])[None] < block.key_lengths[:, None]
             gather = Gather.of(block.key_rows.reshape(-1), row_tokens, real.reshape(-1))
-            heads = np.unique(block.key_lengths - lengths) if len(lengths) else lengths
+            heads = np.unique(block.key_lengths - lengths)
             first = heads if len(heads) == 1 else block.key_lengths - lengths
-            bound = torch.from_numpy(first[:, None] + np.arange(longest)[None])
+            # A padded query still sees the last key: a row without any would be NaN.
+            last = block.key_rows.shape[1] - 1
+            bound = torch.from_numpy(np.minimum(first[:, None] + np.arange(longest)[None], last))
         keys = longest if block.key_rows is None else block.key_rows.shape[1]
         return cls(len(lengths), longest, keys, rows, spread, home, gather, bound)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
@@ -20,9 +20,11 @@ from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from rljob_trainer.errors import LearnerError, RLJobError
 from rljob_trainer.learner.metrics import update_result
 from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch, UpdateResult
-from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
-from rljob_trainer.learner.work import cut
+from rljob_trainer.learner.work import Cut, cut
+
+if TYPE_CHECKING:
+    from rljob_trainer.learner.rank import LearnerRank
 
 _GRACE_SECONDS = 3.0
 """After a first failure: how long to wait for news of a rank that died, which is then the one to blame."""
@@ -44,6 +46,9 @@ class RankActor:
 
     def start(self, settings: LearnerSettings, address: str, timeout_seconds: float) -> None:
         """Builds the models. All ranks at once."""
+        # Only here: the driver, which imports this module too, needs no model library.
+        from rljob_trainer.learner.rank import LearnerRank
+
         self.rank = LearnerRank(settings, self.number, address, timeout_seconds)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -196,7 +201,7 @@ class LearnerGroup:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _cut(self, batch: SequenceBatch, mini_batches: Sequence[Sequence[int]]) -> Any:
+    def _cut(self, batch: SequenceBatch, mini_batches: Sequence[Sequence[int]]) -> Cut:
         return cut(
             batch,
             mini_batches,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from rljob_trainer.learner.protocol import UpdateResult
 from rljob_trainer.learner.work import RankReport, StepReport
 
+
 def update_result(reports: Sequence[RankReport], rank_tokens: Sequence[int]) -> UpdateResult:
     """``reports`` of all ranks after one update; ``rank_tokens`` are what each was given."""
     metrics: dict[str, float] = {}

@@ -183,7 +183,7 @@ def _pieces(lengths: Lengths, indices: Int64Array, limit: int) -> list[Int64Arra
         parts = 1
         if len(group) > 1 and prompt + responses > limit:
             # Each part repeats the prompt, so only what is left of the limit holds responses.
-            parts = min(len(group), -(-responses // max(1, limit - prompt)))
+            parts = min(len(group), max(1, -(-responses // max(1, limit - prompt))))
         by_length = group[np.argsort(-lengths.responses[group], kind="stable")] if parts > 1 else group
         pieces.extend(by_length[part::parts] for part in range(parts))
     return pieces

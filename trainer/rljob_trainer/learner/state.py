@@ -61,8 +61,9 @@ def load(folder: Path, models: Sequence[Trained], rank: int, ranks: int) -> None
         random = None
         if description["ranks"] == ranks:
             random = torch.load(folder / _random_file(rank), weights_only=True)
-    # Damaged bytes surface as whatever the unpickler or the zip reader stumbles over.
-    except Exception as error:
+    # Damaged bytes surface as whatever the unpickler or the zip reader stumbles over; torch's wrapper around that
+    # is not even an Exception.
+    except (Exception, CheckpointException) as error:
         raise CheckpointError(
             f"the learner's state in {folder} cannot be read: {_reason(error)}; "
             "the files are damaged or belong to another model"

@@ -1,0 +1,148 @@
+"""Attention over packed rows against transformers' own eager attention, one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
+
+from rljob_trainer.learner.attention import Packed, packed_attention
+from rljob_trainer.learner.models import PackedRow, load_policy
+from rljob_trainer.learner.packing import Lengths, build_row, offsets_of
+from rljob_trainer.learner.protocol import SequenceBatch
+
+CPU = torch.device("cpu")
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
+    """``[H, L, D]`` by the definition, in the dtype of its inputs."""
+    k, v = (x.repeat_interleave(q.shape[0] // k.shape[0], 0) for x in (k, v))
+    scores = q @ k.transpose(1, 2) * scale
+    distance = torch.arange(q.shape[1])[:, None] - torch.arange(q.shape[1])[None]
+    seen = (distance >= 0) & (distance < (window or q.shape[1]))
+    return torch.softmax(scores.masked_fill(~seen, -torch.inf), -1) @ v
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_equals_the_definition_for_each_sequence(window: int | None, seed: int) -> None:
+    """Groups of one and of several, of equal and of different lengths; forward and backward, in float64."""
+    rng = np.random.default_rng(seed)
+    prompts = np.repeat(rng.integers(1, 9, 5), [1, 3, 4, 1, 2])
+    keys = np.repeat(np.arange(5), [1, 3, 4, 1, 2])
+    responses = rng.integers(0, 9, len(keys)) if seed else np.full(len(keys), 4)
+    lengths = Lengths(prompts, responses, keys)
+    indices = rng.permutation(len(keys))
+    row = build_row(lengths, indices, final=True)
+    tokens, heads, kv, dim, scale = len(row.source), 4, 2, 8, 0.3
+    q, k, v = (torch.randn(1, h, tokens, dim, dtype=torch.float64, requires_grad=True) for h in (heads, kv, kv))
+    packed = Packed.of(row, CPU, torch.float64)
+    out, _ = packed_attention(torch.nn.Identity(), q, k, v, None, scaling=scale, sliding_window=window, packed=packed)
+    pull = torch.randn_like(out)
+
+    # Each sequence's rows: its prompt's (perhaps a sibling's) and its own, found by what they stand for.
+    starts = offsets_of(prompts + responses)
+    of_row = {int(source): i for i, source in enumerate(row.source)}
+    expected = torch.zeros_like(out)
+    for s in range(len(keys)):
+        places = []
+        for t in range(int(prompts[s] + responses[s])):
+            siblings = np.flatnonzero(keys == keys[s]) if t < prompts[s] else [s]
+            places.append(next(of_row[int(starts[o] + t)] for o in siblings if int(starts[o] + t) in of_row))
+        result = attention(q[0, :, places], k[0, :, places], v[0, :, places], scale, window)
+        expected = expected.index_put((torch.zeros(1, dtype=torch.int64), torch.tensor(places)), result.transpose(0, 1))
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+    ours = torch.autograd.grad(out, (q, k, v), pull)
+    theirs = torch.autograd.grad(expected, (q, k, v), pull)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("folder", ["tied_folder", "untied_folder"])
+@pytest.mark.parametrize("final", [False, True])
+def test_a_packed_model_equals_one_sequence_at_a_time(
+    folder: str, final: bool, make_batch: Callable[..., SequenceBatch], request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(folder)
+    check_against_eager(path, make_batch(), final)
+
+
+def test_a_sliding_window(tmp_path: Path, make_batch: Callable[..., SequenceBatch]) -> None:
+    config = MistralConfig(
+        vocab_size=50,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=5,
+    )
+    torch.manual_seed(0)
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    check_against_eager(tmp_path, make_batch(), final=False)
+
+
+def check_against_eager(path: Path, batch: SequenceBatch, final: bool) -> None:
+    temperature = 0.8
+    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    starts = offsets_of(batch.prompt_lengths + batch.response_lengths)
+    expected = []
+    for s, prompt in enumerate(batch.prompt_lengths.tolist()):
+        ids = torch.from_numpy(batch.token_ids[starts[s] : starts[s + 1]].astype(np.int64))
+        log_p = torch.log_softmax(reference(ids[None], use_cache=False).logits[0].double() / temperature, -1)
+        expected.append(log_p[prompt - 1 : -1].gather(1, ids[prompt:, None])[:, 0])
+    policy = load_policy(path, dtype=torch.float32)
+    row = build_row(Lengths.of(batch), np.arange(len(batch)), final=final)
+    log_probs, _, _ = policy(PackedRow.of(row, batch.token_ids, CPU, torch.float32), temperature)
+    torch.testing.assert_close(log_probs.double(), torch.cat(expected), rtol=0, atol=1e-5)
+
+    pull = torch.randn(len(log_probs), dtype=torch.float64)
+    (log_probs * pull).sum().backward()
+    (torch.cat(expected) * pull).sum().backward()
+    theirs = dict(reference.named_parameters())
+    for name, parameter in policy.published():
+        difference = parameter.grad - theirs[name].grad
+        assert float(difference.norm()) < 1e-5 * max(float(theirs[name].grad.norm()), 1e-3), name
+
+
+def test_the_live_model_still_works_the_usual_way(tied_folder: Path) -> None:
+    """An engine may run the same model with padding and a mask of its own."""
+    model = load_policy(tied_folder, dtype=torch.float32).language_model
+    plain = AutoModelForCausalLM.from_pretrained(tied_folder, dtype=torch.float32, attn_implementation="eager")
+    ids = torch.arange(12).view(2, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, plain(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_variants_that_are_not_computed_are_refused() -> None:
+    x = torch.zeros(1, 1, 1, 8)
+    packed = Packed([], None)
+    with pytest.raises(ValueError, match="softcap"):
+        packed_attention(torch.nn.Identity(), x, x, x, None, softcap=30.0, packed=packed)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("window", [None, 3])
+def test_the_flash_kernel_on_a_gpu_equals_the_blocks(window: int | None) -> None:
+    rng = np.random.default_rng(0)
+    keys = np.repeat(np.arange(5), [1, 3, 4, 1, 2])
+    lengths = Lengths(np.repeat(rng.integers(1, 90, 5), [1, 3, 4, 1, 2]), rng.integers(0, 90, len(keys)), keys)
+    row = build_row(lengths, np.arange(len(keys)))
+    device = torch.device("cuda")
+    q, k, v = (
+        torch.randn(1, h, len(row.source), 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+        for h in (4, 2, 2)
+    )
+    results = []
+    for dtype in (torch.bfloat16, torch.float32):
+        packed = Packed.of(row, device, dtype)
+        assert (packed.varlen is None) == (dtype == torch.float32)
+        inputs = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        out, _ = packed_attention(torch.nn.Identity(), *inputs, None, sliding_window=window, packed=packed)
+        results.append([out, *torch.autograd.grad(out.float().square().sum(), inputs)])
+    for flash, blocks in zip(*results, strict=True):
+        assert float((flash.float() - blocks).norm() / blocks.norm()) < 0.02

@@ -1,0 +1,157 @@
+"""The driver's handle over real Ray actors: order of results, errors that name the rank, deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from rljob_trainer.driver.local_ray import ray_for_run
+from rljob_trainer.errors import CheckpointError, LearnerError
+from rljob_trainer.learner.group import GroupOptions, LearnerGroup, RankActor
+from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
+from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
+from rljob_trainer.learner.work import cut
+
+OPTIONS = GroupOptions(start_seconds=120, call_seconds=60)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    with ray_for_run(cpus=4):
+        yield
+
+
+@pytest.fixture(scope="module")
+def settings(tied_folder: Path) -> LearnerSettings:
+    return LearnerSettings(
+        tied_folder,
+        ranks=2,
+        actor=OptimizerSettings(learning_rate=1e-3),
+        critic=OptimizerSettings(learning_rate=1e-3),
+        reference=True,
+        micro_batch_tokens=60,
+    )
+
+
+def process_id(rank: LearnerRank) -> int:
+    return os.getpid()
+
+
+def fail_or_wait(rank: None, number: int) -> None:
+    """Rank 1 fails; rank 0 waits for it for ever, as in a collective."""
+    if number == 1:
+        raise ZeroDivisionError("out of cheese")
+    time.sleep(600)
+
+
+async def test_two_ranks_do_what_one_does_until_one_is_killed(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch], tmp_path: Path
+) -> None:
+    batch = make_batch()
+    one = LearnerRank(replace(settings, ranks=1))
+    share = cut(batch, [range(len(batch))], ranks=1, token_budget=1 << 20).shares[0]
+    wanted = {"log_probs": True, "entropy": True, "sum_squared_probs": True, "reference": True, "values": True}
+    group = await LearnerGroup.start(settings, OPTIONS)
+    try:
+        result = await group.score(batch, temperature=0.7, **wanted)
+        for name, stream in one.score(share, 0.7, **wanted).items():
+            np.testing.assert_allclose(getattr(result, name), stream, atol=2e-6, err_msg=name)
+        assert result.final_values is not None
+        assert len(result.final_values) == len(batch)
+
+        minis = [range(0, 12), range(12, 24)] * 2
+        loss = LossSettings(value_clip=0.3, entropy_coefficient=0.01)
+        update = await group.update(batch, loss, minis, update_critic=True)
+        assert (update.actor_steps, update.critic_steps, update.skipped) == (4, 4, [])
+        one.update(cut(batch, minis, ranks=1, token_budget=1 << 20).shares[0], loss, update_critic=True)
+        result = await group.score(batch, temperature=0.7, **wanted)
+        for name, stream in one.score(share, 0.7, **wanted).items():
+            np.testing.assert_allclose(getattr(result, name), stream, atol=2e-4, err_msg=name)
+
+        # An error that all ranks report, such as a folder without a checkpoint, does not end the group.
+        with pytest.raises(CheckpointError, match=r"learner\.json is missing"):
+            await group.load(tmp_path)
+        pids = await group.run(process_id)
+
+        asyncio.get_running_loop().call_later(0.3, os.kill, pids[1], signal.SIGKILL)
+        began = time.monotonic()
+
+        async def go_on() -> None:
+            while True:
+                await group.update(batch, loss, minis * 4)
+
+        with pytest.raises(LearnerError, match="learner rank 1 died during update"):
+            await go_on()
+        assert time.monotonic() - began < OPTIONS.call_seconds / 2
+        with pytest.raises(LearnerError, match="has failed before: learner rank 1 died"):
+            await group.save(tmp_path)
+    finally:
+        await group.close()
+
+
+async def test_a_rank_that_raises_or_hangs_is_named(settings: LearnerSettings) -> None:
+    def without_models() -> LearnerGroup:
+        group = LearnerGroup(settings, OPTIONS)
+        group.actors = [ray.remote(RankActor).remote(number) for number in range(2)]
+        return group
+
+    group = without_models()
+    calls = [actor.run.remote(fail_or_wait, number) for number, actor in enumerate(group.actors)]
+    with pytest.raises(LearnerError, match=r"learner rank 1 failed in a test(.|\n)*out of cheese"):
+        await group._gather("a test", calls, 60.0)
+
+    group = without_models()
+    calls = [group.actors[0].run.remote(fail_or_wait, 0)]
+    with pytest.raises(LearnerError, match="learner rank 0 did not finish a test within 1 s"):
+        await group._gather("a test", calls, 1.0)
+
+
+async def test_resources_that_do_not_exist(settings: LearnerSettings) -> None:
+    options = GroupOptions(resources={"num_cpus": 1, "num_gpus": 64}, start_seconds=1.0)
+    with pytest.raises(LearnerError, match=r"did not finish start \(.*64.*does the cluster have that"):
+        await LearnerGroup.start(settings, options)
+
+
+def test_settings_from_a_job(tied_folder: Path, tmp_path: Path) -> None:
+    from rljob_api import load_jobs, resolve
+
+    (tmp_path / "train.jsonl").write_text('{"q": "1+1", "a": "2"}\n' * 8)
+    text = f"""
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {{name: x}}
+spec:
+  model: {{source: {tied_folder}}}
+  data:
+    train: {{source: {tmp_path}/train.jsonl}}
+    prompt: q
+    answer: a
+  reward: {{functions: [{{type: exactMatch}}]}}
+  algorithm: {{preset: ppo}}
+  trainer:
+    replicas: 2
+    microBatchTokens: 512
+    optimizer: {{learningRate: 2.0e-5, warmupSteps: 3, betas: [0.9, 0.95]}}
+  stop: {{steps: 7}}
+"""
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    job = resolve(load_jobs(path)[0])
+    ours = LearnerSettings.from_job(job, tied_folder)
+    assert (ours.ranks, ours.device, ours.dtype, ours.total_updates) == (2, "cpu", "float32", 7)
+    assert ours.actor.learning_rate == 2e-5
+    assert ours.actor.betas == (0.9, 0.95)
+    assert ours.critic is not None
+    assert ours.critic.warmup_steps == 3
+    assert not ours.reference or job.spec.algorithm.needs_reference
+    assert ours.micro_batch_tokens == 512

@@ -1,0 +1,111 @@
+"""Chunked log-probs and entropy against a plain float64 softmax, with gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
+
+TOKENS, WIDTH, VOCABULARY = 23, 8, 31
+
+
+def problem(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, WIDTH, generator=generator, dtype=torch.float64)
+    weight = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64)
+    targets = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+    return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), targets
+
+
+def plain(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    log_p = torch.log_softmax(hidden @ weight.T / temperature, -1)
+    return log_p[torch.arange(len(targets)), targets], -(log_p.exp() * log_p).sum(-1)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, TOKENS, 1000, None])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("streams", ["both", "log_probs", "entropy"])
+def test_equals_the_plain_softmax_and_its_gradient(chunk: int | None, temperature: float, streams: str) -> None:
+    hidden, weight, targets = problem(torch.float64)
+    ours = log_probs_and_entropy(hidden, weight, targets, temperature=temperature, chunk=chunk)
+    theirs = plain(hidden, weight, targets, temperature)
+    pulls = torch.randn(2, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    if streams != "both":
+        pulls[0 if streams == "entropy" else 1] = 0
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+    def gradient(results: tuple[torch.Tensor, torch.Tensor], used: str) -> tuple[torch.Tensor, ...]:
+        terms = {"log_probs": (results[0] * pulls[0]).sum(), "entropy": (results[1] * pulls[1]).sum()}
+        loss = sum(terms.values()) if used == "both" else terms[used]
+        return torch.autograd.grad(loss, (hidden, weight))
+
+    for a, b in zip(gradient(ours, streams), gradient(theirs, "both"), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("chunk", [4, 1000])
+def test_half_precision_weights_have_a_float32_softmax(chunk: int) -> None:
+    hidden, weight, targets = problem(torch.bfloat16)
+    log_probs, entropy = log_probs_and_entropy(hidden, weight, targets, chunk=chunk)
+    assert log_probs.dtype == entropy.dtype == torch.float32
+    # The product rounds to bfloat16 (8 bits); what follows must not add more than float32 does.
+    logits = (hidden @ weight.T).double()
+    torch.testing.assert_close(log_probs.double(), torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0])
+    (log_probs.sum() + entropy.sum()).backward()
+    exact_hidden, exact_weight = (t.detach().double().requires_grad_() for t in (hidden, weight))
+    exact = plain(exact_hidden, exact_weight, targets, 1.0)
+    (exact[0].sum() + exact[1].sum()).backward()
+    for ours, theirs in ((hidden, exact_hidden), (weight, exact_weight)):
+        assert ours.grad is not None and theirs.grad is not None  # noqa: PT018
+        assert ours.grad.dtype == torch.bfloat16
+        assert float((ours.grad - theirs.grad).norm() / theirs.grad.norm()) < 0.02
+
+
+def test_a_forbidden_token_has_no_entropy_and_no_gradient() -> None:
+    """A row of the output matrix that gives -inf, as some padded vocabularies do."""
+    hidden, weight, targets = problem(torch.float32)
+    with torch.no_grad():
+        hidden[:, 0] = 1.0
+        weight[3] = 0.0
+        weight[3, 0] = -torch.inf
+    targets = torch.where(targets == 3, 4, targets)
+    kept = torch.cat([weight[:3], weight[4:]]).detach().double()
+    shifted = torch.where(targets > 3, targets - 1, targets)
+    ours = log_probs_and_entropy(hidden, weight, targets)
+    theirs = plain(hidden.double(), kept, shifted, 1.0)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=1e-5)
+
+
+def test_the_sum_of_squared_probabilities() -> None:
+    hidden, weight, _ = problem(torch.float64)
+    expected = torch.softmax(hidden @ weight.T / 0.5, -1).square().sum(-1)
+    for chunk in (3, 100):
+        torch.testing.assert_close(sum_squared_probs(hidden, weight, temperature=0.5, chunk=chunk), expected)
+
+
+def test_logits_never_exist_whole() -> None:
+    """With a big vocabulary the largest allocation is one chunk's."""
+    hidden = torch.randn(64, 4, requires_grad=True)
+    weight = torch.randn(5000, 4, requires_grad=True)
+    targets = torch.zeros(64, dtype=torch.int64)
+    with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
+        log_probs, entropy = log_probs_and_entropy(hidden, weight, targets, chunk=8)
+        (log_probs.sum() + entropy.sum()).backward()
+    largest = max(abs(event.cpu_memory_usage) for event in profile.events())
+    assert largest < 64 * 5000 * 4 / 2
+
+
+def test_an_empty_stream_and_a_bad_temperature() -> None:
+    hidden, weight, targets = problem(torch.float32)
+    log_probs, _ = log_probs_and_entropy(hidden[:0], weight, targets[:0])
+    log_probs.sum().backward()
+    assert weight.grad is not None
+    assert float(weight.grad.abs().sum()) == 0.0
+    with pytest.raises(ValueError, match="temperature above 0"):
+        log_probs_and_entropy(hidden, weight, targets, temperature=0.0)
+    assert default_chunk(151936) * 151936 * 4 <= 64 << 20

@@ -1,0 +1,171 @@
+"""Plans and rows as properties: nothing lost, nothing twice, budgets kept, ranks in step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_trainer.learner.packing import (
+    Lengths,
+    balance,
+    build_row,
+    check_batch,
+    offsets_of,
+    plan,
+    prompt_keys,
+    ranges,
+    take,
+)
+from rljob_trainer.learner.protocol import SequenceBatch
+from rljob_trainer.learner.work import cut
+
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=5)), min_size=1, max_size=9
+)
+"""A prompt's length and the lengths of its responses, for each group."""
+
+
+def lengths_of(groups: list[tuple[int, list[int]]]) -> Lengths:
+    return Lengths(
+        np.array([p for p, rs in groups for _ in rs]),
+        np.array([r for _, rs in groups for r in rs]),
+        np.array([i for i, (_, rs) in enumerate(groups) for _ in rs]),
+    )
+
+
+def test_ranges() -> None:
+    np.testing.assert_array_equal(ranges([5, 0, 7], np.array([2, 0, 3])), [5, 6, 7, 8, 9])
+    np.testing.assert_array_equal(ranges(0, np.array([1, 3])), [0, 0, 1, 2])
+    assert len(ranges([], np.empty(0, dtype=np.int64))) == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(GROUPS, st.integers(1, 4), st.integers(4, 60), st.integers(1, 3))
+def test_a_plan_is_complete_within_budget_and_in_step(
+    groups: list[tuple[int, list[int]]], ranks: int, budget: int, parts: int
+) -> None:
+    lengths = lengths_of(groups)
+    minis = [part.tolist() for part in np.array_split(np.random.default_rng(0).permutation(len(lengths.keys)), parts)]
+    planned = plan(lengths, minis, ranks, budget)
+    for number, mini in enumerate(minis):
+        micros = [planned[rank][number] for rank in range(ranks)]
+        assert len({len(m) for m in micros}) == 1
+        assert sorted(np.concatenate([i for m in micros for i in m]).tolist()) == sorted(mini)
+        # A sequence is never cut: one that is longer than the budget makes room for itself.
+        longest = int((lengths.prompts + lengths.responses).max())
+        for micro in (i for m in micros for i in m):
+            assert len(micro) < 2 or len(build_row(lengths, micro).source) <= max(budget, longest)
+
+
+@settings(max_examples=150, deadline=None)
+@given(GROUPS, st.booleans())
+def test_a_row_holds_every_token_once_and_each_prompt_once(groups: list[tuple[int, list[int]]], final: bool) -> None:
+    lengths = lengths_of(groups)
+    indices = np.random.default_rng(1).permutation(len(lengths.keys))
+    row = build_row(lengths, indices, final=final)
+    starts = offsets_of(lengths.prompts + lengths.responses)
+    expected = sum(p + sum(max(0, r if final else r - 1) for r in rs) for p, rs in groups)
+    assert len(row.source) == len(row.positions) == expected == sum(int(b.query_lengths.sum()) for b in row.blocks)
+    np.testing.assert_array_equal(row.offsets, offsets_of(lengths.responses[indices]))
+
+    sequence = np.repeat(np.arange(len(starts) - 1), np.diff(starts))  # of each token of the batch
+    position = np.arange(starts[-1]) - starts[sequence]
+    token = 0
+    for at, index in enumerate(indices.tolist()):
+        p, r = int(lengths.prompts[index]), int(lengths.responses[index])
+        for t in range(r):
+            seen, output = int(row.targets[token]), int(row.output_rows[token])
+            assert (sequence[seen], position[seen]) == (index, p + t)
+            source = int(row.source[output])
+            assert row.positions[output] == position[source] == p + t - 1
+            # The first token is predicted by the prompt, which may be a sibling's; the others by their own past.
+            assert lengths.keys[sequence[source]] == lengths.keys[index]
+            assert t == 0 or sequence[source] == index
+            assert row.stream[token] == offsets_of(lengths.responses)[index] + t
+            token += 1
+        if final:
+            assert row.final_rows is not None
+            source = int(row.source[row.final_rows[at]])
+            assert row.positions[row.final_rows[at]] == position[source] == p + r - 1
+    assert token == len(row.targets)
+
+
+@settings(max_examples=60, deadline=None)
+@given(GROUPS)
+def test_attention_blocks_see_the_prompt_and_their_own_past(groups: list[tuple[int, list[int]]]) -> None:
+    lengths = lengths_of(groups)
+    row = build_row(lengths, np.arange(len(lengths.keys)), final=True)
+    start = 0
+    for block in row.blocks:
+        for b, count in enumerate(block.query_lengths.tolist()):
+            own = np.arange(start, start + count)
+            keys = own if block.key_rows is None else block.key_rows[b, : int(block.key_lengths[b])]
+            np.testing.assert_array_equal(row.positions[keys], np.arange(len(keys)))
+            np.testing.assert_array_equal(keys[len(keys) - count :], own)
+            start += count
+
+
+def test_ranks_get_about_the_same_number_of_tokens() -> None:
+    rng = np.random.default_rng(0)
+    count = 256
+    lengths = Lengths(
+        np.repeat(rng.integers(10, 100, count // 8), 8),
+        rng.integers(1, 400, count),
+        np.repeat(np.arange(count // 8), 8),
+    )
+    for ranks in (2, 4, 8):
+        loads = [lengths.row_tokens(part) for part in balance(lengths, np.arange(count), ranks)]
+        assert max(loads) <= 1.1 * sum(loads) / ranks
+    one_prompt = Lengths(np.full(8, 10), np.full(8, 100), np.zeros(8, dtype=np.int64))
+    assert [len(part) for part in balance(one_prompt, np.arange(8), 4)] == [2, 2, 2, 2]
+
+
+def test_prompts_are_told_apart_by_their_tokens(make_batch: Callable[..., SequenceBatch]) -> None:
+    batch = make_batch(groups=3, samples=4)
+    np.testing.assert_array_equal(prompt_keys(batch), np.repeat([0, 1, 2], 4))
+
+
+def test_take_and_merge_are_inverse(make_batch: Callable[..., SequenceBatch]) -> None:
+    batch = make_batch()
+    order = np.random.default_rng(2).permutation(len(batch))
+    part = take(batch, order)
+    check_batch(part)
+    offsets = offsets_of(batch.response_lengths)
+    np.testing.assert_array_equal(
+        part.advantages, np.concatenate([batch.advantages[offsets[i] : offsets[i + 1]] for i in order])
+    )
+    work = cut(batch, [range(len(batch))], ranks=3, token_budget=50)
+    streams, finals = [], []
+    for share in work.shares:
+        done = [m for mini in share.micro_batches for m in mini]
+        streams.append(np.concatenate([share.batch.advantages[build_row(share.lengths, m).stream] for m in done]))
+        finals.append(np.concatenate([share.batch.prompt_lengths[m] for m in done]))
+    np.testing.assert_array_equal(work.merge(batch, streams), batch.advantages)
+    np.testing.assert_array_equal(work.merge(batch, finals, per_sequence=True), batch.prompt_lengths)
+
+
+def test_counts_are_those_of_all_ranks(make_batch: Callable[..., SequenceBatch]) -> None:
+    batch = make_batch()
+    work = cut(batch, [[0, 1, 2], [5]], ranks=2, token_budget=50)
+    offsets = offsets_of(batch.response_lengths)
+    masks = [batch.mask[offsets[i] : offsets[i + 1]] for i in range(len(batch))]
+    for mini, counts in zip(([0, 1, 2], [5]), work.shares[1].counts, strict=True):
+        assert counts.tokens == sum(masks[i].sum() for i in mini)
+        assert counts.sequences == sum(masks[i].any() for i in mini)
+
+
+def test_malformed_batches_are_refused(make_batch: Callable[..., SequenceBatch]) -> None:
+    batch = make_batch()
+    batch.advantages = batch.advantages[:-1]
+    with pytest.raises(ValueError, match=r"advantages has \d+ entries but there are"):
+        cut(batch, [[0]], ranks=1, token_budget=100)
+    batch = make_batch()
+    with pytest.raises(ValueError, match="mini-batch 1 names sequences outside"):
+        cut(batch, [[0], [99]], ranks=1, token_budget=100)
+    batch.prompt_lengths = np.where(np.arange(len(batch)) == 3, 0, batch.prompt_lengths)
+    with pytest.raises(ValueError, match="sequence 3 has no prompt"):
+        cut(batch, [[0]], ranks=1, token_budget=100)

@@ -1,0 +1,231 @@
+"""One rank: learning, on-policy ratios, skipped steps, what publication and export give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.learner.metrics import update_result
+from rljob_trainer.learner.packing import offsets_of
+from rljob_trainer.learner.protocol import LossSettings, SequenceBatch, UpdateResult
+from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
+from rljob_trainer.learner.work import cut
+from rljob_trainer.telemetry.names import check_all
+
+
+def update(rank: LearnerRank, batch: SequenceBatch, minis: list[Any] | None = None, **options: Any) -> UpdateResult:
+    loss = options.pop("loss", LossSettings())
+    work = cut(batch, minis or [range(len(batch))], ranks=1, token_budget=rank.settings.micro_batch_tokens)
+    return update_result([rank.update(work.shares[0], loss, **options)], work.rank_tokens)
+
+
+def score(rank: LearnerRank, batch: SequenceBatch, temperature: float = 1.0, **wanted: bool) -> dict[str, np.ndarray]:
+    work = cut(batch, [range(len(batch))], ranks=1, token_budget=rank.settings.micro_batch_tokens)
+    streams = rank.score(work.shares[0], temperature, **wanted)
+    return {n: work.merge(batch, [s], per_sequence=n == "final_values") for n, s in streams.items()}
+
+
+@pytest.fixture
+def settings(tied_folder: Path) -> LearnerSettings:
+    return LearnerSettings(
+        tied_folder,
+        actor=OptimizerSettings(learning_rate=3e-3, weight_decay=0.0),
+        critic=OptimizerSettings(learning_rate=3e-3, weight_decay=0.0),
+        micro_batch_tokens=100,
+    )
+
+
+def test_the_actor_makes_good_tokens_likelier(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    batch = replace(make_batch(), old_log_probs=None, weights=None)
+    batch.advantages = np.where(np.arange(len(batch.mask)) % 2 == 0, 1.0, -1.0).astype(np.float32)
+    rank = LearnerRank(settings)
+    before = score(rank, batch, log_probs=True)["log_probs"]
+    for _ in range(5):
+        update(rank, batch)
+    gain = (score(rank, batch, log_probs=True)["log_probs"] - before)[batch.mask]
+    assert gain[batch.advantages[batch.mask] > 0].mean() > 0.05
+    assert gain[batch.advantages[batch.mask] < 0].mean() < -0.05
+
+
+def test_the_critic_learns_a_constant(settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]) -> None:
+    batch = make_batch()
+    batch.returns = np.full(len(batch.mask), 0.7, dtype=np.float32)
+    rank = LearnerRank(settings)
+    assert not score(rank, batch, values=True)["values"].any()  # the head begins at zero
+    for _ in range(40):
+        result = update(rank, batch, update_actor=False, update_critic=True)
+    assert (result.actor_steps, result.critic_steps) == (0, 1)
+    values = score(rank, batch, values=True)
+    np.testing.assert_allclose(values["values"][batch.mask], 0.7, atol=0.1)
+    assert result.metrics["critic/value_loss"] < 0.5 * 0.1**2
+    assert "critic/explained_variance" not in result.metrics  # a constant has no variance to explain
+
+
+def test_explained_variance_against_its_definition(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    batch = make_batch()
+    rank = LearnerRank(settings)
+    update(rank, batch, update_critic=True, update_actor=False)
+    values = score(rank, batch, values=True)["values"][batch.mask]
+    result = update(rank, batch, update_critic=True, update_actor=False)
+    returns = batch.returns[batch.mask].astype(np.float64)
+    expected = 1 - np.var(returns - values) / np.var(returns)
+    assert result.metrics["critic/explained_variance"] == pytest.approx(expected, abs=1e-5)
+    assert result.metrics["critic/prediction/mean"] == pytest.approx(values.mean(), abs=1e-5)
+
+
+def test_without_old_log_probs_the_ratio_is_exactly_one(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    batch = replace(make_batch(), old_log_probs=None, weights=None)
+    result = update(LearnerRank(settings), batch, [range(0, 12), range(12, 24)] * 2)
+    assert result.metrics["actor/ratio/mean"] == 1.0
+    assert result.metrics["actor/clip_fraction"] == 0.0
+    assert result.actor_steps == 4
+
+
+def test_metrics_are_means_over_tokens_and_have_public_names(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    batch = make_batch()
+    rank = LearnerRank(replace(settings, reference=True))
+    streams = score(rank, batch, 0.8, log_probs=True, entropy=True)
+    loss = LossSettings(temperature=0.8, kl_kind="k1", kl_coefficient=0.01, value_clip=0.2)
+    metrics = update(rank, batch, loss=loss, update_critic=True).metrics
+    mask = batch.mask
+    assert metrics["actor/entropy"] == pytest.approx(streams["entropy"][mask].mean(), rel=1e-5)
+    k1 = (streams["log_probs"] - batch.ref_log_probs)[mask].mean()
+    assert metrics["kl/in_loss"] == pytest.approx(k1, rel=1e-4)
+    approx_kl = (batch.old_log_probs - streams["log_probs"])[mask].mean()
+    assert metrics["actor/approx_kl"] == pytest.approx(approx_kl, rel=1e-4)
+    check_all(metrics)  # raises for a name that the catalogue lacks
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step_and_is_named(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    batch = make_batch()
+    first = offsets_of(batch.response_lengths)
+    batch.mask[first[5]] = True
+    batch.advantages[first[5]] = np.nan
+    rank = LearnerRank(settings)
+    twin = LearnerRank(settings)
+    result = update(rank, batch, [range(0, 12), range(12, 24)], update_critic=True)
+    assert len(result.skipped) == 1
+    assert result.skipped[0].startswith("actor, mini-batch 0: the gradient of ")
+    assert result.skipped[0].endswith("is not finite; step skipped")
+    assert (result.actor_steps, result.critic_steps) == (1, 2)
+    assert result.metrics["actor/skipped_steps"] == 1
+    assert all(np.isfinite(v) for v in result.metrics.values())
+    update(twin, batch, [range(12, 24)])
+    for (name, ours), (_, theirs) in zip(
+        rank.named_parameters_for_publish(), twin.named_parameters_for_publish(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+def test_the_schedule_counts_updates_not_optimizer_steps(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    batch = make_batch(groups=2)
+    schedule = OptimizerSettings(learning_rate=0.1, warmup_steps=4)
+    rank = LearnerRank(replace(settings, actor=schedule))
+    rates = []
+    for number in range(5):
+        result = update(rank, batch, [range(len(batch))] * (number + 1), update_critic=number == 0)
+        rates.append(result.metrics["actor/learning_rate"])
+    assert rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
+    with pytest.raises(ValueError, match=r"stop\.steps"):
+        LearnerRank(replace(settings, actor=replace(schedule, schedule="cosine")))
+
+
+def test_the_same_work_gives_the_same_bits(settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]) -> None:
+    batch = make_batch()
+    results = []
+    for _ in range(2):
+        rank = LearnerRank(settings)
+        metrics = update(rank, batch, [range(0, 12), range(12, 24)], update_critic=True).metrics
+        results.append((metrics, [t.clone() for _, t in rank.named_parameters_for_publish()]))
+    assert results[0][0] == results[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
+def test_the_reference_stays_where_the_actor_began(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    batch = make_batch()
+    rank = LearnerRank(replace(settings, reference=True))
+    before = score(rank, batch, log_probs=True, reference=True)
+    np.testing.assert_array_equal(before["log_probs"], before["ref_log_probs"])
+    update(rank, batch)
+    after = score(rank, batch, log_probs=True, reference=True)
+    np.testing.assert_array_equal(before["ref_log_probs"], after["ref_log_probs"])
+    assert np.abs(after["log_probs"] - before["log_probs"]).max() > 1e-3
+    with pytest.raises(ValueError, match="keeps no reference"):
+        score(LearnerRank(settings), batch, reference=True)
+
+
+def test_publication_gives_live_tensors_once_each(settings: LearnerSettings, untied_folder: Path) -> None:
+    for folder, tied in ((settings.model_path, True), (untied_folder, False)):
+        rank = LearnerRank(replace(settings, model_path=folder))
+        named = dict(rank.named_parameters_for_publish())
+        assert ("lm_head.weight" in named) != tied
+        live = dict(rank.actor_model.named_parameters())
+        assert named.keys() == live.keys()
+        assert all(named[name].data_ptr() == live[name].data_ptr() for name in named)
+        assert not any(t.requires_grad for t in named.values())
+
+
+@pytest.mark.parametrize(("folder", "dtype"), [("tied_folder", torch.float32), ("untied_folder", torch.bfloat16)])
+def test_an_export_is_a_model_folder(
+    folder: str,
+    dtype: torch.dtype,
+    settings: LearnerSettings,
+    make_batch: Callable[..., SequenceBatch],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    source = request.getfixturevalue(folder)
+    rank = LearnerRank(replace(settings, model_path=source))
+    update(rank, make_batch())
+    rank.export(tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert loaded.dtype == dtype
+    for name, tensor in rank.named_parameters_for_publish():
+        assert torch.equal(loaded.get_parameter(name), tensor.to(dtype)), name
+    assert json.loads((tmp_path / "out/config.json").read_text()) == json.loads((source / "config.json").read_text())
+    assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")("w3 w5")["input_ids"] == [3, 5]
+
+
+def test_a_large_export_is_cut_into_files(settings: LearnerSettings, tmp_path: Path) -> None:
+    from rljob_trainer.learner.export import write_folder
+
+    rank = LearnerRank(settings)
+    parameters = list(rank._policy.published())
+    write_folder(tmp_path, settings.model_path, parameters, writer=True, file_bytes=64 << 10)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(loaded.get_parameter(name), p) for name, p in parameters)
+
+
+def test_a_folder_that_is_no_model(settings: LearnerSettings, tmp_path: Path) -> None:
+    with pytest.raises(JobFileError, match=r"cannot be loaded.*spec\.model"):
+        LearnerRank(replace(settings, model_path=tmp_path))
+
+
+def test_ranks_and_copies_must_fit(tied_folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"replicate = 2 does not divide the number of ranks, 3"):
+        LearnerSettings(tied_folder, ranks=3, replicate=2)

@@ -1,0 +1,160 @@
+"""A saved state continues bit for bit, on other numbers of ranks too, and damage is said clearly."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rljob_trainer.errors import CheckpointError
+from rljob_trainer.learner.parallel import full
+from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
+from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
+from rljob_trainer.learner.work import cut
+
+State = dict[str, torch.Tensor]
+
+
+def updated(
+    rank: int,
+    address: str,
+    settings: LearnerSettings,
+    batch: SequenceBatch,
+    options: dict[str, Any],
+) -> tuple[State, int, torch.Tensor]:
+    """Loads, updates, saves, updates again; then the whole state, the schedule's clock and a random number."""
+    learner = LearnerRank(settings, rank, address, timeout_seconds=60)
+    minis = [range(0, 12), range(12, 24)]
+    share = cut(batch, minis, ranks=settings.ranks, token_budget=settings.micro_batch_tokens).shares[rank]
+    if "load" in options:
+        learner.load(options["load"])
+    for _ in range(options.get("before", 0)):
+        learner.update(share, LossSettings(), update_critic=True)
+        torch.rand(3)
+    if "save" in options:
+        learner.save(options["save"])
+    for _ in range(options.get("after", 0)):
+        learner.update(share, LossSettings(), update_critic=True)
+    state = {name: full(t).clone() for model in learner._trained for name, t in model.state().items()}
+    return state, learner.actor.updates, torch.rand(2)
+
+
+@pytest.fixture
+def settings(tied_folder: Path) -> LearnerSettings:
+    optimizer = OptimizerSettings(learning_rate=1e-3, warmup_steps=5)
+    return LearnerSettings(tied_folder, actor=optimizer, critic=optimizer, micro_batch_tokens=100)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_save_and_load_then_update_equals_going_on(
+    count: int, ranks: Any, settings: LearnerSettings, make_batch: Callable[..., SequenceBatch], tmp_path: Path
+) -> None:
+    settings, batch = replace(settings, ranks=count), make_batch()
+    straight = ranks.run(count, updated, settings, batch, {"before": 2, "save": tmp_path, "after": 2})
+    resumed = ranks.run(count, updated, settings, batch, {"load": tmp_path, "after": 2})
+    for (ours, updates, drawn), (theirs, more_updates, also_drawn) in zip(straight, resumed, strict=True):
+        assert updates == more_updates == 4
+        assert torch.equal(drawn, also_drawn)
+        assert ours.keys() == theirs.keys()
+        for name, tensor in ours.items():
+            assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(2, 1), (1, 2), (4, 2)])
+def test_another_number_of_ranks_reads_the_same_state(
+    writers: int,
+    readers: int,
+    ranks: Any,
+    settings: LearnerSettings,
+    make_batch: Callable[..., SequenceBatch],
+    tmp_path: Path,
+) -> None:
+    batch = make_batch()
+    written = ranks.run(writers, updated, replace(settings, ranks=writers), batch, {"before": 2, "save": tmp_path})
+    read = ranks.run(readers, updated, replace(settings, ranks=readers), batch, {"load": tmp_path})
+    for state, updates, _ in read:
+        assert updates == 2
+        assert state.keys() == written[0][0].keys()
+        assert any(name.endswith("exp_avg_sq") and tensor.any() for name, tensor in state.items())
+        for name, tensor in written[0][0].items():
+            assert torch.equal(tensor, state[name]), name
+
+
+@pytest.fixture(scope="module")
+def saved(
+    tmp_path_factory: pytest.TempPathFactory, tied_folder: Path, make_batch: Callable[..., SequenceBatch]
+) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    LearnerRank(LearnerSettings(tied_folder, critic=OptimizerSettings())).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("missing data", "cannot be read.*distcp"),
+        ("truncated data", "cannot be read"),
+        ("garbage metadata", "cannot be read"),
+        ("missing metadata", r"cannot be read.*\.metadata"),
+        ("missing random", "cannot be read.*random-0000"),
+        ("broken description", r"learner\.json cannot be read"),
+        ("newer description", "has format 99, this program reads 1"),
+        ("not a checkpoint", r"learner\.json is missing"),
+    ],
+)
+def test_damage_is_a_checkpoint_error(
+    damage: str, message: str, saved: Path, settings: LearnerSettings, tmp_path: Path
+) -> None:
+    folder = tmp_path / "state"
+    shutil.copytree(saved, folder)
+    data = next(folder.glob("*.distcp"))
+    match damage:
+        case "missing data":
+            data.unlink()
+        case "truncated data":
+            data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+        case "garbage metadata":
+            (folder / ".metadata").write_bytes(b"garbage" * 100)
+        case "missing metadata":
+            (folder / ".metadata").unlink()
+        case "missing random":
+            (folder / "random-0000.pt").unlink()
+        case "broken description":
+            (folder / "learner.json").write_text("{")
+        case "newer description":
+            (folder / "learner.json").write_text('{"format": 99, "updates": {}}')
+        case "not a checkpoint":
+            (folder / "learner.json").unlink()
+    with pytest.raises(CheckpointError, match=message):
+        LearnerRank(settings).load(folder)
+
+
+def test_the_state_of_another_model_or_algorithm(
+    saved: Path, settings: LearnerSettings, untied_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="belong to another model"):
+        LearnerRank(replace(settings, model_path=untied_folder)).load(saved)
+    LearnerRank(replace(settings, critic=None)).save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"holds no critic \(it has: actor\)"):
+        LearnerRank(settings).load(tmp_path)
+
+
+def test_damage_is_an_error_on_every_rank(saved: Path, ranks: Any, settings: LearnerSettings, tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    shutil.copytree(saved, folder)
+    data = next(folder.glob("*.distcp"))
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+    messages = ranks.run(2, failing_load, replace(settings, ranks=2), folder)
+    assert all("cannot be read" in message for message in messages)
+
+
+def failing_load(rank: int, address: str, settings: LearnerSettings, folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        LearnerRank(settings, rank, address, timeout_seconds=60).load(folder)
+    return str(caught.value)
