@@ -117,6 +117,12 @@ class EngineLoop:
 
         self.call(finish)
 
+    def update(self, receive: Callable[[Engine], None], version: int) -> None:
+        """One whole update in which ``receive`` calls ``engine.load`` (or nothing, when weights are shared)."""
+        self.begin_update()
+        self.call(receive)
+        self.finish_update(version)
+
     def join_weights(self, link: WeightLink, first_rank: int, timeout: float) -> None:
         """Joins a weight group; blocks the engine until all members are there."""
         self.call(lambda engine: engine.join_weights(link, first_rank, timeout))

@@ -1,0 +1,79 @@
+"""How the driver talks to one engine: asynchronous calls with a deadline, and Ray's errors in our words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from rljob_trainer.errors import DeadlineError, EngineError, RLJobError
+from rljob_trainer.rollout.actor import ACTOR_OPTIONS, EngineActor, EngineSpec
+
+
+class EngineLost(EngineError):
+    """The engine's process is gone; its requests have to be made elsewhere."""
+
+
+class EngineHandle(Protocol):
+    """One engine, wherever it is. ``name`` is unique in the pool."""
+
+    name: str
+
+    async def call(self, method: str, *args: Any, timeout: float) -> Any:
+        """Calls a method of ``EngineLoop`` or ``EngineActor`` by its name.
+
+        Raises ``EngineLost`` when the process is gone, ``DeadlineError`` after ``timeout`` seconds, else what the
+        engine raised.
+        """
+        ...
+
+    def kill(self) -> None:
+        """Ends the engine at once. Nothing happens if it is gone already."""
+        ...
+
+
+class RayEngine:
+    """An engine in a Ray actor: one of its own (``RayEngine.start``) or one beside a learner rank (``invoke``)."""
+
+    def __init__(self, name: str, invoke: Callable[..., ray.ObjectRef], kill: Callable[[], None]) -> None:
+        """``invoke(method, *args)`` starts a call and returns its reference; ``kill`` ends the process."""
+        self.name = name
+        self._invoke = invoke
+        self._kill = kill
+
+    @classmethod
+    async def start(cls, name: str, spec: EngineSpec, *, timeout: float = 600.0, **options: Any) -> RayEngine:
+        """Starts an engine actor with the given Ray options and waits until it is built."""
+        actor = ray.remote(EngineActor).options(**{**ACTOR_OPTIONS, **options}).remote(name, spec)
+        handle = cls(
+            name,
+            lambda method, *args: getattr(actor, method).remote(*args),
+            lambda: ray.kill(actor, no_restart=True),
+        )
+        try:
+            await handle.call("ready", timeout=timeout)
+        except BaseException:
+            handle.kill()
+            raise
+        return handle
+
+    async def call(self, method: str, *args: Any, timeout: float) -> Any:
+        try:
+            async with asyncio.timeout(timeout):
+                return await asyncio.wrap_future(self._invoke(method, *args).future())
+        except TimeoutError:
+            raise DeadlineError(f"engine {self.name} did not answer {method} within {timeout:g} s") from None
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, RLJobError | ValueError):
+                raise cause from error
+            raise EngineError(f"engine {self.name}: {method} failed: {error}") from error
+        except RayActorError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise EngineLost(f"engine {self.name} is gone ({reason})") from error
+
+    def kill(self) -> None:
+        self._kill()

@@ -1,0 +1,93 @@
+"""What learner ranks do in a publication: functions for ``LearnerGroup.run``, which call them in every rank's process.
+
+Nothing is raised here because of an engine: ranks gather their parameters in step, so each must walk through all of
+them whatever becomes of the broadcast, and an engine's failure is not the learner's. It is returned instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.plan import TensorMeta, describe
+from rljob_trainer.weights.sender import Publisher, SendReport
+
+_KEY = "weights"
+
+
+class Rank(Protocol):
+    """What is needed of a learner rank."""
+
+    rank: int
+    device: torch.device
+    attachments: dict[str, Any]
+
+    def named_parameters_for_publish(self) -> Iterator[tuple[str, Tensor]]: ...
+
+
+@dataclass(slots=True)
+class _Side:
+    """A rank's part, kept between calls."""
+
+    publisher: Publisher | None
+    metas: list[TensorMeta] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a group could not be opened or a publication did not succeed."""
+
+    message: str
+
+
+def open_publisher(rank: Rank, bucket_bytes: int, host: str | None = None) -> str | None:
+    """Prepares publication; rank 0 returns the address of its store. ``host``: where it listens, by default this
+    node's address within the Ray cluster."""
+    publisher = None
+    if rank.rank == 0:
+        if host is None:
+            import ray
+
+            host = str(ray.util.get_node_ip_address())
+        publisher = Publisher(bucket_bytes, host, rank.device)
+    rank.attachments[_KEY] = _Side(publisher)
+    return publisher.address if publisher else None
+
+
+def connect(rank: Rank, link: WeightLink, timeout: float) -> Failure | None:
+    """Opens the weight group on rank 0, while all engines join it."""
+    publisher = _side(rank).publisher
+    if publisher is not None:
+        try:
+            publisher.connect(link, timeout)
+        except (DeadlineError, EngineError) as error:
+            return Failure(str(error))
+    return None
+
+
+def publish(rank: Rank, version: int, timeout: float) -> SendReport | Failure | None:
+    """Sends the policy's parameters from rank 0, which returns what it cost or why it failed."""
+    side = _side(rank)
+    if side.metas is None:
+        side.metas = describe(rank.named_parameters_for_publish())
+    parameters = rank.named_parameters_for_publish()
+    result: SendReport | Failure | None = None
+    if side.publisher is not None:
+        try:
+            result = side.publisher.publish(side.metas, parameters, version, timeout)
+        except (DeadlineError, EngineError) as error:
+            result = Failure(str(error))
+    for _ in parameters:
+        pass
+    return result
+
+
+def _side(rank: Rank) -> _Side:
+    side: _Side = rank.attachments[_KEY]
+    return side
