@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.spec.lifecycle import Logging, Wandb
 from rljob_trainer.errors import DataError, JobFileError, OutputError
 from rljob_trainer.telemetry.names import UnknownMetricError
 from rljob_trainer.telemetry.run_folder import SampleRow, read_lines, read_samples, sample_files, samples_path
 from rljob_trainer.telemetry.sinks import JsonlSink, Sinks, TensorBoardSink, open_sinks
-from rljob_trainer.telemetry.trackers import MlflowSink, WandbSink
+from rljob_trainer.telemetry.trackers import MlflowSink, WandbSink, _flat, open_trackers
 
 ROW = SampleRow(source="gsm8k", prompt="1 + 1 = ?", response='2\n<script>"é"', score=1.0, parts={"exact": 1.0})
 
@@ -184,6 +185,21 @@ def test_wandb_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
 def test_mlflow_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(JobFileError, match=r'logging.mlflow needs .* mlflow.* pip install "rljob\[mlflow\]"'):
         MlflowSink(tmp_path, experiment="e", name="n")
+
+
+def test_a_job_without_trackers_opens_none(tmp_path: Path) -> None:
+    assert open_trackers(Logging(), tmp_path, name="n", config={}) == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="the extra is installed")
+def test_a_tracker_that_a_job_asks_for_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(JobFileError, match=r"logging\.wandb needs"):
+        open_trackers(Logging(wandb=Wandb(project="p")), tmp_path, name="n", config={})
+
+
+def test_a_job_becomes_flat_parameters() -> None:
+    tree = {"spec": {"batch": {"groups": 8}, "kl": None, "stop": [1]}, "kind": "RLJob"}
+    assert _flat(tree) == {"spec.batch.groups": 8, "spec.stop": [1], "kind": "RLJob"}
 
 
 def test_wandb_offline_continues_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

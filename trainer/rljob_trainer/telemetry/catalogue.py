@@ -197,6 +197,10 @@ def _learning() -> Iterator[Metric]:
         "mean",
     )
     yield Metric("actor/dual_clip_fraction", "fraction", "tokens with negative advantage held by the dual clip", "mean")
+    yield Metric(
+        "actor/rejected_fraction", "fraction", "tokens that a bypass loss rejects against the engine's policy", "mean"
+    )
+    yield Metric("actor/selected_fraction", "fraction", "tokens that clipCov or klCov pick by their covariance", "mean")
     yield Metric("actor/ratio/mean", "", "mean of pi_theta / pi_old", "mean")
     yield Metric("actor/ratio/max", "", "largest pi_theta / pi_old", "max")
     yield Metric("actor/ratio/min", "", "smallest pi_theta / pi_old (mean over optimizer steps)", "mean")

@@ -13,12 +13,70 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rljob_trainer.errors import JobFileError, OutputError
 from rljob_trainer.telemetry.run_folder import SampleRow
 
+if TYPE_CHECKING:
+    from rljob_api.spec.lifecycle import Logging
+    from rljob_trainer.telemetry.sinks import Sink
+
 Warn = Callable[[str], None]
+
+
+def open_trackers(
+    logging: Logging,
+    folder: Path,
+    *,
+    name: str,
+    config: Mapping[str, Any],
+    resume: bool = False,
+    warn: Warn = print,
+) -> list[Sink]:
+    """The trackers that a job's ``logging`` asks for, none by default. ``config`` is the job as the file has it.
+
+    Raises ``JobFileError`` when an extra is not installed, ``OutputError`` when a tracker cannot be reached.
+    """
+    trackers: list[Sink] = []
+    if logging.wandb is not None:
+        asked = logging.wandb
+        trackers.append(
+            WandbSink(
+                folder,
+                project=asked.project,
+                name=asked.name or name,
+                entity=asked.entity,
+                tags=asked.tags,
+                config=config,
+                resume=resume,
+                warn=warn,
+            )
+        )
+    if logging.mlflow is not None:
+        trackers.append(
+            MlflowSink(
+                folder,
+                experiment=logging.mlflow.experiment,
+                name=name,
+                tracking_uri=logging.mlflow.tracking_uri,
+                parameters=_flat(config),
+                resume=resume,
+                warn=warn,
+            )
+        )
+    return trackers
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"spec": {"batch": {"groups": 8}}}`` as ``{"spec.batch.groups": 8}``: MLflow's parameters have no depth."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def _load(module: str, *, field: str, extra: str) -> ModuleType:
