@@ -36,7 +36,8 @@ def test_a_generated_task_needs_nothing_but_its_name() -> None:
     for prompt in (*train, *held_out):
         assert prompt is not None
         left, right = prompt.text.removesuffix("=").split("+")
-        assert prompt.answer == str(int(left) + int(right))
+        assert prompt.answer is not None
+        assert int(prompt.answer) == int(left) + int(right)
 
 
 def test_the_gsm8k_files_of_the_examples() -> None:

@@ -183,3 +183,21 @@ def test_validation_prompts_are_the_first_rows_in_order() -> None:
     assert [p.source for p in prompts] == ["v"] * 92
     with pytest.raises(DataError, match=r"has no prompt within maxPromptTokens = 1 \(3 rows\)"):
         validation_prompts(source("v", ["1", "2", "3"], max_tokens=1))
+
+
+def test_a_prompt_can_be_made_again_from_its_place() -> None:
+    mixed = PromptFeed([source("a", ["1", "2", "345"], 3), source("b", ["6"], 3)], seed=1)
+    assert mixed.source_names == ("a", "b")
+    for prompt in take(mixed, 6):
+        again = mixed.prompt_at(ordinal=prompt.ordinal, epoch=prompt.epoch, source=prompt.source, row=prompt.row)
+        assert again == prompt
+    for name, row in (("c", 0), ("b", 1), ("a", 2)):  # no such source, no such row, a row that is dropped
+        with pytest.raises(CheckpointError, match=f"row {row} of data source '{name}' gave prompt 9"):
+            mixed.prompt_at(ordinal=9, epoch=0, source=name, row=row)
+
+
+def test_progress_counts_passes_over_the_data() -> None:
+    some = feed(10)
+    assert some.progress == 0.0
+    take(some, 25)
+    assert some.progress == 2.5

@@ -16,6 +16,7 @@ def test_addition_problems_add_two_numbers_of_exactly_so_many_digits(digits: int
         left, right = prompt.removesuffix("=").split("+")
         assert len(left) == len(right) == digits
         assert int(left) + int(right) == int(answer)
+        assert len(answer) == digits + 1
 
 
 def test_copy_problems_repeat_digits_with_leading_zeros() -> None:
