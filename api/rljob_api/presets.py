@@ -1,4 +1,7 @@
-"""Presets: what ``algorithm.preset`` fills in, each with its source. Everything can be overridden in the job file."""
+"""Presets: what ``algorithm.preset`` fills in, each with its source. Everything can be overridden in the job file.
+
+The number of samples per prompt is a matter of budget more than of method: where a paper uses very many (GRPO: 64), 8.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
     ),
     "rloo": Preset(
         title="REINFORCE with the mean of the other samples as baseline.",
-        source="arXiv 2402.14740",
+        source="arXiv 2402.14740 (n = 4; KL in the reward)",
         samples_per_prompt=4,
         algorithm=Algorithm(
             preset="rloo",
@@ -121,8 +124,8 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         ),
     ),
     "reinforce_plus_plus_baseline": Preset(
-        title="REINFORCE++ with the group's mean as baseline.",
-        source="arXiv 2501.03262",
+        title="REINFORCE++ with the group's mean as baseline, and k2 in the loss.",
+        source="arXiv 2501.03262 (KL coefficient: ours)",
         samples_per_prompt=8,
         algorithm=Algorithm(
             preset="reinforce_plus_plus_baseline",
@@ -135,7 +138,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
     ),
     "remax": Preset(
         title="REINFORCE with the reward of the greedy response as baseline.",
-        source="arXiv 2310.10505",
+        source="arXiv 2310.10505 (KL coefficient: ours)",
         samples_per_prompt=1,
         algorithm=Algorithm(
             preset="remax",

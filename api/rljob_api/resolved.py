@@ -200,6 +200,11 @@ class ResolvedJob(RLJob):
             algorithm["policyLoss"].setdefault("dualClip", 0.0)
         if "critic" in algorithm:
             algorithm["critic"].setdefault("valueClip", 0.0)
+        # What has no meaning beside the other settings is refused in a job file, so it is left out here.
+        if algorithm["truncated"]["reward"] == "keep":
+            del algorithm["truncated"]["replacement"]
+        if not algorithm["groupFilter"]["dropUniform"]:
+            del algorithm["groupFilter"]["maxBatches"]
         if self.spec.pipeline.mode != "fullyAsync":
             spec["pipeline"] = {"mode": self.spec.pipeline.mode}
         if self.spec.placement == "colocated":

@@ -45,7 +45,7 @@ def document() -> Callable[..., dict[str, Any]]:
     """``document("spec: {...}")``: the minimal job as data, with YAML laid over it."""
 
     def make(*patches: str) -> dict[str, Any]:
-        data = read_documents(MINIMAL)[0].data
+        data: dict[str, Any] = read_documents(MINIMAL)[0].data
         for patch in patches:
             data = merged(data, read_value(patch))
         return data

@@ -5,6 +5,8 @@ A file is the minimal job with one piece of its text replaced.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rljob_api import JobInvalid, check_text, load_jobs
@@ -152,7 +154,7 @@ def test_a_file_without_a_job(text: str) -> None:
     assert "there is no RLJob in it" in str(outcome.violations[0])
 
 
-def test_a_file_by_its_path(tmp_path, minimal_text: str) -> None:
+def test_a_file_by_its_path(tmp_path: Path, minimal_text: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(minimal_text)
     assert load_jobs(file) == load_jobs(str(file)) == load_jobs(minimal_text)

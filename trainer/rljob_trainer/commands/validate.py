@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     for file in args.files:
         found = list(_violations(file, args.set, args.schema_only))
         for line, violation in found:
-            place = "" if not several else f"{file}:{line}: " if line else f"{file}: "
-            print(f"{place}{violation}")
+            named = not several or violation.path == file
+            print("" if named else f"{file}:{line}: " if line else f"{file}: ", violation, sep="")
         if found:
             invalid += 1
         elif not args.quiet:

@@ -1,0 +1,108 @@
+"""The command line itself: verbs, help, and how errors end."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import subprocess
+import sys
+import types
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from rljob_api import JobInvalid, Violation
+from rljob_trainer import cli
+from rljob_trainer.errors import DataError, DeadlineError, JobFileError
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A verb called ``probe`` whose ``run`` the test replaces."""
+    module = types.ModuleType("rljob_probe_verb", "Probes.\n\nMore about probing.")
+    module.add_arguments = lambda parser: parser.add_argument("--level", type=int, default=0)  # type: ignore[attr-defined]
+    module.run = lambda args: args.level  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(cli.VERBS, "probe", (module.__name__, "probe"))
+    return module
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name, (_, summary) in cli.VERBS.items():
+        assert name in text
+        assert summary in text
+
+
+def test_no_verb_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "usage: rljob VERB" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rljob {version('rljob')}\n"
+
+
+def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["vaildate"]) == 2
+    assert "there is no verb 'vaildate'; did you mean validate?" in capsys.readouterr().err
+
+
+def test_arguments_and_exit_code(verb: types.ModuleType) -> None:
+    assert cli.main(["probe", "--level", "7"]) == 7
+
+
+def test_help_of_a_verb(verb: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["probe", "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "usage: rljob probe [-h] [--level LEVEL]" in text
+    assert "Probes." in text
+    assert "More about probing." in text
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (JobFileError("spec.x: wrong; mend it"), 64, "rljob probe: spec.x: wrong; mend it\n"),
+        (DataError("line 3 is cut"), 65, "rljob probe: line 3 is cut\n"),
+        (DeadlineError("engine 3 did not answer"), 75, "rljob probe: engine 3 did not answer\n"),
+        (JobInvalid([Violation("a", "b", "c")]), 64, "rljob probe: the job file is not valid:\na: b; c\n"),
+        (KeyboardInterrupt(), 130, "rljob probe: interrupted\n"),
+    ],
+)
+def test_errors_end_with_a_message_and_their_code(
+    verb: types.ModuleType, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, message: str
+) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise error
+
+    verb.run = fail  # type: ignore[attr-defined]
+    assert cli.main(["probe"]) == code
+    assert capsys.readouterr().err == message
+
+
+def test_a_bug_shows_its_traceback(verb: types.ModuleType) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise ZeroDivisionError
+
+    verb.run = fail  # type: ignore[attr-defined]
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["probe"])
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{Path(sys.executable).parent / 'rljob'} explain -r | head -1"
+    process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert process.stderr == ""
+    assert process.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["validate", "explain"])
+def test_verbs_have_a_first_line(name: str) -> None:
+    module = importlib.import_module(cli.VERBS[name][0])
+    assert (module.__doc__ or "").splitlines()[0].endswith(".")

@@ -1,0 +1,186 @@
+"""What is found by looking at the files that a job names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rljob_api import Violation, load_jobs
+from rljob_trainer.preflight import preflight
+
+Edit = Callable[[str, str], Path]
+
+
+def found(file: Path) -> list[Violation]:
+    (job,) = load_jobs(file)
+    return preflight(job, base=file.parent, code=[file.parent])
+
+
+def one(file: Path, path: str, *phrases: str) -> None:
+    """Exactly one violation, at ``path``, whose text has all phrases."""
+    violations = found(file)
+    assert [violation.path for violation in violations] == [path]
+    for phrase in phrases:
+        assert phrase in str(violations[0])
+    assert violations[0].remedy
+
+
+def test_nothing_is_wrong(folder: Path) -> None:
+    assert found(folder / "job.yaml") == []
+
+
+def test_missing_data(edited: Edit) -> None:
+    one(edited("train.jsonl", "trian.jsonl"), "spec.data.train.source", "there is no file", "trian.jsonl", "check the")
+
+
+def test_empty_data(folder: Path) -> None:
+    (folder / "train.jsonl").write_text("")
+    one(folder / "job.yaml", "spec.data.train.source", "is empty")
+
+
+def test_truncated_data_names_the_line(folder: Path) -> None:
+    with (folder / "train.jsonl").open("a") as file:
+        file.write('{"question": "half a')
+    one(folder / "job.yaml", "spec.data.train.source", "line 4", "ends in the middle", "download the file again")
+
+
+def test_a_line_that_is_no_object(folder: Path) -> None:
+    (folder / "train.jsonl").write_text('{"question": "a", "answer": "b"}\n[1]\n')
+    one(folder / "job.yaml", "spec.data.train.source", "line 2", "one JSON object")
+
+
+def test_missing_columns(edited: Edit) -> None:
+    one(
+        edited("prompt: question", "prompt: qestion"),
+        "spec.data.prompt",
+        'no column "qestion"',
+        "did you mean question?",
+    )
+
+
+def test_missing_columns_of_a_template(edited: Edit) -> None:
+    file = edited("prompt: question", "prompt: 'Solve {question} for {name}'")
+    one(file, "spec.data.prompt", 'no column "name"', "it has question, answer")
+
+
+def test_columns_may_lie_inside_others(edited: Edit, folder: Path) -> None:
+    (folder / "train.jsonl").write_text('{"question": "a", "reward": {"truth": "b"}}\n')
+    edited("answer: answer", "answer: reward.truth")
+    assert found(folder / "job.yaml") == []
+    edited("answer: reward.truth", "answer: reward.lie")
+    one(folder / "job.yaml", "spec.data.answer", 'no column "reward.lie"')
+
+
+def test_parquet(edited: Edit, folder: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["a"], "solution": ["b"]}), folder / "train.parquet")
+    file = edited("train.jsonl", "train.parquet")
+    one(file, "spec.data.answer", 'no column "answer"', "it has question, solution")
+    (folder / "train.parquet").write_bytes((folder / "train.parquet").read_bytes()[:40])
+    one(file, "spec.data.train.source", "cannot be read as Parquet")
+
+
+def test_validation_data(edited: Edit) -> None:
+    file = edited(
+        "    prompt: question", "    validation: [{name: held-out, source: ./none.jsonl}]\n    prompt: question"
+    )
+    one(file, "spec.data.validation[0].source", "there is no file")
+
+
+def test_tasks_with_too_few_problems(edited: Edit) -> None:
+    file = edited("{source: train.jsonl}", "{task: {type: copy, digits: 1, size: 10}}")
+    one(file, "spec.data.train.task.size", "different train problems", "lower size")
+
+
+def test_data_of_the_hub_is_left_alone(edited: Edit) -> None:
+    assert found(edited("train.jsonl", "openai/gsm8k")) == []
+
+
+def test_missing_model(edited: Edit) -> None:
+    one(edited("./model", "./modell"), "spec.model.source", "there is no folder", "hub id")
+
+
+def test_a_folder_that_is_no_model(folder: Path) -> None:
+    (folder / "model" / "config.json").unlink()
+    one(folder / "job.yaml", "spec.model.source", "config.json")
+
+
+def test_lengths_beyond_the_models_context(edited: Edit) -> None:
+    file = edited("maxResponseTokens: 156", "maxResponseTokens: 157")
+    one(
+        file,
+        "spec.rollout.maxResponseTokens",
+        "157 and data.maxPromptTokens = 100",
+        "context of 256",
+        "lower it to 156",
+    )
+
+
+def test_heads_too_narrow_for_vllm(folder: Path) -> None:
+    config = json.loads((folder / "model" / "config.json").read_text())
+    (folder / "model" / "config.json").write_text(json.dumps(config | {"num_attention_heads": 8}))
+    one(folder / "job.yaml", "spec.model.source", "16 wide", "rollout.engine: torch")
+
+
+def custom(edited: Edit, function: str) -> Path:
+    return edited("{type: gsm8k}", f"{{type: custom, function: '{function}'}}")
+
+
+def test_custom_reward_without_module(edited: Edit) -> None:
+    one(custom(edited, "absent_rewards:score"), "spec.reward.functions[0].function", "no module absent_rewards")
+
+
+def test_custom_reward_is_found_and_not_run(edited: Edit, folder: Path) -> None:
+    (folder / "my_rewards.py").write_text("raise SystemExit('it was run')\ndef score(response): return 1\n")
+    assert found(custom(edited, "my_rewards:score")) == []
+
+
+def test_custom_reward_in_a_package(edited: Edit, folder: Path) -> None:
+    (folder / "mine").mkdir()
+    (folder / "mine" / "__init__.py").write_text("raise SystemExit('it was run')")
+    (folder / "mine" / "rewards.py").write_text("async def score(response): return 1\n")
+    assert found(custom(edited, "mine.rewards:score")) == []
+    one(edited("mine.rewards:score", "mine.others:score"), "spec.reward.functions[0].function", "no module mine.others")
+
+
+def test_custom_reward_without_the_function(edited: Edit, folder: Path) -> None:
+    (folder / "my_rewards.py").write_text("def scores(response): return 1\n")
+    one(custom(edited, "my_rewards:score"), "spec.reward.functions[0].function", "no function score", "mean scores?")
+
+
+def test_custom_reward_that_is_not_python(edited: Edit, folder: Path) -> None:
+    (folder / "my_rewards.py").write_text("def score(response):\n  return (\n")
+    one(custom(edited, "my_rewards:score"), "spec.reward.functions[0].function", "line 2", "not valid Python")
+
+
+def test_parameters_of_built_in_rewards(edited: Edit) -> None:
+    file = edited("{type: gsm8k}", "{type: exactMatch, params: {partail: true}}")
+    one(file, "spec.reward.functions[0].params", "takes no 'partail'")
+    edited("{partail: true}", "{partial: true}")
+    assert found(file) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_unwritable_checkpoint_folder(edited: Edit, folder: Path) -> None:
+    (folder / "closed").mkdir(mode=0o500)
+    file = edited("  rollout:", "  checkpoint: {uri: ./closed/run}\n  rollout:")
+    one(file, "spec.checkpoint.uri", "cannot be written")
+
+
+def test_checkpoint_folder_that_is_a_file(edited: Edit) -> None:
+    file = edited("  rollout:", "  checkpoint: {uri: ./train.jsonl/run}\n  rollout:")
+    one(file, "spec.checkpoint.uri", "is a file, not a folder")
+
+
+def test_checkpoint_folder_that_will_be_made(edited: Edit) -> None:
+    assert found(edited("  rollout:", "  checkpoint: {uri: ./new/run}\n  rollout:")) == []
+
+
+def test_restore_from_nowhere(edited: Edit) -> None:
+    one(edited("  rollout:", "  restore: {from: ./none}\n  rollout:"), "spec.restore.from", "there is no folder")

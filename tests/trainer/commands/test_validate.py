@@ -1,0 +1,102 @@
+"""`rljob validate`: what it prints, how it ends, and what it must not import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.cli import main
+
+Edit = Callable[[str, str], Path]
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def test_a_valid_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "job.yaml"]) == 0
+    assert capsys.readouterr().out == "job.yaml: valid\n"
+
+
+def test_every_violation_is_a_line(edited: Edit, capsys: pytest.CaptureFixture[str]) -> None:
+    edited("preset: grpo", "preset: grpo, critic: {valueClip: -1}")
+    edited("name: tiny", "name: Tiny")
+    assert main(["validate", "job.yaml"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == [
+        'metadata.name: "Tiny" does not have the right form; '
+        "use lower-case letters, digits and '-', with a letter or digit at both ends",
+        "spec.algorithm.critic.valueClip: -1 is too small; allowed is 0 to 1000000",
+    ]
+    assert captured.err == ""
+
+
+def test_several_files_are_told_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "bad.yaml").write_text((folder / "job.yaml").read_text().replace("preset: grpo", "preset: gro"))
+    (folder / "worse.yaml").write_text("a: [\n")
+    assert main(["validate", "job.yaml", "bad.yaml", "worse.yaml", "absent.yaml"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "job.yaml: valid"
+    assert lines[1].startswith("bad.yaml:13: spec.algorithm.preset: ")
+    assert lines[2].startswith("worse.yaml: line 2, column 1: ")
+    assert lines[3] == "absent.yaml: cannot be read (No such file or directory); check the path"
+
+
+def test_assignments_are_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "job.yaml", "--set", "stop.steps=5", "--quiet"]) == 0
+    assert main(["validate", "job.yaml", "--set", "stop.steps=0"]) == 2
+    assert capsys.readouterr().out == "spec.stop.steps: 0 is too small; allowed is 1 to 100000000\n"
+
+
+def test_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (folder / "job.yaml").open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert main(["validate", "-"]) == 0
+
+
+def test_schema_only_looks_at_no_files(folder: Path) -> None:
+    (folder / "train.jsonl").unlink()
+    assert main(["validate", "job.yaml"]) == 2
+    assert main(["validate", "job.yaml", "--schema-only"]) == 0
+
+
+def test_relative_paths_start_at_the_job_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert main(["validate", str(folder / "job.yaml")]) == 0
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_are_valid(example: Path) -> None:
+    assert main(["validate", str(example)]) == 0
+
+
+@pytest.mark.parametrize("arguments", [["validate", "job.yaml"], ["explain", "-r"], ["--help"], ["--version"]])
+def test_nothing_slow_is_imported(folder: Path, arguments: list[str]) -> None:
+    code = (
+        "import sys; from rljob_trainer.cli import main; code = main(sys.argv[1:]); "
+        "slow = {'torch', 'ray', 'transformers', 'vllm', 'datasets', 'pyarrow', 'math_verify'} & set(sys.modules); "
+        "assert not slow, slow; sys.exit(code)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert process.returncode == 0, process.stderr
+
+
+def test_the_installed_command_ends_with_the_code_and_without_a_traceback(edited: Edit) -> None:
+    file = edited("preset: grpo", "preset: nothing")
+    process = subprocess.run(
+        [Path(sys.executable).parent / "rljob", "validate", file],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ,
+    )
+    assert process.returncode == 2
+    assert "Traceback" not in process.stdout + process.stderr
+    assert process.stdout.startswith("spec.algorithm.preset: ")
