@@ -170,7 +170,7 @@ def cluster_patch(action: NoteGeneration | BeginAttempt | ResizeGroup | ClearRem
         case ResizeGroup() | ClearRemoved():
             group = f"/spec/workerGroupSpecs/{action.index}"
             before = action.before if isinstance(action, ResizeGroup) else action.replicas
-            tests = [
+            tests: list[Mapping[str, Any]] = [
                 {"op": "test", "path": f"{group}/groupName", "value": action.group},
                 {"op": "test", "path": f"{group}/replicas", "value": before},
             ]

@@ -108,6 +108,11 @@ class Reason(Enum):
     PENDING = ("Pending", "The job has been seen and nothing is running yet.", "Nothing.")
     STARTING = ("Starting", "The cluster is ready and the driver is being started.", "Nothing.")
     TRAINING = ("Training", "The driver runs.", "Nothing.")
+    DRIVER_FAILED = (
+        "DriverFailed",
+        "The driver ended with an error.",
+        "Read the attempt's message and its last lines in status.attempts.",
+    )
     BACKING_OFF = (
         "BackingOff",
         "The last attempt failed and the next one starts after a pause.",

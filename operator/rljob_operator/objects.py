@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_api import API_VERSION, KIND, ResolvedJob, schema
+from rljob_api import API_VERSION, KIND, ResolvedJob, Spec, schema
 from rljob_operator import names, pods
 from rljob_operator.pools import Pool, pools
 from rljob_operator.settings import Settings
@@ -62,7 +62,7 @@ def secret(job: ResolvedJob, uid: str, incarnation: int, tokens: Tokens) -> Docu
 
 
 def ray_cluster(
-    job: ResolvedJob, document: Mapping[str, Any], uid: str, generation: int, incarnation: int, settings: Settings
+    job: ResolvedJob, fingerprint: str, uid: str, generation: int, incarnation: int, settings: Settings
 ) -> Document:
     """The RayCluster of one incarnation.
 
@@ -73,7 +73,8 @@ def ray_cluster(
     metadata["annotations"] |= {
         names.INCARNATION_ANNOTATION: str(incarnation),
         names.GENERATION_ANNOTATION: str(generation),
-        names.SPEC_HASH_ANNOTATION: spec_hash(document),
+        names.SPEC_HASH_ANNOTATION: fingerprint,
+        names.ATTEMPT_ANNOTATION: "0",
     }
     if job.spec.queue_name is not None:
         metadata["labels"][names.QUEUE_LABEL] = job.spec.queue_name
@@ -95,12 +96,12 @@ def ray_cluster(
     return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": spec}
 
 
-def spec_hash(document: Mapping[str, Any]) -> str:
+def spec_hash(spec: Spec) -> str:
     """Fingerprint of everything in a job's spec that a running incarnation cannot follow.
 
-    Live fields (pool sizes, staleness, suspend ...) don't count, so changing one leaves the hash as it is.
+    Live fields (pool sizes, staleness, suspend ...) don't count, nor does whether a default is spelled out.
     """
-    fixed = _without_live(document, schema.root().fields["spec"])
+    fixed = _without_live(spec.document(), schema.root().fields["spec"])
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -29,6 +29,8 @@ class JobView:
     created: datetime
     document: Mapping[str, Any]
     """The spec as stored."""
+    fingerprint: str
+    """Of what a running cluster cannot follow (`objects.spec_hash`)."""
     job: ResolvedJob | None
     """None: the spec is not valid, `problems` says why."""
     problems: tuple[str, ...] = ()
@@ -130,6 +132,8 @@ class DriverView:
 
     status: DriverStatus | None = None
     problem: str = ""
+    silent_since: datetime | None = None
+    """Since when no question was answered, as far as this process remembers."""
 
 
 @dataclass(frozen=True)

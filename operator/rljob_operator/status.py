@@ -110,8 +110,6 @@ class JobStatus:
     """Since when the job is wanted suspended."""
     resize_time: datetime | None = None
     """Since when the rollout pool is being made smaller."""
-    answer_time: datetime | None = None
-    """When the driver's answer last differed from the one before."""
 
     def is_true(self, kind: Type) -> bool:
         found = self.conditions.get(kind.title)
@@ -144,7 +142,6 @@ class JobStatus:
                 "endTime": timestamp(self.end_time) if self.end_time else None,
                 "suspendTime": timestamp(self.suspend_time) if self.suspend_time else None,
                 "resizeTime": timestamp(self.resize_time) if self.resize_time else None,
-                "answerTime": timestamp(self.answer_time) if self.answer_time else None,
                 "conditions": [item.document() for item in self.conditions.values()],
             }
         )
@@ -175,7 +172,6 @@ class JobStatus:
             end_time=parse_time(document.get("endTime")),
             suspend_time=parse_time(document.get("suspendTime")),
             resize_time=parse_time(document.get("resizeTime")),
-            answer_time=parse_time(document.get("answerTime")),
         )
 
 

@@ -1,0 +1,234 @@
+"""One attempt after the other: begin, watch, judge the end, pause, begin again on the warm cluster. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from rljob_api.status import DriverStatus
+from rljob_operator import names, progress
+from rljob_operator.actions import BeginAttempt, StopDriver, SubmitDriver, TellDriver
+from rljob_operator.conditions import Reason, Type
+from rljob_operator.draft import Draft
+from rljob_operator.endings import attempt_failed, finish, mark_disruptions, new_incarnation, pause_of
+from rljob_operator.observed import ClusterView, PodView, RayJobView, RayView
+from rljob_operator.readiness import Readiness
+
+BAD_JOB_FILE = 64
+BAD_DATA = 65
+LONGEST_LINES = 20
+
+
+def adopt(draft: Draft, cluster: ClusterView) -> None:
+    """Opens the record of an attempt that the cluster knows and the status doesn't (its write was lost)."""
+    known = {attempt.number for attempt in draft.status.attempts}
+    if cluster.attempt > draft.status.attempt and cluster.attempt not in known:
+        draft.add_attempt(cluster.attempt, cluster.incarnation)
+
+
+def head_of_attempt(draft: Draft, cluster: ClusterView) -> PodView | None:
+    """The head pod on which the attempt was begun, if it is still there."""
+    heads = draft.observed.pods_of(cluster.name, names.HEAD_ROLE)
+    return next((pod for pod in heads if pod.uid == cluster.attempt_head), None)
+
+
+def head_lost(draft: Draft, cluster: ClusterView) -> bool:
+    """Handles the loss of the head; True when it was lost."""
+    if not cluster.attempt_head:
+        return False
+    head = head_of_attempt(draft, cluster)
+    if head is not None and not head.ended and head.deleting_since is None:
+        return False
+    crashed = head is not None and head.ended and not head.disrupted
+    why = f"the head pod {head.name} {head.message or 'ended'}" if head is not None else "the head pod was lost"
+    last = draft.status.last
+    if (
+        crashed
+        and last is not None
+        and last.ended is None
+        and not attempt_failed(draft, Reason.HEAD_LOST, why, counts=True)
+    ):
+        return True
+    new_incarnation(draft, cluster, Reason.HEAD_LOST, why)
+    return True
+
+
+def advance(draft: Draft, cluster: ClusterView, ready: Readiness) -> None:
+    """Moves the job's attempts one stage on, on a cluster whose head is not lost."""
+    last = draft.status.last
+    if last is None or last.ended is not None:
+        _begin_next(draft, cluster, ready)
+    elif cluster.attempt < last.number:
+        # Decided before, but the cluster doesn't know yet: the write was lost or refused.
+        _begin(draft, cluster, ready, last.number)
+    else:
+        _watch(draft, cluster)
+
+
+def _begin_next(draft: Draft, cluster: ClusterView, ready: Readiness) -> None:
+    last, settings = draft.status.last, draft.settings
+    draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+    if last is not None and last.ended is not None:
+        start = pause_of(draft, settings)
+        if start is not None and draft.now < start:
+            seconds = round((start - draft.now).total_seconds())
+            message = f"attempt {last.number}: {last.message}; attempt {draft.status.attempt + 1} begins in {seconds} s"
+            # The remaining time isn't repeated every second: the message stays as it was first written.
+            before = draft.job.status.conditions.get(Type.RUNNING.title)
+            if before is not None and before.reason == Reason.BACKING_OFF.title:
+                message = before.message
+            draft.say(Type.RUNNING, False, Reason.BACKING_OFF, message)
+            draft.wake_at(start)
+            return
+        if last.incarnation == cluster.incarnation and not _is_clean(draft, cluster):
+            return
+    if not ready.enough or ready.head is None:
+        draft.say(Type.RUNNING, False, Reason.PENDING, ready.sentence)
+        draft.wake_in(settings.resync_seconds)
+        return
+    number = max(draft.status.attempt, cluster.attempt) + 1
+    draft.add_attempt(number, cluster.incarnation)
+    _begin(draft, cluster, ready, number)
+
+
+def _is_clean(draft: Draft, cluster: ClusterView) -> bool:
+    """Whether nothing of the last attempt is alive. An old actor would work on with old weights, on the same GPUs."""
+    last, ray = draft.status.last, draft.observed.ray
+    assert last is not None
+    assert last.ended is not None
+    if ray is None or not ray.reachable:
+        _unreachable(draft, cluster, ray)
+        return False
+    if ray.leftovers == 0:
+        return True
+    patience = last.ended + timedelta(seconds=draft.settings.leftover_grace_seconds)
+    message = f"{ray.leftovers} actors or placement groups of attempt {last.number} are alive"
+    if draft.now >= patience:
+        new_incarnation(draft, cluster, Reason.LEFTOVER_PROCESSES, message)
+    else:
+        draft.say(Type.RUNNING, False, Reason.STARTING, message)
+        draft.wake_in(draft.settings.start_poll_seconds)
+    return False
+
+
+def _begin(draft: Draft, cluster: ClusterView, ready: Readiness, number: int) -> None:
+    if ready.head is None:
+        draft.say(Type.RUNNING, False, Reason.PENDING, ready.sentence)
+        return
+    draft.do(BeginAttempt(cluster.name, cluster.attempt, number, ready.head.uid))
+    draft.do(SubmitDriver(cluster.name, cluster.incarnation, number, draft.job.generation))
+    draft.say(Type.RUNNING, False, Reason.STARTING, f"attempt {number}")
+    draft.wake_in(draft.settings.start_poll_seconds)
+
+
+def _watch(draft: Draft, cluster: ClusterView) -> None:
+    ray = draft.observed.ray
+    mark_disruptions(draft, draft.observed.pods_of(cluster.name))
+    if ray is None or not ray.reachable:
+        _unreachable(draft, cluster, ray)
+        return
+    if ray.job is None:
+        draft.do(SubmitDriver(cluster.name, cluster.incarnation, cluster.attempt, cluster.generation))
+        draft.say(Type.RUNNING, False, Reason.STARTING, f"attempt {cluster.attempt}")
+        draft.wake_in(draft.settings.start_poll_seconds)
+    elif ray.job.over:
+        judge(draft, cluster, ray.job)
+    elif ray.job.state == "PENDING":
+        draft.say(Type.RUNNING, False, Reason.STARTING, f"attempt {cluster.attempt}")
+        draft.wake_in(draft.settings.start_poll_seconds)
+    else:
+        draft.say(Type.RUNNING, True, Reason.TRAINING, f"attempt {cluster.attempt}")
+        talk(draft, cluster)
+
+
+def _unreachable(draft: Draft, cluster: ClusterView, ray: RayView | None) -> None:
+    """Ray doesn't answer. After spec.deadlines.progressSeconds of this the cluster is replaced."""
+    before = draft.job.status.conditions.get(Type.RUNNING.title)
+    message = ray.problem if ray is not None else "Ray has not been asked yet"
+    patience = timedelta(seconds=draft.resolved.spec.deadlines.progress_seconds)
+    if before is not None and before.status == "Unknown" and draft.now >= before.since + patience:
+        new_incarnation(draft, cluster, Reason.RAY_UNREACHABLE, message)
+        return
+    if ray is not None:
+        draft.say(Type.RUNNING, None, Reason.RAY_UNREACHABLE, message)
+        draft.say(Type.PROGRESSING, None, Reason.NO_ANSWER)
+    draft.wake_in(draft.settings.poll_seconds)
+
+
+def answer_of(draft: Draft, attempt: int) -> DriverStatus | None:
+    """The driver's answer, if it comes from this attempt."""
+    driver = draft.observed.driver
+    if driver is None or driver.status is None or driver.status.attempt != attempt:
+        return None
+    return driver.status
+
+
+def talk(draft: Draft, cluster: ClusterView) -> None:
+    """Takes the running driver's answer, and tells it what is wanted until it has understood."""
+    draft.wake_in(draft.settings.poll_seconds)
+    answer = answer_of(draft, cluster.attempt)
+    if answer is not None:
+        progress.take(draft, answer)
+        if answer.generation < draft.job.generation and answer.end is None:
+            desired = progress.desired(draft.resolved, draft.job.generation, cluster.attempt)
+            draft.do(TellDriver(cluster.name, cluster.incarnation, desired))
+        return
+    driver = draft.observed.driver
+    last = draft.status.last
+    if driver is None or driver.silent_since is None or last is None:
+        return
+    since = max(driver.silent_since, last.started)
+    silent = (draft.now - since).total_seconds()
+    limit = draft.resolved.spec.deadlines.progress_seconds
+    if silent >= limit:
+        draft.do(StopDriver(cluster.name, cluster.incarnation, cluster.attempt))
+        draft.say(Type.PROGRESSING, False, Reason.STALLED, f"no answer for {limit} s: {driver.problem}")
+    elif silent >= draft.settings.silence_seconds:
+        draft.say(Type.PROGRESSING, None, Reason.NO_ANSWER, driver.problem)
+
+
+def judge(draft: Draft, cluster: ClusterView, job: RayJobView) -> None:
+    """An attempt has ended: success, suspended, hopeless, or worth another attempt."""
+    ray, answer = draft.observed.ray, answer_of(draft, cluster.attempt)
+    end = answer.end if answer is not None else None
+    if answer is not None:
+        progress.take(draft, answer)
+    if ray is not None and ray.lines:
+        draft.change_last_attempt(lambda attempt: replace(attempt, lines=ray.lines[-LONGEST_LINES:]))
+    draft.change_last_attempt(lambda attempt: replace(attempt, exit_code=job.exit_code))
+    message = (end.reason if end is not None else "") or job.message or f"Ray says {job.state}"
+    exit_code = job.exit_code if job.exit_code is not None else end.exit_code if end is not None else None
+    draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+    if end is not None and end.kind == "suspended":
+        _suspended(draft, message)
+    elif job.state == "SUCCEEDED":
+        finish(draft, Type.SUCCEEDED, Reason.COMPLETED, message if end is not None else "")
+    elif exit_code == BAD_JOB_FILE:
+        finish(draft, Type.FAILED, Reason.BAD_JOB_FILE, message)
+    elif exit_code == BAD_DATA:
+        finish(draft, Type.FAILED, Reason.BAD_DATA, message)
+    elif draft.resolved.spec.suspend:
+        _suspended(draft, message)
+    else:
+        _failed(draft, message)
+
+
+def _suspended(draft: Draft, message: str) -> None:
+    draft.close_attempt(Reason.JOB_SUSPENDED, message)
+    draft.say(Type.RUNNING, False, Reason.SUSPENDING, message)
+    draft.wake_in(draft.settings.start_poll_seconds)
+
+
+def _failed(draft: Draft, message: str) -> None:
+    last = draft.status.last
+    assert last is not None
+    stalled = draft.job.status.has(Type.PROGRESSING, Reason.STALLED)
+    reason = Reason.STALLED if stalled else Reason.DRIVER_FAILED
+    if not attempt_failed(draft, reason, message, counts=not last.disrupted):
+        return
+    start = pause_of(draft, draft.settings)
+    assert start is not None
+    seconds = round((start - draft.now).total_seconds())
+    text = f"attempt {last.number}: {message}; attempt {draft.status.attempt + 1} begins in {seconds} s"
+    draft.say(Type.RUNNING, False, Reason.BACKING_OFF, text)
+    draft.wake_at(start)

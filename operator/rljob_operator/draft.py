@@ -1,0 +1,159 @@
+"""A decision in the making: stages of `reconcile` add actions, conditions and status fields to it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from rljob_api import ResolvedJob
+from rljob_operator.actions import Action, DeleteCluster, Event
+from rljob_operator.conditions import Condition, Reason, Type, condition, merge
+from rljob_operator.observed import ClusterView, JobView, Observed
+from rljob_operator.settings import Settings
+from rljob_operator.status import Attempt, JobStatus
+
+WARNINGS = {
+    Reason.INVALID_SPEC,
+    Reason.NEEDS_NEW_INCARNATION,
+    Reason.KUBERAY_MISSING,
+    Reason.UNSCHEDULABLE,
+    Reason.IMAGE_ERROR,
+    Reason.POD_ERROR,
+    Reason.POOL_DEGRADED,
+    Reason.CLUSTER_REJECTED,
+    Reason.BACKING_OFF,
+    Reason.HEAD_LOST,
+    Reason.RAY_UNREACHABLE,
+    Reason.LEFTOVER_PROCESSES,
+    Reason.RETRY_LIMIT_EXCEEDED,
+    Reason.BAD_JOB_FILE,
+    Reason.BAD_DATA,
+    Reason.START_DEADLINE_EXCEEDED,
+    Reason.RUN_DEADLINE_EXCEEDED,
+    Reason.NO_ANSWER,
+    Reason.STALLED,
+    Reason.STALENESS_EXCEEDED,
+    Reason.NO_STORAGE,
+}
+_WARNING_TITLES = {reason.title for reason in WARNINGS}
+_QUIET = {Reason.NOT_FINISHED.title, Reason.NOT_RUNNING.title, Reason.NOT_SUSPENDED.title, Reason.NO_QUEUE.title}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows from one look."""
+
+    actions: tuple[Action, ...] = ()
+    """In order; carried out after the status is written, until one fails."""
+    status: JobStatus | None = None
+    """None: leave it."""
+    requeue_after: float | None = None
+    """Seconds until the next look, if nothing happens before."""
+    events: tuple[Event, ...] = ()
+
+
+@dataclass
+class Draft:
+    """Collects what the stages decide."""
+
+    observed: Observed
+    now: datetime
+    settings: Settings
+    status: JobStatus = field(init=False)
+    actions: list[Action] = field(default_factory=list)
+    _conditions: dict[Type, Condition] = field(default_factory=dict)
+    _wake: float | None = None
+
+    def __post_init__(self) -> None:
+        self.status = self.observed.job.status
+
+    @property
+    def job(self) -> JobView:
+        return self.observed.job
+
+    @property
+    def resolved(self) -> ResolvedJob:
+        assert self.job.job is not None, "stages after the first see valid jobs only"
+        return self.job.job
+
+    def say(self, kind: Type, value: bool | None, reason: Reason, message: str = "") -> None:
+        """States a condition; a later statement about the same type counts."""
+        self._conditions[kind] = condition(kind, value, reason, message)
+
+    def said(self, kind: Type) -> Condition | None:
+        return self._conditions.get(kind)
+
+    def set(self, **fields: Any) -> None:
+        """Changes fields of the status."""
+        self.status = replace(self.status, **fields)
+
+    def do(self, *actions: Action) -> None:
+        self.actions.extend(actions)
+
+    def wake_in(self, seconds: float) -> None:
+        """Look again after at most this long."""
+        seconds = max(0.1, seconds)
+        self._wake = seconds if self._wake is None else min(self._wake, seconds)
+
+    def wake_at(self, moment: datetime) -> None:
+        self.wake_in((moment - self.now).total_seconds())
+
+    def change_last_attempt(self, change: Callable[[Attempt], Attempt]) -> None:
+        *others, last = self.status.attempts
+        self.set(attempts=(*others, change(last)))
+
+    def add_attempt(self, number: int, incarnation: int) -> None:
+        """Opens the record of a new attempt."""
+        opened = Attempt(number=number, incarnation=incarnation, started=self.now)
+        attempts = (*self.status.attempts, opened)[-self.settings.attempts_kept :]
+        self.set(attempts=attempts, attempt=max(self.status.attempt, number))
+
+    def close_attempt(self, reason: Reason, message: str = "", **fields: Any) -> None:
+        """Closes the record of the last attempt, if it is open."""
+        last = self.status.last
+        if last is None or last.ended is not None:
+            return
+        step = self.status.checkpoint.get("step")
+        text = message or reason.meaning
+        self.change_last_attempt(
+            lambda attempt: replace(
+                attempt, ended=self.now, reason=reason.title, message=text[:1024], checkpoint_step=step, **fields
+            )
+        )
+
+    def remove(self, cluster: ClusterView) -> None:
+        if not cluster.deleting:
+            self.do(DeleteCluster(cluster.name, cluster.uid))
+
+    def decision(self) -> Decision:
+        before = self.job.status
+        conditions = merge(before.conditions, self._conditions.values(), self.job.generation, self.now)
+        algorithm = self.job.job.spec.algorithm.preset if self.job.job else before.algorithm
+        self.set(conditions=conditions, observed_generation=self.job.generation, algorithm=algorithm)
+        return Decision(
+            actions=tuple(self.actions),
+            status=self.status if self.status != before else None,
+            requeue_after=self._wake,
+            events=tuple(_events(before, self.status)),
+        )
+
+
+def _events(before: JobStatus, after: JobStatus) -> list[Event]:
+    """One event for each condition whose status or reason is new, unless it says that nothing happened."""
+    events = []
+    seen = set()
+    for kind, item in after.conditions.items():
+        old = before.conditions.get(kind)
+        if old is not None and (old.status, old.reason) == (item.status, item.reason):
+            continue
+        if item.reason in _QUIET or item.reason in seen or (old is None and item.status == "False" and _calm(item)):
+            continue
+        seen.add(item.reason)
+        events.append(Event("Warning" if item.reason in _WARNING_TITLES else "Normal", item.reason, item.message))
+    return events
+
+
+def _calm(item: Condition) -> bool:
+    return item.reason not in _WARNING_TITLES

@@ -1,0 +1,112 @@
+"""How things end: an attempt, an incarnation, a job. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from rljob_operator.actions import RemovePod
+from rljob_operator.conditions import Reason, Type
+from rljob_operator.draft import Draft
+from rljob_operator.observed import ClusterView, PodView
+from rljob_operator.settings import Settings
+from rljob_operator.status import Attempt
+
+
+def attempt_failed(draft: Draft, reason: Reason, message: str, *, counts: bool) -> bool:
+    """Closes the open attempt as failed; False when that was one failure too many and the job is given up."""
+    last = draft.status.last
+    assert last is not None, "only an attempt that was begun can fail"
+    if counts:
+        draft.set(failures=_failures_before(draft) + 1)
+    draft.close_attempt(reason, message, counted=counts)
+    limit = draft.resolved.spec.retry.limit
+    if counts and draft.status.failures > limit:
+        text = f"attempt {last.number} failed ({message}); {draft.status.failures} failures since the last checkpoint"
+        finish(draft, Type.FAILED, Reason.RETRY_LIMIT_EXCEEDED, f"{text}, spec.retry.limit is {limit}")
+        return False
+    return True
+
+
+def _failures_before(draft: Draft) -> int:
+    """Failures since the newest checkpoint: a checkpoint written after the last counted failure wipes them out."""
+    counted = [attempt for attempt in draft.status.attempts if attempt.counted]
+    step = draft.status.checkpoint.get("step")
+    if counted and counted[-1].checkpoint_step != step:
+        return 0
+    return draft.status.failures
+
+
+def next_start(last: Attempt, failures: int, base: float, longest: float) -> datetime:
+    """When the attempt after a failed one may begin: the pause doubles with each counted failure."""
+    assert last.ended is not None
+    # 2**30 times anything is beyond the longest pause; a larger power would only overflow.
+    pause = base * 2 ** min(30, max(0, failures - 1)) if last.counted else base
+    return last.ended + timedelta(seconds=min(pause, longest))
+
+
+def new_incarnation(draft: Draft, cluster: ClusterView | None, reason: Reason, message: str) -> None:
+    """Gives the cluster up; the next one is created when nothing is left of it."""
+    draft.close_attempt(reason, message)
+    draft.set(incarnation=draft.status.incarnation + 1)
+    if cluster is not None:
+        draft.remove(cluster)
+    draft.say(Type.RUNNING, False, reason, message)
+    draft.say(Type.CLUSTER_READY, False, Reason.REPLACING_CLUSTER, message)
+    draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+    draft.wake_in(draft.settings.start_poll_seconds)
+
+
+def finish(draft: Draft, kind: Type, reason: Reason, message: str = "") -> None:
+    """Ends the job. Its clusters go at once: quota and GPUs are worth more than a warm cluster that nobody uses."""
+    draft.close_attempt(reason, message)
+    draft.set(end_time=draft.now, suspend_time=None, resize_time=None)
+    draft.say(Type.SUCCEEDED, kind is Type.SUCCEEDED, reason, message)
+    draft.say(Type.FAILED, kind is Type.FAILED, reason, message)
+    draft.say(Type.FINISHED, True, reason, message)
+    draft.say(Type.RUNNING, False, reason, message)
+    draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+    draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_FREED)
+    draft.say(Type.RESIZING, False, Reason.AT_SIZE)
+    free(draft)
+
+
+def free(draft: Draft) -> None:
+    """Removes whatever clusters there are."""
+    for cluster in draft.observed.clusters:
+        draft.remove(cluster)
+    remove_stuck_pods(draft, {cluster.name for cluster in draft.observed.clusters})
+    if draft.observed.clusters or draft.observed.pods:
+        draft.wake_in(draft.settings.start_poll_seconds)
+
+
+def remove_stuck_pods(draft: Draft, clusters: set[str]) -> None:
+    """Pods on a lost node stay Terminating for ever, and KubeRay counts them: those are removed by force."""
+    for pod in draft.observed.pods:
+        if pod.deleting_since is None or (clusters and pod.cluster not in clusters):
+            continue
+        patience = pod.deleting_since + timedelta(seconds=draft.settings.lost_node_seconds)
+        if draft.now >= patience:
+            draft.do(RemovePod(pod.name, pod.uid))
+        else:
+            draft.wake_at(patience)
+
+
+def mark_disruptions(draft: Draft, pods: list[PodView]) -> None:
+    """Remembers on the running attempt that a pod was taken from it, so that its failure isn't held against the job."""
+    last = draft.status.last
+    if last is not None and last.ended is None and not last.disrupted and any(pod.disrupted for pod in pods):
+        draft.change_last_attempt(lambda attempt: replace(attempt, disrupted=True))
+
+
+def pause_of(draft: Draft, settings: Settings) -> datetime | None:
+    """When the next attempt may begin; None: at once."""
+    last = draft.status.last
+    if (
+        last is None
+        or last.ended is None
+        or last.reason in (Reason.JOB_SUSPENDED.title, Reason.LEFTOVER_PROCESSES.title)
+    ):
+        return None
+    retry = draft.resolved.spec.retry
+    return next_start(last, draft.status.failures, retry.backoff_seconds, retry.max_backoff_seconds)

@@ -1,0 +1,84 @@
+"""Pods into words: how far the pools are, and why they aren't further. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rljob_operator import names
+from rljob_operator.conditions import Reason
+from rljob_operator.observed import ClusterView, Observed, PodView, Trouble
+from rljob_operator.pools import Pool
+from rljob_operator.status import PoolStatus
+
+WORST_FIRST: tuple[tuple[Trouble, Reason], ...] = (
+    ("image", Reason.IMAGE_ERROR),
+    ("crash", Reason.POD_ERROR),
+    ("unschedulable", Reason.UNSCHEDULABLE),
+)
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """The state of a cluster's pods."""
+
+    head: PodView | None
+    """The head pod that can be talked to, if there is one."""
+    enough: bool
+    """Training can start or go on."""
+    complete: bool
+    """All pods are ready."""
+    reason: Reason
+    sentence: str
+
+
+def pool_status(observed: Observed, job: str, cluster: ClusterView | None, pool: Pool) -> PoolStatus:
+    """Counts of a pool, in replicas."""
+    pods = [] if cluster is None else observed.pods_of(cluster.name, pool.name)
+    alive = [pod for pod in pods if not pod.ended and pod.deleting_since is None]
+    selector = f"{names.JOB_LABEL}={job},{names.ROLE_LABEL}={pool.name}"
+    ready = sum(pod.ready for pod in alive)
+    return PoolStatus(pool.replicas, len(alive) // pool.hosts, ready // pool.hosts, selector)
+
+
+def readiness(observed: Observed, cluster: ClusterView, pools: Sequence[Pool], was_ready: bool) -> Readiness:
+    """How far the cluster is. `was_ready` makes missing pods a loss instead of a start."""
+    heads = [pod for pod in observed.pods_of(cluster.name, names.HEAD_ROLE) if _alive(pod)]
+    head = next((pod for pod in heads if pod.ready), None)
+    short, enough = [], head is not None
+    if head is None:
+        short.append(_sentence("head", 0, 1, heads))
+    for pool in pools:
+        pods = [pod for pod in observed.pods_of(cluster.name, pool.name) if _alive(pod)]
+        ready, wanted = sum(pod.ready for pod in pods), pool.replicas * pool.hosts
+        if ready < wanted:
+            short.append(_sentence(pool.name, ready, wanted, pods))
+        enough = enough and ready >= pool.least * pool.hosts
+    if not short:
+        return Readiness(head, enough, True, Reason.POOLS_READY, "")
+    waiting = [pod for pod in observed.pods_of(cluster.name) if _alive(pod) and not pod.ready]
+    found = {pod.trouble for pod in waiting}
+    reason = next((reason for trouble, reason in WORST_FIRST if trouble in found), None)
+    if reason is None:
+        reason = Reason.POOL_DEGRADED if was_ready else Reason.WAITING_FOR_PODS
+    sentence = "; ".join(short)
+    if cluster.problem and not waiting:
+        sentence = f"{sentence}; KubeRay: {cluster.problem}"
+    return Readiness(head, enough, False, reason, sentence)
+
+
+def _alive(pod: PodView) -> bool:
+    return not pod.ended and pod.deleting_since is None
+
+
+def _sentence(pool: str, ready: int, wanted: int, pods: Sequence[PodView]) -> str:
+    """ "rollout: 3 of 8 pods wait: 0/5 nodes have nvidia.com/gpu"."""
+    waiting = [pod for pod in pods if not pod.ready]
+    reasons = [trouble for trouble, _ in WORST_FIRST] + ["waiting"]
+    told = sorted((pod for pod in waiting if pod.message), key=lambda pod: reasons.index(pod.trouble or "waiting"))
+    why = f": {told[0].message}" if told else ""
+    if told and told[0].trouble in ("image", "crash"):
+        why = f": {told[0].name}{why}"
+    missing = wanted - ready
+    verb = "waits" if missing == 1 else "wait"
+    return f"{pool}: {missing} of {wanted} pod{'s' if wanted > 1 else ''} {verb}{why}"

@@ -1,0 +1,275 @@
+"""The decision: from what one look has found to what is to be done, said and looked at next. Pure and level-based.
+
+    observed, now  ->  reconcile  ->  actions, status, requeue_after, events
+
+Nothing is remembered between two calls but what the job's status and the cluster's annotations say, so it doesn't
+matter how often it is called, what was missed, or when the operator was replaced. The stages, in order:
+
+    finished?  valid?  KubeRay?  too late?  old clusters gone?  suspend?  cluster?  admitted?  head?  pools?  attempt
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from rljob_operator import attempts, progress
+from rljob_operator.actions import ApplyConfigMap, CreateCluster, DeleteJob, NoteGeneration, StopDriver
+from rljob_operator.conditions import Reason, Type
+from rljob_operator.draft import Decision, Draft
+from rljob_operator.endings import finish, free, new_incarnation, remove_stuck_pods
+from rljob_operator.observed import ClusterView, Observed
+from rljob_operator.pools import pools
+from rljob_operator.readiness import Readiness, pool_status, readiness
+from rljob_operator.resizing import resize
+from rljob_operator.settings import Settings
+
+KUBERAY_RETRY_SECONDS = 60.0
+
+
+def reconcile(observed: Observed, now: datetime, settings: Settings) -> Decision:
+    """Decides about one job. Never raises for anything that the world may contain."""
+    job = observed.job
+    if job.deleting:
+        # Kubernetes removes everything that the job owns. There is nothing else to undo, hence no finalizer.
+        return Decision()
+    draft = Draft(observed, now, settings)
+    if job.status.is_true(Type.FINISHED):
+        return _rest(draft)
+    if job.job is None:
+        draft.say(Type.ACCEPTED, False, Reason.INVALID_SPEC, "; ".join(job.problems))
+        draft.say(Type.RUNNING, False, Reason.INVALID_SPEC, "; ".join(job.problems))
+        return draft.decision()
+    for kind in (Type.SUCCEEDED, Type.FAILED, Type.FINISHED):
+        draft.say(kind, False, Reason.NOT_FINISHED)
+    if observed.kuberay:
+        draft.say(Type.ACCEPTED, True, Reason.VALID)
+        _live(draft)
+    else:
+        draft.say(Type.ACCEPTED, False, Reason.KUBERAY_MISSING)
+        draft.say(Type.RUNNING, False, Reason.PENDING, Reason.KUBERAY_MISSING.meaning)
+        draft.wake_in(KUBERAY_RETRY_SECONDS)
+    if not _finishes(draft):
+        progress.checkpoint_condition(draft)
+    _count(draft)
+    return draft.decision()
+
+
+def _finishes(draft: Draft) -> bool:
+    said = draft.said(Type.FINISHED)
+    return said is not None and said.is_true
+
+
+def _rest(draft: Draft) -> Decision:
+    """A finished job: its clusters go, later itself."""
+    free(draft)
+    ttl = None
+    if draft.job.job is not None:
+        ttl = draft.job.job.spec.ttl_seconds_after_finished
+    ended = draft.status.end_time
+    if ttl is not None and ended is not None:
+        end_of_life = ended + timedelta(seconds=ttl)
+        if draft.now >= end_of_life:
+            draft.do(DeleteJob(draft.job.uid))
+        else:
+            draft.wake_at(end_of_life)
+    if draft.job.job is not None:
+        _count(draft)
+    return draft.decision()
+
+
+def _live(draft: Draft) -> None:
+    """A job that is neither finished nor wrong."""
+    current = _current(draft)
+    for cluster in draft.observed.clusters:
+        if cluster.incarnation < draft.status.incarnation:
+            draft.remove(cluster)
+    if _too_late(draft):
+        return
+    if draft.resolved.spec.suspend:
+        _suspend(draft, current)
+        return
+    draft.set(suspend_time=None)
+    draft.say(Type.SUSPENDED, False, Reason.NOT_SUSPENDED)
+    if current is not None:
+        _operate(draft, current)
+    elif draft.said(Type.RUNNING) is None:
+        _create(draft)
+
+
+def _current(draft: Draft) -> ClusterView | None:
+    """The cluster of the newest incarnation. One that somebody else deleted counts as lost."""
+    clusters = draft.observed.clusters
+    incarnation = max([draft.status.incarnation, *(cluster.incarnation for cluster in clusters)])
+    draft.set(incarnation=incarnation)
+    current = next((cluster for cluster in clusters if cluster.incarnation == incarnation), None)
+    if current is not None and not current.deleting:
+        attempts.adopt(draft, current)
+        return current
+    last = draft.status.last
+    begun = last is not None and last.ended is None and last.incarnation == incarnation
+    if current is not None or begun:
+        new_incarnation(draft, current, Reason.HEAD_LOST, "the cluster was deleted")
+    return None
+
+
+def _create(draft: Draft) -> None:
+    """Creates the next cluster once nothing is left of the previous ones: two drivers must never run at once."""
+    left = [cluster.name for cluster in draft.observed.clusters]
+    pods = [pod.name for pod in draft.observed.pods if not pod.ended]
+    if left or pods:
+        remove_stuck_pods(draft, set())
+        message = f"waiting for the end of {', '.join([*left, *pods][:5])}"
+        draft.say(Type.CLUSTER_READY, False, Reason.REPLACING_CLUSTER, message)
+        before = draft.job.status.conditions.get(Type.RUNNING.title)
+        if before is None:
+            draft.say(Type.RUNNING, False, Reason.PENDING, message)
+        draft.wake_in(draft.settings.start_poll_seconds)
+        return
+    draft.do(ApplyConfigMap(), CreateCluster(draft.status.incarnation))
+    draft.say(Type.CLUSTER_READY, False, Reason.CREATING_CLUSTER)
+    draft.say(Type.RUNNING, False, Reason.PENDING)
+    draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+    draft.wake_in(draft.settings.resync_seconds)
+
+
+def _operate(draft: Draft, cluster: ClusterView) -> None:
+    """A job with its cluster."""
+    _follow_spec(draft, cluster)
+    if not _admitted(draft, cluster) or attempts.head_lost(draft, cluster):
+        return
+    ready = _cluster_ready(draft, cluster)
+    attempts.advance(draft, cluster, ready)
+    if _finishes(draft) or draft.status.incarnation != cluster.incarnation:
+        return
+    _resize(draft, cluster)
+    remove_stuck_pods(draft, {cluster.name})
+    draft.wake_in(draft.settings.resync_seconds)
+
+
+def _follow_spec(draft: Draft, cluster: ClusterView) -> None:
+    """Brings a changed job file to the pods, and says which changes they can't follow."""
+    job = draft.job
+    if cluster.generation != job.generation:
+        draft.do(ApplyConfigMap(), NoteGeneration(cluster.name, cluster.generation, job.generation))
+    if cluster.spec_hash != job.fingerprint:
+        draft.say(Type.ACCEPTED, True, Reason.NEEDS_NEW_INCARNATION)
+
+
+def _admitted(draft: Draft, cluster: ClusterView) -> bool:
+    if cluster.suspended:
+        message = draft.observed.queue_message
+        draft.say(Type.ADMITTED, False, Reason.WAITING_FOR_QUOTA, message)
+        draft.say(Type.RUNNING, False, Reason.WAITING_FOR_QUOTA, message)
+        draft.say(Type.CLUSTER_READY, False, Reason.WAITING_FOR_QUOTA, message)
+        draft.wake_in(draft.settings.resync_seconds)
+        return False
+    queued = draft.resolved.spec.queue_name is not None
+    draft.say(Type.ADMITTED, True, Reason.ADMITTED_BY_QUEUE if queued else Reason.NO_QUEUE)
+    if draft.status.start_time is None:
+        draft.set(start_time=draft.now)
+    return True
+
+
+def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
+    was_ready = draft.job.status.is_true(Type.CLUSTER_READY)
+    degraded = draft.job.status.has(Type.CLUSTER_READY, Reason.POOL_DEGRADED)
+    ready = readiness(draft.observed, cluster, pools(draft.resolved), was_ready or degraded)
+    draft.say(Type.CLUSTER_READY, ready.enough, ready.reason, ready.sentence)
+    return ready
+
+
+def _resize(draft: Draft, cluster: ClusterView) -> None:
+    last = draft.status.last
+    running = last is not None and last.ended is None
+    answer = attempts.answer_of(draft, cluster.attempt)
+    understood = answer if answer is not None and answer.generation >= draft.job.generation else None
+    for pool in pools(draft.resolved):
+        if pool.resizable:
+            resize(draft, cluster, pool, understood, running)
+
+
+def _suspend(draft: Draft, cluster: ClusterView | None) -> None:
+    """Checkpoint, then free the pods. The driver gets its time for the checkpoint; the pods go in any case."""
+    since = draft.status.suspend_time or draft.now
+    draft.set(suspend_time=since, resize_time=None)
+    draft.say(Type.RESIZING, False, Reason.AT_SIZE)
+    if cluster is None:
+        _suspended(draft)
+        return
+    deadline = since + timedelta(seconds=draft.settings.suspend_grace_seconds)
+    last, ray = draft.status.last, draft.observed.ray
+    begun = last is not None and last.ended is None and cluster.attempt == last.number
+    if begun and not cluster.suspended:
+        assert last is not None
+        if attempts.head_lost(draft, cluster):
+            return
+        running = ray is None or not ray.reachable or (ray.job is not None and ray.job.state == "RUNNING")
+        if ray is not None and ray.job is not None and ray.job.over:
+            attempts.judge(draft, cluster, ray.job)
+            if _finishes(draft):
+                return
+        elif running and draft.now < deadline:
+            _follow_spec(draft, cluster)
+            draft.say(Type.RUNNING, True, Reason.SUSPENDING, f"attempt {last.number} writes its checkpoint")
+            draft.say(Type.SUSPENDED, False, Reason.SUSPENDING)
+            attempts.talk(draft, cluster)
+            draft.wake_at(deadline)
+            return
+        else:
+            draft.do(StopDriver(cluster.name, cluster.incarnation, cluster.attempt))
+    draft.close_attempt(Reason.JOB_SUSPENDED)
+    draft.set(incarnation=cluster.incarnation + 1)
+    draft.remove(cluster)
+    draft.say(Type.SUSPENDED, False, Reason.SUSPENDING, "the pods are being freed")
+    draft.say(Type.RUNNING, False, Reason.SUSPENDING, "the pods are being freed")
+    draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_FREED)
+    draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+    draft.wake_in(draft.settings.start_poll_seconds)
+
+
+def _suspended(draft: Draft) -> None:
+    """Waits until the pods are gone; then the job is suspended."""
+    draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_FREED)
+    draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+    left = [cluster.name for cluster in draft.observed.clusters] + [
+        pod.name for pod in draft.observed.pods if not pod.ended
+    ]
+    if left:
+        remove_stuck_pods(draft, set())
+        message = f"waiting for the end of {', '.join(left[:5])}"
+        draft.say(Type.SUSPENDED, False, Reason.SUSPENDING, message)
+        draft.say(Type.RUNNING, False, Reason.SUSPENDING, message)
+        draft.wake_in(draft.settings.start_poll_seconds)
+    else:
+        draft.say(Type.SUSPENDED, True, Reason.JOB_SUSPENDED)
+        draft.say(Type.RUNNING, False, Reason.JOB_SUSPENDED)
+
+
+def _too_late(draft: Draft) -> bool:
+    """Ends a job that has outlasted one of its deadlines."""
+    deadlines, start = draft.resolved.spec.deadlines, draft.status.start_time
+    if start is None:
+        return False
+    if deadlines.run_seconds is not None:
+        end = start + timedelta(seconds=deadlines.run_seconds)
+        if draft.now >= end:
+            finish(draft, Type.FAILED, Reason.RUN_DEADLINE_EXCEEDED, f"after {deadlines.run_seconds} s")
+            return True
+        draft.wake_at(end)
+    if not draft.status.progress.get("step") and not draft.resolved.spec.suspend:
+        end = start + timedelta(seconds=deadlines.start_seconds)
+        if draft.now >= end:
+            ready = draft.job.status.conditions.get(Type.CLUSTER_READY.title)
+            why = f"; {ready.message}" if ready is not None and not ready.is_true and ready.message else ""
+            finish(draft, Type.FAILED, Reason.START_DEADLINE_EXCEEDED, f"after {deadlines.start_seconds} s{why}")
+            return True
+        draft.wake_at(end)
+    return False
+
+
+def _count(draft: Draft) -> None:
+    """`status.pools`."""
+    incarnation = draft.status.incarnation
+    current = next((c for c in draft.observed.clusters if c.incarnation == incarnation and not c.deleting), None)
+    counted = {pool.name: pool_status(draft.observed, draft.job.name, current, pool) for pool in pools(draft.resolved)}
+    draft.set(pools=counted)

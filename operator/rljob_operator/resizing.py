@@ -1,0 +1,134 @@
+"""Making the rollout pool bigger or smaller while the job runs, without losing a sample. Pure.
+
+Bigger: more pods at once; the driver takes the new engines when they are there. Smaller: the driver is told first,
+drains the surplus, and names the pods that may go; exactly those are removed. KubeRay would otherwise take any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from rljob_api.status import DriverStatus
+from rljob_operator.actions import ClearRemoved, ResizeGroup
+from rljob_operator.conditions import Reason, Type
+from rljob_operator.draft import Draft
+from rljob_operator.observed import ClusterView, GroupView, PodView
+from rljob_operator.pools import Pool
+
+
+def resize(draft: Draft, cluster: ClusterView, pool: Pool, driver: DriverStatus | None, running: bool) -> None:
+    """Brings one worker group to its size.
+
+    Args:
+        driver: the running driver's answer to the present generation, or None as long as it hasn't given one.
+        running: whether a driver is or may be at work, so that pods mustn't simply be removed.
+    """
+    group = cluster.group(pool.name)
+    if group is None:
+        return
+    pods = [pod for pod in draft.observed.pods_of(cluster.name, pool.name) if not pod.ended]
+    here = {pod.name for pod in pods}
+    if group.removing and here.isdisjoint(group.removing):
+        draft.do(ClearRemoved(cluster.name, group.index, group.name, group.replicas))
+    if pool.replicas == group.replicas:
+        draft.set(resize_time=None)
+        alive = [pod for pod in pods if pod.deleting_since is None]
+        surplus = len(alive) - group.replicas * pool.hosts
+        if surplus > 0:
+            draft.say(Type.RESIZING, True, Reason.REMOVING, f"{pool.name}: {surplus} pods to go")
+            draft.wake_in(draft.settings.poll_seconds)
+        elif sum(pod.ready for pod in alive) < group.replicas * pool.hosts and draft.status.has(
+            Type.RESIZING, Reason.ADDING
+        ):
+            draft.say(Type.RESIZING, True, Reason.ADDING, f"{pool.name}: on the way to {pool.replicas}")
+        else:
+            draft.say(Type.RESIZING, False, Reason.AT_SIZE)
+    elif pool.replicas > group.replicas:
+        draft.set(resize_time=None)
+        draft.do(ResizeGroup(cluster.name, group.index, group.name, group.replicas, pool.replicas, pool.most))
+        draft.say(Type.RESIZING, True, Reason.ADDING, f"{pool.name}: from {group.replicas} to {pool.replicas}")
+    else:
+        _shrink(draft, cluster, pool, group, pods, driver, running)
+
+
+def _shrink(
+    draft: Draft,
+    cluster: ClusterView,
+    pool: Pool,
+    group: GroupView,
+    pods: Sequence[PodView],
+    driver: DriverStatus | None,
+    running: bool,
+) -> None:
+    started = draft.status.resize_time or draft.now
+    deadline = started + timedelta(seconds=draft.settings.drain_grace_seconds)
+    draft.set(resize_time=started)
+    surplus = group.replicas - pool.replicas
+    replicas = _replicas([pod for pod in pods if pod.deleting_since is None and pod.name not in group.removing])
+    if not running or draft.now >= deadline:
+        victims = _least_useful_first(replicas)[:surplus]
+        leaving = surplus
+    else:
+        victims = _drained(replicas, driver)[:surplus]
+        # A replica without pods is nothing that could be drained.
+        unborn = max(0, group.replicas - len(replicas) - len(group.removing) // pool.hosts)
+        leaving = min(surplus, len(victims) + unborn)
+    if leaving:
+        names = tuple(sorted(pod.name for replica in victims for pod in replica))
+        still_here = tuple(name for name in group.removing if name in {pod.name for pod in pods})
+        draft.do(
+            ResizeGroup(
+                cluster.name,
+                group.index,
+                group.name,
+                group.replicas,
+                group.replicas - leaving,
+                max(pool.most, group.replicas - leaving),
+                tuple(sorted({*still_here, *names})),
+            )
+        )
+        draft.say(Type.RESIZING, True, Reason.REMOVING, f"{pool.name}: {leaving} of {surplus} surplus engines go")
+    else:
+        draft.say(
+            Type.RESIZING,
+            True,
+            Reason.DRAINING,
+            f"{pool.name}: {surplus} of {group.replicas} engines hand back their samples",
+        )
+    draft.wake_in(draft.settings.start_poll_seconds)
+
+
+Replica = tuple[PodView, ...]
+
+
+def _replicas(pods: Sequence[PodView]) -> list[Replica]:
+    """Pods of the same replica together (several hosts), by name."""
+    found: dict[str, list[PodView]] = {}
+    for pod in pods:
+        found.setdefault(pod.replica or pod.name, []).append(pod)
+    return [tuple(found[name]) for name in sorted(found)]
+
+
+def _least_useful_first(replicas: Sequence[Replica]) -> list[Replica]:
+    """Those that aren't ready first, then the youngest."""
+    return sorted(
+        replicas,
+        key=lambda replica: (
+            all(pod.ready for pod in replica),
+            -max(pod.created for pod in replica).timestamp(),
+            replica[0].name,
+        ),
+    )
+
+
+def _drained(replicas: Sequence[Replica], driver: DriverStatus | None) -> list[Replica]:
+    """Replicas whose removal loses nothing: the driver says so, or no engine ever ran there."""
+    if driver is None:
+        return []
+    engines = driver.pools.rollout.engines
+    safe = {engine.pod for engine in engines if engine.pod and (engine.safe_to_delete or engine.state == "drained")}
+    known = {engine.pod for engine in engines if engine.pod}
+    unused = [r for r in replicas if not any(pod.ready or pod.name in known for pod in r)]
+    drained = [r for r in replicas if r not in unused and any(pod.name in safe for pod in r)]
+    return [*unused, *drained]

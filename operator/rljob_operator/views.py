@@ -1,0 +1,154 @@
+"""From API objects to what `observed` holds: keeps what the operator looks at and forgets the rest.
+
+Objects come from watches, so nothing here trusts a field to be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from rljob_api import API_VERSION, KIND, check, resolve
+from rljob_operator import names
+from rljob_operator.conditions import parse_time
+from rljob_operator.objects import spec_hash
+from rljob_operator.observed import ClusterView, GroupView, JobView, PodView, Trouble
+from rljob_operator.status import JobStatus
+
+Object = Mapping[str, Any]
+
+IMAGE_TROUBLE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
+CRASH_TROUBLE = {"CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+DISRUPTIONS = {"Evicted", "Preempting", "Preempted", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"}
+LONGEST_POD_MESSAGE = 240
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def job_view(raw: Object) -> JobView:
+    """An RLJob. A spec that doesn't pass our own rules (an old object, a loose server) comes with its problems."""
+    metadata = raw.get("metadata", {})
+    spec = raw.get("spec", {})
+    kept = {name: metadata[name] for name in ("name", "namespace", "labels") if metadata.get(name)}
+    job, violations = check({"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": spec})
+    good = job if not violations else None
+    return JobView(
+        namespace=str(metadata.get("namespace", "")),
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        generation=int(metadata.get("generation", 0)),
+        created=parse_time(metadata.get("creationTimestamp")) or _LONG_AGO,
+        document=spec,
+        fingerprint=spec_hash(good.spec) if good is not None else "",
+        job=resolve(good) if good is not None else None,
+        problems=tuple(str(violation) for violation in violations),
+        status=JobStatus.read(raw.get("status", {})),
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
+def cluster_view(raw: Object) -> ClusterView:
+    """A RayCluster."""
+    metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
+    annotations = metadata.get("annotations", {})
+    groups = enumerate(spec.get("workerGroupSpecs") or ())
+    return ClusterView(
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        incarnation=_number(annotations.get(names.INCARNATION_ANNOTATION), 0),
+        generation=_number(annotations.get(names.GENERATION_ANNOTATION), 0),
+        spec_hash=str(annotations.get(names.SPEC_HASH_ANNOTATION, "")),
+        attempt=_number(annotations.get(names.ATTEMPT_ANNOTATION), 0),
+        attempt_head=str(annotations.get(names.ATTEMPT_HEAD_ANNOTATION, "")),
+        groups=tuple(_group(index, group) for index, group in groups),
+        suspended=bool(spec.get("suspend", False)),
+        deleting="deletionTimestamp" in metadata,
+        problem=_cluster_problem(status),
+    )
+
+
+def _group(index: int, raw: Object) -> GroupView:
+    strategy = raw.get("scaleStrategy") or {}
+    return GroupView(
+        index=index,
+        name=str(raw.get("groupName", "")),
+        replicas=int(raw.get("replicas", 0)),
+        most=int(raw.get("maxReplicas", 0)),
+        hosts=int(raw.get("numOfHosts", 1)),
+        removing=tuple(strategy.get("workersToDelete") or ()),
+    )
+
+
+def _cluster_problem(status: Object) -> str:
+    for item in status.get("conditions") or ():
+        if item.get("type") == "ReplicaFailure" and item.get("status") == "True":
+            return f"{item.get('reason', '')}: {item.get('message', '')}"[:LONGEST_POD_MESSAGE]
+    return ""
+
+
+def pod_view(raw: Object) -> PodView:
+    """A pod of a job."""
+    metadata, status = raw.get("metadata", {}), raw.get("status", {})
+    labels = metadata.get("labels", {})
+    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    ended = status.get("phase") in ("Failed", "Succeeded")
+    ready = conditions.get("Ready", {}).get("status") == "True" and not ended
+    trouble, message = (None, "") if ready else _trouble(status, conditions)
+    head = labels.get(names.RAY_NODE_TYPE_LABEL) == "head"
+    return PodView(
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        cluster=str(labels.get(names.RAY_CLUSTER_LABEL, "")),
+        group=names.HEAD_ROLE if head else str(labels.get(names.RAY_GROUP_LABEL, "")),
+        ready=ready,
+        created=parse_time(metadata.get("creationTimestamp")) or _LONG_AGO,
+        ended=ended,
+        trouble=trouble,
+        message=message[:LONGEST_POD_MESSAGE],
+        disrupted=status.get("reason") in DISRUPTIONS or conditions.get("DisruptionTarget", {}).get("status") == "True",
+        replica=str(labels.get("ray.io/worker-group-replica-name", "")),
+        deleting_since=parse_time(metadata.get("deletionTimestamp")),
+    )
+
+
+def _trouble(status: Object, conditions: Mapping[Any, Object]) -> tuple[Trouble | None, str]:
+    """Why a pod isn't ready, as far as Kubernetes says."""
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        gated = scheduled.get("reason") == "SchedulingGated"
+        return ("waiting" if gated else "unschedulable"), str(scheduled.get("message") or scheduled.get("reason", ""))
+    for container in _containers(status):
+        state = container.get("state") or {}
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+        before = (container.get("lastState") or {}).get("terminated") or {}
+        reason = waiting.get("reason", "")
+        if reason in IMAGE_TROUBLE:
+            return "image", f"{reason}: {waiting.get('message', '')}".strip(": ")
+        if reason in CRASH_TROUBLE:
+            why = f" (last time {before.get('reason')}, exit code {before.get('exitCode')})" if before else ""
+            return "crash", f"{reason}: {waiting.get('message', '')}".strip(": ") + why
+        if ended and ended.get("exitCode"):
+            return "crash", f"{ended.get('reason', 'Error')}, exit code {ended['exitCode']}"
+    if status.get("phase") == "Failed":
+        return "crash", f"{status.get('reason', 'Failed')}: {status.get('message', '')}".strip(": ")
+    return None, ""
+
+
+def _containers(status: Object) -> Iterable[Object]:
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def trimmed_pod(raw: Object) -> dict[str, Any]:
+    """A pod without what `pod_view` doesn't read; thousands are held in memory."""
+    metadata, status = raw.get("metadata", {}), raw.get("status", {})
+    kept = ("name", "namespace", "uid", "labels", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+    said = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
+    return {
+        "metadata": {name: metadata[name] for name in kept if name in metadata},
+        "status": {name: status[name] for name in said if name in status},
+    }
+
+
+def _number(text: object, default: int) -> int:
+    return int(text) if isinstance(text, str) and text.isdigit() else default
