@@ -96,6 +96,9 @@ class EngineActor:
     def status(self) -> EngineStatus:
         return self._loop.status()
 
+    def weight_ranks(self) -> int:
+        return self._loop.weight_ranks()
+
     def join_weights(self, link: WeightLink, first_rank: int, timeout: float) -> None:
         self._loop.join_weights(link, first_rank, timeout)
 

@@ -123,6 +123,10 @@ class EngineLoop:
         self.call(receive)
         self.finish_update(version)
 
+    def weight_ranks(self) -> int:
+        """How many members of a weight group the engine is."""
+        return self.call(lambda engine: engine.weight_ranks)
+
     def join_weights(self, link: WeightLink, first_rank: int, timeout: float) -> None:
         """Joins a weight group; blocks the engine until all members are there."""
         self.call(lambda engine: engine.join_weights(link, first_rank, timeout))

@@ -13,7 +13,7 @@ from rljob_trainer.errors import DeadlineError, EngineError, RLJobError
 from rljob_trainer.rollout.actor import ACTOR_OPTIONS, EngineActor, EngineSpec
 
 
-class EngineLost(EngineError):
+class EngineLostError(EngineError):
     """The engine's process is gone; its requests have to be made elsewhere."""
 
 
@@ -22,10 +22,10 @@ class EngineHandle(Protocol):
 
     name: str
 
-    async def call(self, method: str, *args: Any, timeout: float) -> Any:
+    async def call(self, method: str, *args: Any, seconds: float) -> Any:
         """Calls a method of ``EngineLoop`` or ``EngineActor`` by its name.
 
-        Raises ``EngineLost`` when the process is gone, ``DeadlineError`` after ``timeout`` seconds, else what the
+        Raises ``EngineLostError`` when the process is gone, ``DeadlineError`` after ``seconds``, else what the
         engine raised.
         """
         ...
@@ -38,34 +38,34 @@ class EngineHandle(Protocol):
 class RayEngine:
     """An engine in a Ray actor: one of its own (``RayEngine.start``) or one beside a learner rank (``invoke``)."""
 
-    def __init__(self, name: str, invoke: Callable[..., ray.ObjectRef], kill: Callable[[], None]) -> None:
+    def __init__(self, name: str, invoke: Callable[..., Any], kill: Callable[[], None]) -> None:
         """``invoke(method, *args)`` starts a call and returns its reference; ``kill`` ends the process."""
         self.name = name
         self._invoke = invoke
         self._kill = kill
 
     @classmethod
-    async def start(cls, name: str, spec: EngineSpec, *, timeout: float = 600.0, **options: Any) -> RayEngine:
+    async def start(cls, name: str, spec: EngineSpec, *, seconds: float = 600.0, **options: Any) -> RayEngine:
         """Starts an engine actor with the given Ray options and waits until it is built."""
-        actor = ray.remote(EngineActor).options(**{**ACTOR_OPTIONS, **options}).remote(name, spec)
+        actor: Any = ray.remote(EngineActor).options(**{**ACTOR_OPTIONS, **options}).remote(name, spec)
         handle = cls(
             name,
             lambda method, *args: getattr(actor, method).remote(*args),
             lambda: ray.kill(actor, no_restart=True),
         )
         try:
-            await handle.call("ready", timeout=timeout)
+            await handle.call("ready", seconds=seconds)
         except BaseException:
             handle.kill()
             raise
         return handle
 
-    async def call(self, method: str, *args: Any, timeout: float) -> Any:
+    async def call(self, method: str, *args: Any, seconds: float) -> Any:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds):
                 return await asyncio.wrap_future(self._invoke(method, *args).future())
         except TimeoutError:
-            raise DeadlineError(f"engine {self.name} did not answer {method} within {timeout:g} s") from None
+            raise DeadlineError(f"engine {self.name} did not answer {method} within {seconds:g} s") from None
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, RLJobError | ValueError):
@@ -73,7 +73,7 @@ class RayEngine:
             raise EngineError(f"engine {self.name}: {method} failed: {error}") from error
         except RayActorError as error:
             reason = str(error).strip().splitlines()[0]
-            raise EngineLost(f"engine {self.name} is gone ({reason})") from error
+            raise EngineLostError(f"engine {self.name} is gone ({reason})") from error
 
     def kill(self) -> None:
         self._kill()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -52,6 +53,17 @@ def serve_store(host: str) -> tuple[Any, str]:
     return store, f"{host}:{port}"
 
 
+def call_off(link: WeightLink, reason: str) -> None:
+    """Ends the waiting of all members of a group, from outside: they raise ``EngineError`` with the reason."""
+    host, port = link.address.rsplit(":", 1)
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=10))
+    dist.PrefixStore(_prefix(link), store).set("called off", reason)
+
+
+def _prefix(link: WeightLink) -> str:
+    return f"weights/{link.generation}"
+
+
 class WeightGroup:
     """One generation of sender and receivers, as seen by ``rank``. ``DeadlineError`` when somebody does not come."""
 
@@ -72,7 +84,7 @@ class WeightGroup:
                 store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
             except (dist.DistNetworkError, dist.DistStoreError) as error:
                 raise DeadlineError(f"weights: {self.names[rank]} cannot reach the sender at {link.address}") from error
-        self._store = dist.PrefixStore(f"weights/{link.generation}", store)
+        self._store = dist.PrefixStore(_prefix(link), store)
         self.device = torch.device(device)
         self.post("here", "")
         if rank == 0:
@@ -109,6 +121,7 @@ class WeightGroup:
     def read(self, key: str, deadline: float, what: str) -> bytes:
         """What somebody announced; ``what`` is being waited for."""
         while not self._store.check([key]):
+            self._check_called_off()
             if time.monotonic() > deadline:
                 raise DeadlineError(f"weights: {self.names[self.rank]} waited in vain for {what}")
             time.sleep(_POLL_SECONDS)
@@ -116,14 +129,21 @@ class WeightGroup:
 
     def gather(self, key: str, deadline: float, what: str) -> dict[str, str]:
         """What every receiver posted under ``key``, by name. Names those that did not ``what`` in time."""
-        values, missing = self._gather(key, deadline)
+        values, missing = self._gather(key, deadline, self._check_called_off)
         if missing:
             raise DeadlineError(f"weights: {', '.join(missing)} did not {what} in time")
         return values
 
-    def _gather(self, key: str, deadline: float) -> tuple[dict[str, str], list[str]]:
+    def _check_called_off(self) -> None:
+        if self._store.check(["called off"]):
+            raise EngineError(f"weights: called off, because {self._store.get('called off').decode()}")
+
+    def _gather(
+        self, key: str, deadline: float, check: Callable[[], None] = lambda: None
+    ) -> tuple[dict[str, str], list[str]]:
         values: dict[str, str] = {}
         while True:
+            check()
             for rank in range(1, len(self.names)):
                 name = f"{key}/{rank}"
                 if self.names[rank] not in values and self._store.check([name]):

@@ -1,0 +1,394 @@
+"""The engines as one: groups of requests in, results out, whatever happens to an engine on the way.
+
+The pool gives each group to one engine (its siblings share a prompt), follows what every engine has in hand, and makes
+requests again elsewhere when an engine is lost or leaves. Engines may join and leave at any time; a new one serves only
+after ``activate``, once it has the present weights. Loading weights is ``weights/publication.py``'s part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.rollout.engine_loop import EngineStatus
+from rljob_trainer.rollout.handle import EngineHandle, EngineLostError
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 5.0
+"""One long poll of an engine's results."""
+_CALL_SECONDS = 60.0
+"""Longest wait for an answer that takes no generation; an engine answers between two steps."""
+
+Replace = Callable[[str], Awaitable[EngineHandle]]
+"""Starts an engine in place of the named one."""
+BringUp = Callable[[EngineHandle], Awaitable[None]]
+"""Gives a new engine the present weights."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A request on its way."""
+
+    request: GenerationRequest
+    done: asyncio.Future[GenerationResult]
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def budget(self) -> int:
+        """Tokens it may still make."""
+        return self.request.sampling.max_tokens - len(self.request.token_ids)
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """An engine of the pool."""
+
+    handle: EngineHandle
+    state: Literal["joining", "serving", "leaving"] = "joining"
+    pending: dict[str, _Pending] = field(default_factory=dict)
+    work: asyncio.Event = field(default_factory=asyncio.Event)
+    collector: asyncio.Task[None] | None = None
+
+    @property
+    def budget(self) -> int:
+        return sum(pending.budget for pending in self.pending.values())
+
+
+class RolloutPool:
+    """A changing set of engines behind ``generate``.
+
+    Usage::
+
+        async with RolloutPool(version=0) as pool:
+            pool.add(await RayEngine.start("0", spec))
+            pool.activate(["0"])
+            results = await pool.generate(requests_of_one_prompt)
+    """
+
+    def __init__(
+        self,
+        *,
+        version: int = 0,
+        fixed_dispatch: bool = False,
+        max_outstanding: int = 512,
+        replace: Replace | None = None,
+        bring_up: BringUp | None = None,
+    ) -> None:
+        """``fixed_dispatch``: groups that come in together go to the engines in turn and all at once, so a repeated run
+        is bitwise the same; else each goes to the engine with the fewest tokens ahead of it, if that one has fewer than
+        ``max_outstanding`` requests. ``replace`` starts an engine for a lost one and ``bring_up`` gives it weights."""
+        self.version = version
+        """The policy version that new requests start under."""
+        self._fixed = fixed_dispatch
+        self._max_outstanding = max_outstanding
+        self._replace, self.bring_up = replace, bring_up
+        self._members: dict[str, _Member] = {}
+        self._queue: deque[list[_Pending]] = deque()
+        self._paused = False
+        self._dispatcher: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self.lost: list[str] = []
+        """Names of the engines lost so far."""
+
+    async def __aenter__(self) -> RolloutPool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------------ generation
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
+        """The results of one group, in the order of its requests.
+
+        Waits as long as there is an engine, or the hope of one; raises ``EngineError`` when there is none. Cancelling
+        it aborts the requests.
+        """
+        self._check()
+        loop = asyncio.get_running_loop()
+        group = [_Pending(request, loop.create_future()) for request in requests]
+        self._queue.append(group)
+        self._wake()
+        try:
+            return [await pending.done for pending in group]
+        except BaseException:
+            self._forget(group)
+            raise
+
+    def waiting_for(self) -> str:
+        """One sentence: what is under way, and where the oldest request is."""
+        pending = [(p, m.handle.name) for m in self._members.values() for p in m.pending.values()]
+        queued = sum(len(group) for group in self._queue)
+        if not pending:
+            if not queued:
+                return "no request is under way"
+            serving = sum(member.state == "serving" for member in self._members.values())
+            why = "the pool is paused" if self._paused else f"{serving} of {len(self._members)} engines are serving"
+            return f"{queued} requests wait for an engine ({why})"
+        oldest, name = min(pending, key=lambda item: item[0].since)
+        return (
+            f"{len(pending)} requests are running and {queued} wait; the oldest ({oldest.request.request_id}, on "
+            f"engine {name}) was asked for {time.monotonic() - oldest.since:.0f} s ago"
+        )
+
+    async def pause(self, *, interrupt: bool = False) -> None:
+        """No request enters an engine until ``resume``. ``interrupt``: running ones stop, and later go on from there."""
+        self._paused = True
+        if interrupt:
+            async with asyncio.TaskGroup() as tasks:
+                for member in list(self._members.values()):
+                    tasks.create_task(self._take_back(member))
+
+    def resume(self) -> None:
+        self._paused = False
+        self._wake()
+
+    async def wait_idle(self, seconds: float) -> None:
+        """Until what the engines have in hand now is finished. Raises ``DeadlineError`` saying what still runs."""
+        running = [pending.done for member in self._members.values() for pending in member.pending.values()]
+        if running and (await asyncio.wait(running, timeout=seconds))[1]:
+            raise DeadlineError(f"the engines are not idle after {seconds:g} s: {self.waiting_for()}")
+
+    # ------------------------------------------------------------------ members
+
+    @property
+    def engines(self) -> list[EngineHandle]:
+        """All engines that are to get new weights, in the order of their names."""
+        members = sorted(self._members.values(), key=lambda member: member.handle.name)
+        return [member.handle for member in members if member.state != "leaving"]
+
+    @property
+    def serving(self) -> list[EngineHandle]:
+        """Those that get requests."""
+        return [member.handle for _, member in sorted(self._members.items()) if member.state == "serving"]
+
+    def add(self, handle: EngineHandle) -> None:
+        """A new engine. It serves from ``activate`` on."""
+        if handle.name in self._members:
+            raise ValueError(f"the pool already has an engine {handle.name}")
+        member = _Member(handle)
+        self._members[handle.name] = member
+        member.collector = self._spawn(self._collect(member))
+
+    def activate(self, names: Iterable[str], version: int | None = None) -> None:
+        """The named engines hold ``version`` (by default the present one) and may serve."""
+        if version is not None:
+            self.version = version
+        for name in names:
+            member = self._members.get(name)
+            if member is not None and member.state == "joining":
+                member.state = "serving"
+        self._wake()
+
+    async def remove(self, name: str, *, drain: bool = True) -> None:
+        """Takes an engine out and ends it. ``drain``: its requests go on elsewhere from where they are; else they start
+        again."""
+        member = self._members[name]
+        member.state = "leaving"
+        if drain:
+            await self._take_back(member)
+        self._drop(member)
+
+    def report_lost(self, name: str, reason: str) -> None:
+        """An engine is gone: its requests are made again elsewhere, and a new one is started if the pool can."""
+        member = self._members.get(name)
+        if member is None:
+            return
+        log.warning("engine %s is lost (%s); %d requests are made again", name, reason, len(member.pending))
+        self.lost.append(name)
+        replaceable = self._replace is not None and member.state != "leaving"
+        self._drop(member)
+        if replaceable:
+            self._spawn(self._start_replacement(name))
+        elif not self._members:
+            self._fail(EngineError(f"no engine is left: {name} was the last one ({reason})"))
+
+    async def status(self) -> list[EngineStatus]:
+        """Every engine's own account."""
+        calls = [m.handle.call("status", seconds=_CALL_SECONDS) for m in self._members.values()]
+        return [status for status in await asyncio.gather(*calls) if isinstance(status, EngineStatus)]
+
+    async def close(self) -> None:
+        """Ends all engines; requests that are under way fail."""
+        self._fail(EngineError("the pool has been closed"))
+        for member in list(self._members.values()):
+            with suppress(EngineError, DeadlineError):
+                await member.handle.call("close", seconds=5.0)
+            self._drop(member)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------ dispatch
+
+    def _wake(self) -> None:
+        self._wanted.set()
+        if self._dispatcher is None or self._dispatcher.done():
+            self._dispatcher = self._spawn(self._dispatch())
+
+    async def _dispatch(self) -> None:
+        """Hands waiting groups to engines until none can be placed."""
+        while True:
+            self._wanted.clear()
+            # Groups that come in during one turn of the event loop travel together.
+            seen = -1
+            while seen != len(self._queue):
+                seen = len(self._queue)
+                await asyncio.sleep(0)
+            placed = self._place()
+            if placed:
+                async with asyncio.TaskGroup() as tasks:
+                    for member, pendings in placed:
+                        tasks.create_task(self._submit(member, pendings))
+            if not self._wanted.is_set():
+                return
+
+    def _place(self) -> list[tuple[_Member, list[_Pending]]]:
+        serving = [m for _, m in sorted(self._members.items()) if m.state == "serving"]
+        if self._paused or not serving:
+            return []
+        placed: dict[str, tuple[_Member, list[_Pending]]] = {}
+        turn = 0
+        while self._queue:
+            if self._fixed:
+                member = serving[turn % len(serving)]
+                turn += 1
+            else:
+                free = [m for m in serving if len(m.pending) < self._max_outstanding]
+                if not free:
+                    break
+                member = min(free, key=lambda m: m.budget)
+            group = [pending for pending in self._queue.popleft() if not pending.done.done()]
+            member.pending.update((pending.request.request_id, pending) for pending in group)
+            placed.setdefault(member.handle.name, (member, []))[1].extend(group)
+        return list(placed.values())
+
+    async def _submit(self, member: _Member, pendings: list[_Pending]) -> None:
+        try:
+            await member.handle.call("submit", [pending.request for pending in pendings], seconds=_CALL_SECONDS)
+        except (EngineLostError, DeadlineError) as error:
+            self.report_lost(member.handle.name, str(error))
+        except (EngineError, ValueError) as error:
+            for pending in pendings:
+                member.pending.pop(pending.request.request_id, None)
+                if not pending.done.done():
+                    pending.done.set_exception(error)
+        else:
+            member.work.set()
+
+    async def _collect(self, member: _Member) -> None:
+        """Follows one engine for as long as it is a member."""
+        try:
+            while True:
+                await member.work.wait()
+                if not member.pending:
+                    member.work.clear()
+                    continue
+                results = await member.handle.call("collect", _POLL_SECONDS, seconds=_POLL_SECONDS + _CALL_SECONDS)
+                self._resolve(member, results)
+        except (EngineError, DeadlineError) as error:
+            self.report_lost(member.handle.name, str(error))
+
+    def _resolve(self, member: _Member, results: Sequence[GenerationResult]) -> None:
+        for result in results:
+            pending = member.pending.pop(result.request_id, None)
+            if pending is not None and not pending.done.done():
+                pending.done.set_result(result)
+        if results and self._queue:
+            self._wake()
+
+    async def _take_back(self, member: _Member) -> None:
+        """Interrupts an engine's requests; they return to the queue's front with the tokens they have."""
+        try:
+            partials = await member.handle.call("abort", seconds=_CALL_SECONDS)
+        except (EngineError, DeadlineError) as error:
+            self.report_lost(member.handle.name, str(error))
+            return
+        for partial in reversed(partials):
+            pending = member.pending.pop(partial.request_id, None)
+            if pending is not None:
+                pending.request = continued(pending.request, partial)
+                self._queue.appendleft([pending])
+        # Those that had finished before are still to be collected.
+        self._resolve(member, await member.handle.call("collect", 0.0, seconds=_CALL_SECONDS))
+        self._wake()
+
+    def _drop(self, member: _Member) -> None:
+        """Ends a member's process and returns what it had in hand to the queue."""
+        del self._members[member.handle.name]
+        if member.collector is not None and member.collector is not asyncio.current_task():
+            member.collector.cancel()
+        member.handle.kill()
+        for pending in reversed(member.pending.values()):
+            self._queue.appendleft([pending])
+        member.pending.clear()
+        self._wake()
+
+    async def _start_replacement(self, name: str) -> None:
+        assert self._replace is not None
+        try:
+            handle = await self._replace(name)
+            self.add(handle)
+            if self.bring_up is not None:
+                await self.bring_up(handle)
+            else:
+                self.activate([handle.name])
+        except (EngineError, DeadlineError) as error:
+            log.warning("no replacement for engine %s: %s", name, error)
+            if not self._members:
+                self._fail(error)
+
+    def _forget(self, group: list[_Pending]) -> None:
+        """The caller has gone: nobody needs these results."""
+        for pending in group:
+            pending.done.cancel()
+        for member in self._members.values():
+            gone = [name for name, pending in member.pending.items() if pending.done.cancelled()]
+            for name in gone:
+                del member.pending[name]
+            if gone:
+                self._spawn(self._abort(member, gone))
+
+    async def _abort(self, member: _Member, names: list[str]) -> None:
+        try:
+            await member.handle.call("abort", names, seconds=_CALL_SECONDS)
+        except (EngineError, DeadlineError) as error:
+            self.report_lost(member.handle.name, str(error))
+
+    # ------------------------------------------------------------------ failures
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing will be generated any more: everybody who waits learns why."""
+        self._failure = self._failure or error
+        waiting = [pending for group in self._queue for pending in group]
+        waiting += [pending for member in self._members.values() for pending in member.pending.values()]
+        self._queue.clear()
+        for pending in waiting:
+            if not pending.done.done():
+                pending.done.set_exception(error)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise EngineError(f"the pool has failed: {self._failure}") from self._failure

@@ -1,0 +1,175 @@
+"""The driver's side of a publication: learner and engines are told to meet, send and receive; failures get names.
+
+The set of engines may have changed since the last time: then a new weight group is opened first. An engine that is lost
+or fails on the way is taken out of the pool, and the others get their weights in a new group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.rollout.handle import EngineHandle
+from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.weights import learner_side
+from rljob_trainer.weights.group import WeightLink, call_off
+from rljob_trainer.weights.learner_side import Failure
+from rljob_trainer.weights.sender import SENDER, SendReport
+
+log = logging.getLogger(__name__)
+
+_SLACK_SECONDS = 10.0
+"""Beyond the deadline of those who do the work: for their answers to arrive."""
+_ATTEMPTS = 3
+
+
+class Ranks(Protocol):
+    """All learner ranks (``LearnerGroup``)."""
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, list[Any]]:
+        """``function(rank, *args)`` in every rank's process; results by rank."""
+        ...
+
+
+class WeightPublication:
+    """Brings the learner's weights into the engines of a pool.
+
+    ``may_send`` says whether the learner's weights are those of the pool's version just now; while it trains they are
+    not, and a new engine has to wait.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        pool: RolloutPool,
+        *,
+        bucket_bytes: int,
+        seconds: float = 300.0,
+        host: str | None = None,
+        backend: str = "gloo",
+        may_send: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``seconds``: deadline of each part. ``host``: where the learner listens, by default its address in Ray."""
+        self._ranks, self._pool = ranks, pool
+        self._bucket_bytes, self._seconds, self._host, self._backend = bucket_bytes, seconds, host, backend
+        self._may_send = may_send
+        self._address: str | None = None
+        self._generations = itertools.count(1)
+        self._connected: tuple[EngineHandle, ...] = ()
+        self._busy = asyncio.Lock()
+        self._link: WeightLink
+        self.report: SendReport | None = None
+        """What the last publication cost the sender."""
+
+    async def publish(self, version: int) -> dict[str, float]:
+        """Returns once every engine of the pool serves ``version``.
+
+        Engines that are gone are dropped from the pool with a warning. Raises ``EngineError``, naming the engine, when
+        none is left or one keeps failing.
+        """
+        async with self._busy:
+            await self._send_to(lambda: self._pool.engines, version)
+            self._pool.activate([engine.name for engine in self._connected], version)
+        return {}
+
+    async def bring_up(self, engine: EngineHandle) -> None:
+        """Gives a new engine the pool's version as soon as the learner holds it, unless a publication comes first."""
+        while engine in self._pool.engines and engine not in self._pool.serving:
+            if self._may_send() and not self._busy.locked():
+                async with self._busy:
+                    await self._send_to(lambda: [e for e in self._pool.engines if e is engine], self._pool.version)
+                    self._pool.activate([engine.name])
+            else:
+                await asyncio.sleep(0.05)
+
+    async def _send_to(self, engines: Callable[[], Sequence[EngineHandle]], version: int) -> None:
+        for attempt in range(1, _ATTEMPTS + 1):
+            wanted = tuple(engines())
+            if not wanted:
+                raise EngineError(f"no engine is left to take version {version}")
+            failure = None if wanted == self._connected else await self._connect(wanted)
+            failure = failure or await self._publish(wanted, version)
+            if failure is None:
+                return
+            self._connected = ()
+            await self._find_the_lost(wanted)
+            log.warning("publication of version %d failed (attempt %d of %d): %s", version, attempt, _ATTEMPTS, failure)
+        raise EngineError(f"version {version} could not be published: {failure}")
+
+    async def _connect(self, engines: tuple[EngineHandle, ...]) -> str | None:
+        """Opens a group of the learner and these engines; returns what went wrong."""
+        if self._address is None:
+            opened = await self._ranks.run(learner_side.open_publisher, self._bucket_bytes, self._host)
+            self._address = next(address for address in opened if address is not None)
+        try:
+            workers = [await engine.call("weight_ranks", seconds=self._seconds) for engine in engines]
+        except (EngineError, DeadlineError) as error:
+            return str(error)
+        names, first_ranks = [SENDER], []
+        for engine, count in zip(engines, workers, strict=True):
+            first_ranks.append(len(names))
+            names += [f"engine {engine.name}" + (f" worker {w}" if count > 1 else "") for w in range(count)]
+        self._link = WeightLink(self._address, next(self._generations), tuple(names), self._backend)
+        joins = [
+            engine.call("join_weights", self._link, first, self._seconds, seconds=self._seconds + _SLACK_SECONDS)
+            for engine, first in zip(engines, first_ranks, strict=True)
+        ]
+        failure, _ = await self._together(
+            self._ranks.run(learner_side.connect, self._link, self._seconds), joins, self._link
+        )
+        if failure is None:
+            self._connected = engines
+        return failure
+
+    async def _publish(self, engines: tuple[EngineHandle, ...], version: int) -> str | None:
+        """One broadcast to the connected engines; returns what went wrong."""
+        receives = [
+            engine.call("receive_weights", version, self._seconds, seconds=self._seconds + _SLACK_SECONDS)
+            for engine in engines
+        ]
+        failure, report = await self._together(
+            self._ranks.run(learner_side.publish, version, self._seconds), receives, self._link
+        )
+        if isinstance(report, SendReport):
+            self.report = report
+        return failure
+
+    async def _together(
+        self, sending: Coroutine[Any, Any, list[Any]], receiving: Sequence[Coroutine[Any, Any, Any]], link: WeightLink
+    ) -> tuple[str | None, Any]:
+        """Both sides of a meeting: what went wrong in words (the learner's if it has any), and rank 0's result.
+
+        Raises only what the learner raises.
+        """
+        sender = asyncio.create_task(sending)
+        receivers = [asyncio.create_task(work) for work in receiving]
+        try:
+            pending: set[asyncio.Task[Any]] = {sender, *receivers}
+            called_off = False
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                failed = next((str(task.exception()) for task in done if task.exception() is not None), None)
+                if failed is not None and not called_off:
+                    called_off = True
+                    # Whoever waits for the failed one would wait until the deadline.
+                    await asyncio.to_thread(call_off, link, failed)
+        finally:
+            for task in (sender, *receivers):
+                task.cancel()
+        result = sender.result()[0]
+        if isinstance(result, Failure):
+            return result.message, result
+        errors = [error for task in receivers if (error := task.exception()) is not None]
+        return (str(errors[0]) if errors else None), result
+
+    async def _find_the_lost(self, engines: Sequence[EngineHandle]) -> None:
+        """Takes engines that no longer answer out of the pool."""
+        for engine in engines:
+            try:
+                await engine.call("status", seconds=_SLACK_SECONDS)
+            except (EngineError, DeadlineError) as error:
+                self._pool.report_lost(engine.name, str(error))
