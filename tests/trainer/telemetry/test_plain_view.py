@@ -106,3 +106,12 @@ def test_pace_is_that_of_the_latest_steps() -> None:
     assert pace.remaining == 57 * 2.0 - 1.0
     assert pace.elapsed == 15.0
     assert Pace(None, clock=clock).remaining is None
+
+
+def test_validation_before_the_first_step_does_not_count_into_the_pace() -> None:
+    clock = Clock()
+    pace = Pace(total_steps=10, clock=clock)
+    for step, now in ((0, 100.0), (1, 103.0), (2, 106.0)):
+        clock.now = now
+        pace.step(step)
+    assert pace.step_seconds == 3.0

@@ -189,6 +189,24 @@ def test_it_can_be_made_anew_from_the_command_line(make_run: MakeRun) -> None:
     assert "Traceback" not in refused.stderr
 
 
+def test_samples_of_other_prompts_in_between_do_not_hide_the_last_answers(make_run: MakeRun) -> None:
+    folder = make_run(steps=20)
+    other = SampleRow(source="training", prompt="What is 1 + 1?", response="something else")
+    (folder / "samples/step-000021.jsonl").write_text(other.to_json() + "\n")
+    page = Page(write_report(folder))
+    assert "step 20" in page.text
+    assert "something else" not in page.text
+
+
+def test_samples_without_a_common_prompt_are_shown_one_by_one(make_run: MakeRun) -> None:
+    folder = make_run(steps=20)
+    other = SampleRow(source="training", prompt="What is 1 + 1?", response="something else")
+    (folder / "samples/step-000020.jsonl").write_text(other.to_json() + "\n")
+    page = Page(write_report(folder))
+    assert "What is 12 + 34?" in page.text
+    assert "something else" in page.text
+
+
 def test_samples_of_one_prompt_pair_up_in_order() -> None:
     def row(prompt: str, response: str) -> SampleRow:
         return SampleRow(source="s", prompt=prompt, response=response)

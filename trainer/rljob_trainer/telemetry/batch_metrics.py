@@ -50,6 +50,7 @@ def reward_metrics(
     rewards after KL penalty and shaping; ``parts`` the reward functions' values ``[S]`` by name (NaN where a function
     was not asked); ``correct`` None where a sample was not judged; ``errors`` counts samples scored without a verdict.
     """
+    scores = scores.astype(np.float64)
     result = spread("reward", scores)
     if not result:
         return {}
@@ -65,7 +66,7 @@ def reward_metrics(
     judged = [verdict for verdict in correct or () if verdict is not None]
     if judged:
         result["reward/correct_ratio"] = sum(judged) / len(judged)
-    return result | {"reward/error_ratio": errors / len(scores)} | _signal_metrics(scores.astype(np.float64), groups)
+    return result | {"reward/error_ratio": errors / len(scores)} | _signal_metrics(scores, groups)
 
 
 def _signal_metrics(scores: Array, groups: Array) -> Metrics:

@@ -108,6 +108,6 @@ def value_range(values: Sequence[float], *, from_zero: bool = False) -> tuple[fl
         low, high = min(low, 0.0), max(high, 0.0)
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # constant but for rounding
         room = abs(low) * 0.5 or 0.5
-        return low - room, high + room
+        return (low - room, high + room) if low or not from_zero else (0.0, 1.0)
     margin = 0.04 * (high - low)
     return low and low - margin, high and high + margin  # zero stays zero

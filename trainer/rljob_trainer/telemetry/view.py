@@ -114,6 +114,9 @@ class Pace:
         return self._clock() - self._began
 
     def step(self, step: int) -> None:
+        """Takes note of the end of a step. One before the first (validation at the start) moves the start instead."""
+        if step <= self._times[-1][0]:
+            self._times.pop()
         self._times.append((step, self._clock()))
 
     @property

@@ -24,7 +24,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A card with a chart. Curves whose metric the run does not have are left out, and so is a plot without any."""
+    """A card with a chart. Curves that the run does not have, or that are zero all along, are left out, and so is a
+    plot without any; ``even_if_zero`` keeps one that is news even then."""
 
     title: str
     caption: str
@@ -32,10 +33,11 @@ class Plot:
     percent: bool = False
     from_zero: bool = False
     smoothed: bool = True
+    even_if_zero: bool = False
 
 
 LEARNING = (
-    Plot("Reward", "mean score of the step's samples", (Curve("reward/mean", "reward"),)),
+    Plot("Reward", "mean score of the step's samples", (Curve("reward/mean", "reward"),), even_if_zero=True),
     Plot(
         "Response length",
         "tokens",
@@ -138,9 +140,8 @@ def cards(run: RunRecord, plots: Sequence[Plot]) -> list[Markup]:
 
 
 def _card(run: RunRecord, plot: Plot) -> Markup | None:
-    curves = [curve for curve in plot.curves if any(run.values(curve.metric))] or [
-        curve for curve in plot.curves[:1] if run.has(curve.metric)
-    ]
+    worth_showing = run.has if plot.even_if_zero else (lambda metric: any(run.values(metric)))
+    curves = [curve for curve in plot.curves if worth_showing(curve.metric)]
     if not curves:
         return None
     span = len(run.steps) // 25
@@ -167,7 +168,7 @@ def validation_card(run: RunRecord) -> Markup | None:
         series.append(
             Series(label, *run.column(name), markers=True, dashed=not measure.startswith("mean"), colour=index)
         )
-    caption = "held-out problems" + (f" of {next(iter(sources))}" if len(sources) == 1 else "")
+    caption = f"data source {next(iter(sources))}" if len(sources) == 1 else "by data source"
     return figure("Validation", caption, number(run.values(names[0])[-1]), line_chart(series, Axes()))
 
 

@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import importlib.resources
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 
@@ -203,8 +204,8 @@ def _validation_table(run: RunRecord) -> Markup | None:
             tag("td", f"{result.best.step:,}"),
         )
         for source, metrics in sorted(run.validation.items())
-        for name, result in sorted(metrics.items())
-        if source and not name.startswith("response_length") and name != "prompts"
+        for name, result in sorted(metrics.items(), key=lambda entry: (not entry[0].startswith("mean@"), entry[0]))
+        if source and "@" in name and not re.search(r"\bstd\b", name)
     ]
     if not rows:
         return None
@@ -287,5 +288,6 @@ def _footer(run: RunRecord) -> Markup | None:
     cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}" if machine.cores else ""
     facts = [*machine.devices, machine.processor, cores, memory, machine.platform]
     packages = ", ".join(f"{name} {version}" for name, version in run.summary.packages.items())
-    lines = [", ".join(filter(None, facts)), packages]
+    checkpoint = f"checkpoint {run.summary.checkpoint}" if run.summary.checkpoint else ""
+    lines = [checkpoint, ", ".join(filter(None, facts)), packages]
     return tag("footer", *(tag("p", line) for line in lines if line))

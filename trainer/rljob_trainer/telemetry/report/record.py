@@ -13,6 +13,9 @@ from rljob_trainer.telemetry import run_folder
 from rljob_trainer.telemetry.run_folder import SampleRow, read_lines, read_samples, sample_files
 from rljob_trainer.telemetry.summary import Summary, ValidationHistory, ValidationResult
 
+Samples = tuple[int, Sequence[SampleRow]]
+"""A step, and samples written after it."""
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -22,8 +25,8 @@ class RunRecord:
     steps: Sequence[Mapping[str, Any]]
     summary: Summary | None = None
     job_yaml: str | None = None
-    before: tuple[int, Sequence[SampleRow]] | None = None
-    after: tuple[int, Sequence[SampleRow]] | None = None
+    before: Samples | None = None
+    after: Samples | None = None
     validation: Mapping[str, Mapping[str, ValidationResult]] = field(default_factory=dict)
 
     @property
@@ -55,13 +58,30 @@ def read_run(folder: Path) -> RunRecord:
     if not steps and summary is None:
         raise DataError(f"{folder} holds neither {run_folder.METRICS} nor {run_folder.SUMMARY}: no run to report on")
     job = folder / run_folder.JOB
-    files = list(sample_files(folder).items())
+    before, after = _first_and_last_samples(folder)
     return RunRecord(
         name=summary.job if summary else folder.resolve().name,
         steps=steps,
         summary=summary,
         job_yaml=job.read_text(encoding="utf-8") if job.exists() else None,
-        before=(files[0][0], read_samples(files[0][1])) if files else None,
-        after=(files[-1][0], read_samples(files[-1][1])) if len(files) > 1 else None,
+        before=before,
+        after=after,
         validation=ValidationHistory.read(folder).by_source(),
     )
+
+
+def _first_and_last_samples(folder: Path) -> tuple[Samples | None, Samples | None]:
+    """The first samples of a run, and the latest that answer some of the same prompts (else simply the latest)."""
+    files = list(sample_files(folder).items())
+    if not files:
+        return None, None
+    first_step, first_path = files[0]
+    first = read_samples(first_path)
+    prompts = {(row.source, row.prompt) for row in first}
+    latest: Samples | None = None
+    for step, path in reversed(files[1:]):
+        rows = read_samples(path)
+        latest = latest or (step, rows)
+        if any((row.source, row.prompt) in prompts for row in rows):
+            return (first_step, first), (step, rows)
+    return (first_step, first), latest
