@@ -109,7 +109,7 @@ def test_an_empty_prompt_has_no_tokens_where_there_is_no_begin_token() -> None:
     e = encoder(CHAT, chat="never")
     tokenizer = e.tokenizer
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
-    tokenizer.backend_tokenizer.post_processor = None  # type: ignore[assignment]
+    tokenizer.backend_tokenizer.post_processor = None
     with pytest.raises(DataError, match="the prompt has no tokens"):
         encode(e, {"question": ""})
 

@@ -24,6 +24,7 @@ def spec(**random: Any) -> Model:
 
 def test_random_model_loads_in_transformers_and_generates_to_its_limit(tmp_path: Path) -> None:
     made = materialise(spec(), tmp_path / "model")
+    model: Any
     model, tokenizer = AutoModelForCausalLM.from_pretrained(made.path), AutoTokenizer.from_pretrained(made.path)
     inputs = tokenizer(["12+34="], return_tensors="pt")
     out = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, do_sample=False)

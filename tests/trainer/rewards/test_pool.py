@@ -226,6 +226,23 @@ async def test_a_cancelled_call_leaves_the_pool_usable() -> None:
         assert [r.score for r in await opened.score(group("fine"))] == [1.0]
 
 
+async def test_a_worker_that_ended_while_idle_is_replaced_and_no_sample_is_blamed() -> None:
+    async with pool(custom("misbehaves")) as opened:
+        psutil.Process(opened.worker_pids[0]).kill()
+        await asyncio.sleep(0.2)
+        assert [r.score for r in await opened.score(group("fine"))] == [1.0]
+
+
+async def test_the_term_that_hangs_is_named_whatever_was_called_before() -> None:
+    functions = (custom("count_letters", name="letters"), custom("misbehaves", name="mine", sources=["b"]))
+    async with pool(*functions, onError="score") as opened:
+        both = responses("fine", source="b") + responses("four", source="a") + responses("hang", source="b")
+        results = await opened.score_responses(both)
+    assert [r.error is not None for r in results] == [False, False, True]
+    assert "'mine' (custom_rewards:misbehaves)" in str(results[2].error)
+    assert results[2].parts == {"letters": 4.0, "mine": 0.0}
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [

@@ -38,8 +38,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """The function of this term is called next; sent only where several could be the one that hangs."""
+    """This term's function is called for a sample now; sent only where several could be the one that hangs."""
 
+    index: int
     term: str
 
 

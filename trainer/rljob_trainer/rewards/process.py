@@ -40,7 +40,10 @@ class WorkerProcess:
     async def start(self) -> None:
         """Starts the process unless it runs. Raises ``JobFileError`` when a function cannot be loaded."""
         if self._process is not None:
-            return
+            if self._process.returncode is None and self._arrived.empty():
+                return
+            # It ended while nobody used it (out of memory, say): no sample is to blame.
+            await self.kill()
         search = os.pathsep.join(dict.fromkeys((*self._paths, *(p for p in sys.path if p))))
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -91,7 +94,7 @@ class WorkerProcess:
                     alone = True
                 else:
                     i = batch[culprit]
-                    term = progress.calling or self._only_term(responses[i], ended[i])
+                    term = progress.calling.get(culprit) or self._only_term(responses[i], ended[i])
                     outcomes[i][term] = Failure(term, problem, ended=True)
                     ended[i].add(term)
             final = {batch[i] for i in progress.final}
@@ -166,8 +169,8 @@ class _Progress:
         self.requests = list(requests)
         self.outcomes: list[Outcome] = [{} for _ in requests]
         self.final: set[int] = set()
-        self.calling: str | None = None
-        """The term announced last."""
+        self.calling: dict[int, str] = {}
+        """The term announced last, by sample."""
         self._begun_async: set[int] = set()
 
     @property
@@ -176,7 +179,7 @@ class _Progress:
 
     def note(self, message: Scored | Calling) -> None:
         if isinstance(message, Calling):
-            self.calling = message.term
+            self.calling[message.index] = message.term
         else:
             self.outcomes[message.index] |= message.outcome
             (self.final if message.final else self._begun_async).add(message.index)

@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 BUILT_IN = ("rules", "gsm8k", "maths")
 """The modules of this package that register functions."""
@@ -43,15 +43,15 @@ class Rule:
 
 RULES: dict[str, Rule] = {}
 
-_Scoring = Callable[..., float | Verdict]
+Scoring = TypeVar("Scoring", bound=Callable[..., float | Verdict])
 
 
 def rule(
     name: str, *, inline: bool, hang_score: float | None = None, prepare: Callable[[], object] | None = None
-) -> Callable[[_Scoring], _Scoring]:
+) -> Callable[[Scoring], Scoring]:
     """Registers a function under the name that ``spec.reward.functions[].type`` uses."""
 
-    def register(function: _Scoring) -> _Scoring:
+    def register(function: Scoring) -> Scoring:
         RULES[name] = Rule(function, inline, hang_score, prepare)
         return function
 

@@ -93,7 +93,7 @@ async def _score_async(samples: Sequence[_Sample], timeout_seconds: float, outgo
 
 def _announce(sample: _Sample, term: Term, outgoing: BinaryIO) -> None:
     if len(sample.terms) > 1:
-        _send(outgoing, Calling(term.spec.name))
+        _send(outgoing, Calling(sample.index, term.spec.name))
 
 
 def _die_with_parent() -> None:
