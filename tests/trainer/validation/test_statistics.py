@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 
 from rljob_trainer.validation.statistics import (
+    Float64Array,
     best_of,
     draw_sizes,
     majority_of,
@@ -27,10 +29,14 @@ def enumerated(values: Callable[[tuple[int, ...]], float], n: int, k: int) -> tu
     return float(np.mean(outcomes)), float(np.std(outcomes))
 
 
+def chosen(row: Float64Array, choose: Callable[[Float64Array], float], draw: tuple[int, ...]) -> float:
+    return choose(row[list(draw)])
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_best_and_worst_equal_the_enumeration_of_all_draws(k: int) -> None:
-    for ours, choose in ((best_of, max), (worst_of, min)):
-        rows = [enumerated(lambda draw, row=row, f=choose: f(row[list(draw)]), 4, k) for row in SCORES]
+    for ours, choose in ((best_of, np.max), (worst_of, np.min)):
+        rows = [enumerated(partial(chosen, row, choose), 4, k) for row in SCORES]
         expected = np.mean(rows, axis=0)
         assert ours(SCORES, k) == pytest.approx(tuple(expected))
 
