@@ -109,7 +109,7 @@ def test_a_reward_that_is_no_number_is_named_by_its_sample(value: float) -> None
     scores = batch.vector("scores", torch.float32)
     scores[2:12] = value
     inputs = AdvantageInputs(batch.mask, batch.segments, scores=scores, groups=torch.tensor(batch.groups))
-    with pytest.raises(ValueError, match=rf"sample 2 of this batch is {value}.*2, 3, 4, 5, 6, 7, 8, 9 and 2 more"):
+    with pytest.raises(ValueError, match=rf"sample 2 of this batch: {value} .*2, 3, 4, 5, 6, 7, 8, 9 and 2 more"):
         advantages("grpo", inputs)
     parts = torch.zeros(12, 2)
     parts[7, 1] = value

@@ -139,8 +139,8 @@ def refuse_non_finite(what: str, values: Tensor) -> None:
         rows = bad.nonzero().flatten().tolist()
         first = values[rows[0]].tolist()
         raise ValueError(
-            f"the {what} of sample {rows[0]} of this batch is {first} (samples affected: {_shortened(rows)}); "
-            "rewards must be finite numbers: look at the reward function's result for this sample"
+            f"the {what} of sample {rows[0]} of this batch: {first} is no finite number (samples affected: "
+            f"{_shortened(rows)}); look at what the reward function or the critic gave for this sample"
         )
 
 

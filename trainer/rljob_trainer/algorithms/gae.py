@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rljob_trainer.algorithms.estimators import AdvantageInputs, AdvantageOutput, advantage_estimator
-from rljob_trainer.algorithms.scan import discounted_sum
+from rljob_trainer.algorithms.estimators import (
+    AdvantageInputs,
+    AdvantageOutput,
+    advantage_estimator,
+    refuse_non_finite,
+)
+from rljob_trainer.algorithms.kept import Kept
+from rljob_trainer.algorithms.scan import sums_to_the_end
+from rljob_trainer.algorithms.segments import Segments
 from rljob_trainer.algorithms.segments import whiten as whitened
 
 
@@ -17,28 +25,30 @@ def gae(inputs: AdvantageInputs, *, gamma: float = 1.0, lambda_: float = 1.0, wh
     truncated responses with ``final_values``, that value. Returns are A + V before whitening.
 
     Computed as the recurrence of the returns, G_t = r_t + gamma ((1 - lambda) V_next + lambda G_next) and A = G - V,
-    which is the same and, unlike a sum of thousands of delta, does not lose digits when lambda is 1.
+    which is the same and, unlike a sum of thousands of delta, does not lose digits when lambda is 1. Raises
+    ``ValueError`` naming the sample when a value is not finite.
     """
-    mask, segments = inputs.mask, inputs.segments
     assert inputs.values is not None
-    values = torch.where(mask, inputs.values, 0)
-    inflow = inputs.token_rewards.to(values.dtype)
+    kept = Kept.of(inputs.mask, inputs.segments)
+    values = kept.pack(inputs.values)
+    _refuse_bad_values(values, kept.segments)
+    inflow = kept.pack(inputs.token_rewards).to(values.dtype)
 
+    ends, filled = kept.segments.offsets[1:-1], kept.segments.lengths[:-1] > 0
+    lasts = torch.where(filled, ends - 1, inputs.segments.tokens)  # [S] the last token; a spare one if there is none
     if lambda_ < 1.0:
-        inflow = inflow + (gamma * (1.0 - lambda_)) * _next_value(inputs, values)
+        following = torch.cat([values[1:], values.new_zeros(2)])
+        following[lasts] = 0
+        inflow = torch.add(inflow, following[: values.numel()], alpha=gamma * (1.0 - lambda_))
     if inputs.final_values is not None and inputs.truncated is not None:
         beyond = torch.where(inputs.truncated, inputs.final_values, 0).to(values.dtype)
-        inflow = inflow + torch.where(segments.is_last(mask), gamma * segments.spread(beyond), 0)
-    returns = discounted_sum(inflow, gamma * lambda_, segments, mask)
-    advantages = returns - values
-    return AdvantageOutput(whitened(advantages, mask) if whiten else advantages, returns)
+        spared = torch.cat([inflow, inflow.new_zeros(1)])
+        inflow = spared.index_add_(0, lasts, gamma * beyond)[:-1]
+    returns = sums_to_the_end(inflow, gamma * lambda_, kept.segments)
+    advantages = kept.unpack(returns - values)
+    return AdvantageOutput(whitened(advantages, inputs.mask) if whiten else advantages, kept.unpack(returns))
 
 
-def _next_value(inputs: AdvantageInputs, values: torch.Tensor) -> torch.Tensor:
-    """``[tokens]``: V of the next masked token of the same sequence; 0 after the last one."""
-    mask, tokens = inputs.mask, inputs.segments.tokens
-    rank = torch.cumsum(mask, 0) - 1
-    compact = values.new_zeros(tokens + 2)
-    compact[torch.where(mask, rank, tokens + 1)] = values  # what is masked is 0 and goes to the spare element
-    follows = compact[rank.clamp(min=0) + 1]
-    return torch.where(mask & ~inputs.segments.is_last(mask), follows, 0)
+def _refuse_bad_values(values: Tensor, segments: Segments) -> None:
+    if not bool(values.sum(dtype=torch.float64).isfinite()):
+        refuse_non_finite("values of the critic", segments.sum(values)[:-1])
