@@ -26,6 +26,8 @@ class JobView:
     name: str
     uid: str
     generation: int
+    version: str
+    """Resource version: a status written on a later one is refused."""
     created: datetime
     document: Mapping[str, Any]
     """The spec as stored."""
@@ -150,6 +152,8 @@ class Observed:
     """What Kueue's Workload says while it waits."""
     kuberay: bool = True
     """The RayCluster resource is served."""
+    rejection: str = ""
+    """Why the API server refused to create the cluster, if it did."""
 
     def pods_of(self, cluster: str, group: str | None = None) -> list[PodView]:
         """Pods of a cluster, or of one of its groups, by name."""

@@ -126,8 +126,12 @@ def _create(draft: Draft) -> None:
         draft.wake_in(draft.settings.start_poll_seconds)
         return
     draft.do(ApplyConfigMap(), CreateCluster(draft.status.incarnation))
-    draft.say(Type.CLUSTER_READY, False, Reason.CREATING_CLUSTER)
-    draft.say(Type.RUNNING, False, Reason.PENDING)
+    rejection = draft.observed.rejection
+    if rejection:
+        draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_REJECTED, rejection)
+    else:
+        draft.say(Type.CLUSTER_READY, False, Reason.CREATING_CLUSTER)
+    draft.say(Type.RUNNING, False, Reason.PENDING, rejection)
     draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
     draft.wake_in(draft.settings.resync_seconds)
 

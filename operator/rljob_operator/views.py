@@ -37,6 +37,7 @@ def job_view(raw: Object) -> JobView:
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
         generation=int(metadata.get("generation", 0)),
+        version=str(metadata.get("resourceVersion", "")),
         created=parse_time(metadata.get("creationTimestamp")) or _LONG_AGO,
         document=spec,
         fingerprint=spec_hash(good.spec) if good is not None else "",

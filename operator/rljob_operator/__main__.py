@@ -1,0 +1,86 @@
+"""`python -m rljob_operator`: runs the operator."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from pathlib import Path
+
+from rljob_operator import api_server
+from rljob_operator.head import DEFAULT_ADDRESS
+from rljob_operator.operator import Operator, Options
+from rljob_operator.settings import Settings
+
+DEFAULT_KEY_FILE = "/etc/rljob-operator/key"
+
+
+def parser() -> argparse.ArgumentParser:
+    defaults = Settings()
+    options = argparse.ArgumentParser(prog="rljob-operator", description="Runs RLJobs on Kubernetes with KubeRay.")
+    options.add_argument("--key-file", type=Path, default=Path(DEFAULT_KEY_FILE), help="the key for tokens")
+    options.add_argument("--namespace", action="append", default=[], help="watch this namespace only (repeatable)")
+    options.add_argument("--lease-namespace", help="elect a leader by a lease there; without: act always")
+    options.add_argument("--lease-name", default="rljob-operator", help="name of the lease")
+    options.add_argument("--head-address", default=DEFAULT_ADDRESS, help="template of a head's address")
+    options.add_argument("--probe-host", default="0.0.0.0", help="address for probes and metrics")
+    options.add_argument("--probe-port", type=int, default=8080, help="port for probes and metrics; 0: none")
+    options.add_argument("--default-image", default=defaults.default_image, help="for jobs without spec.image")
+    options.add_argument("--ray-version", default=defaults.ray_version, help="Ray in the images")
+    options.add_argument("--poll-seconds", type=float, default=defaults.poll_seconds, help="between looks at a driver")
+    options.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return options
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """What the command line says."""
+    return Options(
+        key_file=arguments.key_file,
+        namespaces=tuple(arguments.namespace),
+        head_address=arguments.head_address,
+        lease_namespace=arguments.lease_namespace,
+        lease_name=arguments.lease_name,
+        # A restarted container has the same host name, but isn't the same leader.
+        identity=f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}",
+        probe_host=arguments.probe_host,
+        probe_port=arguments.probe_port or None,
+        settings=Settings(
+            default_image=arguments.default_image,
+            ray_version=arguments.ray_version,
+            poll_seconds=arguments.poll_seconds,
+            start_poll_seconds=min(Settings.start_poll_seconds, arguments.poll_seconds),
+        ),
+    )
+
+
+async def run(options: Options) -> None:
+    """Runs until SIGTERM or SIGINT."""
+    operator = Operator(options, api_server.login())
+    task = asyncio.create_task(operator.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        logging.getLogger(__name__).info("stopped")
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    logging.basicConfig(
+        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
+    )
+    # kopf speaks of every object that it hands on.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    asyncio.run(run(options_of(arguments)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Reading what a training pod answers over HTTP. Nothing of it is trusted: bounded size, deadline, clean text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import aiohttp
+
+LONGEST_ANSWER = 64 * 1024
+ANSWER_SECONDS = 5.0
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]|\x1b\[[0-9;]*[A-Za-z]")
+_SECRET = re.compile(
+    r"(?i)((?:api[-_]?key|token|secret|password|passwd|authorization|credential)[\"']?\s*[:=]\s*[\"']?(?:bearer\s+)?)"
+    r"([^\s\"',;]+)|\b(hf_|sk-|ghp_|AKIA|xox[bp]-)[A-Za-z0-9_\-]{8,}|(://[^/\s:@]+:)[^/\s@]+@"
+)
+
+
+class AnswerError(Exception):
+    """A pod did not answer, or not as it should. The message is safe to show."""
+
+
+async def read(response: aiohttp.ClientResponse, limit: int = LONGEST_ANSWER) -> bytes:
+    """The body, at most `limit` bytes.
+
+    Raises:
+        AnswerError: it is longer.
+    """
+    body = bytearray()
+    async for chunk in response.content.iter_chunked(16 * 1024):
+        body += chunk
+        if len(body) > limit:
+            raise AnswerError(f"the answer is longer than {limit} bytes")
+    return bytes(body)
+
+
+async def read_json(response: aiohttp.ClientResponse, limit: int = LONGEST_ANSWER) -> Any:
+    """The body as JSON with clean texts.
+
+    Raises:
+        AnswerError: it is too long or no JSON.
+    """
+    try:
+        return clean_tree(json.loads(await read(response, limit)))
+    except (ValueError, RecursionError) as error:
+        raise AnswerError("the answer is not JSON") from error
+
+
+def clean(text: str) -> str:
+    """Without control characters and escape sequences; line breaks become spaces."""
+    return _CONTROL.sub("", text.replace("\n", " ").replace("\t", " ")).strip()
+
+
+def clean_tree(value: Any) -> Any:
+    """All texts in plain data cleaned, keys too."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list):
+        return [clean_tree(item) for item in value]
+    if isinstance(value, dict):
+        return {clean(name): clean_tree(item) for name, item in value.items()}
+    return value
+
+
+def masked(text: str, secrets: Iterable[str] = ()) -> str:
+    """Without the given secrets and without what looks like one."""
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret, "***")
+    return _SECRET.sub(lambda found: f"{found[1] or found[3] or found[4] or ''}***{'@' if found[4] else ''}", text)
+
+
+def last_lines(text: str, count: int, longest: int, secrets: Iterable[str] = ()) -> tuple[str, ...]:
+    """The last lines that say something, cleaned, masked and cut to `longest` characters."""
+    secrets = tuple(secrets)
+    lines = [clean(masked(line, secrets)) for line in text.splitlines()]
+    return tuple(line[:longest] for line in [line for line in lines if line][-count:])

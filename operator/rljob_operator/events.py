@@ -1,0 +1,68 @@
+"""Kubernetes events: a line in `kubectl describe` for what changed, at most one per reason and job a minute."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from rljob_api import API_VERSION, KIND
+from rljob_operator import api_server
+from rljob_operator.actions import Event
+from rljob_operator.api_server import ApiError, ApiServer
+from rljob_operator.observed import JobView
+
+log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 60.0
+LONGEST_NOTE = 1000
+CONTROLLER = "rljob.dev/operator"
+
+
+class Poster:
+    """Posts events. A lost event is a pity and nothing more, so errors are logged and forgotten."""
+
+    def __init__(self, api: ApiServer) -> None:
+        self._api = api
+        self._last: dict[tuple[str, str], float] = {}
+        self._instance = f"{socket.gethostname()}-{os.getpid()}"[:128]
+
+    async def post(self, job: JobView, events: Sequence[Event]) -> None:
+        clock = time.monotonic()
+        if len(self._last) > 10_000:
+            self._last = {key: when for key, when in self._last.items() if clock - when < PAUSE_SECONDS}
+        for event in events:
+            if clock - self._last.get((job.uid, event.reason), -PAUSE_SECONDS) < PAUSE_SECONDS:
+                continue
+            self._last[job.uid, event.reason] = clock
+            try:
+                await self._api.create(
+                    api_server.group("events.k8s.io/v1", job.namespace, "events"), self._body(job, event)
+                )
+            except ApiError as error:
+                log.info("%s/%s: the event %s could not be posted: %s", job.namespace, job.name, event.reason, error)
+
+    def _body(self, job: JobView, event: Event) -> dict[str, object]:
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": f"{job.name}.{uuid.uuid4().hex[:16]}", "namespace": job.namespace},
+            "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "reportingController": CONTROLLER,
+            "reportingInstance": self._instance,
+            "action": "Reconcile",
+            "type": event.kind,
+            "reason": event.reason,
+            "note": event.message[:LONGEST_NOTE],
+            "regarding": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "namespace": job.namespace,
+                "name": job.name,
+                "uid": job.uid,
+            },
+        }

@@ -1,0 +1,239 @@
+"""Carries out what `reconcile` decides: asks, writes the status, acts, reports. Decides nothing itself.
+
+The order makes every crash harmless: the status is written before the actions (what is about to be destroyed is
+recorded first), actions run in order and stop at the first failure, and the next look starts from what is true by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from rljob_api import API_VERSION, KIND, ResolvedJob
+from rljob_api.status import DriverStatus
+from rljob_operator import actions as do
+from rljob_operator import api_server, events, names, objects
+from rljob_operator.answers import AnswerError
+from rljob_operator.api_server import ApiError, ApiServer
+from rljob_operator.draft import Decision
+from rljob_operator.entrypoint import driver_command, driver_environment
+from rljob_operator.head import Head, Heads
+from rljob_operator.observed import DriverView, JobView, Observed, RayView
+from rljob_operator.questions import Questions, questions
+from rljob_operator.reconcile import reconcile
+from rljob_operator.settings import Settings
+from rljob_operator.status import JobStatus
+from rljob_operator.store import Key, Store
+from rljob_operator.tokens import TokenKey, Tokens
+from rljob_operator.work_queue import RetryError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Memory:
+    """What is remembered of a job between two looks. Losing it costs nothing but a little patience."""
+
+    uid: str
+    rejection: str = ""
+    progress_written: float = 0.0
+    answer: DriverStatus | None = None
+    """The driver's last answer: its last words are read after it has gone."""
+    silent_since: datetime | None = None
+
+
+class NotLeadingError(RetryError):
+    """This replica lost its lease in the middle of the work."""
+
+
+class Executor:
+    """One look at one job, from the store and the pods to the API server.
+
+    Args:
+        may_act: whether this replica leads; asked again before every write.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        heads: Heads,
+        store: Store,
+        key: TokenKey,
+        settings: Settings,
+        *,
+        may_act: Callable[[], bool] = lambda: True,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api = api
+        self._heads = heads
+        self._store = store
+        self._key = key
+        self._settings = settings
+        self._may_act = may_act
+        self._now = now
+        self._memories: dict[Key, Memory] = {}
+        self._kuberay = True
+        self._events = events.Poster(api)
+        self.on_decision: Callable[[JobView, Decision], None] = lambda _job, _decision: None
+
+    async def look(self, key: Key) -> float | None:
+        """Looks at a job, acts, and says in how many seconds to look again (None: when something happens).
+
+        Raises:
+            RetryError: something passing was in the way.
+        """
+        if not self._may_act():
+            return None
+        job = self._store.job(key)
+        if job is None:
+            self._memories.pop(key, None)
+            return None
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != job.uid:
+            memory = self._memories[key] = Memory(job.uid)
+        observed = await self._observe(key, job, memory)
+        decision = reconcile(observed, self._now(), self._settings)
+        try:
+            if decision.status is not None:
+                await self._write_status(job, decision.status, memory)
+            for action in decision.actions:
+                await self._perform(action, job, memory)
+        except ApiError as error:
+            raise RetryError(str(error)) from error
+        except AnswerError as error:
+            raise RetryError(f"the head pod: {error}") from error
+        finally:
+            self.on_decision(job, decision)
+            await self._events.post(job, decision.events)
+        return decision.requeue_after
+
+    async def _observe(self, key: Key, job: JobView, memory: Memory) -> Observed:
+        if not self._kuberay:
+            await self._look_for_kuberay()
+        observed = Observed(
+            job=job,
+            clusters=self._store.clusters(key, job.uid),
+            pods=self._store.pods(key),
+            kuberay=self._kuberay,
+            rejection=memory.rejection,
+        )
+        asked = questions(observed)
+        if asked is None:
+            return observed
+        head = self._heads.head(job.namespace, asked.cluster, self._key.tokens(job.uid, asked.incarnation))
+        return await self._ask(observed, asked, head, memory)
+
+    async def _ask(self, observed: Observed, asked: Questions, head: Head, memory: Memory) -> Observed:
+        submission = names.submission(observed.job.name, asked.attempt)
+        try:
+            if asked.leftovers:
+                return replace(observed, ray=RayView(True, leftovers=await head.leftovers()))
+            found = await head.job(submission)
+            lines = await head.lines(submission) if found is not None and found.over else ()
+        except AnswerError as error:
+            return replace(observed, ray=RayView(False, problem=f"Ray's dashboard: {error}"))
+        observed = replace(observed, ray=RayView(True, job=found, lines=lines))
+        if found is None or found.state == "PENDING":
+            return observed
+        if found.state == "RUNNING":
+            try:
+                memory.answer, memory.silent_since = await head.status(), None
+            except AnswerError as error:
+                memory.silent_since = memory.silent_since or self._now()
+                return replace(observed, driver=DriverView(problem=str(error), silent_since=memory.silent_since))
+        return replace(observed, driver=DriverView(status=memory.answer))
+
+    async def _look_for_kuberay(self) -> None:
+        try:
+            await self._api.get("/apis/ray.io/v1")
+        except ApiError as error:
+            if error.not_found:
+                return
+            raise RetryError(str(error)) from error
+        self._kuberay = True
+
+    async def _write_status(self, job: JobView, status: JobStatus, memory: Memory) -> None:
+        clock = time.monotonic()
+        only_progress = replace(status, progress=job.status.progress) == job.status
+        if only_progress and clock - memory.progress_written < self._settings.progress_write_seconds:
+            return
+        self._check_leading()
+        # The version makes the server refuse a status that was computed from an older object.
+        metadata = {"name": job.name, "namespace": job.namespace, "resourceVersion": job.version}
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.document()}
+        path = api_server.jobs(job.namespace, job.name, "status")
+        self._store.put_job(await self._api.apply(path, body, names.STATUS_MANAGER))
+        memory.progress_written = clock
+
+    async def _perform(self, action: do.Action, job: JobView, memory: Memory) -> None:
+        self._check_leading()
+        space, resolved = job.namespace, job.job
+        match action:
+            case do.ApplyConfigMap() if resolved is not None:
+                body = objects.config_map(resolved, job.document, job.uid, job.generation)
+                await self._api.apply(api_server.core(space, "configmaps", body["metadata"]["name"]), body)
+            case do.CreateCluster() if resolved is not None:
+                await self._create_cluster(action, job, resolved, memory)
+            case do.NoteGeneration() | do.BeginAttempt() | do.ResizeGroup() | do.ClearRemoved():
+                path = api_server.clusters(space, action.cluster)
+                self._store.put_cluster(await self._api.patch(path, do.cluster_patch(action)))
+            case do.DeleteCluster():
+                await self._api.delete(api_server.clusters(space, action.name), action.uid)
+                await self._api.delete(api_server.core(space, "secrets", action.name))
+            case do.RemovePod():
+                await self._api.delete(api_server.core(space, "pods", action.name), action.uid, at_once=True)
+            case do.DeleteJob():
+                await self._api.delete(api_server.jobs(space, job.name), action.uid)
+            case do.SubmitDriver():
+                await self._head(job, action).submit(
+                    names.submission(job.name, action.attempt),
+                    driver_command(action.attempt, action.generation),
+                    driver_environment(job, action.attempt, action.incarnation),
+                    {"rljob.dev/job": f"{space}/{job.name}", "rljob.dev/uid": job.uid},
+                )
+            case do.StopDriver():
+                # Whatever comes of it, what follows (the pods go) must not wait for a pod's answer.
+                try:
+                    await self._head(job, action).stop(names.submission(job.name, action.attempt))
+                except AnswerError as error:
+                    log.info("%s/%s: the driver could not be stopped: %s", space, job.name, error)
+            case do.TellDriver():
+                try:
+                    await self._head(job, action).tell(action.desired)
+                except AnswerError as error:
+                    log.info("%s/%s: the driver could not be told: %s", space, job.name, error)
+
+    async def _create_cluster(
+        self, action: do.CreateCluster, job: JobView, resolved: ResolvedJob, memory: Memory
+    ) -> None:
+        tokens = self._tokens(job, action.incarnation)
+        secret = objects.secret(resolved, job.uid, action.incarnation, tokens)
+        cluster = objects.ray_cluster(
+            resolved, job.fingerprint, job.uid, job.generation, action.incarnation, self._settings
+        )
+        try:
+            await self._api.apply(api_server.core(job.namespace, "secrets", secret["metadata"]["name"]), secret)
+            # Created, not applied: should there be one already, nothing in it must change.
+            created = await self._api.create(api_server.clusters(job.namespace), cluster)
+        except ApiError as error:
+            if error.not_found:
+                self._kuberay = False
+                raise RetryError("the API server knows no RayCluster") from error
+            if error.refused:
+                memory.rejection = f"the API server refuses the cluster: {error.message}"
+            raise
+        memory.rejection = ""
+        self._store.put_cluster(created)
+
+    def _head(self, job: JobView, action: do.SubmitDriver | do.StopDriver | do.TellDriver) -> Head:
+        return self._heads.head(job.namespace, action.cluster, self._tokens(job, action.incarnation))
+
+    def _tokens(self, job: JobView, incarnation: int) -> Tokens:
+        return self._key.tokens(job.uid, incarnation)
+
+    def _check_leading(self) -> None:
+        if not self._may_act():
+            raise NotLeadingError("this replica does not lead any more")

@@ -1,0 +1,182 @@
+"""Talking to the head pod of a cluster: Ray's dashboard (jobs, leftovers, logs) and the driver's HTTP interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, get_args
+
+import aiohttp
+from pydantic import ValidationError
+
+from rljob_api.status import DESIRED_PATH, DRIVER_PORT, STATUS_PATH, Desired, DriverStatus
+from rljob_operator import names
+from rljob_operator.answers import ANSWER_SECONDS, AnswerError, clean, last_lines, read, read_json
+from rljob_operator.observed import RayJobView, RayState
+from rljob_operator.tokens import Tokens
+
+DEFAULT_ADDRESS = "http://{service}.{namespace}.svc:{port}"
+SUBMIT_SECONDS = 30.0
+LONGEST_LOG = 8 * 1024 * 1024
+LINES = 20
+LONGEST_LINE = 200
+LONGEST_LIST = 2 * 1024 * 1024
+RAY_STATES: tuple[RayState, ...] = get_args(RayState)
+
+
+class Heads:
+    """Addresses of head pods, and one connection pool to all of them.
+
+    Args:
+        address: template of a head's address with `{service}`, `{namespace}` and `{port}`; for an operator outside the
+            cluster for example the API server's proxy.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, address: str = DEFAULT_ADDRESS) -> None:
+        self._session = session
+        self._address = address
+
+    def head(self, namespace: str, cluster: str, tokens: Tokens) -> Head:
+        service = names.head_service(cluster)
+
+        def address(port: int) -> str:
+            return self._address.format(service=service, namespace=namespace, port=port).rstrip("/")
+
+        return Head(self._session, address(names.DASHBOARD_PORT), address(DRIVER_PORT), tokens)
+
+
+class Head:
+    """One head pod.
+
+    Raises:
+        AnswerError: from every method, when the pod doesn't answer in time or not as it should.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, ray: str, driver: str, tokens: Tokens) -> None:
+        self._session = session
+        self._ray = ray
+        self._driver = driver
+        self._tokens = tokens
+
+    async def job(self, submission: str) -> RayJobView | None:
+        """Ray's record of a submission; None: there is none."""
+        async with self._call("GET", f"{self._ray}/api/jobs/{submission}", self._tokens.ray) as response:
+            if response.status == 404:
+                return None
+            answer = await self._good_json(response, "Ray")
+        said = answer.get("status") if isinstance(answer, dict) else None
+        state = next((state for state in RAY_STATES if state == said), None)
+        if state is None:
+            raise AnswerError("Ray's record of the job has no known status")
+        exit_code = answer.get("driver_exit_code")
+        return RayJobView(
+            submission=submission,
+            state=state,
+            message=str(answer.get("message") or "")[:1024],
+            exit_code=exit_code if isinstance(exit_code, int) else None,
+        )
+
+    async def submit(
+        self, submission: str, entrypoint: str, environment: dict[str, str], metadata: dict[str, str]
+    ) -> None:
+        """Submits a driver. A submission that Ray knows already is fine: ids are never used for anything else."""
+        body = {
+            "submission_id": submission,
+            "entrypoint": entrypoint,
+            "runtime_env": {"env_vars": environment},
+            "metadata": metadata,
+        }
+        url = f"{self._ray}/api/jobs/"
+        async with self._call("POST", url, self._tokens.ray, body, seconds=SUBMIT_SECONDS) as response:
+            if response.status < 400:
+                return
+            problem = f"Ray refused the job with {response.status}: {await self._text(response)}"
+        if await self.job(submission) is None:
+            raise AnswerError(problem)
+
+    async def stop(self, submission: str) -> None:
+        """Asks Ray to end a submission; one that is over or unknown is fine."""
+        async with self._call("POST", f"{self._ray}/api/jobs/{submission}/stop", self._tokens.ray) as response:
+            if response.status >= 400 and response.status != 404:
+                raise AnswerError(f"Ray refused to stop the job with {response.status}: {await self._text(response)}")
+
+    async def lines(self, submission: str) -> tuple[str, ...]:
+        """The driver's last lines, cleaned and masked."""
+        async with self._call("GET", f"{self._ray}/api/jobs/{submission}/logs", self._tokens.ray) as response:
+            if response.status >= 400:
+                return ()
+            answer = await self._good_json(response, "Ray", LONGEST_LOG, keep_lines=True)
+        logs = answer.get("logs", "") if isinstance(answer, dict) else ""
+        secrets = (self._tokens.ray, self._tokens.driver)
+        # Splitting megabytes into lines would hold up the event loop; the last part is all that is shown.
+        return last_lines(str(logs)[-64 * 1024 :], LINES, LONGEST_LINE, secrets)
+
+    async def leftovers(self) -> int:
+        """Actors and placement groups that are alive."""
+        actors = await self._listed("actors", "state", "DEAD")
+        groups = await self._listed("placement_groups", "state", "REMOVED")
+        return actors + groups
+
+    async def _listed(self, what: str, key: str, unless: str) -> int:
+        query = f"limit=1000&filter_keys={key}&filter_predicates=!%3D&filter_values={unless}"
+        async with self._call("GET", f"{self._ray}/api/v0/{what}?{query}", self._tokens.ray) as response:
+            answer = await self._good_json(response, "Ray", LONGEST_LIST)
+        try:
+            found = answer["data"]["result"]["result"]
+        except (TypeError, KeyError) as error:
+            raise AnswerError(f"Ray's list of {what} has another form") from error
+        # Ray's own job supervisor ends a moment after the driver it looked after.
+        return sum(1 for item in found if not str(item.get("class_name", "")).endswith("JobSupervisor"))
+
+    async def status(self) -> DriverStatus:
+        """`GET /v1/status`."""
+        async with self._call("GET", self._driver + STATUS_PATH, self._tokens.driver) as response:
+            answer = await self._good_json(response, "the driver")
+        try:
+            return DriverStatus.model_validate(answer)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise AnswerError(f"the driver's status is wrong at {clean(where)[:200]}: {first['msg']}") from error
+
+    async def tell(self, desired: Desired) -> None:
+        """`PUT /v1/desired`."""
+        body = desired.model_dump(mode="json", by_alias=True, exclude_none=True)
+        async with self._call("PUT", self._driver + DESIRED_PATH, self._tokens.driver, body) as response:
+            if response.status >= 400:
+                raise AnswerError(f"the driver refused with {response.status}: {await self._text(response)}")
+
+    @asynccontextmanager
+    async def _call(
+        self, method: str, url: str, token: str, body: Any = None, seconds: float = ANSWER_SECONDS
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                # A pod could redirect the operator, with the token in its hand, to anywhere.
+                self._session.request(method, url, json=body, headers=headers, allow_redirects=False) as response,
+            ):
+                yield response
+        except TimeoutError as error:
+            raise AnswerError(f"no answer within {seconds:.0f} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise AnswerError(f"cannot be reached ({type(error).__name__})") from error
+
+    async def _good_json(
+        self, response: aiohttp.ClientResponse, who: str, limit: int | None = None, *, keep_lines: bool = False
+    ) -> Any:
+        if response.status >= 400 or response.status in range(300, 400):
+            raise AnswerError(f"{who} answered {response.status}")
+        if keep_lines:
+            try:
+                return json.loads(await read(response, limit or LONGEST_LOG))
+            except ValueError as error:
+                raise AnswerError(f"{who}'s answer is not JSON") from error
+        return await (read_json(response) if limit is None else read_json(response, limit))
+
+    async def _text(self, response: aiohttp.ClientResponse) -> str:
+        text = (await read(response)).decode(errors="replace")
+        return clean(text.strip().splitlines()[-1])[:300] if text.strip() else ""

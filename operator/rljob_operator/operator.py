@@ -1,0 +1,136 @@
+"""The operator as one asynchronous process: watches, queue, executor, leader election and probes, wired together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import kopf
+
+from rljob_operator import watching
+from rljob_operator.api_server import ApiServer
+from rljob_operator.executor import Executor
+from rljob_operator.head import DEFAULT_ADDRESS, Heads
+from rljob_operator.leader import Leader
+from rljob_operator.metrics import Metrics
+from rljob_operator.probes import Probes
+from rljob_operator.settings import Settings
+from rljob_operator.store import Key, Store
+from rljob_operator.tokens import TokenKey
+from rljob_operator.work_queue import RetryError, WorkQueue
+
+log = logging.getLogger(__name__)
+
+SLOW_HEADS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Options:
+    """How one process of the operator runs."""
+
+    key_file: Path
+    """The key that tokens are derived from."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to watch; empty: all."""
+    head_address: str = DEFAULT_ADDRESS
+    lease_namespace: str | None = None
+    """Where the leader's lease lies; None: this process is alone and always acts."""
+    lease_name: str = "rljob-operator"
+    identity: str = "rljob-operator"
+    probe_host: str = "0.0.0.0"
+    probe_port: int | None = 8080
+    workers: int = 32
+    settings: Settings = field(default_factory=Settings)
+
+
+class Operator:
+    """One replica. `run` returns only when cancelled or when a part of it fails for good."""
+
+    def __init__(self, options: Options, connection: kopf.ConnectionInfo) -> None:
+        self._options = options
+        self._connection = connection
+        self._listed = asyncio.Event()
+        self.store = Store()
+        self.metrics = Metrics()
+        self.queue: WorkQueue[Key] = WorkQueue(self._look, workers=options.workers)
+        self.queue.on_error = self._count_error
+        self._leader: Leader | None = None
+        self._executor: Executor | None = None
+
+    async def run(self) -> None:
+        options = self._options
+        key = await asyncio.to_thread(TokenKey.read, options.key_file)
+        connector = aiohttp.TCPConnector(limit=SLOW_HEADS_AT_ONCE)
+        # Cookies of one head must never reach another.
+        jar = aiohttp.DummyCookieJar()
+        async with (
+            ApiServer(self._connection) as api,
+            aiohttp.ClientSession(connector=connector, cookie_jar=jar) as http,
+        ):
+            if options.lease_namespace is not None:
+                self._leader = Leader(
+                    api, options.lease_namespace, options.lease_name, options.identity, on_gain=self._look_at_all
+                )
+            self._executor = Executor(
+                api,
+                Heads(http, options.head_address),
+                self.store,
+                key,
+                options.settings,
+                may_act=lambda: self.leads,
+            )
+            self._executor.on_decision = self.metrics.take
+            probes = Probes(self.metrics, self._listed.is_set, self._refresh_metrics)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch(), name="watch")
+                group.create_task(self.queue.run(), name="queue")
+                if self._leader is not None:
+                    group.create_task(self._leader.run(), name="leader")
+                if options.probe_port is not None:
+                    group.create_task(probes.run(options.probe_host, options.probe_port), name="probes")
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica acts."""
+        return self._leader is None or self._leader.leads
+
+    async def _watch(self) -> None:
+        await kopf.operator(
+            registry=watching.registry(self.store, self._changed, self._connection),
+            settings=watching.settings(),
+            standalone=True,
+            clusterwide=not self._options.namespaces,
+            namespaces=self._options.namespaces,
+            ready_flag=self._listed,
+        )
+        raise RuntimeError("the watches have ended; restarting is all that helps")
+
+    def _changed(self, key: Key) -> None:
+        if self.leads:
+            self.queue.add(key)
+
+    def _look_at_all(self) -> None:
+        for key in self.store.keys():
+            self.queue.add(key)
+
+    async def _look(self, key: Key) -> float | None:
+        assert self._executor is not None
+        with self.metrics.seconds.time():
+            later = await self._executor.look(key)
+        self.metrics.looks.labels("done").inc()
+        if self.store.job(key) is None:
+            self.queue.forget(key)
+            self.metrics.forget(*key)
+            return None
+        return later
+
+    def _count_error(self, _key: Key, error: BaseException) -> None:
+        self.metrics.looks.labels("retry" if isinstance(error, RetryError) else "error").inc()
+
+    def _refresh_metrics(self) -> None:
+        self.metrics.queue.set(len(self.queue))
+        self.metrics.queue_wait.set(self.queue.longest_wait)
+        self.metrics.leads.set(self.leads)

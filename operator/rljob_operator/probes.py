@@ -1,0 +1,71 @@
+"""The operator's HTTP side: /healthz, /readyz and /metrics.
+
+/healthz is answered by the event loop itself and looks at how late the loop is, so a loop that stalls fails its probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import generate_latest
+
+from rljob_operator.metrics import Metrics
+
+BEAT_SECONDS = 1.0
+LATEST_BEAT_SECONDS = 15.0
+
+
+class Probes:
+    """Serves the probes.
+
+    Args:
+        is_ready: whether the watches have delivered what there is.
+        refresh: called before metrics are read.
+    """
+
+    def __init__(
+        self, metrics: Metrics, is_ready: Callable[[], bool], refresh: Callable[[], None] = lambda: None
+    ) -> None:
+        self._metrics = metrics
+        self._is_ready = is_ready
+        self._refresh = refresh
+        self._beat = time.monotonic()
+
+    async def run(self, host: str, port: int) -> None:
+        """Serves until cancelled."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/healthz", self._health),
+                web.get("/readyz", self._ready),
+                web.get("/metrics", self._show),
+            ]
+        )
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+            while True:
+                self._beat = time.monotonic()
+                await asyncio.sleep(BEAT_SECONDS)
+        finally:
+            await runner.cleanup()
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        late = time.monotonic() - self._beat
+        if late > LATEST_BEAT_SECONDS:
+            return web.Response(status=503, text=f"the event loop is {late:.0f} s late\n")
+        return web.Response(text="ok\n")
+
+    async def _ready(self, _request: web.Request) -> web.Response:
+        if not self._is_ready():
+            return web.Response(status=503, text="the watches have not delivered yet\n")
+        return web.Response(text="ok\n")
+
+    async def _show(self, _request: web.Request) -> web.Response:
+        self._refresh()
+        page = await asyncio.to_thread(generate_latest, self._metrics.registry)
+        return web.Response(body=page, headers={"Content-Type": "text/plain; version=0.0.4"})

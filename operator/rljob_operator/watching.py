@@ -1,0 +1,71 @@
+"""kopf's part: watch jobs, clusters and pods, keep the store up to date, and put keys into the queue. Nothing else.
+
+Only `on.event` and `index` handlers are used: they leave no annotations, no finalizers and no timers on anybody's objects.
+The indices exist for one reason: kopf calls no `on.event` handler before everything that is indexed has been listed, so
+the first look at a job already knows its clusters and pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import kopf
+
+from rljob_operator import names
+from rljob_operator.store import Key, Store
+
+WATCHED_CHILDREN = (("ray.io", "v1", "rayclusters"), ("", "v1", "pods"))
+
+
+def registry(store: Store, changed: Callable[[Key], None], connection: kopf.ConnectionInfo) -> kopf.OperatorRegistry:
+    """Handlers that feed the store and report every job for which something has changed."""
+    handlers = kopf.OperatorRegistry()
+
+    def note(key: Key | None) -> None:
+        if key is not None:
+            changed(key)
+
+    @kopf.on.login(registry=handlers)
+    def login(**_: Any) -> kopf.ConnectionInfo:
+        return connection
+
+    @kopf.index(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)
+    async def jobs(body: kopf.Body, **_: Any) -> None:
+        store.put_job(dict(body))
+
+    @kopf.index("ray.io", "v1", "rayclusters", labels={names.JOB_LABEL: kopf.PRESENT}, registry=handlers)
+    async def clusters(body: kopf.Body, **_: Any) -> None:
+        store.put_cluster(dict(body))
+
+    @kopf.index("", "v1", "pods", labels={names.JOB_LABEL: kopf.PRESENT}, registry=handlers)
+    async def pods(body: kopf.Body, **_: Any) -> None:
+        store.put_pod(dict(body))
+
+    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)
+    async def job_changed(event: kopf.RawEvent, **_: Any) -> None:
+        body = event["object"]
+        note(store.drop_job(body) if event["type"] == "DELETED" else store.put_job(body))
+
+    @kopf.on.event("ray.io", "v1", "rayclusters", labels={names.JOB_LABEL: kopf.PRESENT}, registry=handlers)
+    async def cluster_changed(event: kopf.RawEvent, **_: Any) -> None:
+        body = event["object"]
+        note(store.drop_cluster(body) if event["type"] == "DELETED" else store.put_cluster(body))
+
+    @kopf.on.event("", "v1", "pods", labels={names.JOB_LABEL: kopf.PRESENT}, registry=handlers)
+    async def pod_changed(event: kopf.RawEvent, **_: Any) -> None:
+        body = event["object"]
+        note(store.drop_pod(body) if event["type"] == "DELETED" else store.put_pod(body))
+
+    return handlers
+
+
+def settings() -> kopf.OperatorSettings:
+    """kopf's settings: watch only what is ours on the server's side, write nothing, say little."""
+    chosen = kopf.OperatorSettings()
+    for child in WATCHED_CHILDREN:
+        chosen.watching.label_selectors[child] = names.JOB_LABEL
+    chosen.watching.chunk_size = 500
+    chosen.posting.enabled = False
+    chosen.networking.request_timeout = 30
+    return chosen
