@@ -24,9 +24,15 @@ from rljob_trainer.errors import DeadlineError, EngineError
 dist: Any = torch.distributed
 """Stores, groups and their options are missing from its type annotations."""
 
+INTERRUPTED = "interrupted"
+"""How the answer of a receiver begins that did nothing wrong."""
 _POLL_SECONDS = 0.002
 _GRACE_SECONDS = 2.0
 """After a broken broadcast: how long survivors have to say that they live."""
+
+
+class CalledOffError(EngineError):
+    """The meeting was ended because somebody else failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,7 @@ class WeightGroup:
 
     def _check_called_off(self) -> None:
         if self._store.check(["called off"]):
-            raise EngineError(f"weights: called off, because {self._store.get('called off').decode()}")
+            raise CalledOffError(f"weights: called off, because {self._store.get('called off').decode()}")
 
     def _gather(
         self, key: str, deadline: float, check: Callable[[], None] = lambda: None
@@ -176,16 +182,17 @@ class WeightGroup:
                 time.sleep(_POLL_SECONDS)
             work.wait()
         except RuntimeError as error:
-            raise ConnectionError(str(error)) from error
+            # Gloo begins with the place in its source and ends with advice.
+            raise ConnectionError(str(error).rpartition("] ")[2].split(". ")[0]) from error
 
     def blame(self, key: str, problem: str) -> EngineError:
-        """After a failed broadcast: ends the group, sees who still answers under ``key``, and names the others."""
+        """After a failed broadcast: calls the meeting off, hears the others under ``key``, names who is to blame."""
         self.close()
+        self._store.set("called off", problem)
         values, missing = self._gather(key, time.monotonic() + _GRACE_SECONDS)
-        if missing:
-            return EngineError(f"weights: {', '.join(missing)} stopped answering while receiving weights ({problem})")
-        said = "; ".join(f"{name}: {value}" for name, value in values.items())
-        return EngineError(f"weights: the broadcast broke off ({problem}); the receivers said: {said}")
+        said = [f"{name}: {value}" for name, value in values.items() if not value.startswith(INTERRUPTED)]
+        said += [f"{name} stopped answering while receiving weights" for name in missing]
+        return EngineError("weights: " + ("; ".join(said) or "the broadcast broke off") + f" ({problem})")
 
     def close(self) -> None:
         """Ends the process group; whoever waits in it gets an error."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rljob_trainer.errors import EngineError
 from rljob_trainer.weights.checksum import checksum
-from rljob_trainer.weights.group import WeightGroup, WeightLink
+from rljob_trainer.weights.group import INTERRUPTED, CalledOffError, WeightGroup, WeightLink
 from rljob_trainer.weights.plan import Bucket, WeightPlan
 
 Load = Callable[[Iterable[tuple[str, Tensor]]], None]
@@ -71,7 +71,8 @@ class Receiver:
                 self._plan, incoming.sums, group.read(f"{self._round}/sums", deadline, "the sender's checksums")
             )
         except BaseException as error:
-            group.post(f"{self._round}/done", f"{type(error).__name__}: {error}")
+            innocent = isinstance(error, ConnectionError | CalledOffError)
+            group.post(f"{self._round}/done", INTERRUPTED if innocent else f"{type(error).__name__}: {error}")
             self.close()
             if isinstance(error, ConnectionError):
                 problem = f"weights: {self._name} lost the sender while receiving version {version} ({error})"

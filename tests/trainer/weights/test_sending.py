@@ -1,0 +1,289 @@
+"""Publication between real processes: bytes arrive, memory stays bounded, and every failure has a name."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.weights.checksum import checksum
+from rljob_trainer.weights.group import WeightLink, call_off
+from rljob_trainer.weights.plan import TensorMeta, WeightPlan, describe
+from rljob_trainer.weights.sender import Publisher, SendReport
+
+SCRIPT = Path(__file__).with_name("weight_member.py")
+_spec = importlib.util.spec_from_file_location("weight_member", SCRIPT)
+assert _spec is not None
+assert _spec.loader is not None
+weight_member = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(weight_member)
+
+BUCKET = 1 << 20
+
+
+class Member:
+    """A receiver process."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def tell(self, **order: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Callable[[int], list[Member]]]:
+    """Receiver processes, kept between tests as long as they live."""
+    alive: list[Member] = []
+
+    def get(count: int) -> list[Member]:
+        alive[:] = [member for member in alive if member.process.poll() is None]
+        new = [Member(f"engine {len(alive) + i}") for i in range(count - len(alive))]
+        for member in new:
+            assert member.hear() == {"ready": True}
+        alive.extend(new)
+        return alive[:count]
+
+    yield get
+    for member in alive:
+        member.end()
+
+
+class Meeting:
+    """A publisher and receivers that have joined it."""
+
+    def __init__(self, members: list[Member], **join: Any) -> None:
+        self.members = members
+        self.publisher = Publisher(BUCKET, "127.0.0.1")
+        self.generation = 0
+        self.pool = ThreadPoolExecutor(1)
+        self.connect(members, **join)
+
+    def connect(self, members: list[Member], **join: Any) -> None:
+        self.members = members
+        self.generation += 1
+        self.link = WeightLink(
+            self.publisher.address, self.generation, ("the learner", *(f"engine {i}" for i in range(len(members))))
+        )
+        for rank, member in enumerate(members, 1):
+            order = {
+                "address": self.link.address,
+                "generation": self.generation,
+                "names": self.link.names,
+                "rank": rank,
+            }
+            member.tell(do="join", timeout=20, **order, **join)
+        self.publisher.connect(self.link, 20)
+        assert [member.hear() for member in members] == [{"joined": True}] * len(members)
+
+    def send(self, version: int, timeout: float = 20) -> Future[SendReport]:
+        named = weight_member.model(version)
+        return self.pool.submit(self.publisher.publish, describe(named.items()), named.items(), version, timeout)
+
+    def publish(self, version: int, **order: Any) -> tuple[SendReport, list[dict[str, Any]]]:
+        for member in self.members:
+            member.tell(do="receive", version=version, timeout=20, **order)
+        report = self.send(version).result(30)
+        return report, [member.hear() for member in self.members]
+
+
+# ---------------------------------------------------------------------- what arrives
+
+
+@pytest.mark.parametrize("way", [{}, {"in_place": True}])
+def test_every_byte_arrives_at_every_receiver_for_every_version(
+    processes: Callable[[int], list[Member]], way: dict[str, Any]
+) -> None:
+    meeting = Meeting(processes(2))
+    for version in (3, 4, 4, 9):
+        report, answers = meeting.publish(version, **way)
+        expected = weight_member.fingerprint(weight_member.model(version))
+        assert [answer["fingerprint"] for answer in answers] == [expected, expected]
+        assert report.nbytes == sum(tensor.nbytes for tensor in weight_member.model(0).values())
+
+
+def test_no_process_holds_more_than_two_buckets(processes: Callable[[int], list[Member]]) -> None:
+    """A bucket is 1 MB here, or the largest tensor (2.2 MB): nothing is ever split."""
+    largest = 601 * 900 * 4
+    for way in ({}, {"in_place": True}, {"keeps": True}):
+        meeting = Meeting(processes(1), keeps=way.get("keeps", False))
+        report, (answer,) = meeting.publish(1, in_place=way.get("in_place", False))
+        assert 0 < report.peak_buffer_bytes <= 2 * largest
+        assert 0 < answer["peak"] <= 2 * largest
+        if way.get("in_place"):
+            # Only the packed small ones need memory.
+            assert answer["peak"] <= 2 * BUCKET
+
+
+def test_the_set_of_receivers_may_change_between_publications(processes: Callable[[int], list[Member]]) -> None:
+    first, second = processes(2)
+    meeting = Meeting([first])
+    meeting.publish(1)
+    for members in ([first, second], [second]):
+        meeting.connect(members)
+        _, answers = meeting.publish(2)
+        expected = weight_member.fingerprint(weight_member.model(2))
+        assert all(answer["fingerprint"] == expected for answer in answers)
+
+
+# ---------------------------------------------------------------------- failures have names
+
+
+def test_a_corrupted_byte_is_noticed_and_the_receiver_named(processes: Callable[[int], list[Member]]) -> None:
+    meeting = Meeting(processes(2))
+    good, bad = meeting.members
+    good.tell(do="receive", version=1, timeout=20)
+    bad.tell(do="receive", version=1, timeout=20, corrupt=True)
+    with pytest.raises(EngineError, match=r"engine 1: EngineError: .*other bytes than were sent, in 1 of 3"):
+        meeting.send(1).result(30)
+    assert "fingerprint" in good.hear()
+    assert "engine 1 received other bytes" in bad.hear()["message"]
+    with pytest.raises(EngineError, match="nobody is connected"):
+        meeting.send(2).result(30)
+
+
+def test_a_receiver_that_cannot_load_is_named_with_its_reason(processes: Callable[[int], list[Member]]) -> None:
+    meeting = Meeting(processes(2))
+    good, bad = meeting.members
+    good.tell(do="receive", version=1, timeout=20)
+    bad.tell(do="receive", version=1, timeout=20, fail_at="embed.weight")
+    with pytest.raises(EngineError, match=r"engine 1: ValueError: cannot load embed\.weight"):
+        meeting.send(1).result(30)
+    good.hear()
+    assert bad.hear()["message"] == "cannot load embed.weight"
+    meeting.connect(meeting.members)
+    meeting.publish(2)
+
+
+def test_a_receiver_that_dies_on_the_way_is_named_in_time(processes: Callable[[int], list[Member]]) -> None:
+    meeting = Meeting(processes(2))
+    survivor, victim = meeting.members
+    survivor.tell(do="receive", version=1, timeout=60)
+    victim.tell(do="receive", version=1, timeout=60, hang_at="embed.weight")
+    sending = meeting.send(1, timeout=60)
+    assert victim.hear() == {"hangs": True}
+    victim.end()
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=r"engine 1 stopped answering while receiving weights"):
+        sending.result(60)
+    assert time.monotonic() - started < 30, "a death was noticed by the deadline only"
+    assert survivor.hear()["error"] in ("CalledOffError", "EngineError")
+    meeting.connect([survivor])
+    meeting.publish(2)
+
+
+def test_a_late_receiver_is_waited_for_until_the_deadline_and_then_named(
+    processes: Callable[[int], list[Member]],
+) -> None:
+    meeting = Meeting(processes(2))
+    prompt, late = meeting.members
+    prompt.tell(do="receive", version=1, timeout=20)
+    sending = meeting.send(1)
+    late.tell(do="receive", version=1, timeout=20)
+    assert sending.result(30).version == 1
+    assert [set(member.hear()) for member in meeting.members] == [{"fingerprint", "peak", "nbytes"}] * 2
+    prompt.tell(do="receive", version=2, timeout=1)
+    with pytest.raises(DeadlineError, match="engine 1 did not start to receive version 2 in time"):
+        meeting.send(2, timeout=0.5).result(30)
+    assert "error" in prompt.hear()
+
+
+def test_an_engine_that_never_joins_is_named() -> None:
+    publisher = Publisher(BUCKET, "127.0.0.1")
+    with pytest.raises(DeadlineError, match="engine 7 did not join weight group 1 in time"):
+        publisher.connect(WeightLink(publisher.address, 1, ("the learner", "engine 7")), timeout=0.3)
+
+
+def test_a_meeting_that_is_called_off_ends_at_once() -> None:
+    publisher = Publisher(BUCKET, "127.0.0.1")
+    link = WeightLink(publisher.address, 1, ("the learner", "engine 7"))
+    threading.Timer(0.2, call_off, (link, "engine 7 is gone")).start()
+    with pytest.raises(EngineError, match="called off, because engine 7 is gone"):
+        publisher.connect(link, timeout=30)
+
+
+def test_a_receiver_expecting_another_version_says_so(processes: Callable[[int], list[Member]]) -> None:
+    meeting = Meeting(processes(1))
+    (member,) = meeting.members
+    member.tell(do="receive", version=5, timeout=20)
+    sending = meeting.send(6, timeout=2)
+    assert "engine 0 expects version 5, but the learner publishes 6" in member.hear()["message"]
+    with pytest.raises((DeadlineError, EngineError)):
+        sending.result(30)
+
+
+def test_parameters_that_differ_from_their_description_are_refused(processes: Callable[[int], list[Member]]) -> None:
+    meeting = Meeting(processes(1))
+    (member,) = meeting.members
+    member.tell(do="receive", version=1, timeout=3)
+    named = weight_member.model(1)
+    metas = describe(named.items())
+    named["layers.0.norm"] = torch.ones(8)
+    with pytest.raises(EngineError, match=r"yielded layers\.0\.norm \(8,\).*where its plan has"):
+        meeting.publisher.publish(metas, named.items(), 1, 20)
+    assert "error" in member.hear()
+
+
+# ---------------------------------------------------------------------- plan and checksum
+
+
+def test_buckets_are_bounded_hold_everything_once_and_come_in_the_order_of_completion() -> None:
+    sizes = [100, 900, 300, 2000, 10, 400, 400, 5, 1500, 7]
+    metas = [TensorMeta(f"t{i}", (size,), torch.uint8) for i, size in enumerate(sizes)]
+    plan = WeightPlan(metas, 1000)
+    assert sorted(meta.name for bucket in plan.buckets for meta in bucket.tensors) == sorted(m.name for m in metas)
+    order = {meta.name: i for i, meta in enumerate(metas)}
+    last = [max(order[meta.name] for meta in bucket.tensors) for bucket in plan.buckets]
+    assert last == sorted(last)
+    for bucket in plan.buckets:
+        assert bucket.nbytes <= 1000 or len(bucket.tensors) == 1
+        assert all(offset % 16 == 0 for offset in bucket.offsets)
+    assert plan.nbytes == sum(sizes)
+    assert WeightPlan.from_json(plan.to_json()).buckets == plan.buckets
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 4096 * 8 - 1, 4096 * 8, 100_003])
+def test_the_checksum_sees_every_byte(size: int) -> None:
+    data = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(size))
+    before = checksum(data)
+    assert before == checksum(data.clone())
+    for position in {0, size // 2, size - 1} if size else set():
+        changed = data.clone()
+        changed[position] ^= 1
+        assert checksum(changed) != before
+
+
+def test_the_checksum_sees_swapped_blocks() -> None:
+    data = torch.randn(4 * 8192)
+    swapped = data.view(4, -1)[[1, 0, 2, 3]].reshape(-1)
+    assert checksum(swapped) != checksum(data)
