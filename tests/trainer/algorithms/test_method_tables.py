@@ -1,4 +1,4 @@
-"""Methods by name: the API's tables and the registered functions say the same, and misuse is named."""
+"""Methods by name: what they need is known, and misuse is named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from ragged import make_batch
 
-from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
+from rljob_api.methods import POLICY_LOSSES
 from rljob_trainer.algorithms import (
     AdvantageInputs,
     advantage_estimators,
@@ -20,31 +20,12 @@ from rljob_trainer.algorithms import (
 )
 from rljob_trainer.algorithms.registry import Method, Registry
 
-# What only Python callers set; a job says it in algorithm.rolloutCorrection.
-BEYOND_THE_TABLE = {
-    "bypassPpoClip": {"rejection"},
-    "bypassReinforce": {"level", "low", "high", "rejection"},
-}
 
-
-def test_every_estimator_of_a_job_file_is_there_with_its_parameters() -> None:
-    assert set(advantage_estimators) == set(ESTIMATORS)
-    for name, method in ESTIMATORS.items():
-        estimator = advantage_estimators[name]
-        assert dict(estimator.settings) == dict(method.parameters)
-        assert estimator.needs_critic == method.needs_critic
-        assert estimator.needs_groups == method.compares_samples
-
-
-def test_every_policy_loss_of_a_job_file_is_there_with_its_parameters() -> None:
-    assert set(policy_losses) == set(POLICY_LOSSES)
+def test_what_a_policy_loss_needs_is_what_the_api_refuses_it_without() -> None:
+    """Names, parameters and defaults are compared in tests/api."""
     for name, method in POLICY_LOSSES.items():
-        loss = policy_losses[name]
-        own = {k: v for k, v in loss.settings.items() if k not in BEYOND_THE_TABLE.get(name, ())}
-        assert own == dict(method.parameters)
-        assert loss.needs_rollout_log_probs == method.needs_bypass
-        if method.aggregation is not None:
-            assert loss.aggregation == method.aggregation
+        assert policy_losses[name].needs_rollout_log_probs == method.needs_bypass
+        assert method.aggregation in (None, policy_losses[name].aggregation)
 
 
 def test_selectors_take_the_settings_of_their_loss() -> None:
@@ -54,15 +35,6 @@ def test_selectors_take_the_settings_of_their_loss() -> None:
         parameters = inspect.signature(selector).parameters.values()
         own = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
         assert own == dict(policy_losses[name].settings)
-
-
-def test_names_of_aggregations_and_kl_estimators() -> None:
-    from typing import get_args
-
-    from rljob_api.spec.algorithm import AggregationType, KlLossKind
-
-    assert set(aggregations) == set(get_args(AggregationType))
-    assert set(kl_estimators) | {"full"} == set(get_args(KlLossKind))
 
 
 def test_each_method_has_a_line_of_documentation_with_its_source() -> None:
@@ -116,6 +88,19 @@ def test_a_reward_that_is_no_number_is_named_by_its_sample(value: float) -> None
     fine = AdvantageInputs(batch.mask, batch.segments, torch.zeros(12), groups=inputs.groups, parts=parts)
     with pytest.raises(ValueError, match="parts of sample 7"):
         advantages("gdpo", fine)
+
+
+def test_a_value_that_is_no_number_is_named_by_its_sample() -> None:
+    batch = make_batch([3], [2, 3, 1], 0.3, seed=2)
+    batch.rows["values"][1] = [math.inf] * 3
+    inputs = AdvantageInputs(
+        batch.mask,
+        batch.segments,
+        scores=batch.vector("scores", torch.float32),
+        values=batch.stream("values", torch.float32),
+    )
+    with pytest.raises(ValueError, match="critic of sample 1 "):
+        advantages("gae", inputs)
 
 
 def test_maxrl_refuses_a_penalty_below_0_naming_the_sample() -> None:
