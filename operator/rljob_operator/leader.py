@@ -1,7 +1,7 @@
 """Leader election by a Lease: of several replicas one acts, the others watch and wait.
 
-Times are the 10/7/2 rule: a leader that can't renew for 7 s stops acting, a lease that wasn't renewed for 10 s is up for
-grabs, and everybody looks every 2 s. Only durations on one's own clock count, so clocks may differ.
+Times are the 10/7/2 rule: a leader that can't renew for 7 s stops acting, a lease that wasn't renewed for 10 s is free,
+and everybody looks every 2 s. Only durations on one's own clock count, so clocks may differ.
 """
 
 from __future__ import annotations

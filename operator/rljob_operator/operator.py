@@ -113,7 +113,7 @@ class Operator:
             self.queue.add(key)
 
     def _look_at_all(self) -> None:
-        for key in self.store.keys():
+        for key in self.store.jobs():
             self.queue.add(key)
 
     async def _look(self, key: Key) -> float | None:

@@ -29,7 +29,7 @@ class Store:
         self._pods: dict[Key, dict[str, Mapping[str, Any]]] = {}
         self._deleted: OrderedDict[str, None] = OrderedDict()
 
-    def keys(self) -> list[Key]:
+    def jobs(self) -> list[Key]:
         return list(self._jobs)
 
     def put_job(self, raw: Mapping[str, Any]) -> Key:

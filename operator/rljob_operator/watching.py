@@ -1,6 +1,6 @@
 """kopf's part: watch jobs, clusters and pods, keep the store up to date, and put keys into the queue. Nothing else.
 
-Only `on.event` and `index` handlers are used: they leave no annotations, no finalizers and no timers on anybody's objects.
+Only `on.event` and `index` handlers are used: they leave no annotations, finalizers or timers on anybody's objects.
 The indices exist for one reason: kopf calls no `on.event` handler before everything that is indexed has been listed, so
 the first look at a job already knows its clusters and pods.
 """

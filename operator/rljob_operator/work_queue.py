@@ -1,4 +1,4 @@
-"""A queue of keys, each worked on by one worker at a time: after a change, when it is due, after errors with growing pauses.
+"""A queue of keys, each worked on by one worker at a time: after a change, when due, after errors with growing pauses.
 
 Knows nothing about Kubernetes.
 """
