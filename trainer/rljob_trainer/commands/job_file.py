@@ -6,7 +6,6 @@ Relative paths in a job file start at the folder of that file, so that a job mea
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 
 from rljob_api import JobInvalid, Violation, load_jobs, resolve
@@ -44,7 +43,6 @@ def read_job(args: argparse.Namespace) -> tuple[ResolvedJob, Path]:
     violations = list(_not_yet(job))
     if violations:
         raise JobInvalid(violations)
-    logging.basicConfig(level=job.spec.logging.level.upper(), format="%(levelname)s %(name)s: %(message)s")
     return job, base
 
 
@@ -54,4 +52,12 @@ def _not_yet(job: ResolvedJob) -> list[Violation]:
     found = []
     if spec.trainer.backend != "fsdp2":
         found.append(Violation("spec.trainer.backend", "only fsdp2 runs in this version", "write fsdp2"))
+    if spec.placement == "colocated" and spec.rollout.engine == "vllm" and spec.rollout.parallelism.tensor > 1:
+        found.append(
+            Violation(
+                "spec.rollout.parallelism.tensor",
+                "a colocated vLLM engine has one GPU in this version",
+                "write 1, or placement: separate",
+            )
+        )
     return found

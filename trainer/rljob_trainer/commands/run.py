@@ -34,8 +34,9 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from rljob_trainer.driver.run import RunOptions, run_job
+    from rljob_trainer.telemetry.logs import logs_shown
     from rljob_trainer.telemetry.view import open_view
 
     output = args.output or Path("runs") / job.metadata.name
-    with open_view(plain=True if args.plain else None) as view:
+    with open_view(plain=True if args.plain else None) as view, logs_shown(view, job.spec.logging.level):
         return asyncio.run(run_job(job, RunOptions(output, base, args.resume), view)).exit_code

@@ -11,7 +11,7 @@ from rljob_trainer.algorithms import advantage_estimators
 from rljob_trainer.checkpoint import CheckpointStore
 from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.tokenisation import load_tokenizer
-from rljob_trainer.driver.engines import Engines, start_engines
+from rljob_trainer.driver.engines import Engines, engine_count, learner_options, start_engines
 from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.training import PipelineTrainer
@@ -48,6 +48,10 @@ class Inputs:
     feed: PromptFeed
     validation: dict[str, list[Prompt]]
 
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of a response, without special tokens."""
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+
 
 def read_inputs(job: ResolvedJob, base: Path, model_folder: Path) -> Inputs:
     """``base`` is where the job file's relative paths start. Raises ``JobFileError`` and ``DataError``."""
@@ -59,7 +63,7 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path) -> Inputs:
             f"spec.data.maxPromptTokens + spec.rollout.maxResponseTokens = {longest}, "
             f"but the model's context is {model.context_length} tokens; lower one of them"
         )
-    tokenizer = load_tokenizer(model.path)
+    tokenizer = load_tokenizer(model.path, trust_remote_code=spec.model.trust_remote_code)
     feed = training_feed(spec.data, tokenizer, base=base, epochs=spec.stop.epochs)
     return Inputs(model, tokenizer, feed, validation_sets(spec.data, tokenizer, base=base))
 
@@ -81,9 +85,10 @@ async def assemble(
         RewardPool(spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base])
     )
     rewards.check_sources([*inputs.feed.source_names, *inputs.validation])
-    learner = await LearnerGroup.start(LearnerSettings.from_job(job, inputs.model.path))
+    learner = await LearnerGroup.start(LearnerSettings.from_job(job, inputs.model.path), learner_options(spec))
     stack.push_async_callback(learner.close)
-    engines = await start_engines(job, inputs.model, learner)
+    trainer: PipelineTrainer | None = None
+    engines = await start_engines(job, inputs.model, learner, busy=lambda: trainer is not None and trainer.busy)
     stack.push_async_callback(engines.close)
     sampling = SamplingSettings(
         temperature=spec.rollout.sampling.temperature,
@@ -100,6 +105,7 @@ async def assemble(
         stage=times.stage,
         report=view.message,
     )
+    trainer = PipelineTrainer(step, engines.publication, engines.turns)
     generation = GenerationSettings(
         n=spec.batch.samples_per_prompt,
         sampling=sampling,
@@ -109,20 +115,25 @@ async def assemble(
     return Parts(
         job=job,
         feed=inputs.feed,
-        rollout=GroupRollout(engines.pool, rewards, inputs.tokenizer, generation),
+        rollout=GroupRollout(engines.pool, rewards, inputs.decode, generation),
         learner=learner,
         step=step,
-        trainer=PipelineTrainer(step, engines.publication, engines.turns),
+        trainer=trainer,
         validator=_validator(spec, inputs, engines, rewards, sampling),
         schedule=schedule_settings(spec),
         checkpoints=checkpoints,
         sinks=sinks,
         view=view,
         times=times,
-        devices=spec.trainer.ranks
-        + (0 if engines.colocated else spec.rollout.replicas * max(1, spec.rollout.gpus_per_replica)),
+        devices=devices(spec),
         keep=group_filter(spec),
     )
+
+
+def devices(spec: ResolvedSpec) -> int:
+    """Devices of all pools: GPUs, or processes where there are none. Colocated engines have none of their own."""
+    engines = 0 if spec.placement == "colocated" else engine_count(spec) * max(1, spec.rollout.gpus_per_replica)
+    return spec.trainer.ranks + engines
 
 
 def schedule_settings(spec: ResolvedSpec) -> ScheduleSettings:
@@ -158,4 +169,4 @@ def _validator(
     if not inputs.validation:
         return None
     sets = [held_out(part, inputs.validation[part.name], training) for part in spec.data.validation]
-    return Validator(engines.pool, rewards, inputs.tokenizer, sets, seed=spec.seed, bootstrap=spec.validation.bootstrap)
+    return Validator(engines.pool, rewards, inputs.decode, sets, seed=spec.seed, bootstrap=spec.validation.bootstrap)

@@ -1,4 +1,4 @@
-"""A torch engine inside a learner rank's process, sampling from the rank's own weights without a copy.
+"""A torch engine inside a learner rank's process: on one rank it samples from the rank's own weights without a copy.
 
 The functions of this module run in that process (``LearnerGroup.run``). The rank and the engine take turns: the engine
 has no request while the learner updates, so an optimizer step never happens under a sample.
@@ -8,21 +8,30 @@ from __future__ import annotations
 
 from typing import Any
 
+from rljob_trainer.learner.group import LearnerGroup
 from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.engine_loop import EngineLoop
+from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.rollout.torch_engine import TorchEngine
 
 _NAME = "engine"
 
 
-def start_engine(rank: LearnerRank, *, max_concurrent: int, max_context: int, version: int) -> None:
-    """Builds the engine beside the models."""
-    rank.attachments[_NAME] = EngineLoop(
-        lambda: TorchEngine.from_model(
-            rank.actor_model, version=version, max_concurrent=max_concurrent, max_context=max_context
-        ),
-        f"{rank.rank} (colocated)",
-    )
+def start_engine(rank: LearnerRank, spec: EngineSpec) -> None:
+    """Builds the engine beside the models. A rank that holds only a shard gives it weights of its own."""
+
+    def build() -> Engine:
+        if rank.settings.ranks > 1:
+            return build_engine(spec)
+        return TorchEngine.from_model(
+            rank.actor_model,
+            version=spec.version,
+            max_concurrent=spec.max_concurrent,
+            max_context=spec.max_context,
+        )
+
+    rank.attachments[_NAME] = EngineLoop(build, f"{rank.rank} (colocated)")
 
 
 def call_engine(rank: LearnerRank, method: str, *args: Any) -> Any:
@@ -30,7 +39,25 @@ def call_engine(rank: LearnerRank, method: str, *args: Any) -> Any:
     return getattr(rank.attachments[_NAME], method)(*args)
 
 
-def serve_version(rank: LearnerRank, version: int) -> None:
-    """What a publication is between a model and itself: the weights are there, the version is new."""
-    engine: EngineLoop = rank.attachments[_NAME]
-    engine.update(lambda _: None, version)
+def take_weights(rank: LearnerRank, version: int) -> None:
+    """Gives the engine beside a rank the rank's weights. Shared weights are there already: only the version is new."""
+    loop: EngineLoop = rank.attachments[_NAME]
+    loop.begin_update()
+    if rank.settings.ranks > 1:
+        # On the engine's thread, while this one waits: all ranks gather together.
+        loop.call(lambda engine: engine.load(rank.named_parameters_for_publish()))
+    loop.finish_update(version)
+
+
+class ColocatedPublication:
+    """A ``Publication`` between each rank and the engine beside it."""
+
+    def __init__(self, learner: LearnerGroup, activate: Any) -> None:
+        """``activate(version)`` is told when all engines serve it."""
+        self._learner = learner
+        self._activate = activate
+
+    async def publish(self, version: int) -> dict[str, float]:
+        await self._learner.run(take_weights, version)
+        self._activate(version)
+        return {}

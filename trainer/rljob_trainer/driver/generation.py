@@ -7,7 +7,7 @@ resumed asks for the same samples again.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,10 +39,8 @@ class Rewards(Protocol):
     async def score(self, group: Group) -> list[RewardResult]: ...
 
 
-class Decoder(Protocol):
-    """Token ids to text (a tokenizer's ``decode``)."""
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+Decode = Callable[[list[int]], str]
+"""Token ids to the text that rewards and people see, without special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +56,10 @@ class GenerationSettings:
 class GroupRollout:
     """What the pipeline sees as its rollout: generation and reward of one group at a time, many at once."""
 
-    def __init__(self, pool: Pool, rewards: Rewards, decoder: Decoder, settings: GenerationSettings) -> None:
+    def __init__(self, pool: Pool, rewards: Rewards, decode: Decode, settings: GenerationSettings) -> None:
         self._pool = pool
         self._rewards = rewards
-        self._decoder = decoder
+        self._decode = decode
         self._settings = settings
         self._started: dict[int, float] = {}
         self._scoring = 0
@@ -84,7 +82,7 @@ class GroupRollout:
         if settings.greedy:
             requests.append(request_of(prompt, GREEDY_INDEX, greedy(settings.sampling), settings.seed))
         results = await self._pool.generate(requests)
-        samples = [sample_of(i, result, self._decoder) for i, result in enumerate(results)]
+        samples = [sample_of(i, result, self._decode) for i, result in enumerate(results)]
         self._scoring += 1
         try:
             rewards = await self._rewards.score(Group(prompt, samples))
@@ -121,7 +119,7 @@ def greedy(sampling: SamplingSettings) -> SamplingSettings:
     return SamplingSettings(0.0, max_tokens=sampling.max_tokens, stop_token_ids=sampling.stop_token_ids)
 
 
-def sample_of(index: int, result: GenerationResult, decoder: Decoder) -> Sample:
+def sample_of(index: int, result: GenerationResult, decode: Decode) -> Sample:
     """The sample that an engine's result is, with its text."""
     return Sample(
         index=index,
@@ -130,7 +128,7 @@ def sample_of(index: int, result: GenerationResult, decoder: Decoder) -> Sample:
         versions=result.versions,
         mask=np.ones(len(result.token_ids), dtype=np.bool_),
         finish=result.finish,
-        text=decoder.decode(result.token_ids.tolist(), skip_special_tokens=True),
+        text=decode(result.token_ids.tolist()),
     )
 
 

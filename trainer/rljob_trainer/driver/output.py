@@ -59,6 +59,14 @@ class OutputFolder:
         """The Hugging Face folder the run starts from."""
         return self.path / "model"
 
+    def point_to_model(self, path: Path) -> None:
+        """Makes ``model`` lead to a folder that lies elsewhere, so that the output folder can be used on its own."""
+        if path.resolve() == self.model.resolve():
+            return
+        with run_folder.writing(self.model):
+            self.model.unlink(missing_ok=True)
+            self.model.symlink_to(path.resolve(), target_is_directory=True)
+
     @property
     def logs(self) -> Path:
         return self.path / "logs"

@@ -19,6 +19,7 @@ import yaml
 from rljob_trainer.checkpoint import CheckpointStore
 from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
 from rljob_trainer.driver.ending import Ending
+from rljob_trainer.driver.engines import engine_count, inside_ranks
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.driver.output import OutputFolder
 from rljob_trainer.driver.resuming import Start, where_to_start
@@ -78,8 +79,9 @@ async def _train(
     with run_folder.writing(output.path):
         (output.path / run_folder.JOB).write_text(yaml.safe_dump(job.document(), sort_keys=False, allow_unicode=True))
     inputs = read_inputs(job, options.base, output.model)
+    output.point_to_model(inputs.model.path)
     record.model = f"{inputs.model.family}, {inputs.model.parameters / 1e6:.3g} M parameters"
-    engines = 0 if spec.placement == "colocated" and spec.rollout.engine == "torch" else spec.rollout.replicas
+    engines = 0 if inside_ranks(spec) else engine_count(spec)
     times = StageTimes()
     record.times = times
     async with AsyncExitStack() as stack:
@@ -135,7 +137,7 @@ class _Record:
             samples=0 if totals is None else totals.samples,
             prompt_tokens=0 if totals is None else totals.tokens - totals.response_tokens,
             response_tokens=0 if totals is None else totals.response_tokens,
-            seconds_by_stage={} if self.times is None else self.times.totals,
+            seconds_by_stage={} if self.times is None else self.times.exclusive_totals,
             validation=ValidationHistory.read(folder).by_source(),
             checkpoint=None if checkpoint is None else str(checkpoint.path),
             report=str(folder / run_folder.REPORT),

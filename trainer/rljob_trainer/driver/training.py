@@ -26,6 +26,10 @@ class Turns(Protocol):
         """The learner's weights stay readable for the publication that follows."""
         ...
 
+    async def published(self) -> None:
+        """The learner has nothing to do until the next batch."""
+        ...
+
 
 class PipelineTrainer:
     """What the pipeline calls to train and to publish."""
@@ -48,5 +52,7 @@ class PipelineTrainer:
         if self._turns is not None:
             await self._turns.to_engines()
         metrics = await self._publication.publish(version)
+        if self._turns is not None:
+            await self._turns.published()
         self.busy = False
         return metrics

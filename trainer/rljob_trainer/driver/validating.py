@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rljob_api.spec.data import ValidationSet
-from rljob_trainer.driver.generation import Decoder, Pool, Rewards, request_of, sample_of
+from rljob_trainer.driver.generation import Decode, Pool, Rewards, request_of, sample_of
 from rljob_trainer.rollout.protocol import SamplingSettings
 from rljob_trainer.samples import Group, Prompt
 from rljob_trainer.telemetry.names import metric
@@ -62,7 +62,7 @@ class Validator:
         self,
         pool: Pool,
         rewards: Rewards,
-        decoder: Decoder,
+        decode: Decode,
         sets: Sequence[HeldOut],
         *,
         seed: int,
@@ -70,7 +70,7 @@ class Validator:
     ) -> None:
         self._pool = pool
         self._rewards = rewards
-        self._decoder = decoder
+        self._decode = decode
         self._sets = sets
         self._seed = seed + _SEED_OFFSET
         self._bootstrap = bootstrap
@@ -94,7 +94,7 @@ class Validator:
             for request in (request_of(prompt, i, held.sampling, self._seed) for i in range(held.samples_per_prompt))
         ]
         results = await self._pool.generate(requests)
-        group = Group(prompt, [sample_of(i, result, self._decoder) for i, result in enumerate(results)])
+        group = Group(prompt, [sample_of(i, result, self._decode) for i, result in enumerate(results)])
         for sample, reward in zip(group.samples, await self._rewards.score(group), strict=True):
             sample.reward = reward
         return group

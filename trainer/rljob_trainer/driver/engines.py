@@ -1,0 +1,194 @@
+"""The engines of a run: where they live, how weights reach them, and whose turn it is on shared devices.
+
+placement   engine   lives in                      weights
+separate    both     actors of their own           broadcast, bucket by bucket
+colocated   torch    the learner ranks' processes  shared (one rank), or gathered beside each rank
+colocated   vllm     actors on the same devices    broadcast; engine and learner take turns with the memory
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rljob_trainer.driver import colocated
+from rljob_trainer.driver.training import Publication, Turns
+from rljob_trainer.learner.group import GroupOptions, LearnerGroup
+from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.models.folder import ModelFolder
+from rljob_trainer.rollout.actor import EngineSpec
+from rljob_trainer.rollout.handle import RayEngine
+from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.weights.publication import WeightPublication
+
+if TYPE_CHECKING:
+    from rljob_api.resolved import ResolvedJob, ResolvedSpec
+
+_TORCH_CONCURRENT = 512
+"""Requests that run at once in a torch engine, unless the job says otherwise: small models profit from wide batches."""
+_VLLM_CONCURRENT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The pool, and what belongs to it."""
+
+    pool: RolloutPool
+    publication: Publication
+    turns: Turns | None = None
+
+    async def close(self) -> None:
+        await self.pool.close()
+
+
+def inside_ranks(spec: ResolvedSpec) -> bool:
+    """Whether the engines live in the learner ranks' processes."""
+    return spec.placement == "colocated" and spec.rollout.engine == "torch"
+
+
+def engine_count(spec: ResolvedSpec) -> int:
+    """Colocated engines are as many as ranks."""
+    return spec.trainer.ranks if spec.placement == "colocated" else spec.rollout.replicas
+
+
+def learner_options(spec: ResolvedSpec) -> GroupOptions:
+    """What Ray is asked for, for each rank. A device that is shared with an engine counts half."""
+    resources: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": dict(spec.trainer.env)}}
+    if spec.trainer.gpus_per_replica:
+        shared = spec.placement == "colocated" and not inside_ranks(spec)
+        resources["num_gpus"] = 0.5 if shared else 1
+    return GroupOptions(resources=resources, call_seconds=float(spec.deadlines.progress_seconds))
+
+
+def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> EngineSpec:
+    """How each engine is built. Its context holds the longest prompt and response of training and validation."""
+    spec = job.spec
+    rollout = spec.rollout
+    longest = max([rollout.max_response_tokens, *(v.sampling.max_response_tokens or 0 for v in spec.data.validation)])
+    on_gpu = spec.trainer.gpus_per_replica if spec.placement == "colocated" else rollout.gpus_per_replica
+    default = _TORCH_CONCURRENT if rollout.engine == "torch" else _VLLM_CONCURRENT
+    return EngineSpec(
+        kind=rollout.engine,
+        folder=str(model.path),
+        dtype=LearnerSettings.from_job(job, model.path).dtype,
+        device="cuda" if on_gpu else "cpu",
+        max_context=min(model.context_length, spec.data.max_prompt_tokens + longest),
+        max_concurrent=rollout.max_concurrent or default,
+        version=version,
+        tensor_parallel=rollout.parallelism.tensor,
+        seed=spec.seed,
+        engine_args=dict(rollout.engine_args),
+    )
+
+
+async def start_engines(
+    job: ResolvedJob, model: ModelFolder, learner: LearnerGroup, busy: Callable[[], bool]
+) -> Engines:
+    """Starts the engines with the model folder's weights as version 0. ``busy``: the learner is changing its weights.
+
+    Raises ``EngineError`` and ``DeadlineError`` naming the engine.
+    """
+    if inside_ranks(job.spec):
+        return await _inside_ranks(job, model, learner)
+    return await start_pool(job, model, learner, busy)
+
+
+async def _inside_ranks(job: ResolvedJob, model: ModelFolder, learner: LearnerGroup) -> Engines:
+    pool = RolloutPool(fixed_dispatch=job.spec.pipeline.mode == "sync", max_outstanding=1 << 20)
+    await learner.run(colocated.start_engine, engine_spec(job, model))
+    names = []
+    for number, actor in enumerate(learner.actors):
+        names.append(str(number))
+        pool.add(RayEngine(str(number), _beside(actor), kill=lambda: None))
+    pool.activate(names)
+    return Engines(pool, colocated.ColocatedPublication(learner, lambda version: pool.activate(names, version)))
+
+
+def _beside(actor: Any) -> Callable[..., Any]:
+    """Calls of the engine in a rank's process."""
+    return lambda method, *args: actor.run.remote(colocated.call_engine, method, *args)
+
+
+async def start_pool(
+    job: ResolvedJob, model: ModelFolder, learner: LearnerGroup | None, busy: Callable[[], bool]
+) -> Engines:
+    """Engines in actors of their own. Without a learner (evaluation) they keep the folder's weights."""
+    spec = job.spec
+    options = _engine_options(spec)
+    built = engine_spec(job, model)
+
+    async def start(name: str) -> RayEngine:
+        return await RayEngine.start(name, built, seconds=float(spec.deadlines.start_seconds), **options)
+
+    starts = 0
+
+    async def replacement(name: str) -> RayEngine:
+        nonlocal starts
+        starts += 1
+        return await start(f"{name.partition('.')[0]}.{starts}")
+
+    pool = RolloutPool(
+        fixed_dispatch=spec.pipeline.mode == "sync",
+        max_outstanding=2 * built.max_concurrent,
+        replace=replacement if learner is not None else None,
+    )
+    try:
+        names = [str(number) for number in range(engine_count(spec))]
+        for name in names:
+            pool.add(await start(name))
+        pool.activate(names)
+        if learner is None:
+            return Engines(pool, _Nothing())
+        publication = WeightPublication(
+            learner,
+            pool,
+            bucket_bytes=spec.weights.bucket_megabytes << 20,
+            seconds=float(spec.deadlines.progress_seconds),
+            host=None if "RAY_ADDRESS" in os.environ else "127.0.0.1",
+            backend="nccl" if built.device == "cuda" else "gloo",
+            may_send=lambda: not busy(),
+        )
+        pool.bring_up = publication.bring_up
+    except BaseException:
+        await pool.close()
+        raise
+    shared = spec.placement == "colocated" and spec.rollout.free_cache_engine and built.device == "cuda"
+    return Engines(pool, publication, SharedDevices(pool, learner) if shared else None)
+
+
+def _engine_options(spec: ResolvedSpec) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": dict(spec.rollout.env)}}
+    if spec.placement == "colocated" and spec.trainer.gpus_per_replica:
+        options["num_gpus"] = 0.5
+    elif spec.rollout.gpus_per_replica:
+        options["num_gpus"] = spec.rollout.gpus_per_replica
+    return options
+
+
+class _Nothing:
+    """The publication of engines whose weights never change."""
+
+    async def publish(self, version: int) -> dict[str, float]:
+        return {}
+
+
+class SharedDevices:
+    """``Turns`` of vLLM engines and learner ranks on the same GPUs: one sleeps while the other works."""
+
+    def __init__(self, pool: RolloutPool, learner: LearnerGroup) -> None:
+        self._pool = pool
+        self._learner = learner
+
+    async def to_learner(self) -> None:
+        for engine in self._pool.engines:
+            await engine.call("sleep", seconds=300.0)
+        await self._learner.onload()
+
+    async def to_engines(self) -> None:
+        for engine in self._pool.engines:
+            await engine.call("wake", seconds=300.0)
+
+    async def published(self) -> None:
+        await self._learner.offload()
