@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as distributed
 from safetensors.torch import load_file
 
 from benchmarks.environments import DEFAULT_CACHE
 from benchmarks.machine import Machine
 from benchmarks.measuring import Spread, interleaved, ratios, table, write_results
+from benchmarks.publication.raw import RawGroup, empty
 from benchmarks.publication.receiving import Received, checksumming, receiver_process
 from benchmarks.publication.resident import PeakMemory
 from benchmarks.real_model.model import smollm2
@@ -36,7 +35,6 @@ from rljob_trainer.weights.sender import SENDER, Publisher
 HERE = Path(__file__).parent
 EngineKind = Literal["torch", "vllm"]
 TIMEOUT = 600.0
-dist: Any = distributed  # stores are missing from its type annotations
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +74,16 @@ class Bench:
         self.pipe, far_end = spawn.Pipe()
         self.process = spawn.Process(target=receiver_process, args=(far_end, engine, str(folder)), daemon=True)
         self.process.start()
+        far_end.close()  # so that the end of the process is the end of the pipe
         self.answer()
         self.publisher = Publisher(bucket_bytes, "127.0.0.1")
         link = WeightLink(self.publisher.address, 1, (SENDER, "the engine"))
         self.pipe.send(("join", link))
         self.publisher.connect(link, TIMEOUT)
         self.answer()
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.pipe.send(("raw group", store.port))
-        dist.init_process_group("gloo", store=store, rank=0, world_size=2)
+        self.raw_group = RawGroup(rank=0)
+        self.pipe.send(("raw group", self.raw_group.port))
+        self.raw_group.open()
         self.answer()
 
     def answer(self) -> Any:
@@ -94,13 +93,8 @@ class Bench:
 
     def raw(self, repetition: int) -> Transfer:
         """All bytes in one buffer, one call."""
-        buffer = torch.zeros(self.nbytes, dtype=torch.uint8)
         self.pipe.send(("raw", self.nbytes))
-        dist.barrier()
-        started = time.perf_counter()
-        dist.broadcast(buffer, 0)
-        dist.barrier()
-        seconds = time.perf_counter() - started
+        seconds = self.raw_group.broadcast(empty(self.nbytes))
         self.answer()
         return Transfer(seconds, 0, 0)
 
@@ -116,7 +110,6 @@ class Bench:
     def close(self) -> None:
         self.pipe.send(("end", None))
         self.process.join(60)
-        dist.destroy_process_group()
 
 
 def measure(engine: EngineKind, folder: Path, repetitions: int, bucket_bytes: int) -> Outcome:

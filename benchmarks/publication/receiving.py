@@ -13,17 +13,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.distributed as distributed
-from torch import Tensor
 
+from benchmarks.publication.raw import RawGroup, empty
 from benchmarks.publication.resident import PeakMemory
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.weights import receiver as receiving
-from rljob_trainer.weights.receiver import Receiver
 
 TIMEOUT = 600.0
-dist: Any = distributed  # stores are missing from its type annotations
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,40 +36,34 @@ def receiver_process(pipe: Connection, kind: Any, folder: str) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     engine = build_engine(EngineSpec(kind, folder, max_context=512))
+    raw: RawGroup | None = None
     pipe.send("ready")
-    members: list[Receiver] = []
     while True:
         command, argument = pipe.recv()
         if command == "join":
-            members.append(Receiver(argument, 1, timeout=TIMEOUT, keeps=kind == "vllm"))
+            engine.join_weights(argument, 1, TIMEOUT)
             pipe.send("joined")
         elif command == "raw group":
-            store = dist.TCPStore("127.0.0.1", argument, is_master=False)
-            dist.init_process_group("gloo", store=store, rank=1, world_size=2)
+            raw = RawGroup(rank=1, port=argument)
+            raw.open()
             pipe.send("joined")
         elif command == "raw":
-            buffer = torch.zeros(argument, dtype=torch.uint8)
-            dist.barrier()
-            dist.broadcast(buffer, 0)
-            dist.barrier()
+            assert raw is not None
+            raw.broadcast(empty(argument))
             pipe.send("received")
         elif command == "receive":
             version, checksums = argument
-            pipe.send(receive(engine, members[0], version, checksums))
+            pipe.send(receive(engine, version, checksums))
         else:
             engine.close()
-            dist.destroy_process_group()
             return
 
 
-def receive(engine: Engine, member: Receiver, version: int, checksums: bool) -> Received:
+def receive(engine: Engine, version: int, checksums: bool) -> Received:
     """One publication into ``engine``; without ``checksums`` none are computed."""
-    parameters: dict[str, Tensor] = getattr(engine, "parameters", {})
     with PeakMemory() as memory, checksumming(receiving, checksums):
         started = time.perf_counter()
-        engine.begin_update()
-        member.receive(version, engine.load, parameters.get, TIMEOUT)
-        engine.finish_update(version)
+        engine.receive_weights(version, TIMEOUT)
         seconds = time.perf_counter() - started
     return Received(seconds, memory.extra_bytes)
 
