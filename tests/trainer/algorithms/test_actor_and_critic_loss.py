@@ -238,3 +238,17 @@ def test_the_exact_kl_takes_the_place_of_an_estimate() -> None:
     with_kl = actor_loss(inputs(batch, torch.float64, vocabulary_kl=exact), chosen, counts)
     without = actor_loss(inputs(batch, torch.float64), LossSettings("gpg"), counts)
     assert float(with_kl.loss - without.loss) == pytest.approx(2 * oracle.aggregate(batch.kept("entropy"), "tokenMean"))
+
+
+@settings(max_examples=10)
+@given(batch=batches())
+def test_extremes_of_the_ratio_are_over_unmasked_tokens(batch: Ragged) -> None:
+    counts = LossCounts.of(batch.mask, batch.segments)
+    for name, anchor in (("ppoClip", "old"), ("bypassPpoClip", "rollout")):
+        pairs = zip(batch.kept("log_probs"), batch.kept(anchor), strict=True)
+        logs = [max(min(x - o, 20.0), -20.0) for a, b in pairs for x, o in zip(a, b, strict=True)]
+        extremes = actor_loss(inputs(batch, torch.float64), LossSettings(name), counts).extremes
+        if logs:
+            assert float(extremes["actor/ratio/max"]) == pytest.approx(math.exp(max(logs)))
+            assert float(extremes["actor/ratio/min"]) == pytest.approx(math.exp(min(logs)))
+    assert actor_loss(inputs(batch, torch.float64, old_log_probs=None), LossSettings(), counts).extremes == {}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from ragged import PRECISIONS, Ragged, Rows, agree, batches
 
-from rljob_trainer.algorithms import AdvantageInputs, advantage_estimators, advantages
+from rljob_trainer.algorithms import AdvantageInputs, Segments, advantage_estimators, advantages, gradient_noise
 
 PRECISION = pytest.mark.parametrize("dtype", PRECISIONS, ids=["float64", "float32"])
 
@@ -210,3 +210,26 @@ def test_equal_rewards_give_exactly_nothing(name: str) -> None:
     batch = make_batch([8, 7], [3] * 15, 0.0, seed=1, constant=True)
     given_ = inputs(batch, torch.float32, parts=batch.vector("scores", torch.float32)[:, None])
     assert float(advantages(name, given_).advantages.abs().max()) == 0.0
+
+
+def test_gradient_noise_of_two_samples_by_hand() -> None:
+    """Energies (1 - 2 pi + sum of squares) 0.5 + 0.25 and 0.5, mean advantages 2 and -1, a third sample all masked."""
+    nan = float("nan")
+    inputs_ = AdvantageInputs(
+        mask=torch.tensor([True, True, True, False, False]),
+        segments=Segments.from_lengths([2, 2, 1]),
+        scores=torch.zeros(3),
+        log_probs=torch.tensor([0.5, 0.75, 0.5, nan, nan]).log(),
+        sum_squared_probs=torch.tensor([0.5, 0.75, 0.5, nan, nan]),
+    )
+    metrics = gradient_noise(inputs_, torch.tensor([1.0, 3.0, -1.0, nan, nan]), gradient_norm=0.5)
+    power = (2**2 * 0.75 + 1 * 0.5) / 2
+    assert metrics == pytest.approx(
+        {
+            "variance/signal_strength": 0.25,
+            "variance/total_power": power,
+            "variance/pure_noise": power - 0.25,
+            "variance/squared_advantage": 2.5,
+            "variance/weight": 0.625,
+        }
+    )

@@ -30,6 +30,7 @@ from rljob_trainer.algorithms.correction import (
 )
 from rljob_trainer.algorithms.correction_presets import CorrectionPreset, correction_presets
 from rljob_trainer.algorithms.estimators import AdvantageInputs, AdvantageOutput, advantage_estimators, advantages
+from rljob_trainer.algorithms.gradient_noise import gradient_noise
 from rljob_trainer.algorithms.kl import kl_estimators, kl_penalised_rewards
 from rljob_trainer.algorithms.losses import Loss, LossSettings, actor_loss, critic_loss
 from rljob_trainer.algorithms.mismatch import agreement_metrics
@@ -78,6 +79,7 @@ __all__ = [
     "correction_presets",
     "critic_loss",
     "exact_kl",
+    "gradient_noise",
     "has_signal",
     "interpolated_log_probs",
     "kl_estimators",

@@ -6,7 +6,7 @@ Losses and metrics of a micro-batch are shares of its mini-batch's: add them up 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +14,13 @@ from torch import Tensor
 
 from rljob_trainer.algorithms.aggregation import LossCounts, aggregate
 from rljob_trainer.algorithms.kl import kl_estimators
-from rljob_trainer.algorithms.policy_losses import PolicyInputs, masked_count, masked_sum, policy_losses
+from rljob_trainer.algorithms.policy_losses import (
+    LOG_RATIO_BOUND,
+    PolicyInputs,
+    masked_count,
+    masked_sum,
+    policy_losses,
+)
 from rljob_trainer.algorithms.segments import Segments
 
 
@@ -41,12 +47,15 @@ class LossSettings(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A micro-batch's share. ``metrics`` are scalars without gradient that add up just as ``loss`` does, under their
-    public names.
+    """A micro-batch's share, with metrics (scalars without gradient) under their public names.
+
+    ``metrics`` add up just as ``loss`` does; of ``extremes`` the largest (names ending in /max) or smallest (/min) over
+    micro-batches and ranks counts.
     """
 
     loss: Tensor  # []
     metrics: dict[str, Tensor]
+    extremes: dict[str, Tensor] = field(default_factory=dict)
 
 
 def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts) -> Loss:
@@ -60,7 +69,8 @@ def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts)
     def aggregated(stream: Tensor) -> Tensor:
         return aggregate(settings.aggregation, stream, segments, mask, counts, **settings.aggregation_params)
 
-    policy = policy_losses[settings.policy_loss](inputs, **settings.policy_loss_params)
+    method = policy_losses[settings.policy_loss]
+    policy = method(inputs, **settings.policy_loss_params)
     per_token = policy.per_token
     if inputs.weights is not None:
         per_token = per_token * torch.where(mask, inputs.weights, 0)
@@ -80,7 +90,20 @@ def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts)
     elif settings.entropy_coefficient != 0.0:
         raise ValueError("entropy_coefficient is not 0, but the entropy of the tokens was not given")
     metrics["actor/loss"] = loss.detach()
-    return Loss(loss, metrics)
+    anchor = inputs.rollout_log_probs if method.needs_rollout_log_probs else inputs.old_log_probs
+    return Loss(loss, metrics, _ratio_extremes(inputs, anchor))
+
+
+def _ratio_extremes(inputs: PolicyInputs, anchor: Tensor | None) -> dict[str, Tensor]:
+    """The largest and smallest ratio of a masked token; nothing when the anchor is the policy itself."""
+    if anchor is None or not inputs.segments.tokens:
+        return {}
+    log_ratio = inputs.log_probs.detach() - anchor
+    bounded = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return {
+        "actor/ratio/max": torch.where(inputs.mask, bounded, -torch.inf).amax().exp(),
+        "actor/ratio/min": torch.where(inputs.mask, bounded, torch.inf).amin().exp(),
+    }
 
 
 def _kl_to_reference(inputs: PolicyInputs, kind: str) -> Tensor:

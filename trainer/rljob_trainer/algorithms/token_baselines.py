@@ -39,14 +39,19 @@ def ranks(mask: Tensor, segments: Segments) -> Tensor:
     return before - segments.spread(first)
 
 
-def gradient_energy(inputs: AdvantageInputs) -> Tensor:
-    """``[tokens]`` float64: W_t, the squared gradient norm that a response has gathered up to each token."""
+def token_energy(inputs: AdvantageInputs) -> Tensor:
+    """``[tokens]`` float64: 1 - 2 pi + sum of pi^2, the squared norm of the gradient of log pi by the logits."""
     assert inputs.log_probs is not None
     assert inputs.sum_squared_probs is not None
     energy = 1.0 - 2.0 * inputs.log_probs.double().exp() + inputs.sum_squared_probs.double()
     if inputs.weights is not None:
         energy = energy * inputs.weights.double().square()
-    running = torch.cumsum(torch.where(inputs.mask, energy, 0), 0)
+    return torch.where(inputs.mask, energy, 0)
+
+
+def gathered_energy(inputs: AdvantageInputs) -> Tensor:
+    """``[tokens]`` float64: W_t, the energy that a response has gathered up to each token."""
+    running = torch.cumsum(token_energy(inputs), 0)
     before = torch.cat([running.new_zeros(1), running])[inputs.segments.offsets[:-1]]
     return running - inputs.segments.spread(before)
 
@@ -54,7 +59,7 @@ def gradient_energy(inputs: AdvantageInputs) -> Tensor:
 def _with_token_baseline(inputs: AdvantageInputs, position: Tensor, gamma: float, epsilon: float) -> AdvantageOutput:
     mask, longest = inputs.mask, max(inputs.segments.longest, 1)
     returns = discounted_sum(inputs.token_rewards, gamma, inputs.segments, mask)
-    energy = torch.where(mask, gradient_energy(inputs), 0)
+    energy = torch.where(mask, gathered_energy(inputs), 0)
     cell = inputs.segments.spread(inputs.grouping.index) * longest + position  # one for each group and position
 
     def gathered(stream: Tensor) -> Tensor:
