@@ -18,6 +18,21 @@ from rljob_api.violations import JobInvalid, Violation, path_of
 from rljob_api.yaml_reading import Document, YamlError, read_documents
 
 GROUP = API_VERSION.partition("/")[0]
+FROM_THE_SERVER = frozenset(
+    {
+        "uid",
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "managedFields",
+        "ownerReferences",
+        "finalizers",
+        "selfLink",
+    }
+)
+"""Fields of metadata that are not the author's."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,7 @@ def check(data: Any) -> tuple[RLJob | None, list[Violation]]:
     """The job in plain data, and everything wrong with it. With type errors the rules see what remains without them."""
     if not isinstance(data, dict):
         return None, [Violation("the document", "must be a map", f"start with apiVersion: {API_VERSION}")]
+    data = _as_written(data)
     try:
         job = RLJob.model_validate(data, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -79,6 +95,15 @@ def check(data: Any) -> tuple[RLJob | None, list[Violation]]:
         wrong = {violation.path for violation in found} | _probably_meant(error)
         return None, found + [v for v in rules.broken(remaining) if not _touches(v.path, wrong)]
     return job, rules.broken(job)
+
+
+def _as_written(data: dict[str, Any]) -> dict[str, Any]:
+    """The document without what an API server adds, so that ``kubectl get -o yaml`` can be checked and run again."""
+    metadata = data.get("metadata")
+    if isinstance(metadata, dict):
+        metadata = {name: value for name, value in metadata.items() if name not in FROM_THE_SERVER}
+    written = {name: value for name, value in data.items() if name != "status"}
+    return written | ({"metadata": metadata} if metadata is not None else {})
 
 
 def _is_another_kind(data: Any) -> bool:

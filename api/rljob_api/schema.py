@@ -98,7 +98,7 @@ def root() -> Node:
     """The whole RLJob."""
     from rljob_api.spec.job import RLJob
 
-    return Node(name="rljob", kind="object", description=_doc(RLJob), model=RLJob)
+    return Node(name="rljob", kind="object", description=documentation(RLJob), model=RLJob)
 
 
 def find(path: typing.Iterable[str | int]) -> Node | None:
@@ -170,7 +170,7 @@ def _item(annotation: Any, outer: Mapping[str, Any]) -> Node:
     found: dict[str, Any] = {"change": outer["change"]}
     _annotation(annotation, found)
     model = found.get("model")
-    return Node(name="", description=_doc(model) if model else "", **found)
+    return Node(name="", description=documentation(model) if model else "", **found)
 
 
 def _constraints(metadata: typing.Iterable[Any], found: dict[str, Any]) -> None:
@@ -209,5 +209,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _doc(model: type[BaseModel]) -> str:
+def documentation(model: type[BaseModel]) -> str:
+    """A model's docstring on one line."""
     return " ".join((model.__doc__ or "").split())

@@ -27,7 +27,7 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ("wrong version", "v1alpha1", "v1", "apiVersion", "is not one of rljob.dev/v1alpha1"),
     ("no kind", "kind: RLJob\n", "", "kind", "is required"),
     ("no metadata", "metadata:\n  name: tiny\n", "", "metadata", "is required; add it"),
-    ("status", SPEC, SPEC + "status: {}\n", "status", "there is no such field"),
+    ("a section at the root", SPEC, SPEC + "rollout: {}\n", "rollout", "did you mean spec.rollout?"),
     ("list", "apiVersion: rljob.dev/v1alpha1", "- 1", "line 2, column 1", "mend the YAML"),
     # names
     ("capitals", "name: tiny", "name: Tiny", "metadata.name", "use lower-case letters"),
@@ -139,6 +139,12 @@ def test_null_is_absent(minimal_text: str) -> None:
     text = minimal_text.replace("{preset: grpo}", "{preset: grpo, kl: {inLoss: null}, critic: ~, aggregation:}")
     (job,) = load_jobs(text)
     assert job == load_jobs(minimal_text)[0]
+
+
+def test_what_an_api_server_adds_is_left_out(minimal_text: str) -> None:
+    added = "  name: tiny\n  uid: 7a\n  generation: 2\n  creationTimestamp: '2026-11-21T05:08:00Z'\n"
+    text = minimal_text.replace("  name: tiny\n", added) + "status: {attempt: 1}\n"
+    assert load_jobs(text) == load_jobs(minimal_text)
 
 
 def test_several_jobs_and_other_kinds_in_one_file(minimal_text: str) -> None:

@@ -56,10 +56,12 @@ def test_whole_numbers_are_numbers_but_not_the_other_way() -> None:
 
 
 def test_quantities_are_text_or_numbers() -> None:
-    resources = Resources.model_validate({"limits": {"cpu": 4, "memory": "16Gi", "example.com/x": 0.5}})
+    resources = Resources.model_validate({"limits": {"cpu": 4, "memory": "16Gi", "example.com/x": "0.5"}})
     assert resources.limits == {"cpu": "4", "memory": "16Gi", "example.com/x": "0.5"}
     with pytest.raises(ValidationError):
         Pod.model_validate({"sharedMemory": True})
+    with pytest.raises(ValidationError):  # as the API server: int-or-string takes no fraction
+        Pod.model_validate({"sharedMemory": 0.5})
 
 
 def test_a_job_as_plain_data_says_only_what_was_written(minimal_text: str) -> None:

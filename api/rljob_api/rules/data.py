@@ -33,7 +33,7 @@ def model_is_source_or_random(job: Job) -> Iterator[Violation]:
 @rule
 def random_model_has_no_source_settings(job: Job) -> Iterator[Violation]:
     model = job.spec.model
-    if model.random is None or model.source is not None:
+    if model.random is None:
         return
     for name, value in (("revision", model.revision), ("tokenizer", model.tokenizer)):
         if value is not None:
@@ -165,7 +165,7 @@ def validation_names_differ(job: Job) -> Iterator[Violation]:
     for index, part in enumerate(job.spec.data.validation):
         if part.name in names:
             yield Violation(
-                f"spec.data.validation[{index}].name",
+                f"spec.data.validation[{index}]",
                 f'"{part.name}" is the name of another set too',
                 "give each set its own name",
             )

@@ -54,7 +54,7 @@ def variables_differ(job: Job) -> Iterator[Violation]:
         names = [entry.name for entry in pod.env]
         for index, name in enumerate(names):
             if name in names[:index]:
-                yield Violation(f"{path}.env[{index}].name", f'"{name}" is there twice', "keep one of them")
+                yield Violation(f"{path}.env[{index}]", f'"{name}" is there twice', "keep one of them")
 
 
 @rule
@@ -108,7 +108,9 @@ def mount_paths_are_free(job: Job) -> Iterator[Violation]:
         for index, mount in enumerate(pod.volume_mounts):
             where, target = f"{path}.volumeMounts[{index}].mountPath", mount.mount_path.rstrip("/")
             if target in seen:
-                yield Violation(where, f'"{mount.mount_path}" is there twice', "use another path")
+                yield Violation(
+                    f"{path}.volumeMounts[{index}]", f'"{mount.mount_path}" is there twice', "use another path"
+                )
             elif any(target == taken or target.startswith(taken + "/") for taken in RESERVED_MOUNTS):
                 remedy = "set pod.sharedMemory instead" if target == "/dev/shm" else "use another path"
                 yield Violation(where, f'"{mount.mount_path}" is used by rljob or Ray themselves', remedy)

@@ -49,7 +49,7 @@ class MapKeys:
 
 @dataclass(frozen=True, slots=True)
 class IntOrString:
-    """Marks text that may be written as a number too (a Kubernetes quantity)."""
+    """Marks text that may be written as a whole number too (a Kubernetes quantity)."""
 
 
 class SpecModel(BaseModel):
@@ -88,9 +88,7 @@ Listed = Annotated[tuple[T, ...], Field(strict=False)]
 
 
 def _quantity_text(value: Any) -> Any:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    return value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 Quantity = Annotated[

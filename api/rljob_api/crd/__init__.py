@@ -1,0 +1,148 @@
+"""The CustomResourceDefinition, made from the models: ``python -m rljob_api.crd`` writes ``crds/rljob.yaml``.
+
+A structural schema with bounds and defaults, CEL for the rules between fields and for what may change, the scale and
+status subresources, and printer columns. A test fails when the committed file is out of date.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import yaml
+
+from rljob_api import schema
+from rljob_api.crd.changes import transitions
+from rljob_api.crd.structural import Path, Schema, structural
+from rljob_api.crd.validations import checks
+from rljob_api.job_status import RLJobStatus
+from rljob_api.schema import Node
+from rljob_api.spec.job import API_VERSION, KIND, MAX_NAME
+
+GROUP, VERSION = API_VERSION.split("/")
+PLURAL = "rljobs"
+HEADER = "# Made by `python -m rljob_api.crd` from api/rljob_api: change it there.\n"
+
+# What `kubectl get rlj` shows; with `-o wide` the columns of priority 1 too.
+_COLUMNS: tuple[tuple[str, str, str, int, str], ...] = (
+    ("Algorithm", "string", ".spec.algorithm.preset", 0, "Preset of the job."),
+    ("Status", "string", '.status.conditions[?(@.type=="Running")].reason', 0, "Where the job stands, in one word."),
+    ("Step", "integer", ".status.progress.step", 0, "Steps done."),
+    ("Reward", "number", ".status.progress.reward", 0, "Mean score of the last step."),
+    ("Rollout", "integer", ".status.pools.rollout.ready", 0, "Ready rollout replicas."),
+    ("Trainer", "integer", ".status.pools.trainer.ready", 0, "Ready trainer replicas."),
+    ("Wanted-Rollout", "integer", ".status.pools.rollout.desired", 1, "Wanted rollout replicas."),
+    ("Wanted-Trainer", "integer", ".status.pools.trainer.desired", 1, "Wanted trainer replicas."),
+    ("Sample-Age", "integer", ".status.progress.maxAge", 1, "Largest age of the samples last trained, in versions."),
+    ("Waiting-For", "string", ".status.progress.waitingFor", 1, "What the run waits for."),
+    ("Attempt", "integer", ".status.attempt", 0, "Number of the newest attempt."),
+    ("Age", "date", ".metadata.creationTimestamp", 0, "Time since creation."),
+)
+
+
+def definition() -> dict[str, Any]:
+    """The CustomResourceDefinition as plain data."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["rlj"],
+                "categories": ["all"],
+            },
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": _root()},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.rollout.replicas",
+                            "statusReplicasPath": ".status.pools.rollout.replicas",
+                            "labelSelectorPath": ".status.pools.rollout.selector",
+                        },
+                    },
+                    "additionalPrinterColumns": [_column(*entry) for entry in _COLUMNS],
+                }
+            ],
+        },
+    }
+
+
+def rendered() -> str:
+    """The file's text: one line a field or rule, which keeps it short and its changes readable."""
+    node = _Dumper("").represent_data(definition())
+    _one_line_leaves(node)
+    return HEADER + yaml.serialize(node, Dumper=_Dumper, width=1_000_000, allow_unicode=True)
+
+
+def _one_line_leaves(node: yaml.Node) -> bool:
+    """Puts every part that has neither fields nor rules in it on one line; returns whether this one is such a part."""
+    if isinstance(node, yaml.ScalarNode):
+        return True
+    mapping = isinstance(node, yaml.MappingNode)
+    parts = [pair[1] for pair in node.value] if mapping else node.value
+    small = [_one_line_leaves(part) for part in parts]
+    names = {pair[0].value for pair in node.value} if mapping else set()
+    leaf = all(small) and not names & {"properties", "rule"}
+    if isinstance(node, yaml.CollectionNode):
+        node.flow_style = leaf or "rule" in names
+    return leaf
+
+
+def _root() -> Schema:
+    rules = _rules()
+    fields = schema.root().fields
+    status = Node(name="status", kind="object", description=schema.documentation(RLJobStatus), model=RLJobStatus)
+    name = {"type": "string", "maxLength": MAX_NAME, "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
+    return {
+        "type": "object",
+        "description": schema.root().description,
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": fields["apiVersion"].description},
+            "kind": {"type": "string", "description": fields["kind"].description},
+            # Only bounds of the name may stand here; all else of metadata is Kubernetes' own.
+            "metadata": {"type": "object", "properties": {"name": name}},
+            "spec": structural(fields["spec"], rules, ("spec",)),
+            "status": structural(status, {}, ("status",)),
+        },
+        "x-kubernetes-validations": rules[()],
+    }
+
+
+def _rules() -> dict[Path, list[Schema]]:
+    """CEL by place: the rules between fields, then what may change."""
+    found: dict[Path, list[Schema]] = defaultdict(list)
+    for check in checks():
+        entry: Schema = {"rule": check.expression, "message": check.message}
+        if check.field:
+            entry["fieldPath"] = check.field
+        found[check.at].append(entry)
+    for path, rules in transitions().items():
+        found[path] += rules
+    return found
+
+
+def _column(name: str, kind: str, path: str, priority: int, description: str) -> Schema:
+    column: Schema = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    return column | ({"priority": priority} if priority else {})
+
+
+class _Dumper(yaml.SafeDumper):
+    """Keeps the order of fields; no anchors (kubectl reads them, people don't like to)."""
+
+    def __init__(self, stream: Any, **options: Any) -> None:
+        super().__init__(stream, **{**options, "sort_keys": False})
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

@@ -1,0 +1,59 @@
+"""What may change in an existing job, as CEL: nothing for live fields, only while suspended, or never.
+
+The rules stand on the parents, so that adding or removing a field counts as a change of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rljob_api.crd.structural import Path, Schema
+from rljob_api.schema import Node, root
+from rljob_api.spec.base import ChangeClass
+
+NEVER = "cannot be changed after creation; make a new job (restore.from continues from this one's checkpoint)"
+SUSPENDED = "can be changed while the job is suspended only; set spec.suspend: true first"
+
+
+def transitions() -> dict[Path, list[Schema]]:
+    """The transition rules by place."""
+    spec = root().fields["spec"]
+    found: dict[Path, list[Schema]] = {("spec",): []}
+    for path, node, when in _uniform(spec, ()):
+        if when == "live":
+            continue
+        if when == "suspended":
+            # spec.suspend is in reach from spec only.
+            same = _same(".".join(path), node)
+            found[("spec",)].append(_rule(f"oldSelf.suspend || {same}", SUSPENDED, path))
+        else:
+            at: Path = ("spec", *path[:-1])
+            found.setdefault(at, []).append(_rule(_same(path[-1], node), NEVER, path[-1:]))
+    return found
+
+
+def _uniform(parent: Node, path: Path) -> Iterator[tuple[Path, Node, ChangeClass]]:
+    """The largest parts of the spec in which all fields have the same class."""
+    for name, node in parent.fields.items():
+        classes = {node.change.when} | _classes(node)
+        here = (*path, name)
+        if len(classes) == 1:
+            yield here, node, node.change.when
+        else:
+            yield from _uniform(node, here)
+
+
+def _classes(node: Node) -> set[ChangeClass]:
+    return {kind for child in node.fields.values() for kind in ({child.change.when} | _classes(child))}
+
+
+def _same(field: str, node: Node) -> str:
+    now, before = f"self.{field}", f"oldSelf.{field}"
+    always = node.required or (node.has_default and node.default not in ([],) and node.kind != "map")
+    if always:
+        return f"{now} == {before}"
+    return f"has({now}) == has({before}) && (!has({now}) || {now} == {before})"
+
+
+def _rule(expression: str, message: str, field: Path) -> Schema:
+    return {"rule": expression, "message": message, "fieldPath": "." + ".".join(field)}

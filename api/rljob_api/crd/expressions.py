@@ -1,0 +1,137 @@
+"""Pieces of CEL that several validations share: what a preset, a method or a default makes of an absent field.
+
+They mirror ``rljob_api.resolution``; a test sends the same jobs to both. The parameters ``algorithm`` and ``trainer``
+are the expressions of spec.algorithm and spec.trainer, which differ with the place of a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rljob_api.crd.structural import text
+from rljob_api.methods import ESTIMATORS, POLICY_LOSSES, Method
+from rljob_api.presets import PRESETS, Preset
+from rljob_api.resolution import DEFAULT_ASYNC_MINI_BATCH_GROUPS, DEFAULT_GROUPS
+
+COMPARING = [name for name, method in ESTIMATORS.items() if method.compares_samples]
+WITH_CRITIC = [name for name, method in ESTIMATORS.items() if method.needs_critic]
+BYPASSING = [name for name, method in POLICY_LOSSES.items() if method.needs_bypass]
+
+
+def given(field: str, otherwise: str) -> str:
+    """The field if it is there, else another expression."""
+    return f"(has({field}) ? {field} : {otherwise})"
+
+
+def one_of(values: Iterable[str]) -> str:
+    """A CEL list of texts."""
+    return "[" + ", ".join(map(text, values)) + "]"
+
+
+def table(values: Mapping[str, float]) -> str:
+    """A CEL map from text to doubles (floats keep their point: CEL does not compare integers with doubles)."""
+    return "{" + ", ".join(f"{text(key)}: {value!r}" for key, value in values.items()) + "}"
+
+
+def preset_in(algorithm: str, fits: Callable[[Preset], bool]) -> str:
+    """Whether the job's preset is one of those that fit."""
+    return f"{algorithm}.preset in {one_of(name for name, preset in PRESETS.items() if fits(preset))}"
+
+
+def estimator_in(algorithm: str, names: Iterable[str]) -> str:
+    """Whether the estimator in force is one of these."""
+    names = list(names)
+    field = f"{algorithm}.advantage.estimator"
+    otherwise = preset_in(algorithm, lambda preset: preset.algorithm.advantage.estimator in names)
+    return f"(has({field}) ? {field} in {one_of(names)} : {otherwise})"
+
+
+def loss_in(algorithm: str, names: Iterable[str]) -> str:
+    """Whether the policy loss in force is one of these."""
+    names = list(names)
+    field = f"{algorithm}.policyLoss.type"
+    otherwise = preset_in(algorithm, lambda preset: preset.algorithm.policy_loss.type in names)
+    return f"(has({field}) ? {field} in {one_of(names)} : {otherwise})"
+
+
+def takers(parameter: str, methods: Mapping[Any, Method]) -> list[str]:
+    """The methods that take a parameter (snake_case)."""
+    return [name for name, method in methods.items() if parameter in method.parameters]
+
+
+def loss_parameter(parameter: str, field: str, algorithm: str) -> str:
+    """A numeric parameter of the policy loss in force: the job's, the preset's if its loss is the chosen one, or the
+    method's own default; 0 stands for "off". To be used only where the loss takes the parameter."""
+    chosen = f"{algorithm}.policyLoss.type"
+    own = {
+        str(name): float(method.parameters[parameter] or 0.0)
+        for name, method in POLICY_LOSSES.items()
+        if parameter in method.parameters
+    }
+    presets = {}
+    for name, preset in PRESETS.items():
+        loss = str(preset.algorithm.policy_loss.type)
+        if loss in own:
+            value = getattr(preset.algorithm.policy_loss, parameter)
+            presets[str(name)] = own[loss] if value is None else float(value)
+    # Choosing the preset's own loss by name changes nothing, so its parameters stay.
+    by_loss = {
+        loss: [name for name, entry in PRESETS.items() if entry.algorithm.policy_loss.type == loss] for loss in own
+    }
+    same = " || ".join(
+        f"({chosen} == {text(loss)} && {algorithm}.preset in {one_of(names)})"
+        for loss, names in by_loss.items()
+        if names
+    )
+    otherwise = f"{table(own)}[{chosen}]"
+    if presets:
+        otherwise = f"(!has({chosen}) || {same} ? {table(presets)}[{algorithm}.preset] : {otherwise})"
+    return given(f"{algorithm}.policyLoss.{field}", otherwise)
+
+
+# What follows is said of spec.
+_ALGORITHM = "self.algorithm"
+_COUNTS = sorted({preset.samples_per_prompt for preset in PRESETS.values()}, reverse=True)
+
+
+def _preset_samples() -> str:
+    expression = str(_COUNTS[0])
+    for count in _COUNTS[1:]:
+        names = [name for name, preset in PRESETS.items() if preset.samples_per_prompt == count]
+        expression = f"{_ALGORITHM}.preset in {one_of(names)} ? {count} : {expression}"
+    return f"({expression})"
+
+
+SAMPLES = given("self.batch.samplesPerPrompt", _preset_samples())
+IS_ASYNC = "self.pipeline.mode == 'fullyAsync'"
+MINI = (
+    f"({IS_ASYNC} ? {given('self.batch.miniBatchGroups', str(DEFAULT_ASYNC_MINI_BATCH_GROUPS))} : "
+    f"{given('self.batch.miniBatchGroups', given('self.batch.groups', str(DEFAULT_GROUPS)))})"
+)
+GROUPS = given("self.batch.groups", str(DEFAULT_GROUPS))
+PULL = f"{given('self.pipeline.syncEvery', '1')} * {given('self.pipeline.requireBatches', '1')} * {MINI}"
+MAX_AGE = given("self.pipeline.staleness.maxAge", "1")
+IS_COLOCATED = (
+    "(has(self.placement) ? self.placement == 'colocated' : "
+    "self.pipeline.mode == 'sync' && !has(self.rollout.replicas))"
+)
+REPLICAS = given("self.rollout.replicas", "1")
+_MODE = "self.algorithm.rolloutCorrection.mode"
+IS_WITHOUT_CORRECTION = (
+    f"(has({_MODE}) ? {_MODE} == 'none' : self.pipeline.mode == 'sync' && !{loss_in(_ALGORITHM, BYPASSING)})"
+)
+IS_BYPASS = f"(has({_MODE}) ? {_MODE} == 'bypass' : self.pipeline.mode != 'sync' || {loss_in(_ALGORITHM, BYPASSING)})"
+STEPS_GIVEN = "(has(self.stop) && has(self.stop.steps))"
+
+
+def ranks(trainer: str) -> str:
+    """Number of trainer processes."""
+    return f"{trainer}.replicas * ({trainer}.gpusPerReplica > 0 ? {trainer}.gpusPerReplica : 1)"
+
+
+def shards(trainer: str) -> str:
+    """parallelism.shard in force."""
+    ways = f"{trainer}.parallelism"
+    fit = f"{ranks(trainer)} / ({ways}.replicate * {ways}.sequence * {ways}.tensor)"
+    return given(f"{ways}.shard", f"({fit} > 0 ? {fit} : 1)")
