@@ -90,11 +90,7 @@ async def assemble(
     trainer: PipelineTrainer | None = None
     engines = await start_engines(job, inputs.model, learner, busy=lambda: trainer is not None and trainer.busy)
     stack.push_async_callback(engines.close)
-    sampling = SamplingSettings(
-        temperature=spec.rollout.sampling.temperature,
-        max_tokens=spec.rollout.max_response_tokens,
-        stop_token_ids=inputs.model.eos_token_ids,
-    )
+    sampling = training_sampling(spec, inputs)
     step = TrainingStep(
         spec.algorithm,
         spec.batch,
@@ -119,7 +115,7 @@ async def assemble(
         learner=learner,
         step=step,
         trainer=trainer,
-        validator=_validator(spec, inputs, engines, rewards, sampling),
+        validator=validator_of(spec, inputs, engines, rewards, sampling),
         schedule=schedule_settings(spec),
         checkpoints=checkpoints,
         sinks=sinks,
@@ -127,6 +123,15 @@ async def assemble(
         times=times,
         devices=devices(spec),
         keep=group_filter(spec),
+    )
+
+
+def training_sampling(spec: ResolvedSpec, inputs: Inputs) -> SamplingSettings:
+    """How responses are drawn in training. Top-p and top-k are off (the job file is refused otherwise)."""
+    return SamplingSettings(
+        temperature=spec.rollout.sampling.temperature,
+        max_tokens=spec.rollout.max_response_tokens,
+        stop_token_ids=inputs.model.eos_token_ids,
     )
 
 
@@ -163,9 +168,10 @@ def group_filter(spec: ResolvedSpec) -> Keep:
     return keep
 
 
-def _validator(
+def validator_of(
     spec: ResolvedSpec, inputs: Inputs, engines: Engines, rewards: RewardPool, training: SamplingSettings
 ) -> Validator | None:
+    """None when the job has no validation set."""
     if not inputs.validation:
         return None
     sets = [held_out(part, inputs.validation[part.name], training) for part in spec.data.validation]

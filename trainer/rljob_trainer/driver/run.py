@@ -7,6 +7,8 @@ Whatever happens, the folder says afterwards how the run ended, and no process i
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 import logging
 from contextlib import AsyncExitStack
@@ -56,13 +58,31 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
         start = where_to_start(options.resume, output, store, view.message)
         record = _Record(job, output, start)
         try:
-            ending = await _train(job, options, output, store, start, view, stop, record)
+            training = asyncio.create_task(_train(job, options, output, store, start, view, stop, record))
+            ending = await _unless_stopped_early(training, stop, record)
         except BaseException as error:
             record.write("failed", _described(error))
             raise
         record.write("succeeded" if ending.status == "succeeded" else "interrupted", ending.reason)
         view.message(f"{ending.status}: {ending.reason}; report: {output.path / run_folder.REPORT}")
         return ending
+
+
+async def _unless_stopped_early(training: asyncio.Task[Ending], stop: StopRequest, record: _Record) -> Ending:
+    """The training's ending. Before its first step a request to stop just ends it; later the session sees to that."""
+    asked = asyncio.create_task(stop.asked.wait())
+    try:
+        await asyncio.wait({training, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if training.done() or record.session is not None:
+            return await training
+        training.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await training
+        number = stop.signal
+        return Ending("stopped", f"{number.name if number else 'a request'} before the first step", number)
+    finally:
+        asked.cancel()
+        training.cancel()
 
 
 async def _train(
@@ -89,6 +109,7 @@ async def _train(
         sinks = _open_sinks(job, output, start, view)
         stack.callback(sinks.close)
         stack.enter_context(ray_for_run(spec.trainer.ranks + engines))
+        stop.listen()
         parts = await assemble(
             job, inputs, base=options.base, checkpoints=store, sinks=sinks, view=view, times=times, stack=stack
         )

@@ -21,7 +21,14 @@ class StopRequest:
         self.asked = asyncio.Event()
         self.signal: signal.Signals | None = None
 
+    def listen(self) -> None:
+        """Takes the signals from whoever handles them now: Ray, for one, installs a handler that ends the process."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.ask, number)
+
     def ask(self, number: int) -> None:
+        """What a signal does."""
         if self.asked.is_set():
             os._exit(128 + number)
         self.signal = signal.Signals(number)
@@ -35,11 +42,9 @@ class StopRequest:
 def listening() -> Iterator[StopRequest]:
     """Inside, both signals set the request instead of ending the process."""
     request = StopRequest()
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, request.ask, number)
+    request.listen()
     try:
         yield request
     finally:
         for number in _SIGNALS:
-            loop.remove_signal_handler(number)
+            asyncio.get_running_loop().remove_signal_handler(number)

@@ -136,6 +136,7 @@ def _write_random(random: RandomModel, spec: Model, target: Path, base: Path) ->
     """Configuration, weights drawn by the seed (float32, the family's own initialisation) and tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     tokenizer = _random_tokenizer(random, spec, base)
     kv_heads = random.kv_heads or random.heads
@@ -162,6 +163,7 @@ def _write_random(random: RandomModel, spec: Model, target: Path, base: Path) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random.seed)
         model = AutoModelForCausalLM.from_config(config)
+    disable_progress_bar()  # a bar for one small file only tears the terminal
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
 

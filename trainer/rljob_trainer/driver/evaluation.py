@@ -1,0 +1,47 @@
+"""A job's validation without training: engines, rewards, statistics."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob_trainer.driver.assemble import read_inputs, training_sampling, validator_of
+from rljob_trainer.driver.engines import engine_count, start_pool
+from rljob_trainer.driver.finished import find_checkpoint, load_actor
+from rljob_trainer.driver.local_ray import ray_for_run
+from rljob_trainer.rewards.pool import RewardPool
+
+if TYPE_CHECKING:
+    from rljob_api.resolved import ResolvedJob
+
+
+async def evaluate(
+    job: ResolvedJob, base: Path, *, run: Path | None, step: int | None, report: Callable[[str], None]
+) -> dict[str, float]:
+    """The metrics of the job's validation sets on its model, or on the policy that ``run`` trained.
+
+    Raises ``RLJobError`` with a message for the user.
+    """
+    spec = job.spec
+    with tempfile.TemporaryDirectory(prefix="rljob-eval-") as scratch:
+        if run is not None:
+            found = find_checkpoint(run, step, report)
+            exported = Path(scratch) / "exported"
+            load_actor(found).export(exported)
+            report(f"evaluating the model of step {found.checkpoint.step}")
+            model = spec.model.model_copy(update={"source": str(exported), "random": None, "revision": None})
+            job = job.model_copy(update={"spec": spec.model_copy(update={"model": model})})
+        inputs = read_inputs(job, base, Path(scratch) / "model")
+        async with AsyncExitStack() as stack:
+            stack.enter_context(ray_for_run(engine_count(spec)))
+            rewards = await stack.enter_async_context(
+                RewardPool(spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base])
+            )
+            engines = await start_pool(job, inputs.model, None, busy=lambda: False)
+            stack.push_async_callback(engines.close)
+            validator = validator_of(job.spec, inputs, engines, rewards, training_sampling(job.spec, inputs))
+            assert validator is not None
+            return (await validator.run()).metrics
