@@ -137,19 +137,27 @@ def _probably_meant(error: ValidationError) -> set[str]:
 
 
 def _remove(data: Any, path: Sequence[str | int], stand_in: str | None) -> None:
-    """Removes the value at a path; an item of a list goes with the whole list, lest the others change their places."""
+    """Removes the value at a path. A list with a wrong item goes whole, lest the others change their places."""
+    holders: list[tuple[Any, str | int]] = []
     holder = data
-    for part in path[:-1]:
-        if isinstance(holder, dict) and isinstance(holder.get(str(part)), dict):
-            holder = holder[str(part)]
-        else:
-            if isinstance(holder, dict):
-                holder.pop(str(part), None)
-            return
-    if isinstance(holder, dict) and path:
-        holder.pop(str(path[-1]), None)
-        if stand_in is not None:
-            holder[str(path[-1])] = stand_in
+    for part in path:
+        there = (
+            part in holder
+            if isinstance(holder, dict)
+            else isinstance(holder, list) and isinstance(part, int) and part < len(holder)
+        )
+        if not there:
+            break
+        holders.append((holder, part))
+        holder = holder[part]
+    while holders and isinstance(holders[-1][0], list):
+        holders.pop()
+        stand_in = None
+    if holders:
+        holder, part = holders[-1]
+        del holder[part]
+        if stand_in is not None and len(holders) == len(path):
+            holder[part] = stand_in
 
 
 def _touches(path: str, others: Iterable[str]) -> bool:
