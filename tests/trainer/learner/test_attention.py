@@ -97,7 +97,7 @@ def check_against_eager(path: Path, batch: SequenceBatch, final: bool) -> None:
         expected.append(log_p[prompt - 1 : -1].gather(1, ids[prompt:, None])[:, 0])
     policy = load_policy(path, dtype=torch.float32)
     row = build_row(Lengths.of(batch), np.arange(len(batch)), final=final)
-    log_probs, _, _ = policy(PackedRow.of(row, batch.token_ids, CPU, torch.float32), temperature)
+    log_probs = policy(PackedRow.of(row, batch.token_ids, CPU, torch.float32), temperature).log_probs
     torch.testing.assert_close(log_probs.double(), torch.cat(expected), rtol=0, atol=1e-5)
 
     pull = torch.randn(len(log_probs), dtype=torch.float64)

@@ -100,20 +100,20 @@ async def test_two_ranks_do_what_one_does_until_one_is_killed(
 
 
 async def test_a_rank_that_raises_or_hangs_is_named(settings: LearnerSettings) -> None:
-    def without_models() -> LearnerGroup:
-        group = LearnerGroup(settings, OPTIONS)
+    """In processes without models, which is all that this needs."""
+    groups = [LearnerGroup(settings, OPTIONS) for _ in range(2)]
+    for group in groups:
         group.actors = [ray.remote(RankActor).remote(number) for number in range(2)]
-        return group
 
-    group = without_models()
-    calls = [actor.run.remote(fail_or_wait, number) for number, actor in enumerate(group.actors)]
+    calls = [actor.run.remote(fail_or_wait, number) for number, actor in enumerate(groups[0].actors)]
     with pytest.raises(LearnerError, match=r"learner rank 1 failed in a test(.|\n)*out of cheese"):
-        await group._gather("a test", calls, 60.0)
+        await groups[0]._gather("a test", calls, 60.0)
+    with pytest.raises(LearnerError, match="has failed before: learner rank 1"):
+        await groups[0].save(Path("nowhere"))
 
-    group = without_models()
-    calls = [group.actors[0].run.remote(fail_or_wait, 0)]
+    calls = [groups[1].actors[0].run.remote(fail_or_wait, 0)]
     with pytest.raises(LearnerError, match="learner rank 0 did not finish a test within 1 s"):
-        await group._gather("a test", calls, 1.0)
+        await groups[1]._gather("a test", calls, 1.0)
 
 
 async def test_resources_that_do_not_exist(settings: LearnerSettings) -> None:

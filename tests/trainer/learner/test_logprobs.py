@@ -108,4 +108,10 @@ def test_an_empty_stream_and_a_bad_temperature() -> None:
     assert float(weight.grad.abs().sum()) == 0.0
     with pytest.raises(ValueError, match="temperature above 0"):
         log_probs_and_entropy(hidden, weight, targets, temperature=0.0)
-    assert default_chunk(151936) * 151936 * 4 <= 64 << 20
+
+
+def test_chunks_fit_the_device() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert default_chunk(10**6, 151936, gpu) * 151936 * 4 <= 64 << 20
+    assert default_chunk(10**6, 4096, cpu) * 4096 * 4 <= 2 << 20
+    assert default_chunk(100, 50, cpu) == 100  # few enough to be kept for the backward pass

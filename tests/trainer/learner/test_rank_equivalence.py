@@ -29,7 +29,7 @@ LOSS = LossSettings(
 
 
 def gradients(
-    rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch
+    rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, loss: LossSettings = LOSS
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Full gradients of actor and critic after one mini-batch, and this rank's shares of the metrics."""
     learner = LearnerRank(settings, rank, address, timeout_seconds=20)
@@ -40,10 +40,9 @@ def gradients(
         token_budget=settings.micro_batch_tokens,
         share_prompts=settings.share_prompts,
     )
-    sums = learner._actor_gradient(work.shares[rank], 0, LOSS) | learner._critic_gradient(work.shares[rank], 0, LOSS)
-    result = {}
-    for trained in (learner.actor, learner.critic):
-        assert trained is not None
+    result, sums = {}, {}
+    for trained in learner._trained:
+        sums |= learner.gradient(trained, work.shares[rank], 0, loss)
         for name, parameter in trained.module.named_parameters():
             assert parameter.grad is not None, name
             result[f"{trained.name}.{name}"] = full(parameter.grad).clone()
@@ -129,3 +128,46 @@ def test_what_is_masked_cannot_matter(ranks: Any, make_batch: Callable[..., Sequ
     spoiled = {name: np.where(batch.mask, getattr(batch, name), np.nan).astype(np.float32) for name in names}
     other, _ = ranks.run(1, gradients, settings_for(tied_folder), replace(batch, **spoiled))[0]
     assert distance(other, whole) == 0.0
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LossSettings(policy_loss="clipCov", policy_loss_params={"covariance_fraction": 0.3, "covariance_low": 0.0}),
+        LossSettings(policy_loss="klCov", policy_loss_params={"covariance_fraction": 0.3}),
+        LossSettings(kl_kind="full", kl_coefficient=0.5, temperature=0.7),
+        LossSettings(policy_loss="gspo", aggregation="seqMeanTokenMean"),
+    ],
+    ids=["clipCov", "klCov", "full KL", "gspo"],
+)
+def test_losses_that_look_beyond_a_micro_batch(
+    loss: LossSettings, ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path
+) -> None:
+    """Selections over the whole mini-batch, ratios of whole sequences, the exact KL to a reference."""
+    batch = make_batch()
+    settings = settings_for(tied_folder, reference=True, critic=None, actor=OptimizerSettings(learning_rate=0.01))
+    whole, metrics = ranks.run(1, moved_gradient, settings, batch, loss)[0]
+    if loss.kl_kind == "full":
+        assert metrics["kl/in_loss"] > 1e-3
+    if "Cov" in loss.policy_loss:
+        assert 0.2 < metrics["actor/selected_fraction"] <= 0.3
+    for count, budget in ((1, 60), (2, 60), (4, 1 << 20)):
+        changed = replace(settings, ranks=count, micro_batch_tokens=budget)
+        for other, _ in ranks.run(count, moved_gradient, changed, batch, loss):
+            names = whole.keys()
+            difference = torch.cat([(other[n].double() - whole[n].double()).flatten() for n in names]).norm()
+            assert difference < 1e-4 * torch.cat([whole[n].double().flatten() for n in names]).norm()
+
+
+def moved_gradient(
+    rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, loss: LossSettings
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """The actor's gradient some way off the reference, where a KL is not zero."""
+    learner = LearnerRank(settings, rank, address, timeout_seconds=20)
+    share = cut(batch, [range(len(batch))], ranks=settings.ranks, token_budget=settings.micro_batch_tokens).shares[rank]
+    with torch.no_grad():
+        for number, (_, parameter) in enumerate(learner.actor.module.named_parameters()):
+            parameter.mul_(1 + 0.05 * (number % 3))
+    sums = learner.gradient(learner.actor, share, 0, loss)
+    named = learner.actor.module.named_parameters()
+    return {n: full(p.grad).clone() for n, p in named if p.grad is not None}, {n: float(v) for n, v in sums.items()}

@@ -176,9 +176,9 @@ class LearnerGroup:
 
     # --- for other parts of the trainer -------------------------------------------------------------------------------
 
-    async def offload(self) -> None:
-        """Frees the devices for colocated engines."""
-        await self.call("offload")
+    async def offload(self, *, actor: bool = True) -> None:
+        """Frees the devices for colocated engines; ``actor=False`` leaves the actor's parameters where they are."""
+        await self.call("offload", actor=actor)
 
     async def onload(self) -> None:
         await self.call("onload")

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from rljob_trainer.algorithms.vocabulary_kl import chunked_kl
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
-from rljob_trainer.learner.logprobs import log_probs_and_entropy, sum_squared_probs
+from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.samples import IntArray
 
@@ -61,6 +62,16 @@ class PackedRow:
         )
 
 
+class PolicyStreams(NamedTuple):
+    """What a policy's forward pass gives; streams ``[tokens]``."""
+
+    log_probs: torch.Tensor
+    entropy: torch.Tensor
+    sum_squared_probs: torch.Tensor | None
+    states: torch.Tensor | None  # [tokens, d] the hidden states that predict the tokens
+    vocabulary_kl: torch.Tensor | None  # exact KL to the reference
+
+
 class Policy(nn.Module):
     """A causal language model that tells log-probs; actor and reference are both one."""
 
@@ -70,15 +81,40 @@ class Policy(nn.Module):
         self.chunk = chunk
 
     def forward(
-        self, row: PackedRow, temperature: float, squares: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Log-probs and entropy ``[tokens]``, and with ``squares`` the sum of squared probabilities ``[tokens]``."""
+        self,
+        row: PackedRow,
+        temperature: float,
+        *,
+        squares: bool = False,
+        states: bool = False,
+        reference: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> PolicyStreams:
+        """Log-probs and entropy, and what else is asked for.
+
+        ``reference`` are another policy's states ``[tokens, d]`` and output matrix, for the exact KL to it.
+        """
         hidden = row.outputs(_hidden(self.language_model.base_model, row))
         weight = self.language_model.get_output_embeddings().weight
-        squared = None
-        if squares:
-            squared = sum_squared_probs(hidden, weight, temperature=temperature, chunk=self.chunk)
-        return *log_probs_and_entropy(hidden, weight, row.targets, temperature=temperature, chunk=self.chunk), squared
+        chunk = self.chunk or default_chunk(len(hidden), weight.shape[0], hidden.device)
+        log_probs, entropy = log_probs_and_entropy(hidden, weight, row.targets, temperature=temperature, chunk=chunk)
+        kl = None
+        if reference is not None:
+            ref_hidden, ref_weight = reference
+            kl = chunked_kl(
+                hidden,
+                lambda x: x @ weight.T,
+                ref_hidden,
+                lambda x: x @ ref_weight.T,
+                temperature=temperature,
+                chunk=chunk,
+            )
+        return PolicyStreams(
+            log_probs,
+            entropy,
+            sum_squared_probs(hidden, weight, temperature=temperature, chunk=chunk) if squares else None,
+            hidden if states else None,
+            kl,
+        )
 
     @property
     def layers(self) -> list[nn.Module]:

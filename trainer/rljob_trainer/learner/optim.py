@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
 from rljob_trainer.learner.settings import OptimizerSettings
 
@@ -69,37 +70,26 @@ class AdamW:
         named = list(parameters)
         self.names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
-        self._locals = [torch.nn.Parameter(local(p.detach())) for p in self._parameters]
-        # A parameter with one dimension is a norm's scale or a bias.
-        decayed = [p for p, full in zip(self._locals, self._parameters, strict=True) if full.ndim > 1]
-        others = [p for p, full in zip(self._locals, self._parameters, strict=True) if full.ndim <= 1]
-        self._adam = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": settings.weight_decay},
-                {"params": others, "weight_decay": 0.0},
-            ],
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            fused=True,
-        )
+        shards_of = [local(parameter.detach()) for parameter in self._parameters]
+        self._first = [torch.zeros_like(shard) for shard in shards_of]
+        self._second = [torch.zeros_like(shard) for shard in shards_of]
+        # Each parameter counts its own steps, as torch's kernels want it.
+        self._steps = [torch.zeros((), dtype=torch.float32, device=shard.device) for shard in shards_of]
 
     def step(self, rate: float) -> StepOutcome:
         """Clips, applies and clears the gradients. A gradient that is not finite changes nothing and is reported."""
-        gradients = []
-        for parameter, own in zip(self._parameters, self._locals, strict=True):
-            own.grad = None if parameter.grad is None else local(parameter.grad)
-            if own.grad is not None:
-                gradients.append(own.grad)
+        used = [i for i, parameter in enumerate(self._parameters) if parameter.grad is not None]
+        gradients = [local(g) for p in self._parameters if (g := p.grad) is not None]
         norm = self._norm(gradients)
         value = float(norm)
         problem = None
         if math.isfinite(value):
             if self.settings.gradient_clip > 0:
                 torch._foreach_mul_(gradients, (self.settings.gradient_clip / (norm + 1e-6)).clamp(max=1.0))
-            for group in self._adam.param_groups:
-                group["lr"] = rate
-            self._adam.step()
+            # A parameter with one dimension is a norm's scale or a bias.
+            for decayed in (True, False):
+                chosen = [n for n, i in enumerate(used) if (self._parameters[i].ndim > 1) == decayed]
+                self._apply([used[n] for n in chosen], [gradients[n] for n in chosen], rate, decayed)
         else:
             problem = self._first_bad() or f"the norm of the gradient is {value}"
         self.clear()
@@ -107,20 +97,40 @@ class AdamW:
 
     def clear(self) -> None:
         """Drops all gradients."""
-        for tensor in (*self._parameters, *self._locals):
-            tensor.grad = None
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _apply(self, chosen: list[int], gradients: list[torch.Tensor], rate: float, decayed: bool) -> None:
+        settings = self.settings
+        adamw(
+            [local(self._parameters[i].detach()) for i in chosen],
+            gradients,
+            [self._first[i] for i in chosen],
+            [self._second[i] for i in chosen],
+            [],
+            [self._steps[i] for i in chosen],
+            fused=True,
+            has_complex=False,
+            amsgrad=False,
+            beta1=settings.betas[0],
+            beta2=settings.betas[1],
+            lr=rate,
+            weight_decay=settings.weight_decay if decayed else 0.0,
+            eps=settings.epsilon,
+            maximize=False,
+        )
 
     def _norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        norms = torch._foreach_norm(gradients)
-        total = torch.stack([n.float() for n in norms]).square().sum()
+        total = torch.stack(torch._foreach_norm(gradients)).square().sum()
         if self._shards is not None:
             dist.all_reduce(total, group=self._shards)
         return total.sqrt()
 
     def _first_bad(self) -> str | None:
         """The first parameter, on this rank, whose gradient is not finite."""
-        for name, own in zip(self.names, self._locals, strict=True):
-            if own.grad is not None and not bool(own.grad.isfinite().all()):
+        for name, parameter in zip(self.names, self._parameters, strict=True):
+            if parameter.grad is not None and not bool(local(parameter.grad).isfinite().all()):
                 return f"the gradient of {name} is not finite"
         return None
 
@@ -132,27 +142,16 @@ class AdamW:
         The tensors share memory with the optimizer's own, so that a checkpoint is read in place.
         """
         result: dict[str, torch.Tensor] = {}
-        for name, parameter, own in zip(self.names, self._parameters, self._locals, strict=True):
-            state = self._adam.state[own]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=own.device)
-                state["exp_avg"] = torch.zeros_like(own, memory_format=torch.preserve_format)
-                state["exp_avg_sq"] = torch.zeros_like(own, memory_format=torch.preserve_format)
-            result[f"{name}.step"] = state["step"]
-            for moment in ("exp_avg", "exp_avg_sq"):
-                result[f"{name}.{moment}"] = _like(state[moment], parameter)
+        for i, (name, parameter) in enumerate(zip(self.names, self._parameters, strict=True)):
+            result[f"{name}.step"] = self._steps[i]
+            result[f"{name}.exp_avg"] = _like(self._first[i], parameter)
+            result[f"{name}.exp_avg_sq"] = _like(self._second[i], parameter)
         return result
 
     def move(self, device: torch.device) -> None:
         """Moves the moments (to host memory between updates, and back)."""
-        for state in self._adam.state.values():
-            for key, tensor in state.items():
-                state[key] = tensor.to(device)
-
-    def rebind(self) -> None:
-        """Takes up the parameters' present memory after they were moved."""
-        for parameter, own in zip(self._parameters, self._locals, strict=True):
-            own.data = local(parameter.detach())
+        for tensors in (self._first, self._second, self._steps):
+            tensors[:] = [tensor.to(device) for tensor in tensors]
 
 
 def _like(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ described here as blocks of equal work; ``attention.py`` turns them into tensors
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -107,33 +106,29 @@ class Lengths:
     def of(cls, batch: SequenceBatch) -> Lengths:
         return cls(batch.prompt_lengths, batch.response_lengths, prompt_keys(batch))
 
+    def take(self, indices: Int64Array) -> Lengths:
+        return Lengths(self.prompts[indices], self.responses[indices], self.keys[indices])
+
     def row_tokens(self, indices: Int64Array) -> int:
         """Upper bound of the row's length for these sequences: shared prompts count once."""
         _, first = np.unique(self.keys[indices], return_index=True)
         return int(self.prompts[indices[first]].sum() + self.responses[indices].sum())
 
 
-def plan(
-    lengths: Lengths, mini_batches: Sequence[Sequence[int]], ranks: int, token_budget: int
-) -> list[list[list[Int64Array]]]:
-    """Micro-batches ``[rank][mini-batch][micro-batch]``, each an array of sequence indices (empty ones allowed).
+def plan(lengths: Lengths, ranks: int, token_budget: int) -> list[Bins]:
+    """Cuts one mini-batch: micro-batches ``[rank][micro-batch]``, each an array of positions (empty ones allowed).
 
-    Ranks get about equal numbers of tokens; every rank has the same number of micro-batches in a mini-batch, so
-    collectives inside the model always meet; no micro-batch exceeds ``token_budget`` unless one sequence alone does.
+    Ranks get about equal numbers of tokens; every rank has the same number of micro-batches, so collectives inside the
+    model always meet; no micro-batch exceeds ``token_budget`` unless one sequence alone does.
     """
-    result: list[list[list[Int64Array]]] = [[] for _ in range(ranks)]
-    for mini_batch in mini_batches:
-        indices = np.asarray(mini_batch, dtype=np.int64)
-        shares = balance(lengths, indices, ranks)
-        count = 0
-        packed: list[Bins] = []
-        # Asked for more bins, a rank cuts its groups finer and may then need even more: until all agree.
-        while not packed or any(len(bins) != count for bins in packed):
-            count = max((len(bins) for bins in packed), default=1)
-            packed = [pack(lengths, share, token_budget, at_least=count) for share in shares]
-        for rank, bins in enumerate(packed):
-            result[rank].append(bins)
-    return result
+    shares = balance(lengths, np.arange(len(lengths.keys), dtype=np.int64), ranks)
+    count = 0
+    packed: list[Bins] = []
+    # Asked for more bins, a rank cuts its groups finer and may then need even more: until all agree.
+    while not packed or any(len(bins) != count for bins in packed):
+        count = max((len(bins) for bins in packed), default=1)
+        packed = [pack(lengths, share, token_budget, at_least=count) for share in shares]
+    return packed
 
 
 def balance(lengths: Lengths, indices: Int64Array, bins: int) -> Bins:

@@ -69,8 +69,3 @@ def full(parameter: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Ten
     if dtype is not None and value.dtype != dtype:
         value = value.to(dtype)  # before gathering: half the traffic
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def move_model(model: nn.Module, device: torch.device) -> None:
-    """Moves parameters and buffers between device and host memory, keeping the parameter objects."""
-    model.to(device)

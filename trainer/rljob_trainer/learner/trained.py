@@ -40,12 +40,6 @@ class Trained:
     def step(self) -> StepOutcome:
         return self.optimizer.step(self.rate)
 
-    def move(self, device: torch.device) -> None:
-        """Model and optimizer to host memory, or back."""
-        self.module.to(device)
-        self.optimizer.move(device)
-        self.optimizer.rebind()
-
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters and optimizer state by name, sharing their memory."""
         result = {f"{self.name}.model.{name}": p.detach() for name, p in self.module.named_parameters()}

@@ -25,6 +25,10 @@ class Share:
     lengths: Lengths
     micro_batches: list[list[Int64Array]]
     """``[mini-batch][micro-batch]`` indices into ``batch``; an empty one only takes part in collectives."""
+    places: list[list[Int64Array]]
+    """The same shape: positions of those sequences in the mini-batch, over all ranks."""
+    lengths_of_all: list[Int64Array]
+    """``[mini-batch]`` response lengths of its sequences on all ranks, ``[S]``."""
     counts: list[LossCounts]
     """``[mini-batch]`` over all ranks."""
 
@@ -86,33 +90,34 @@ def cut(
     lengths = Lengths.of(batch)
     if not share_prompts:
         lengths = Lengths(lengths.prompts, lengths.responses, np.arange(len(batch)))
-    counts = _counts(batch, mini_batches)
-    everything = plan(lengths, mini_batches, ranks, token_budget)
-    shares, needed = [], []
-    for micro_batches in everything:
-        parts = [m for mini in micro_batches for m in mini]
-        indices = np.unique(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
-        if len(indices) == len(batch):
-            own = batch
-        else:
-            own = take(batch, indices)
-            micro_batches = [[np.searchsorted(indices, m) for m in mini] for mini in micro_batches]
-        own_lengths = Lengths(lengths.prompts[indices], lengths.responses[indices], lengths.keys[indices])
-        shares.append(Share(own, own_lengths, micro_batches, counts))
+    minis = [np.asarray(mini_batch, dtype=np.int64) for mini_batch in mini_batches]
+    counts = _counts(batch, minis)
+    # Planned by position: an index may stand in a mini-batch more than once.
+    planned = [plan(lengths.take(mini), ranks, token_budget) for mini in minis]
+    shares, needed, tokens = [], [], []
+    for rank in range(ranks):
+        places = [micro_batches[rank] for micro_batches in planned]
+        wanted = [[mini[place] for place in own] for mini, own in zip(minis, places, strict=True)]
+        flat = [indices for own in wanted for indices in own]
+        indices = np.unique(np.concatenate(flat)) if flat else np.empty(0, dtype=np.int64)
+        tokens.append(sum(lengths.row_tokens(m) for m in flat if len(m)))
+        part = batch
+        if len(indices) != len(batch):
+            part = take(batch, indices)
+            wanted = [[np.searchsorted(indices, m) for m in own] for own in wanted]
+        of_all = [lengths.responses[mini] for mini in minis]
+        shares.append(Share(part, lengths.take(indices), wanted, places, of_all, counts))
         needed.append(indices)
-    tokens = [
-        sum(share.lengths.row_tokens(m) for mini in share.micro_batches for m in mini if len(m)) for share in shares
-    ]
     return Cut(shares, needed, tokens)
 
 
-def _counts(batch: SequenceBatch, mini_batches: Sequence[Sequence[int]]) -> list[LossCounts]:
+def _counts(batch: SequenceBatch, mini_batches: Sequence[Int64Array]) -> list[LossCounts]:
     """Masked tokens, and sequences that have any, of each mini-batch."""
     running = np.concatenate([[0], np.cumsum(batch.mask)])
     offsets = offsets_of(batch.response_lengths)
     per_sequence = running[offsets[1:]] - running[offsets[:-1]]
     result = []
     for mini_batch in mini_batches:
-        tokens = per_sequence[np.asarray(mini_batch, dtype=np.int64)]
+        tokens = per_sequence[mini_batch]
         result.append(LossCounts(int(tokens.sum()), int((tokens > 0).sum())))
     return result
