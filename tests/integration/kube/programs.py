@@ -1,9 +1,9 @@
 """The programs the tests run: Kubernetes, KubeRay's operator, Helm and etcd, built or unpacked once and cached.
 
 Kubernetes, KubeRay and Helm come from their Go modules, pinned by the go.mod and go.sum files beside this one; etcd
-comes from Debian's package. Each lies in a folder of the cache (`RLJOB_TEST_CACHE`, by default `~/.cache/rljob/programs`)
-that is named by a hash of everything that goes into it, so a second call builds nothing and a changed pin builds anew.
-With `KUBEBUILDER_ASSETS` set, kube-apiserver, kube-controller-manager, kubectl and etcd found in that folder are used instead.
+comes from Debian's package. Each lies in a folder of the cache (`RLJOB_TEST_CACHE`, by default
+`~/.cache/rljob/programs`) that is named by a hash of everything that goes into it, so a second call builds nothing and
+a changed pin builds anew. With `KUBEBUILDER_ASSETS` set, the programs found in that folder are used instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GO_MODULES = Path(__file__).parent / "go"
 KUBERNETES_VERSION = "v1.36.3"
 
 
-class ProgramMissing(RuntimeError):
+class ProgramMissingError(RuntimeError):
     """A program the tests need isn't there and can't be made here; the message says in one line what to do."""
 
 
@@ -67,7 +67,9 @@ class Programs:
 
     def path(self, name: str) -> Path:
         if name not in self.paths:
-            raise ProgramMissing(f"{name} is missing: run `python tests/integration/prepare.py` (needs Go and Debian's etcd-server)")
+            raise ProgramMissingError(
+                f"{name} is missing: run `python tests/integration/prepare.py` (needs Go and Debian's etcd-server)"
+            )
         return self.paths[name]
 
 
@@ -81,7 +83,7 @@ def find(*, build: bool, say: Callable[[str], None] = lambda _line: None, helm: 
     """All programs; those not cached yet are made when `build` is set.
 
     Raises:
-        ProgramMissing: one is neither cached nor in `KUBEBUILDER_ASSETS`, and `build` is off or can't succeed here.
+        ProgramMissingError: one is neither cached nor in `KUBEBUILDER_ASSETS`, and isn't to be or can't be built.
     """
     paths: dict[str, Path] = {}
     assets = os.environ.get("KUBEBUILDER_ASSETS")
@@ -116,9 +118,9 @@ def _cached(name: str, build: bool, make: Callable[[Path], None]) -> Path:
     if folder.exists():
         return folder
     if not build:
-        raise ProgramMissing(
-            f"{name.split('-')[0]} isn't built yet: run `python tests/integration/prepare.py` once (10 minutes on two cores),"
-            " or set KUBEBUILDER_ASSETS"
+        raise ProgramMissingError(
+            f"{name.split('-')[0]} isn't built yet: run `python tests/integration/prepare.py` once"
+            " (10 minutes on two cores), or set KUBEBUILDER_ASSETS"
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.parent / f"{name}.lock"):
@@ -142,12 +144,16 @@ def _locked(path: Path) -> Iterator[None]:
 def _build_go(program: GoProgram, to: Path, say: Callable[[str], None]) -> None:
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
-        raise ProgramMissing(f"{program.name} must be built and Go 1.26 isn't installed: install Go, or set KUBEBUILDER_ASSETS")
+        raise ProgramMissingError(
+            f"{program.name} must be built and Go 1.26 isn't installed: install Go, or set KUBEBUILDER_ASSETS"
+        )
     say(f"building {program.name} from its Go module (minutes, once)")
     source = GO_MODULES / program.name
     environment = os.environ | {"CGO_ENABLED": "0"}
     binary = to / "bin" / program.name
-    _run([go, "build", "-trimpath", "-ldflags", program.ldflags, "-o", str(binary), program.package], source, environment)
+    _run(
+        [go, "build", "-trimpath", "-ldflags", program.ldflags, "-o", str(binary), program.package], source, environment
+    )
     for link in program.links:
         if link != program.name:
             (to / "bin" / link).symlink_to(program.name)
@@ -160,7 +166,7 @@ def _build_go(program: GoProgram, to: Path, say: Callable[[str], None]) -> None:
 
 def _unpack_etcd(to: Path) -> None:
     if shutil.which("apt-get") is None:
-        raise ProgramMissing("etcd is missing: install etcd, or set KUBEBUILDER_ASSETS")
+        raise ProgramMissingError("etcd is missing: install etcd, or set KUBEBUILDER_ASSETS")
     # The package isn't installed, only unpacked: installing it would start a service.
     with tempfile.TemporaryDirectory() as downloads:
         _run(["apt-get", "download", "etcd-server"], Path(downloads), dict(os.environ))
@@ -172,5 +178,5 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         tail = " | ".join(done.stderr.strip().splitlines()[-3:])
-        raise ProgramMissing(f"`{' '.join(command[:3])}` in {folder.name} failed: {tail}")
+        raise ProgramMissingError(f"`{' '.join(command[:3])}` in {folder.name} failed: {tail}")
     return done.stdout

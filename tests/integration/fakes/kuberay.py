@@ -1,0 +1,162 @@
+"""KubeRay's controller and the kubelets, in one: makes pods of RayClusters and lets them become ready.
+
+Faithful in what the operator relies on: names and labels of pods, replacement of ended pods, `replicas` clamped to min
+and max, `workersToDelete` honoured and left in the spec, a suspended cluster without pods, status of the cluster. Pods
+aren't bound to a node, so the API server removes them at once when they are deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from kube.control_plane import ApiCallError, ControlPlane
+
+LOOK_SECONDS = 0.05
+CLUSTERS = "/apis/ray.io/v1/rayclusters"
+
+Object = dict[str, Any]
+
+
+class FakeKubeRay:
+    """Plays KubeRay until cancelled.
+
+    Attributes:
+        becomes_ready: says of a new pod whether it becomes ready, or with which pod status it stays as it is.
+    """
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self.becomes_ready: Callable[[Object], Object | None] = lambda _pod: None
+        self.removed: list[str] = []
+        """Names of the worker pods that were removed, in order."""
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.to_thread(self.look)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def look(self) -> None:
+        """One look at all clusters."""
+        clusters = self._plane.call("GET", CLUSTERS)["items"]
+        pods = self._plane.call("GET", "/api/v1/pods?labelSelector=ray.io%2Fcluster")["items"]
+        for cluster in clusters:
+            name = (cluster["metadata"]["namespace"], cluster["metadata"]["name"])
+            if "deletionTimestamp" in cluster["metadata"]:
+                continue
+            mine = [
+                pod
+                for pod in pods
+                if (pod["metadata"]["namespace"], pod["metadata"]["labels"]["ray.io/cluster"]) == name
+                and "deletionTimestamp" not in pod["metadata"]
+            ]
+            try:
+                self._reconcile(cluster, mine)
+            except ApiCallError as error:
+                # Deleted while we looked, or about to be.
+                if error.code not in (403, 404, 409):
+                    raise
+
+    def _reconcile(self, cluster: Object, pods: list[Object]) -> None:
+        spec = cluster["spec"]
+        if spec.get("suspend"):
+            for pod in pods:
+                self._delete(pod)
+            return
+        for pod in [pod for pod in pods if pod["status"].get("phase") in ("Failed", "Succeeded")]:
+            self._delete(pod)
+            pods.remove(pod)
+        heads = [pod for pod in pods if pod["metadata"]["labels"]["ray.io/node-type"] == "head"]
+        if not heads:
+            self._create(cluster, spec["headGroupSpec"]["template"], "headgroup", "head")
+        for group in spec["workerGroupSpecs"]:
+            self._reconcile_group(cluster, group, pods)
+        for pod in pods:
+            if not pod["status"].get("conditions"):
+                self._run(pod)
+        self._report(cluster, pods)
+
+    def _reconcile_group(self, cluster: Object, group: Object, pods: list[Object]) -> None:
+        workers = [pod for pod in pods if pod["metadata"]["labels"]["ray.io/group"] == group["groupName"]]
+        for name in (group.get("scaleStrategy") or {}).get("workersToDelete") or ():
+            for pod in [pod for pod in workers if pod["metadata"]["name"] == name]:
+                self._remove_worker(pod, workers)
+        wanted = max(group["minReplicas"], min(group["replicas"], group["maxReplicas"])) * group.get("numOfHosts", 1)
+        for _ in range(wanted - len(workers)):
+            self._create(cluster, group["template"], group["groupName"], "worker")
+        while len(workers) > wanted:
+            # Like KubeRay: no matter which.
+            self._remove_worker(workers[0], workers)
+
+    def _remove_worker(self, pod: Object, workers: list[Object]) -> None:
+        self._delete(pod)
+        workers.remove(pod)
+        self.removed.append(pod["metadata"]["name"])
+
+    def _create(self, cluster: Object, template: Object, group: str, kind: str) -> None:
+        metadata = cluster["metadata"]
+        role = "head" if kind == "head" else f"{group}-worker"
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": f"{metadata['name']}-{role}-{secrets.token_hex(3)}",
+                "namespace": metadata["namespace"],
+                "labels": {
+                    **template["metadata"].get("labels", {}),
+                    "ray.io/cluster": metadata["name"],
+                    "ray.io/group": group,
+                    "ray.io/node-type": kind,
+                },
+                "annotations": template["metadata"].get("annotations", {}),
+                "ownerReferences": [
+                    {
+                        "apiVersion": "ray.io/v1",
+                        "kind": "RayCluster",
+                        "name": metadata["name"],
+                        "uid": metadata["uid"],
+                        "controller": True,
+                        "blockOwnerDeletion": True,
+                    }
+                ],
+            },
+            "spec": template["spec"],
+        }
+        self._plane.call("POST", f"/api/v1/namespaces/{metadata['namespace']}/pods", pod)
+
+    def _run(self, pod: Object) -> None:
+        status = self.becomes_ready(pod) or {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True"}, {"type": "PodScheduled", "status": "True"}],
+        }
+        self.set_status(pod, status)
+
+    def set_status(self, pod: Object, status: Object) -> None:
+        """Plays the kubelet: writes a pod's status."""
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/status"
+        self._plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
+
+    def _delete(self, pod: Object) -> None:
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+        try:
+            self._plane.call("DELETE", path, {"gracePeriodSeconds": 0})
+        except ApiCallError as error:
+            if error.code != 404:
+                raise
+
+    def _report(self, cluster: Object, pods: list[Object]) -> None:
+        ready = [
+            pod
+            for pod in pods
+            if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ()))
+        ]
+        workers = [pod for pod in ready if pod["metadata"]["labels"]["ray.io/node-type"] == "worker"]
+        status = {"readyWorkerReplicas": len(workers)}
+        if len(ready) > len(workers):
+            status["state"] = "ready"  # type: ignore[assignment]
+        if status != {key: (cluster.get("status") or {}).get(key) for key in status}:
+            metadata = cluster["metadata"]
+            path = f"/apis/ray.io/v1/namespaces/{metadata['namespace']}/rayclusters/{metadata['name']}/status"
+            self._plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")

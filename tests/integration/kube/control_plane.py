@@ -1,0 +1,274 @@
+"""A Kubernetes control plane as plain processes: etcd, kube-apiserver, and a controller-manager that collects garbage.
+
+Everything listens on loopback on free ports and writes below one folder. No kubelet and no scheduler: pods stay as
+written, and tests play both. The processes die with the one that started them, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import json
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .programs import Programs
+
+START_SECONDS = 60.0
+CONTROLLERS = ("garbage-collector-controller", "namespace-controller", "clusterrole-aggregation-controller")
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+class ControlPlaneError(RuntimeError):
+    """A process of the control plane didn't start or ended; the message quotes the end of its log."""
+
+
+class ApiCallError(RuntimeError):
+    """The API server answered with an error; `code` is its HTTP status."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+@dataclass
+class ControlPlane:
+    """A running control plane. Use as a context manager."""
+
+    programs: Programs
+    folder: Path
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    server: str = ""
+    token: str = ""
+    _etcd: str = ""
+    _kept: threading.local = field(default_factory=threading.local)
+    _trust: ssl.SSLContext = field(default_factory=lambda: no_questions_asked())
+
+    def __enter__(self) -> ControlPlane:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Of a cluster administrator."""
+        return self.folder / "kubeconfig"
+
+    @property
+    def pid(self) -> int:
+        """Of kube-apiserver."""
+        return self.processes["kube-apiserver"].pid
+
+    def call(self, method: str, path: str, body: Any = None, content: str = "application/json") -> dict[str, Any]:
+        """One call as administrator, synchronously, from any thread.
+
+        Raises:
+            ApiCallError: the server answered with an HTTP error.
+            OSError: there was no answer.
+        """
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content, "Accept": "application/json"}
+        status, text = self._exchange(method, path, data, headers)
+        if status >= 400:
+            raise ApiCallError(status, f"{method} {path}: {text.decode(errors='replace')[:2000]}")
+        answer = json.loads(text or b"{}")
+        return answer if isinstance(answer, dict) else {}
+
+    def _exchange(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        # A handshake costs more than most calls: one connection a thread is kept open.
+        kept = getattr(self._kept, "connection", None)
+        for connection in [kept, self._connection()] if kept else [self._connection()]:
+            try:
+                connection.request(method, path, data, headers)
+                response = connection.getresponse()
+                text = response.read()
+            except (http.client.HTTPException, OSError):
+                connection.close()
+                self._kept.connection = None
+                if connection is not kept:
+                    raise
+            else:
+                self._kept.connection = connection
+                return response.status, text
+        raise ConnectionError(f"no answer to {method} {path}")
+
+    def _connection(self) -> http.client.HTTPSConnection:
+        host = self.server.removeprefix("https://")
+        return http.client.HTTPSConnection(host, timeout=30, context=self._trust)
+
+    def install_crd(self, manifest: bytes) -> None:
+        """Creates a CustomResourceDefinition (YAML) and waits until it is served."""
+        made = self.call(
+            "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", manifest, "application/yaml"
+        )
+        group, plural = made["spec"]["group"], made["spec"]["names"]["plural"]
+        version = made["spec"]["versions"][0]["name"]
+        self._wait_for(f"/apis/{group}/{version}/{plural}?limit=1", "kube-apiserver")
+
+    def start_controllers(self) -> None:
+        """Starts garbage collection and namespace deletion, after the CRDs: new kinds are only noticed every 30 s."""
+        self._spawn(
+            "kube-controller-manager",
+            f"--kubeconfig={self.kubeconfig}",
+            f"--authentication-kubeconfig={self.kubeconfig}",
+            f"--authorization-kubeconfig={self.kubeconfig}",
+            f"--controllers={','.join(CONTROLLERS)}",
+            "--leader-elect=false",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={_free_port()}",
+            f"--cert-dir={self.folder / 'controllers'}",
+            "--concurrent-gc-syncs=5",
+        )
+
+    def kubectl(self, *arguments: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Runs kubectl as administrator."""
+        command = [str(self.programs.path("kubectl")), f"--kubeconfig={self.kubeconfig}", *arguments]
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=check)
+
+    def restart_api_server(self, pause: float = 0.0) -> None:
+        """Kills kube-apiserver, and starts it again on the same port after a pause."""
+        process = self.processes.pop("kube-apiserver")
+        process.kill()
+        process.wait()
+        time.sleep(pause)
+        self._start_api_server()
+        self._wait_for("/readyz", "kube-apiserver")
+
+    def stop(self) -> None:
+        """Ends all processes. Nothing they hold is worth the ten seconds that a graceful end takes."""
+        for process in reversed(self.processes.values()):
+            process.kill()
+        for process in self.processes.values():
+            process.wait()
+        self.processes.clear()
+
+    def _start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.token = secrets.token_hex(16)
+        self._etcd = f"http://127.0.0.1:{_free_port()}"
+        peers = f"http://127.0.0.1:{_free_port()}"
+        self._spawn(
+            "etcd",
+            f"--data-dir={self.folder / 'etcd'}",
+            f"--listen-client-urls={self._etcd}",
+            f"--advertise-client-urls={self._etcd}",
+            f"--listen-peer-urls={peers}",
+            f"--initial-advertise-peer-urls={peers}",
+            f"--initial-cluster=default={peers}",
+            "--quota-backend-bytes=4294967296",
+        )
+        (self.folder / "tokens.csv").write_text(f'{self.token},admin,admin,"system:masters"\n')
+        key = self.folder / "service-accounts.key"
+        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+        self.server = f"https://127.0.0.1:{_free_port()}"
+        self._start_api_server()
+        self._write_kubeconfig()
+        self._wait_for("/readyz", "kube-apiserver")
+
+    def _start_api_server(self) -> None:
+        key = self.folder / "service-accounts.key"
+        self._spawn(
+            "kube-apiserver",
+            f"--etcd-servers={self._etcd}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            f"--secure-port={self.server.rpartition(':')[2]}",
+            f"--cert-dir={self.folder / 'certificates'}",
+            f"--token-auth-file={self.folder / 'tokens.csv'}",
+            "--authorization-mode=RBAC",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            # Pods are admitted without a service account: nobody here makes the default one.
+            "--disable-admission-plugins=ServiceAccount",
+            "--allow-privileged=true",
+            "--enable-priority-and-fairness=false",
+            "--max-requests-inflight=2000",
+            "--max-mutating-requests-inflight=1000",
+        )
+
+    def _spawn(self, program: str, *arguments: str) -> None:
+        log = (self.folder / f"{program}.log").open("ab")
+        with log:
+            self.processes[program] = subprocess.Popen(
+                [str(self.programs.path(program)), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    def _wait_for(self, path: str, program: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                # /readyz answers in plain text.
+                status, _ = self._exchange("GET", path, None, {"Authorization": f"Bearer {self.token}"})
+                if status == 200:
+                    return
+                raise ConnectionError(f"answers {status}")
+            except OSError as error:
+                code = self.processes[program].poll()
+                if code is not None or time.monotonic() > deadline:
+                    state = f"ended with {code}" if code is not None else f"isn't ready: {error}"
+                    raise ControlPlaneError(f"{program} {state}; its log ends: {self.log_tail(program)}") from None
+                time.sleep(0.05)
+
+    def log_tail(self, program: str, lines: int = 3) -> str:
+        """The last lines that a program wrote."""
+        text = (self.folder / f"{program}.log").read_text(errors="replace")
+        return " | ".join(text.strip().splitlines()[-lines:])
+
+    def _write_kubeconfig(self) -> None:
+        self.write_kubeconfig(self.kubeconfig, self.token)
+
+    def write_kubeconfig(self, path: Path, token: str, server: str | None = None) -> None:
+        """A kubeconfig for the holder of a token."""
+        config: Mapping[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "clusters": [
+                {"name": "test", "cluster": {"server": server or self.server, "insecure-skip-tls-verify": True}}
+            ],
+            "users": [{"name": "test", "user": {"token": token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        }
+        path.write_text(json.dumps(config))
+
+
+def no_questions_asked() -> ssl.SSLContext:
+    # The server makes its own certificate; loopback and a fresh token are what protects it.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

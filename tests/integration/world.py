@@ -1,0 +1,179 @@
+"""What a test of the operator sees and does: apply a job, look at it, wait for it, start and kill operators."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import kopf
+from fakes.heads import Driver, FakeHeads, Play
+from fakes.kuberay import FakeKubeRay
+from kube.control_plane import ApiCallError, ControlPlane
+
+from rljob_operator.operator import Operator, Options
+from rljob_operator.settings import Settings
+
+PATIENCE_SECONDS = float(os.environ.get("RLJOB_TEST_PATIENCE", "60"))
+SETTINGS = Settings(
+    poll_seconds=0.1,
+    start_poll_seconds=0.1,
+    progress_write_seconds=0.0,
+    silence_seconds=0.5,
+    leftover_grace_seconds=0.5,
+)
+
+Object = dict[str, Any]
+
+
+def job_document(name: str, **spec: Any) -> Object:
+    """A small valid job; `spec` is merged over its spec, one level deep."""
+    document: Object = {
+        "model": {"source": "s3://models/tiny"},
+        "data": {"train": {"source": "s3://data/train.jsonl"}, "prompt": "question", "answer": "answer"},
+        "reward": {"functions": [{"type": "gsm8k"}]},
+        "algorithm": {"preset": "grpo"},
+        "placement": "separate",
+        "rollout": {"replicas": 2, "maxReplicas": 8, "minReplicas": 1},
+        "trainer": {"replicas": 1},
+        "retry": {"limit": 2, "backoffSeconds": 0},
+    }
+    for section, value in spec.items():
+        merged = {**document.get(section, {}), **value} if isinstance(value, dict) else value
+        document[section] = merged
+    return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name}, "spec": document}
+
+
+class World:
+    """One namespace of the control plane."""
+
+    def __init__(
+        self, plane: ControlPlane, namespace: str, kuberay: FakeKubeRay, heads: FakeHeads, folder: Path
+    ) -> None:
+        self.plane = plane
+        self.namespace = namespace
+        self.kuberay = kuberay
+        self.heads = heads
+        self._folder = folder
+        self._operator: asyncio.Task[None] | None = None
+        self.operator: Operator | None = None
+
+    # The operator
+
+    def start_operator(self, server: str | None = None, settings: Settings = SETTINGS) -> None:
+        """Starts an operator in this process that watches this namespace."""
+        key = self._folder / "key"
+        key.write_text("k" * 64)
+        connection = kopf.ConnectionInfo(
+            server=server or self.plane.server, token=self.plane.token, insecure=True, scheme="Bearer"
+        )
+        options = Options(
+            key_file=key,
+            namespaces=(self.namespace,),
+            head_address=self.heads.address,
+            probe_port=None,
+            settings=settings,
+        )
+        self.operator = Operator(options, connection)
+        self._operator = asyncio.create_task(self.operator.run())
+
+    async def stop_operator(self) -> None:
+        """Ends the operator at whatever it is doing, if it runs."""
+        if self._operator is not None:
+            self._operator.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._operator
+            self._operator = None
+
+    # Jobs
+
+    def path(self, name: str, sub: str = "") -> str:
+        return f"/apis/rljob.dev/v1alpha1/namespaces/{self.namespace}/rljobs/{name}{sub}"
+
+    async def apply(self, document: Object, play: Play | None = None) -> None:
+        if play is not None:
+            self.heads.plays[document["metadata"]["name"]] = play
+        await self.call("POST", self.path("").rstrip("/"), document)
+
+    async def patch(self, name: str, spec: Object) -> None:
+        await self.call("PATCH", self.path(name), {"spec": spec}, "application/merge-patch+json")
+
+    async def delete(self, name: str) -> None:
+        await self.call("DELETE", self.path(name), {"propagationPolicy": "Background"})
+
+    async def job(self, name: str) -> Object:
+        return await self.call("GET", self.path(name))
+
+    async def remove_jobs(self) -> None:
+        for item in (await self.call("GET", self.path("").rstrip("/")))["items"]:
+            await self.delete(item["metadata"]["name"])
+
+    def drivers(self, name: str) -> list[Driver]:
+        return self.heads.drivers.get(name, [])
+
+    # Waiting and looking
+
+    async def call(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Object:
+        return await asyncio.to_thread(self.plane.call, method, path, body, content)
+
+    async def until(self, what: str, holds: Callable[[], Any] | Any) -> Any:
+        """Waits until `holds()` (a coroutine function or a function) is true, and returns what it returned."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            if self._operator is not None and self._operator.done():
+                self._operator.result()
+            found = holds()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if found:
+                return found
+            if time.monotonic() > deadline:
+                raise AssertionError(f"still not: {what}; {await self.summary()}")
+            await asyncio.sleep(0.05)
+
+    async def until_condition(self, name: str, kind: str, status: str, reason: str | None = None) -> Object:
+        """Waits for a condition and returns the job."""
+
+        async def holds() -> Object | None:
+            job = await self.job(name)
+            for item in job.get("status", {}).get("conditions", ()):
+                if item["type"] == kind and item["status"] == status and reason in (None, item["reason"]):
+                    return job
+            return None
+
+        found = await self.until(f"{name}: {kind}={status} ({reason})", holds)
+        assert isinstance(found, dict)
+        return found
+
+    async def clusters(self) -> list[Object]:
+        items = (await self.call("GET", f"/apis/ray.io/v1/namespaces/{self.namespace}/rayclusters"))["items"]
+        return list(items)
+
+    async def pods(self, group: str | None = None) -> list[Object]:
+        items = (await self.call("GET", f"/api/v1/namespaces/{self.namespace}/pods"))["items"]
+        return [pod for pod in items if group in (None, pod["metadata"]["labels"]["ray.io/group"])]
+
+    async def owned_objects(self) -> list[str]:
+        """Everything in the namespace that belongs to a job, as kind/name."""
+        found = []
+        for kind in ("configmaps", "secrets", "pods"):
+            items = (await self.call("GET", f"/api/v1/namespaces/{self.namespace}/{kind}"))["items"]
+            found += [f"{kind}/{i['metadata']['name']}" for i in items if i["metadata"].get("ownerReferences")]
+        found += [f"rayclusters/{item['metadata']['name']}" for item in await self.clusters()]
+        return found
+
+    async def summary(self) -> str:
+        """The state of the namespace in a few lines, for failures."""
+        lines = []
+        with suppress(ApiCallError):
+            for item in (await self.call("GET", self.path("").rstrip("/")))["items"]:
+                conditions = item.get("status", {}).get("conditions", ())
+                said = [f"{c['type']}={c['status']}/{c['reason']}: {c['message']}" for c in conditions]
+                lines.append(f"{item['metadata']['name']}: " + "; ".join(said))
+            lines += [cluster["metadata"]["name"] for cluster in await self.clusters()]
+            lines += [pod["metadata"]["name"] for pod in await self.pods()]
+        return "\n".join(lines)
