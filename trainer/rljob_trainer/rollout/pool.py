@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.engine_loop import EngineStatus
-from rljob_trainer.rollout.handle import EngineHandle, EngineLostError
+from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued
 
 log = logging.getLogger(__name__)
@@ -143,9 +143,10 @@ class RolloutPool:
         )
 
     async def pause(self, *, interrupt: bool = False) -> None:
-        """No request enters an engine until ``resume``. ``interrupt``: running ones stop, and later go on from there."""
+        """No request enters an engine until ``resume``; ``interrupt``: running ones stop and go on from there later."""
         self._paused = True
         if interrupt:
+            await self._dispatched()
             async with asyncio.TaskGroup() as tasks:
                 for member in list(self._members.values()):
                     tasks.create_task(self._take_back(member))
@@ -197,6 +198,7 @@ class RolloutPool:
         member = self._members[name]
         member.state = "leaving"
         if drain:
+            await self._dispatched()
             await self._take_back(member)
         self._drop(member)
 
@@ -249,16 +251,22 @@ class RolloutPool:
             placed = self._place()
             if placed:
                 async with asyncio.TaskGroup() as tasks:
-                    for member, pendings in placed:
-                        tasks.create_task(self._submit(member, pendings))
+                    for member, groups in placed:
+                        tasks.create_task(self._submit(member, groups))
             if not self._wanted.is_set():
                 return
 
-    def _place(self) -> list[tuple[_Member, list[_Pending]]]:
+    async def _dispatched(self) -> None:
+        """Until no request is between the queue and an engine."""
+        if self._dispatcher is not None:
+            await asyncio.wait([self._dispatcher])
+
+    def _place(self) -> list[tuple[_Member, list[list[_Pending]]]]:
+        """Takes groups from the queue and says who gets which."""
         serving = [m for _, m in sorted(self._members.items()) if m.state == "serving"]
         if self._paused or not serving:
             return []
-        placed: dict[str, tuple[_Member, list[_Pending]]] = {}
+        placed: dict[str, tuple[_Member, list[list[_Pending]]]] = {}
         turn = 0
         while self._queue:
             if self._fixed:
@@ -271,16 +279,22 @@ class RolloutPool:
                 member = min(free, key=lambda m: m.budget)
             group = [pending for pending in self._queue.popleft() if not pending.done.done()]
             member.pending.update((pending.request.request_id, pending) for pending in group)
-            placed.setdefault(member.handle.name, (member, []))[1].extend(group)
+            placed.setdefault(member.handle.name, (member, []))[1].append(group)
         return list(placed.values())
 
-    async def _submit(self, member: _Member, pendings: list[_Pending]) -> None:
+    async def _submit(self, member: _Member, groups: list[list[_Pending]]) -> None:
+        """All groups in one message; if the engine refuses one of them, one by one."""
+        requests = [pending.request for group in groups for pending in group]
         try:
-            await member.handle.call("submit", [pending.request for pending in pendings], seconds=_CALL_SECONDS)
-        except (EngineLostError, DeadlineError) as error:
+            await member.handle.call("submit", requests, seconds=_CALL_SECONDS)
+        except (EngineError, DeadlineError) as error:
             self.report_lost(member.handle.name, str(error))
-        except (EngineError, ValueError) as error:
-            for pending in pendings:
+        except ValueError as error:
+            if len(groups) > 1:
+                for group in groups:
+                    await self._submit(member, [group])
+                return
+            for pending in groups[0]:
                 member.pending.pop(pending.request.request_id, None)
                 if not pending.done.done():
                     pending.done.set_exception(error)
@@ -326,7 +340,8 @@ class RolloutPool:
 
     def _drop(self, member: _Member) -> None:
         """Ends a member's process and returns what it had in hand to the queue."""
-        del self._members[member.handle.name]
+        if self._members.pop(member.handle.name, None) is None:
+            return
         if member.collector is not None and member.collector is not asyncio.current_task():
             member.collector.cancel()
         member.handle.kill()

@@ -1,0 +1,213 @@
+"""The pool over real Ray actors: results in order, engines that die, leave and come, work that moves on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rljob_trainer.driver.local_ray import ray_for_run
+from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.rollout.actor import EngineSpec
+from rljob_trainer.rollout.handle import EngineHandle, EngineLostError, RayEngine
+from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.rollout.torch_engine import TorchEngine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    with ray_for_run(cpus=4):
+        yield
+
+
+@pytest.fixture(scope="module")
+def spec(llama_folder: Path) -> EngineSpec:
+    return EngineSpec("torch", str(llama_folder), max_concurrent=8)
+
+
+@pytest.fixture(scope="module")
+def slow(llama_folder: Path) -> EngineSpec:
+    """One request at a time: whatever a test does to it, it does in the middle of the work."""
+    return EngineSpec("torch", str(llama_folder), max_concurrent=1)
+
+
+def group(number: int, length: int = 60, size: int = 4) -> list[GenerationRequest]:
+    sampling = SamplingSettings(max_tokens=length)
+    return [
+        GenerationRequest(f"{number}/{i}", (1, 2, number % 97), sampling, seed=10 * number + i) for i in range(size)
+    ]
+
+
+def tokens(groups: list[list[GenerationResult]]) -> list[list[list[int]]]:
+    return [[result.token_ids.tolist() for result in results] for results in groups]
+
+
+def expected(folder: str, groups: list[list[GenerationRequest]]) -> list[list[list[int]]]:
+    """What one engine in this process makes of the same requests."""
+    engine = TorchEngine.from_folder(folder)
+    made: dict[str, list[int]] = {}
+    for request in (request for requests in groups for request in requests):
+        engine.add(request)
+    while engine.has_work:
+        made.update((result.request_id, result.token_ids.tolist()) for result in engine.step())
+    return [[made[request.request_id] for request in requests] for requests in groups]
+
+
+@asynccontextmanager
+async def pool_of(spec: EngineSpec, count: int, **options: Any) -> AsyncIterator[RolloutPool]:
+    async with RolloutPool(**options) as pool:
+        handles = await asyncio.gather(*(RayEngine.start(str(i), spec, num_cpus=0) for i in range(count)))
+        for handle in handles:
+            pool.add(handle)
+        pool.activate([handle.name for handle in handles])
+        yield pool
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  (the pool has no event for every condition of a test)
+            await asyncio.sleep(0.01)
+
+
+async def process_of(handle: EngineHandle) -> int:
+    process: int = await handle.call("ready", seconds=20)
+    return process
+
+
+async def test_results_come_in_the_order_of_the_requests_from_several_engines(spec: EngineSpec) -> None:
+    groups = [group(number, length=10 + number) for number in range(12)]
+    async with pool_of(spec, 2) as pool:
+        results = await asyncio.gather(*map(pool.generate, groups))
+        assert tokens(results) == expected(spec.folder, groups)
+        made = [status.tokens_made for status in await pool.status()]
+        assert min(made) > 0.3 * sum(made), f"the work was not shared: {made}"
+        assert pool.waiting_for() == "no request is under way"
+
+
+async def test_fixed_dispatch_is_bitwise_repeatable(spec: EngineSpec) -> None:
+    groups = [group(number, length=20) for number in range(7)]
+    async with pool_of(spec, 2, fixed_dispatch=True) as pool:
+        first = await asyncio.gather(*map(pool.generate, groups))
+        second = await asyncio.gather(*map(pool.generate, groups))
+    for a, b in zip(chain(*first), chain(*second), strict=True):
+        assert np.array_equal(a.token_ids, b.token_ids)
+        assert np.array_equal(a.log_probs, b.log_probs)
+
+
+async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_its_place(slow: EngineSpec) -> None:
+    replaced: list[str] = []
+
+    async def replace(name: str) -> EngineHandle:
+        replaced.append(name)
+        return await RayEngine.start(f"{name} again", slow, num_cpus=0)
+
+    groups = [group(number, length=200) for number in range(6)]
+    async with pool_of(slow, 2, replace=replace) as pool:
+        victim = pool.engines[0]
+        process = await process_of(victim)
+        running = asyncio.gather(*map(pool.generate, groups))
+        await asyncio.sleep(0.2)
+        assert "24 requests are running" in pool.waiting_for()
+        os.kill(process, signal.SIGKILL)
+        killed = time.monotonic()
+        await until(lambda: bool(pool.lost))
+        assert time.monotonic() - killed < 5, "the death was noticed too late"
+        assert tokens(await running) == expected(slow.folder, groups)
+        await until(lambda: len(pool.serving) == 2)
+        assert pool.lost == replaced == ["0"]
+        assert [engine.name for engine in pool.engines] == ["0 again", "1"]
+
+
+async def test_the_last_engine_s_death_fails_whoever_waits(slow: EngineSpec) -> None:
+    async with pool_of(slow, 1) as pool:
+        process = await process_of(pool.engines[0])
+        running = asyncio.create_task(pool.generate(group(1, length=250, size=30)))
+        await asyncio.sleep(0.05)
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(EngineError, match="no engine is left: 0 was the last one"):
+            await running
+        with pytest.raises(EngineError, match="the pool has failed"):
+            await pool.generate(group(2))
+
+
+async def test_a_drained_engine_s_requests_go_on_elsewhere_from_where_they_are(slow: EngineSpec) -> None:
+    groups = [group(number, length=200) for number in range(4)]
+    async with pool_of(slow, 2) as pool:
+        leaving = pool.engines[0]
+        running = asyncio.gather(*map(pool.generate, groups))
+        await asyncio.sleep(0.1)
+        await pool.remove("0")
+        assert tokens(await running) == expected(slow.folder, groups)
+        made = (await pool.status())[0].tokens_made
+        assert made < 4 * 4 * 200, "the tokens that the engine had made were made again"
+        with pytest.raises(EngineLostError, match="engine 0 is gone"):
+            await leaving.call("status", seconds=20)
+
+
+async def test_an_engine_that_joins_serves_once_it_is_activated(spec: EngineSpec) -> None:
+    async with RolloutPool() as pool:
+        running = asyncio.create_task(pool.generate(group(1)))
+        pool.add(await RayEngine.start("0", spec, num_cpus=0))
+        await asyncio.sleep(0.05)
+        assert pool.waiting_for() == "4 requests wait for an engine (0 of 1 engines are serving)"
+        pool.activate(["0"], version=3)
+        assert pool.version == 3
+        assert len(await running) == 4
+        with pytest.raises(ValueError, match="already has an engine 0"):
+            pool.add(pool.engines[0])
+
+
+async def test_interrupted_requests_keep_their_tokens_and_go_on_after_the_pause(slow: EngineSpec) -> None:
+    groups = [group(number, length=200) for number in range(4)]
+    async with pool_of(slow, 2) as pool:
+        running = asyncio.gather(*map(pool.generate, groups))
+        await asyncio.sleep(0.1)
+        await pool.pause(interrupt=True)
+        assert "the pool is paused" in pool.waiting_for()
+        assert all(status.running == 0 for status in await pool.status())
+        before = sum(status.tokens_made for status in await pool.status())
+        pool.resume()
+        assert tokens(await running) == expected(slow.folder, groups)
+        total = sum(status.tokens_made for status in await pool.status())
+        assert 0 < before < total == 4 * 4 * 200
+
+
+async def test_waiting_for_the_engines_to_be_idle_says_what_still_runs(slow: EngineSpec) -> None:
+    async with pool_of(slow, 1) as pool:
+        running = asyncio.create_task(pool.generate(group(1, length=250)))
+        await asyncio.sleep(0.05)
+        with pytest.raises(DeadlineError, match=r"not idle after 0\.001 s: 4 requests are running"):
+            await pool.wait_idle(0.001)
+        await pool.wait_idle(60)
+        assert len(await running) == 4
+
+
+async def test_cancelled_groups_free_the_engine(slow: EngineSpec) -> None:
+    async with pool_of(slow, 1) as pool:
+        running = asyncio.create_task(pool.generate(group(1, length=250)))
+        await asyncio.sleep(0.1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        deadline = time.monotonic() + 20
+        while (status := (await pool.status())[0]).running + status.waiting:
+            assert time.monotonic() < deadline, f"still there: {status}"
+        assert len((await pool.generate(group(2)))[0].token_ids) == 60
+
+
+async def test_a_request_that_no_engine_can_run_fails_alone(spec: EngineSpec) -> None:
+    async with pool_of(spec, 1) as pool:
+        good, bad, other = (asyncio.create_task(pool.generate(group(i, length=n))) for i, n in enumerate((60, 255, 60)))
+        with pytest.raises(ValueError, match=r"request 1/0: .* do not fit the context of 256"):
+            await bad
+        assert len(await good) == len(await other) == 4

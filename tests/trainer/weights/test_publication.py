@@ -1,0 +1,134 @@
+"""From a sharded learner into engines, all of them real Ray actors: what is served is what was trained."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rljob_trainer.driver.local_ray import ray_for_run
+from rljob_trainer.learner.group import GroupOptions, LearnerGroup
+from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.rollout.actor import EngineSpec
+from rljob_trainer.rollout.handle import EngineHandle, RayEngine
+from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
+from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.weights.publication import WeightPublication
+
+PAIR = ((1, 2, 3), (4, 5, 6, 7, 8))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    with ray_for_run(cpus=6):
+        yield
+
+
+def multiply(rank: LearnerRank, factor: float) -> None:
+    """What an optimizer step is to a publication: other parameters, on every rank its share."""
+    with torch.no_grad():
+        for parameter in rank.actor_model.parameters():
+            parameter.mul_(factor)
+
+
+def scores_of(folder: Path, factor: float) -> np.ndarray:
+    """Log-probs of the pair by an engine in this process, with the folder's weights times ``factor``."""
+    engine = TorchEngine.from_folder(folder)
+    engine.begin_update()
+    engine.load([(name, tensor * factor) for name, tensor in engine.parameters.items()])
+    engine.finish_update(1)
+    return engine.score([PAIR], 1.0)[0]
+
+
+async def served(engine: EngineHandle) -> np.ndarray:
+    (scores,) = await engine.call("score", [PAIR], 1.0, seconds=30)
+    array: np.ndarray = scores
+    return array
+
+
+@asynccontextmanager
+async def run_of(folder: Path, *, ranks: int, engines: int, **options: Any) -> AsyncIterator[tuple[Any, Any, Any]]:
+    learner = await LearnerGroup.start(LearnerSettings(folder, ranks=ranks), GroupOptions({"num_cpus": 0}))
+    try:
+        async with RolloutPool(**options) as pool:
+            spec = EngineSpec("torch", str(folder), max_concurrent=4)
+            for handle in await asyncio.gather(*(RayEngine.start(str(i), spec, num_cpus=0) for i in range(engines))):
+                pool.add(handle)
+            yield learner, pool, WeightPublication(learner, pool, bucket_bytes=1 << 20, seconds=30)
+    finally:
+        await learner.close()
+
+
+async def test_two_ranks_publish_to_engines_that_come_and_go(folder: Path) -> None:
+    async with run_of(folder, ranks=2, engines=2) as (learner, pool, publication):
+        assert pool.serving == []
+        await publication.publish(1)
+        assert (pool.version, len(pool.serving)) == (1, 2)
+        await learner.run(multiply, 1.25)
+        await publication.publish(2)
+        for engine in pool.engines:
+            np.testing.assert_allclose(await served(engine), scores_of(folder, 1.25), atol=1e-5)
+            assert (await engine.call("status", seconds=10)).version == 2
+        assert publication.report.nbytes == sum(t.nbytes for t in TorchEngine.from_folder(folder).parameters.values())
+
+        late = await RayEngine.start("late", EngineSpec("torch", str(folder)), num_cpus=0)
+        pool.add(late)
+        await publication.bring_up(late)
+        assert late in pool.serving
+        np.testing.assert_allclose(await served(late), scores_of(folder, 1.25), atol=1e-5)
+        await pool.remove("0")
+        await learner.run(multiply, 0.8)
+        await publication.publish(3)
+        for engine in pool.engines:
+            np.testing.assert_allclose(await served(engine), scores_of(folder, 1.0), atol=1e-5)
+        assert [engine.name for engine in pool.engines] == ["1", "late"]
+
+
+async def test_an_engine_that_died_is_left_out_and_its_successor_gets_the_weights(folder: Path) -> None:
+    started: list[str] = []
+
+    async def replace(name: str) -> EngineHandle:
+        started.append(name)
+        return await RayEngine.start(f"{name}b", EngineSpec("torch", str(folder)), num_cpus=0)
+
+    async with run_of(folder, ranks=1, engines=2, replace=replace) as (learner, pool, publication):
+        pool.bring_up = publication.bring_up
+        await publication.publish(1)
+        victim = pool.engines[0]
+        os.kill(await victim.call("ready", seconds=10), signal.SIGKILL)
+        await learner.run(multiply, 1.25)
+        # Nothing was asked of the dead engine since: the publication is what notices.
+        await publication.publish(2)
+        assert pool.lost == ["0"]
+        assert pool.version == 2
+        async with asyncio.timeout(60):
+            while len(pool.serving) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert started == ["0"]
+        for engine in pool.engines:
+            np.testing.assert_allclose(await served(engine), scores_of(folder, 1.25), atol=1e-5)
+
+
+async def test_requests_that_run_across_a_publication_carry_both_versions(folder: Path) -> None:
+    async with run_of(folder, ranks=1, engines=1) as (learner, pool, publication):
+        await publication.publish(1)
+        sampling = SamplingSettings(max_tokens=250)
+        requests = [GenerationRequest(str(i), (1, 2, 3), sampling, seed=i) for i in range(24)]
+        running = asyncio.create_task(pool.generate(requests))
+        await asyncio.sleep(0.1)
+        await learner.run(multiply, 1.25)
+        await publication.publish(2)
+        results = await running
+        seen = {int(version) for result in results for version in result.versions}
+        assert seen == {1, 2}
+        assert all((np.diff(result.versions) >= 0).all() for result in results)
