@@ -11,7 +11,7 @@ import yaml
 
 from rljob_api import schema
 from rljob_api.crd import definition, rendered
-from rljob_api.crd.validations import NOT_IN_CEL, checks
+from rljob_api.crd.checks import NOT_IN_CEL, checks
 from rljob_api.rules import RULES
 
 FILE = Path(__file__).parents[2] / "crds" / "rljob.yaml"

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.yaml_reading import YamlError, plain_scalar, read_documents, read_value
@@ -134,6 +134,7 @@ def test_too_long_a_file_is_refused() -> None:
         read_documents("# " + "x" * (4 << 20))
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_float_that_python_writes_is_read_back(value: float) -> None:
     read = plain_scalar(repr(value))
@@ -141,6 +142,7 @@ def test_every_float_that_python_writes_is_read_back(value: float) -> None:
     assert isinstance(read, int) == (value.is_integer() and abs(value) < 2**63)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_gives_data_or_a_yaml_error(text: str) -> None:
     try:

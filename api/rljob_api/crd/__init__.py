@@ -13,8 +13,8 @@ import yaml
 
 from rljob_api import schema
 from rljob_api.crd.changes import transitions
+from rljob_api.crd.checks import checks
 from rljob_api.crd.structural import Path, Schema, structural
-from rljob_api.crd.validations import checks
 from rljob_api.job_status import RLJobStatus
 from rljob_api.schema import Node
 from rljob_api.spec.job import API_VERSION, KIND, MAX_NAME

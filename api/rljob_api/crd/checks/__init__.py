@@ -1,0 +1,36 @@
+"""The rules of ``rljob_api.rules`` in CEL, so that ``kubectl apply`` refuses what ``rljob validate`` refuses.
+
+Each entry names the rule that it expresses; the files mirror those of the rules. Rules that CEL cannot express are
+listed with the reason in ``NOT_IN_CEL``; they become the condition Accepted=False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rljob_api.crd.checks import algorithm, data, lifecycle, pipeline, pods, pools
+from rljob_api.crd.checks.check import Check
+
+NOT_IN_CEL: Mapping[str, str] = {
+    "tokenizer_characters_differ": "CEL cannot take text apart into characters at a bounded cost",
+    "prompt_template_is_well_formed": "needs a parser of templates",
+    "patterns_compile": "Python's regular expressions are not CEL's",
+    "reward_sources_exist": "the default names of sources are made from paths",
+    "every_source_has_a_reward": "the default names of sources are made from paths",
+    "engine_args_are_for_vllm": "the content of engineArgs is hidden from CEL",
+    "engine_args_exist": "the content of engineArgs is hidden from CEL",
+    "engine_args_leave_ours_alone": "the content of engineArgs is hidden from CEL",
+    "volumes_have_names": "the content of volumes is hidden from CEL",
+    "mounts_have_volumes": "the content of volumes is hidden from CEL",
+    "templates_leave_ray_alone": "the content of the template is hidden from CEL",
+    "variables_differ": "the list is a map by name: the API server itself refuses duplicates",
+    "validation_names_differ": "the list is a map by name: the API server itself refuses duplicates",
+    "name_leaves_room_for_children": "bounds of metadata.name stand in the schema",
+    "name_is_a_dns_label": "bounds of metadata.name stand in the schema",
+}
+
+
+def checks() -> Iterator[Check]:
+    """All validations, in the order of the rules."""
+    for topic in (data, algorithm, pipeline, pools, pods, lifecycle):
+        yield from topic.checks()

@@ -1,0 +1,252 @@
+"""CEL for the rules about spec.algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from rljob_api.crd import expressions as cel
+from rljob_api.crd.checks.check import ALGORITHM, CORRECTION, SPEC, Check
+from rljob_api.crd.expressions import given
+from rljob_api.crd.structural import Path, text
+from rljob_api.methods import ESTIMATOR_PARAMETERS, ESTIMATORS, POLICY_LOSS_PARAMETERS, POLICY_LOSSES, Method
+from rljob_api.presets import Preset
+from rljob_api.rules.algorithm import RATIO_CLIPS, WITHOUT_RATIO
+
+_Family = tuple[str, str, frozenset[str], Mapping[Any, Method], Callable[[str, Iterable[str]], str]]
+
+
+def checks() -> Iterator[Check]:
+    """In the order of the rules."""
+    yield from _method_parameters()
+    yield from _algorithm()
+    yield from _correction()
+
+
+def _has_kl_in_reward(preset: Preset) -> bool:
+    term = preset.algorithm.kl.in_reward
+    return term is not None and bool(term.coefficient)
+
+
+def _drops_uniform(preset: Preset) -> bool:
+    return bool(preset.algorithm.group_filter.drop_uniform)
+
+
+def _method_parameters() -> Iterator[Check]:
+    """Which method takes which parameter."""
+    advantage = "advantage_parameters_belong_to_the_estimator"
+    loss = "loss_parameters_belong_to_the_loss"
+    families: tuple[_Family, ...] = (
+        ("advantage", advantage, ESTIMATOR_PARAMETERS, ESTIMATORS, cel.estimator_in),
+        ("policyLoss", loss, POLICY_LOSS_PARAMETERS, POLICY_LOSSES, cel.loss_in),
+    )
+    for section, rule, parameters, methods, chosen_in in families:
+        for parameter in sorted(parameters):
+            field = to_camel(parameter.rstrip("_"))
+            takers = cel.takers(parameter, methods)
+            yield Check(
+                rule,
+                ALGORITHM,
+                f"!has(self.{section}.{field}) || {chosen_in('self', takers)}",
+                f"is a parameter of {', '.join(takers)} only; remove it",
+                f".{section}.{field}",
+            )
+
+
+def _algorithm() -> Iterator[Check]:
+    yield Check(
+        "groups_are_compared_with_two_samples_or_more",
+        SPEC,
+        f"{cel.SAMPLES} >= 2 || !{cel.estimator_in('self.algorithm', cel.COMPARING)}",
+        "one sample gives nothing to compare, which the estimator needs; use 2 or more",
+        ".batch.samplesPerPrompt",
+    )
+    yield Check(
+        "critic_belongs_to_gae",
+        ALGORITHM,
+        f"!has(self.critic) || {cel.estimator_in('self', cel.WITH_CRITIC)}",
+        "the estimator has no critic; remove it, or use advantage.estimator: gae (preset ppo)",
+        ".critic",
+    )
+    yield Check(
+        "bootstrap_needs_a_critic",
+        ALGORITHM,
+        f"!has(self.truncated.bootstrap) || !self.truncated.bootstrap || {cel.estimator_in('self', cel.WITH_CRITIC)}",
+        "needs the value of a critic, which only the estimator gae has; remove it",
+        ".truncated.bootstrap",
+    )
+    yield Check(
+        "replacement_belongs_to_replace",
+        (*ALGORITHM, "truncated"),
+        "!has(self.replacement) || (has(self.reward) && self.reward == 'replace')",
+        "has no meaning without reward: replace; set that, or remove it",
+        ".replacement",
+    )
+    yield Check(
+        "dual_clip_is_above_one",
+        (*ALGORITHM, "policyLoss"),
+        "!has(self.dualClip) || self.dualClip == 0.0 || self.dualClip > 1.0",
+        "must be above 1; use about 3, or 0 to turn it off",
+        ".dualClip",
+    )
+    dual, high = (
+        cel.loss_parameter("dual_clip", "dualClip", "self"),
+        cel.loss_parameter("clip_high", "clipHigh", "self"),
+    )
+    yield Check(
+        "dual_clip_lies_above_the_upper_clip",
+        ALGORITHM,
+        f"!{cel.loss_in('self', cel.takers('dual_clip', POLICY_LOSSES))} || {dual} <= 1.0 || {dual} > 1.0 + {high}",
+        "must be above 1 + clipHigh; raise it, or lower clipHigh",
+        ".policyLoss.dualClip",
+    )
+    yield Check(
+        "lower_clip_is_at_most_one",
+        ALGORITHM,
+        f"!has(self.policyLoss.clipLow) || self.policyLoss.clipLow <= 1.0 || !{cel.loss_in('self', RATIO_CLIPS)}",
+        "would allow negative ratios; use 0 to 1 (1: no lower bound)",
+        ".policyLoss.clipLow",
+    )
+    low = cel.loss_parameter("covariance_low", "covarianceLow", "self")
+    top = cel.loss_parameter("covariance_high", "covarianceHigh", "self")
+    yield Check(
+        "covariance_range_is_a_range",
+        ALGORITHM,
+        f"!{cel.loss_in('self', cel.takers('covariance_low', POLICY_LOSSES))} || {low} < {top}",
+        "must be below covarianceHigh; lower it, or raise covarianceHigh",
+        ".policyLoss.covarianceLow",
+    )
+    forced = [name for name, method in POLICY_LOSSES.items() if method.aggregation]
+    yield Check(
+        "sequence_losses_have_their_aggregation",
+        ALGORITHM,
+        f"!has(self.aggregation) || self.aggregation == 'seqMeanTokenMean' || !{cel.loss_in('self', forced)}",
+        "the loss is defined with seqMeanTokenMean; use that, or leave it out",
+        ".aggregation",
+    )
+    normed = "seqMeanTokenSumNorm"
+    yield Check(
+        "scale_belongs_to_the_normed_sum",
+        ALGORITHM,
+        f"!has(self.aggregationScale) || (has(self.aggregation) ? self.aggregation == {text(normed)} : "
+        f"!{cel.loss_in('self', forced)} && {cel.preset_in('self', lambda p: p.algorithm.aggregation == normed)})",
+        "has no meaning without aggregation: seqMeanTokenSumNorm; remove it",
+        ".aggregationScale",
+    )
+    yield Check(
+        "controller_needs_a_coefficient",
+        ALGORITHM,
+        "!has(self.kl.inReward) || !has(self.kl.inReward.controller) || "
+        "self.kl.inReward.controller.type != 'adaptive' || (has(self.kl.inReward.coefficient) ? "
+        f"self.kl.inReward.coefficient > 0.0 : {cel.preset_in('self', _has_kl_in_reward)})",
+        "is 0, from where an adaptive controller never gets away; give it a start value, for example 0.001",
+        ".kl.inReward.coefficient",
+    )
+    yield Check(
+        "gdpo_needs_several_rewards",
+        SPEC,
+        f"!{cel.estimator_in('self.algorithm', ['gdpo'])} || size(self.reward.functions) > 1",
+        "gdpo normalises each reward function by itself; add another, or use the estimator grpo",
+        ".reward.functions",
+    )
+    drops = "groupFilter.dropUniform"
+    yield Check(
+        "filter_needs_groups",
+        SPEC,
+        f"!{given('self.algorithm.' + drops, cel.preset_in('self.algorithm', _drops_uniform))} || {cel.SAMPLES} >= 2",
+        "every group of one sample is uniform and would be dropped; set batch.samplesPerPrompt to 2 or more",
+        ".algorithm.groupFilter.dropUniform",
+    )
+    yield Check(
+        "filter_limit_belongs_to_the_filter",
+        ALGORITHM,
+        f"!has(self.groupFilter.maxBatches) || {given('self.' + drops, cel.preset_in('self', _drops_uniform))}",
+        "has no meaning without dropUniform; set dropUniform: true, or remove it",
+        ".groupFilter.maxBatches",
+    )
+
+
+def _correction() -> Iterator[Check]:
+    weights: Path = (*CORRECTION, "weights")
+    rejection: Path = (*CORRECTION, "rejection", "[]")
+    for name, is_there in (
+        ("weights", "has(self.algorithm.rolloutCorrection.weights)"),
+        (
+            "rejection",
+            "(has(self.algorithm.rolloutCorrection.rejection) && size(self.algorithm.rolloutCorrection.rejection) > 0)",
+        ),
+    ):
+        yield Check(
+            "correction_needs_a_mode",
+            SPEC,
+            f"!{is_there} || !{cel.IS_WITHOUT_CORRECTION}",
+            "has no meaning with mode none; set mode: decoupled (or bypass), or remove it",
+            f".algorithm.rolloutCorrection.{name}",
+        )
+    yield Check(
+        "weights_differ_from_one",
+        SPEC,
+        f"!has(self.algorithm.rolloutCorrection.weights) || !{cel.IS_BYPASS} || "
+        f"{cel.loss_in('self.algorithm', WITHOUT_RATIO)}",
+        "with mode bypass the loss's ratio is already the importance weight; remove it, or set mode: decoupled",
+        ".algorithm.rolloutCorrection.weights",
+    )
+    yield Check(
+        "bypass_losses_need_bypass",
+        SPEC,
+        f"!{cel.loss_in('self.algorithm', cel.BYPASSING)} || {cel.IS_BYPASS}",
+        "the loss needs mode bypass; set it, or another policyLoss.type",
+        ".algorithm.rolloutCorrection.mode",
+    )
+    yield Check(
+        "weight_bounds_are_a_range",
+        weights,
+        "!has(self.low) || self.low < self.high",
+        "must be below high; lower it, or raise high",
+        ".low",
+    )
+    yield Check(
+        "weight_cap_is_at_least_one",
+        weights,
+        "self.high >= 1.0",
+        "would shrink the weights of equal policies, which are 1; use 1 or more (2 is usual)",
+        ".high",
+    )
+    yield Check(
+        "rejection_bounds_make_sense",
+        rejection,
+        "self.statistic == 'k1' || !has(self.low)",
+        "k2 and k3 are never negative and have no lower bound; remove it",
+        ".low",
+    )
+    yield Check(
+        "rejection_bounds_make_sense",
+        rejection,
+        "self.statistic != 'k1' || self.high > 1.0",
+        "would reject equal policies, whose ratio is 1; use more than 1",
+        ".high",
+    )
+    yield Check(
+        "rejection_bounds_make_sense",
+        rejection,
+        "self.statistic != 'k1' || self.high <= 1.0 || !has(self.low) || self.low < 1.0",
+        "would reject equal policies, whose ratio is 1; use less than 1",
+        ".low",
+    )
+    yield Check(
+        "largest_k1_is_no_criterion",
+        rejection,
+        "self.statistic != 'k1' || self.over != 'sequenceMax'",
+        "the largest k1 of a sequence says nothing about small ratios; use k2 or k3 with sequenceMax",
+        ".over",
+    )
+    yield Check(
+        "rejections_differ",
+        CORRECTION,
+        "!has(self.rejection) || self.rejection.all(r, "
+        "self.rejection.filter(s, s.statistic == r.statistic && s.over == r.over).size() == 1)",
+        "a statistic is there twice over the same; keep one of them",
+        ".rejection",
+    )
