@@ -90,6 +90,7 @@ class VLLMEngine:
         }
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._context = int(self._engine.model_config.max_model_len)
+        self._vocabulary = int(self._engine.model_config.get_vocab_size())
         self._max_concurrent = max_concurrent
         self._workers = tensor_parallel
         self._request_seeds = request_seeds
@@ -150,7 +151,8 @@ class VLLMEngine:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=sampling.max_tokens - so_far,
-            stop_token_ids=list(sampling.stop_token_ids),
+            # Ids beyond the vocabulary cannot be drawn, and vLLM refuses them.
+            stop_token_ids=[token for token in sampling.stop_token_ids if 0 <= token < self._vocabulary],
             ignore_eos=True,
             seed=_seed_at(request.seed, so_far) if self._request_seeds else None,
             logprobs=0,

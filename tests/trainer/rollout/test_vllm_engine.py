@@ -1,0 +1,237 @@
+"""vLLM behind the engine protocol, held against transformers and the torch engine's conventions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from rljob_trainer.errors import EngineError
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings, continued
+from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.plan import describe
+from rljob_trainer.weights.sender import Publisher
+
+if TYPE_CHECKING:
+    from rljob_trainer.rollout.vllm_engine import VLLMEngine
+
+pytestmark = pytest.mark.vllm
+
+MakeModel = Callable[..., PreTrainedModel]
+LogProbsOf = Callable[..., np.ndarray]
+PROMPTS = [(5, 6, 7), (9,), (1, 2, 3, 4, 5, 6, 7, 8), (30, 31)]
+
+
+@pytest.fixture(scope="module")
+def engine_of_module(llama_folder: Path) -> Iterator[VLLMEngine]:
+    from rljob_trainer.rollout.vllm_engine import VLLMEngine
+
+    engine = VLLMEngine(
+        llama_folder, max_concurrent=8, max_context=200, engine_args={"kv_cache_memory_bytes": 32 << 20}
+    )
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(engine_of_module: VLLMEngine, llama: PreTrainedModel) -> VLLMEngine:
+    """The module's engine, idle and with the weights of ``llama`` as version 0."""
+    engine_of_module.abort()
+    if engine_of_module.version != 0:
+        update(engine_of_module, llama, 0)
+    return engine_of_module
+
+
+def update(engine: VLLMEngine, model: PreTrainedModel, version: int) -> None:
+    engine.begin_update()
+    named = list(model.named_parameters())
+    # In two parts that tear a layer's fused matrices apart.
+    engine.load(named[:4])
+    engine.load(named[4:])
+    engine.finish_update(version)
+
+
+def ask(
+    name: str,
+    prompt: tuple[int, ...] = PROMPTS[0],
+    *,
+    seed: int = 0,
+    length: int = 20,
+    temperature: float = 1.0,
+    stop: tuple[int, ...] = (),
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> GenerationRequest:
+    return GenerationRequest(name, prompt, SamplingSettings(temperature, top_p, top_k, length, stop), seed)
+
+
+def run(engine: VLLMEngine, *requests: GenerationRequest) -> dict[str, GenerationResult]:
+    for request in requests:
+        engine.add(request)
+    results: dict[str, GenerationResult] = {}
+    while engine.has_work:
+        results.update((result.request_id, result) for result in engine.step())
+    return results
+
+
+def test_log_probs_equal_a_float32_forward_pass_at_the_sampling_temperature(
+    engine: VLLMEngine, llama: PreTrainedModel, log_probs_of: LogProbsOf
+) -> None:
+    temperatures = [1.0, 0.7, 1.6, 0.0]
+    # More requests than it may run at once.
+    requests = [
+        ask(f"{p}-{i}", prompt, seed=10 * p + i, temperature=temperatures[i])
+        for p, prompt in enumerate(PROMPTS)
+        for i in range(4)
+    ]
+    results = run(engine, *requests)
+    pairs = []
+    for request in requests:
+        result = results[request.request_id]
+        response = tuple(result.token_ids.tolist())
+        expected = log_probs_of(llama, request.prompt_ids, response, request.sampling.temperature or 1.0)
+        np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
+        assert (len(response), result.finish, set(result.versions.tolist())) == (20, "length", {0})
+        pairs.append((request.prompt_ids, response))
+    for temperature in (1.0, 0.7):
+        for pair, scores in zip(pairs, engine.score(pairs, temperature), strict=True):
+            np.testing.assert_allclose(scores, log_probs_of(llama, *pair, temperature), atol=1e-4)
+
+
+def test_greedy_equals_transformers_token_for_token(engine: VLLMEngine, llama: PreTrainedModel) -> None:
+    results = run(engine, *(ask(str(i), prompt, temperature=0) for i, prompt in enumerate(PROMPTS)))
+    for i, prompt in enumerate(PROMPTS):
+        expected: torch.Tensor = llama.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)  # type: ignore[operator]
+        assert results[str(i)].token_ids.tolist() == expected[0, len(prompt) :].tolist()
+
+
+def test_seeds_repeat_and_differ(engine: VLLMEngine) -> None:
+    requests = [ask(str(i), seed=i % 4) for i in range(8)]
+    results = run(engine, *requests)
+    first = [results[str(i)].token_ids.tolist() for i in range(8)]
+    assert first[:4] == first[4:]
+    assert len({tuple(tokens) for tokens in first}) == 4
+    alone = run(engine, ask("alone", seed=2))["alone"]
+    assert alone.token_ids.tolist() == first[2]
+
+
+def test_a_response_ends_with_its_first_stop_token(engine: VLLMEngine) -> None:
+    tokens = run(engine, ask("free", seed=5))["free"].token_ids.tolist()
+    stop = tokens[7]
+    result = run(engine, ask("stopped", seed=5, stop=(stop, 10**6)))["stopped"]
+    assert result.token_ids.tolist() == tokens[: tokens.index(stop) + 1]
+    assert result.finish == "stop"
+
+
+def test_top_k_and_top_p_report_the_distribution_that_was_drawn_from(
+    engine: VLLMEngine, llama: PreTrainedModel
+) -> None:
+    with torch.no_grad():
+        probabilities = llama(torch.tensor([PROMPTS[0]])).logits[0, -1].softmax(-1)
+    kept = probabilities.topk(4).indices.tolist()
+    for result in run(engine, *(ask(str(i), seed=i, length=1, top_k=4) for i in range(40))).values():
+        token = int(result.token_ids[0])
+        assert token in kept
+        expected = float((probabilities[token] / probabilities[kept].sum()).log())
+        assert result.log_probs[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_update_makes_it_exactly_the_new_model_also_for_running_requests(
+    engine: VLLMEngine, llama: PreTrainedModel, make_model: MakeModel, log_probs_of: LogProbsOf
+) -> None:
+    new = make_model("llama", seed=5)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(ask(str(i), prompt, seed=i, length=40))
+    for _ in range(10):
+        assert engine.step() == []
+    assert engine.tokens_made >= 40
+    engine.begin_update()
+    with pytest.raises(EngineError, match="finish_update"):
+        engine.step()
+    update(engine, new, 3)
+    assert engine.version == 3
+    results = run(engine)
+    for i, prompt in enumerate(PROMPTS):
+        result = results[str(i)]
+        split = int(np.searchsorted(result.versions, 3))
+        assert result.versions.tolist() == [0] * split + [3] * (40 - split)
+        assert 5 < split < 15
+        response = tuple(result.token_ids.tolist())
+        np.testing.assert_allclose(result.log_probs[:split], log_probs_of(llama, prompt, response)[:split], atol=1e-4)
+        np.testing.assert_allclose(result.log_probs[split:], log_probs_of(new, prompt, response)[split:], atol=1e-4)
+    # The same prompts again: no key or value of the old weights may be met.
+    for i, prompt in enumerate(PROMPTS):
+        result = run(engine, ask("again", prompt, seed=i))["again"]
+        expected = log_probs_of(new, prompt, tuple(result.token_ids.tolist()))
+        np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
+
+
+def test_weights_arrive_through_a_broadcast(
+    engine: VLLMEngine, make_model: MakeModel, log_probs_of: LogProbsOf
+) -> None:
+    new = make_model("llama", seed=6)
+    publisher = Publisher(1 << 16, "127.0.0.1")
+    link = WeightLink(publisher.address, 1, ("the learner", "engine 0"))
+    with ThreadPoolExecutor(1) as sender:
+        connected = sender.submit(publisher.connect, link, 30)
+        engine.join_weights(link, 1, 30)
+        connected.result(30)
+        for version in (4, 5):
+            named = dict(new.named_parameters())
+            sent = sender.submit(publisher.publish, describe(named.items()), named.items(), version, 30)
+            report = engine.receive_weights(version, 30)
+            assert sent.result(30).nbytes == report.nbytes
+            # The largest tensor is 97 x 64: no bucket is larger than 64 KiB.
+            assert report.peak_buffer_bytes <= 2 << 16
+    pair = (PROMPTS[0], (8, 9, 10))
+    np.testing.assert_allclose(engine.score([pair], 1.0)[0], log_probs_of(new, *pair), atol=1e-4)
+    assert engine.version == 5
+
+
+def test_an_interrupted_request_goes_on_and_keeps_what_it_had(
+    engine: VLLMEngine, llama: PreTrainedModel, log_probs_of: LogProbsOf
+) -> None:
+    request = ask("a", seed=5, length=30)
+    engine.add(request)
+    engine.add(ask("b", seed=6, length=30))
+    for _ in range(8):
+        engine.step()
+    (partial,) = engine.abort(["a"])
+    assert partial.finish == "aborted"
+    assert 0 < len(partial.token_ids) < 30
+    result = run(engine, continued(request, partial))["a"]
+    assert result.token_ids.tolist()[: len(partial.token_ids)] == partial.token_ids.tolist()
+    expected = log_probs_of(llama, request.prompt_ids, tuple(result.token_ids.tolist()))
+    np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
+    assert len(result.token_ids) == len(result.versions) == 30
+
+
+def test_sleep_sets_requests_aside_and_wake_goes_on(engine: VLLMEngine) -> None:
+    engine.add(ask("a", seed=1, length=30))
+    for _ in range(5):
+        engine.step()
+    engine.sleep()
+    engine.add(ask("b", seed=2))
+    assert (engine.running, engine.waiting, engine.has_work) == (0, 2, False)
+    with pytest.raises(EngineError, match="wake"):
+        engine.step()
+    engine.wake()
+    assert {name: len(result.token_ids) for name, result in run(engine).items()} == {"a": 30, "b": 20}
+
+
+def test_what_cannot_fit_or_is_complete_already(engine: VLLMEngine) -> None:
+    with pytest.raises(
+        ValueError, match=r"request long: 9 prompt tokens and up to 195 response tokens.*context of 200"
+    ):
+        engine.add(ask("long", (1,) * 9, length=195))
+    full = dataclasses.replace(ask("full", length=1), token_ids=(4,), log_probs=(-1.0,), versions=(7,))
+    assert run(engine, full)["full"].versions.tolist() == [7]
+    with pytest.raises(EngineError, match="before begin_update"):
+        engine.load([])
