@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rljob_trainer.learner.parallel import full
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
@@ -171,3 +172,24 @@ def moved_gradient(
     sums = learner.gradient(learner.actor, share, 0, loss)
     named = learner.actor.module.named_parameters()
     return {n: full(p.grad).clone() for n, p in named if p.grad is not None}, {n: float(v) for n, v in sums.items()}
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(2, "float32"), (4, "float32"), (1, "bfloat16"), (2, "bfloat16")])
+def test_publication_and_export_gather_the_folder_again(
+    count: int, dtype: Any, ranks: Any, untied_folder: Path, tmp_path: Path
+) -> None:
+    settings = settings_for(untied_folder, ranks=count, dtype=dtype, critic=None)
+    stored = load_file(untied_folder / "model.safetensors")
+    for published in ranks.run(count, publish_and_export, settings, tmp_path):
+        assert published.keys() == stored.keys()
+        for name, tensor in published.items():
+            assert tensor.dtype == settings.compute_dtype
+            assert torch.equal(tensor, stored[name].to(tensor.dtype)), name
+    exported = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(exported[name], tensor) for name, tensor in stored.items())
+
+
+def publish_and_export(rank: int, address: str, settings: LearnerSettings, folder: Path) -> dict[str, torch.Tensor]:
+    learner = LearnerRank(settings, rank, address, timeout_seconds=20)
+    learner.export(folder)
+    return dict(learner.named_parameters_for_publish())

@@ -72,6 +72,12 @@ def source_dtypes(source: Path) -> dict[str, torch.dtype]:
     return result
 
 
+def stored_dtype(source: Path) -> torch.dtype:
+    """The narrowest dtype that holds all tensors of a folder exactly: half precision if all share it, else float32."""
+    found = set(source_dtypes(source).values())
+    return found.pop() if len(found) == 1 else torch.float32
+
+
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 
 

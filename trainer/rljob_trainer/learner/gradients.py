@@ -179,7 +179,7 @@ def _select(
             whole[1:, at] = torch.where(mask, streams, 0)
     if dist.is_initialized():
         dist.all_reduce(whole)
-    segments = Segments.from_lengths(torch.from_numpy(lengths), place.device)
+    segments = Segments.from_lengths(torch.tensor(lengths), place.device)
     of_all = dict(zip(("log_probs", *given), whole[1:], strict=True))
     inputs = PolicyInputs(mask=whole[0] > 0, segments=segments, **of_all)
     generator = torch.Generator().manual_seed(seed)

@@ -64,8 +64,21 @@ def shard_group(mesh: DeviceMesh | None) -> dist.ProcessGroup | None:
 
 
 def full(parameter: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The whole of one parameter in ``dtype`` on every rank (a collective call); unsharded ones are not copied."""
+    """The whole of one parameter in ``dtype`` on every rank (a collective call); unsharded ones are not copied.
+
+    A shard that rests in host memory takes part from the mesh's device.
+    """
     value = parameter.detach()
-    if dtype is not None and value.dtype != dtype:
-        value = value.to(dtype)  # before gathering: half the traffic
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    if not isinstance(value, DTensor):
+        return value if dtype is None else value.to(dtype)
+    # Converted before gathering: half the traffic.
+    shard = value.to_local().to(value.device_mesh.device_type, dtype or value.dtype)
+    whole = DTensor.from_local(
+        shard,
+        value.device_mesh,
+        value.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
+    )
+    return whole.full_tensor()

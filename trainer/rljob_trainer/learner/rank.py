@@ -7,7 +7,7 @@ touches a model is called on all ranks at once, with shares that have equal numb
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rljob_trainer.learner import export, parallel, state
 from rljob_trainer.learner.gradients import Place, Sums, actor_gradient, critic_gradient, on_host
 from rljob_trainer.learner.models import checkpoint_activations, load_critic, load_policy
 from rljob_trainer.learner.protocol import LossSettings
+from rljob_trainer.learner.residence import Residence
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.learner.work import RankReport, Share, StepReport
@@ -34,7 +35,8 @@ class LearnerRank:
     ) -> None:
         self.settings = settings
         self.rank = rank
-        self.device = torch.device(settings.device)
+        # Ray shows each rank its own GPU only.
+        self.device = torch.device("cuda", 0) if settings.device == "cuda" else torch.device("cpu")
         self.attachments: dict[str, Any] = {}
         """Objects of others that live beside the models (weight publication, a colocated engine)."""
         self._dtype = settings.compute_dtype
@@ -44,22 +46,24 @@ class LearnerRank:
         torch.manual_seed(settings.seed)
         self.mesh = parallel.join(settings, rank, address, timeout_seconds)
 
+        # Ranks that share a host each read the whole model before they cut it: in the files' own precision, if half.
+        stored = torch.float32 if self.mesh is None else export.stored_dtype(settings.model_path)
         policy = load_policy(
             settings.model_path,
-            dtype=torch.float32,
+            dtype=stored,
             chunk=settings.log_prob_chunk_tokens,
             trust_remote_code=settings.trust_remote_code,
         )
-        self._policy = self._prepare(policy, self._dtype)
+        self._policy = self._prepare(policy, torch.float32, self._dtype)
         self.actor = Trained(
             "actor", self._policy, settings.actor, total_updates=settings.total_updates, mesh=self.mesh
         )
         self.critic: Trained | None = None
         if settings.critic is not None:
-            critic = load_critic(settings.model_path, dtype=torch.float32, trust_remote_code=settings.trust_remote_code)
+            critic = load_critic(settings.model_path, dtype=stored, trust_remote_code=settings.trust_remote_code)
             self.critic = Trained(
                 "critic",
-                self._prepare(critic, self._dtype),
+                self._prepare(critic, torch.float32, self._dtype),
                 settings.critic,
                 total_updates=settings.total_updates,
                 mesh=self.mesh,
@@ -72,16 +76,22 @@ class LearnerRank:
                 chunk=settings.log_prob_chunk_tokens,
                 trust_remote_code=settings.trust_remote_code,
             )
-            self._reference = self._prepare(frozen.requires_grad_(False), torch.float32)
+            self._reference = self._prepare(frozen.requires_grad_(False), self._dtype, self._dtype)
         # What is drawn from here on (nothing does today) differs between ranks.
         torch.manual_seed(settings.seed * 65537 + rank)
+        parts: dict[str, Callable[[torch.device], object]] = {}
+        for trained in self._trained:
+            parts |= {trained.name: trained.module.to, f"{trained.name} optimizer": trained.optimizer.move}
+        if self._reference is not None:
+            parts["reference"] = self._reference.to
+        self._residence = Residence(self.device, parts, idle_in_host=settings.offload)
 
-    def _prepare(self, module: Any, compute: torch.dtype) -> Any:
-        """Checkpointing, sharding, device."""
+    def _prepare(self, module: Any, masters: torch.dtype, compute: torch.dtype) -> Any:
+        """Checkpointing, sharding, device; parameters are kept in ``masters`` and computed with in ``compute``."""
         if self.settings.activation_checkpointing:
             checkpoint_activations(module.layers)
         parallel.shard(module, module.layers, self.mesh, compute)
-        return module.to(self.device)
+        return module.to(self.device, masters)
 
     @property
     def actor_model(self) -> PreTrainedModel:
@@ -114,23 +124,24 @@ class LearnerRank:
             assert stream is not None
             parts.setdefault(name, []).append(stream.float())
 
-        for indices in (m for mini_batch in share.micro_batches for m in mini_batch):
-            _, packed = self._place.row(share, indices, final=values)
-            if log_probs or entropy or sum_squared_probs:
-                out = self._policy(packed, temperature, squares=sum_squared_probs)
-                for name, wanted, stream in (
-                    ("log_probs", log_probs, out.log_probs),
-                    ("entropy", entropy, out.entropy),
-                    ("sum_squared_probs", sum_squared_probs, out.sum_squared_probs),
-                ):
-                    if wanted:
-                        keep(name, stream)
-            if self._reference is not None and reference:
-                keep("ref_log_probs", self._reference(packed, temperature).log_probs)
-            if self.critic is not None and values:
-                before, after = self.critic.module(packed)
-                keep("values", before)
-                keep("final_values", after)
+        with self._residence.working("actor", *["reference"] * reference, *["critic"] * values):
+            for indices in (m for mini_batch in share.micro_batches for m in mini_batch):
+                _, packed = self._place.row(share, indices, final=values)
+                if log_probs or entropy or sum_squared_probs:
+                    out = self._policy(packed, temperature, squares=sum_squared_probs)
+                    for name, wanted, stream in (
+                        ("log_probs", log_probs, out.log_probs),
+                        ("entropy", entropy, out.entropy),
+                        ("sum_squared_probs", sum_squared_probs, out.sum_squared_probs),
+                    ):
+                        if wanted:
+                            keep(name, stream)
+                if self._reference is not None and reference:
+                    keep("ref_log_probs", self._reference(packed, temperature).log_probs)
+                if self.critic is not None and values:
+                    before, after = self.critic.module(packed)
+                    keep("values", before)
+                    keep("final_values", after)
         return {name: torch.cat(streams).cpu().numpy() for name, streams in parts.items()}
 
     # --- training -----------------------------------------------------------------------------------------------------
@@ -146,13 +157,15 @@ class LearnerRank:
             work.append(self.actor)
         report = RankReport([], {trained.name: trained.rate for trained in work})
         sums: list[Sums] = []
-        for number in range(len(share.micro_batches)):
-            for trained in work:
-                sums.append(self.gradient(trained, share, number, loss))
-                outcome = trained.step()
-                if outcome.problem is not None:
-                    _log.warning("%s, mini-batch %d: %s; step skipped", trained.name, number, outcome.problem)
-                report.steps.append(StepReport(trained.name, number, outcome.grad_norm, {}, outcome.problem))
+        busy = [part for trained in work for part in (trained.name, f"{trained.name} optimizer")]
+        with self._residence.working(*busy, *["reference"] * (loss.kl_kind == "full")):
+            for number in range(len(share.micro_batches)):
+                for trained in work:
+                    sums.append(self.gradient(trained, share, number, loss))
+                    outcome = trained.step()
+                    if outcome.problem is not None:
+                        _log.warning("%s, mini-batch %d: %s; step skipped", trained.name, number, outcome.problem)
+                    report.steps.append(StepReport(trained.name, number, outcome.grad_norm, {}, outcome.problem))
         for trained in work:
             trained.updates += 1
         for step, values in zip(report.steps, on_host(sums), strict=True):
@@ -175,11 +188,13 @@ class LearnerRank:
 
     def save(self, folder: Path) -> None:
         """Writes this rank's shards into an existing folder. Raises ``CheckpointError``."""
-        state.save(folder, self._trained, self.rank, self.settings.ranks)
+        with self._residence.working():
+            state.save(folder, self._trained, self.rank, self.settings.ranks)
 
     def load(self, folder: Path) -> None:
         """Reads a saved state, whatever the number of ranks that wrote it. Raises ``CheckpointError``."""
-        state.load(folder, self._trained, self.rank, self.settings.ranks)
+        with self._residence.working():
+            state.load(folder, self._trained, self.rank, self.settings.ranks)
 
     def export(self, folder: Path) -> None:
         """Writes the actor as a Hugging Face folder, in the dtype of the folder it came from."""
@@ -199,25 +214,13 @@ class LearnerRank:
     def offload(self, *, actor: bool = True) -> None:
         """Frees the device for an engine: models and optimizer state go to host memory. Nothing happens on a CPU.
 
-        With ``actor`` False the actor's parameters stay, for a publication that follows.
+        With ``actor`` False the actor's parameters stay. Publication works either way.
         """
-        self._move(torch.device("cpu"), actor)
+        self._residence.evict(actor=actor)
 
     def onload(self) -> None:
-        """Takes everything back to the device."""
-        self._move(self.device, True)
-
-    def _move(self, device: torch.device, actor: bool) -> None:
-        if self.device.type == "cpu":
-            return
-        for trained in self._trained:
-            trained.optimizer.move(device)
-            if actor or trained is not self.actor:
-                trained.module.to(device)
-        if self._reference is not None:
-            self._reference.to(device)
-        if device.type == "cpu":
-            torch.cuda.empty_cache()
+        """Takes back to the device what works there."""
+        self._residence.settle()
 
     def close(self) -> None:
         """Leaves the process group."""

@@ -61,7 +61,7 @@ class LearnerSettings:
     micro_batch_tokens: int = 16384
     activation_checkpointing: bool = False
     offload: bool = False
-    """Whether ``offload`` moves models and optimizer state to host memory (colocated engines on a GPU)."""
+    """Whether optimizer state, critic and reference rest in host memory while they have nothing to do (GPU)."""
     log_prob_chunk_tokens: int | None = None
     share_prompts: bool = True
     """Compute a prompt once for all its samples in a micro-batch. Changes speed, never the result."""
@@ -77,8 +77,11 @@ class LearnerSettings:
             )
 
     @classmethod
-    def from_job(cls, job: ResolvedJob, model_path: Path) -> LearnerSettings:
-        """``model_path`` is the local Hugging Face folder of the job's model."""
+    def from_job(cls, job: ResolvedJob, model_path: Path, total_updates: int | None = None) -> LearnerSettings:
+        """``model_path`` is the local Hugging Face folder of the job's model.
+
+        ``total_updates`` is for jobs that end by something else than ``stop.steps``.
+        """
         spec = job.spec
         trainer, algorithm = spec.trainer, spec.algorithm
         device: Literal["cpu", "cuda"] = "cuda" if trainer.gpus_per_replica else "cpu"
@@ -97,7 +100,7 @@ class LearnerSettings:
             activation_checkpointing=trainer.activation_checkpointing,
             offload=trainer.offload,
             log_prob_chunk_tokens=trainer.log_prob_chunk_tokens,
-            total_updates=spec.stop.steps,
+            total_updates=spec.stop.steps or total_updates,
             seed=spec.seed,
             trust_remote_code=spec.model.trust_remote_code,
         )
