@@ -7,8 +7,16 @@ so the operating system never has to provide it.
 
 from __future__ import annotations
 
+import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
+
+
+def quarter_of_free_memory(device: torch.device) -> int:
+    """Bytes for a cache when nobody said how many."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] // 4)
+    return int(psutil.virtual_memory().available // 4)
 
 
 class KVCache:

@@ -10,18 +10,19 @@ The mathematics is in ``decoder.py``, the memory in ``kv_cache.py``, the random 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
 from rljob_trainer.errors import EngineError
+from rljob_trainer.rollout import scoring
 from rljob_trainer.rollout.decoder import Decoder, DecoderConfig, module_parameters, read_folder
-from rljob_trainer.rollout.kv_cache import KVCache
+from rljob_trainer.rollout.kv_cache import KVCache, quarter_of_free_memory
 from rljob_trainer.rollout.protocol import (
     GenerationRequest,
     GenerationResult,
@@ -34,11 +35,6 @@ from rljob_trainer.rollout.row_state import RowState
 from rljob_trainer.samples import FinishReason, FloatArray
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import Receiver, ReceiveReport
-
-_PREFILL_TOKENS = 8192
-"""Padded tokens per prefill or scoring pass: bounds the activations."""
-_HEAD_ROWS = 1024
-"""Rows of logits that scoring holds at once."""
 
 
 @dataclass(slots=True)
@@ -61,11 +57,21 @@ class _Running:
         return len(self.request.prompt_ids) - self.started
 
 
-class TorchEngine:
-    """An ``Engine`` in plain torch (Llama family). Build it with ``from_folder`` or ``from_model``.
+class Limits(TypedDict, total=False):
+    """Keyword arguments of every constructor of ``TorchEngine``."""
 
-    ``max_concurrent`` bounds the running requests, ``kv_cache_bytes`` the cache (default: a quarter of free memory).
-    """
+    version: int
+    """The policy version of the weights at the start."""
+    max_concurrent: int
+    """Requests that run at once."""
+    max_context: int | None
+    """Longest prompt and response together, at most the model's context."""
+    kv_cache_bytes: int | None
+    """Bound of the cache; None: a quarter of the free memory."""
+
+
+class TorchEngine:
+    """An ``Engine`` in plain torch (Llama family). Build it with ``from_folder`` or ``from_model``."""
 
     def __init__(
         self,
@@ -86,7 +92,7 @@ class TorchEngine:
         self._version = version
         self._max_concurrent = max_concurrent
         self._context = min(max_context or self._config.context, self._config.context)
-        self._kv_bytes = kv_cache_bytes or _quarter_of_free_memory(self._device)
+        self._kv_bytes = kv_cache_bytes or quarter_of_free_memory(self._device)
         self._updating = False
         self._loaded: set[str] = set()
         self._asleep = False
@@ -113,44 +119,19 @@ class TorchEngine:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        version: int = 0,
-        max_concurrent: int = 256,
-        max_context: int | None = None,
-        kv_cache_bytes: int | None = None,
+        **limits: Unpack[Limits],
     ) -> TorchEngine:
         """An engine with parameters of its own, read from a Hugging Face folder."""
-        config, tensors = read_folder(folder, dtype, device)
-        return cls(
-            Decoder(config, tensors),
-            version=version,
-            max_concurrent=max_concurrent,
-            max_context=max_context,
-            kv_cache_bytes=kv_cache_bytes,
-        )
+        return cls(Decoder(*read_folder(folder, dtype, device)), **limits)
 
     @classmethod
-    def from_model(
-        cls,
-        model: torch.nn.Module,
-        *,
-        version: int = 0,
-        max_concurrent: int = 256,
-        max_context: int | None = None,
-        kv_cache_bytes: int | None = None,
-    ) -> TorchEngine:
+    def from_model(cls, model: torch.nn.Module, **limits: Unpack[Limits]) -> TorchEngine:
         """An engine that samples from a live Hugging Face causal language model without a copy of its parameters.
 
         An optimizer step is seen at once; ``begin_update`` and ``finish_update`` around it keep the version true.
         """
         config = DecoderConfig.from_hf(model.config.to_dict())  # type: ignore[union-attr,operator]
-        return cls(
-            Decoder(config, module_parameters(model)),
-            shared=True,
-            version=version,
-            max_concurrent=max_concurrent,
-            max_context=max_context,
-            kv_cache_bytes=kv_cache_bytes,
-        )
+        return cls(Decoder(config, module_parameters(model)), shared=True, **limits)
 
     # ------------------------------------------------------------------ requests
 
@@ -237,7 +218,7 @@ class TorchEngine:
         # Prompts of similar length share a pass, so little of it is padding.
         families = sorted(by_prefix.items(), key=lambda family: len(family[0]))
         done: list[GenerationResult] = []
-        for start, stop in _passes([len(prefix) for prefix, _ in families]):
+        for start, stop in scoring.passes([len(prefix) for prefix, _ in families]):
             done += self._prefill(families[start:stop])
         return done
 
@@ -257,7 +238,9 @@ class TorchEngine:
             segments = [(len(request.token_ids), self._version)]
             self._running.append(_Running(request, request.sampling.max_tokens, slot, started, segments))
         of_row = torch.tensor(source, device=self._device)
-        hidden = self._decoder.prefill(_pad([prefix for prefix, _ in families], self._device), cache, rows, of_row)
+        hidden = self._decoder.prefill(
+            scoring.pad([prefix for prefix, _ in families], self._device), cache, rows, of_row
+        )
         last = torch.tensor(lengths, device=self._device) - 1
         hidden = hidden[torch.arange(len(families), device=self._device), last]
         rows_state.sample(self._decoder.logits(hidden).index_select(0, of_row), rows)
@@ -334,26 +317,7 @@ class TorchEngine:
                     f"score: sequence {index} has {len(prompt)} prompt and {len(response)} response tokens; it needs a "
                     f"prompt, and a total of at most {self._context}"
                 )
-        order = sorted(range(len(sequences)), key=lambda index: len(sequences[index][0]) + len(sequences[index][1]))
-        whole = [(*sequences[index][0], *sequences[index][1]) for index in order]
-        scores: dict[int, FloatArray] = {}
-        for start, stop in _passes([len(ids) for ids in whole]):
-            # The last token predicts nothing.
-            ids = _pad(whole[start:stop], self._device)
-            hidden = self._decoder.prefill(ids[:, :-1])
-            for line, index in enumerate(order[start:stop]):
-                prompt, response = sequences[index]
-                span = slice(len(prompt) - 1, len(prompt) + len(response) - 1)
-                scores[index] = self._log_probs(hidden[line, span], ids[line, 1:][span], temperature or 1.0)
-        return [scores[index] for index in range(len(sequences))]
-
-    def _log_probs(self, hidden: Tensor, targets: Tensor, temperature: float) -> FloatArray:
-        """Log-probs ``[T]`` of ``targets [T]`` after ``hidden [T, hidden]``, a block of logits at a time."""
-        parts = [np.empty(0, np.float32)]
-        for rows, wanted in zip(torch.split(hidden, _HEAD_ROWS), torch.split(targets, _HEAD_ROWS), strict=True):
-            logits = self._decoder.logits(rows).float() / temperature
-            parts.append(logits.log_softmax(-1).gather(1, wanted[:, None]).view(-1).cpu().numpy())
-        return np.concatenate(parts)
+        return scoring.score(self._decoder, sequences, temperature)
 
     # ------------------------------------------------------------------ weights
 
@@ -467,26 +431,3 @@ class TorchEngine:
         self.abort()
         self._cache = None
         self._rows = None
-
-
-def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of ascending ``lengths`` whose padded size stays within the budget (or that hold one sequence)."""
-    start = 0
-    for stop in range(1, len(lengths) + 1):
-        if stop == len(lengths) or (stop - start + 1) * lengths[stop] > _PREFILL_TOKENS:
-            yield start, stop
-            start = stop
-
-
-def _pad(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """``[n, longest]`` with zeros after each sequence; causal attention never looks at them."""
-    ids = np.zeros((len(sequences), max(map(len, sequences))), np.int64)
-    for line, sequence in zip(ids, sequences, strict=True):
-        line[: len(sequence)] = sequence
-    return torch.from_numpy(ids).to(device)
-
-
-def _quarter_of_free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] // 4)
-    return int(psutil.virtual_memory().available // 4)
