@@ -1,0 +1,152 @@
+"""Seconds of a step in which engine and learner do nothing: what driver, pipeline, Ray, rewards and metrics cost.
+
+    .venv/bin/python -m benchmarks.driver_overhead
+
+A real run (`rljob run`'s own code: local Ray, the rank's process, reward processes, metrics.jsonl) in which only the
+model's work is taken out, inside the rank's process: the engine answers every request at once with a response of full
+length, and the learner returns what its first update returned. Requests, responses, batches and results travel as ever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.against_trl.model import VOCABULARY, common_model
+from benchmarks.driver_overhead.idle import make_idle
+from benchmarks.environments import DEFAULT_CACHE, ROOT
+from benchmarks.machine import Machine
+from benchmarks.measuring import Spread, table, write_results
+from benchmarks.rljob_run import Run, read_run
+from rljob_api import load_jobs, resolve
+from rljob_trainer.driver import run as running
+from rljob_trainer.driver.assemble import assemble
+from rljob_trainer.driver.parts import Parts
+from rljob_trainer.telemetry.plain import PlainView
+
+HERE = Path(__file__).parent
+JOBS = ROOT / "benchmarks" / "against_trl"
+GOAL_SECONDS = 0.020
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One batch."""
+
+    preset: str
+    groups: int
+    samples: int
+    response_tokens: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.preset}, {self.groups} x {self.samples} x {self.response_tokens} tokens"
+
+
+SHAPES = (
+    Shape("grpo", 2, 8, 64),
+    Shape("grpo", 16, 8, 64),
+    Shape("grpo", 32, 16, 5),
+    Shape("ppo", 16, 1, 64),
+    Shape("ppo", 128, 1, 64),
+    Shape("ppo", 256, 1, 384),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Seconds a step, over the steps after warm-up, and the median of each stage."""
+
+    shape: Shape
+    seconds: Spread
+    ninetieth_percentile: float
+    stages: dict[str, float]
+
+
+def run_idle(shape: Shape, model: Path, steps: int) -> Run:
+    """Trains ``steps`` steps of nothing."""
+    settings = {
+        "model.source": model,
+        "data.train.source": model / "prompts.jsonl",
+        "data.maxPromptTokens": 128,
+        "batch.groups": shape.groups,
+        "batch.samplesPerPrompt": shape.samples,
+        "rollout.maxResponseTokens": shape.response_tokens,
+        "stop.steps": steps,
+    }
+    (document,) = load_jobs(JOBS / f"{shape.preset}.yaml", [f"{path}={value}" for path, value in settings.items()])
+    with tempfile.TemporaryDirectory() as folder:
+        options = running.RunOptions(Path(folder) / "run", JOBS, "never")
+        with patch.object(running, "assemble", _assemble_idle), PlainView(io.StringIO()) as view:
+            asyncio.run(running.run_job(resolve(document), options, view))
+        return read_run(options.output)
+
+
+async def _assemble_idle(*args: Any, **named: Any) -> Parts:
+    parts = await assemble(*args, **named)
+    await parts.learner.run(make_idle, VOCABULARY)  # type: ignore[attr-defined]  # it is a LearnerGroup
+    return parts
+
+
+def measure(shape: Shape, model: Path, steps: int, warm_up: int) -> Overhead:
+    run = run_idle(shape, model, steps + warm_up)
+    # The last step writes the final checkpoint.
+    rows = run.rows[warm_up:-1]
+    seconds = sorted(row["timing/step_seconds"] for row in rows)
+    names = [name for name in rows[0] if name.startswith("timing/") and name != "timing/step_seconds"]
+    stages = {
+        name.removeprefix("timing/").removesuffix("_seconds"): Spread.of([row.get(name, 0.0) for row in rows]).median
+        for name in names
+    }
+    return Overhead(shape, Spread.of(seconds), seconds[int(0.9 * len(seconds))], stages)
+
+
+def show(measured: Sequence[Overhead]) -> str:
+    rows = []
+    for overhead in measured:
+        s = overhead.seconds
+        stages = ", ".join(f"{name} {1000 * seconds:.1f}" for name, seconds in overhead.stages.items())
+        rows.append(
+            [
+                overhead.shape.name,
+                f"**{1000 * s.median:.1f}** ({1000 * s.min:.1f} – {1000 * s.max:.1f})",
+                f"{1000 * overhead.ninetieth_percentile:.1f}",
+                stages,
+            ]
+        )
+    return "\n".join(
+        [
+            "Milliseconds a step without the model: median (smallest – largest).",
+            "",
+            table(["batch", "step", "90th percentile", "of which"], rows),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where the model is kept")
+    parser.add_argument("--steps", type=int, default=100, help="counted steps (default 100)")
+    parser.add_argument("--warm-up", type=int, default=10)
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    arguments = parser.parse_args()
+    os.environ.update(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1")
+    machine = Machine.here()
+    model = common_model(arguments.cache)
+    measured = []
+    for shape in SHAPES:
+        print(shape.name, flush=True)
+        measured.append(measure(shape, model, arguments.steps, arguments.warm_up))
+    write_results(arguments.results, "driver_overhead", machine, measured, show(measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""An engine and a learner rank that do no work: they run in the real processes and answer at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.rollout.engine_loop import EngineLoop
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
+from rljob_trainer.samples import FloatArray
+from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.receiver import ReceiveReport
+
+
+class IdleEngine:
+    """An ``Engine`` whose every request is done after one step, at its full length."""
+
+    weight_ranks = 0
+    running = 0
+
+    def __init__(self, vocabulary: int) -> None:
+        self.version = 0
+        self.tokens_made = 0
+        self._requests: list[GenerationRequest] = []
+        self._random = np.random.default_rng(0)
+        self._vocabulary = vocabulary
+
+    def add(self, request: GenerationRequest) -> None:
+        self._requests.append(request)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._requests)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def step(self) -> list[GenerationResult]:
+        requests, self._requests = self._requests, []
+        return [self._result(request) for request in requests]
+
+    def _result(self, request: GenerationRequest) -> GenerationResult:
+        length = request.sampling.max_tokens
+        self.tokens_made += length
+        return GenerationResult(
+            request.request_id,
+            # Above the special tokens.
+            self._random.integers(3, self._vocabulary, length, dtype=np.int32),
+            np.full(length, -np.log(self._vocabulary), np.float32),
+            np.full(length, self.version, np.int32),
+            "length",
+        )
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
+        self._requests = []
+        return []
+
+    def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
+        return [np.zeros(len(response), np.float32) for _, response in sequences]
+
+    def begin_update(self) -> None: ...
+
+    def load(self, tensors: Iterable[tuple[str, Any]]) -> None: ...
+
+    def finish_update(self, version: int) -> None:
+        self.version = version
+
+    def join_weights(self, link: WeightLink, first_rank: int, timeout: float) -> None: ...
+
+    def receive_weights(self, version: int, timeout: float) -> ReceiveReport:
+        self.finish_update(version)
+        return ReceiveReport(version, 0, 0.0, 0.0, 0)
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def make_idle(rank: LearnerRank, vocabulary: int) -> None:
+    """Runs in the rank's process: replaces the engine beside it, and lets each of its methods work once only.
+
+    Later calls answer with the first result: shapes are the same in every step, since responses have full length.
+    """
+    rank.attachments["engine"].close()
+    rank.attachments["engine"] = EngineLoop(lambda: IdleEngine(vocabulary), "idle")
+    for name in ("update", "score"):
+        setattr(rank, name, _once(getattr(rank, name)))
+
+
+def _once(method: Any) -> Any:
+    answers: dict[tuple[str, ...], Any] = {}
+
+    def answer(*args: Any, **wanted: Any) -> Any:
+        key = tuple(sorted(name for name, value in wanted.items() if value))
+        if key not in answers:
+            answers[key] = method(*args, **wanted)
+        return answers[key]
+
+    return answer
