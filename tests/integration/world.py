@@ -14,8 +14,9 @@ import kopf
 from fakes.heads import Driver, FakeHeads, Play
 from fakes.kuberay import FakeKubeRay
 from kube.control_plane import ApiCallError, ControlPlane
+from operator_thread import OperatorThread
 
-from rljob_operator.operator import Operator, Options
+from rljob_operator.operator import Options
 from rljob_operator.settings import Settings
 
 PATIENCE_SECONDS = float(os.environ.get("RLJOB_TEST_PATIENCE", "60"))
@@ -59,8 +60,7 @@ class World:
         self.kuberay = kuberay
         self.heads = heads
         self._folder = folder
-        self._operator: asyncio.Task[None] | None = None
-        self.operator: Operator | None = None
+        self.operator: OperatorThread | None = None
 
     # The operator
 
@@ -78,16 +78,13 @@ class World:
             probe_port=None,
             settings=settings,
         )
-        self.operator = Operator(options, connection)
-        self._operator = asyncio.create_task(self.operator.run())
+        self.operator = OperatorThread(options, connection)
 
     async def stop_operator(self) -> None:
         """Ends the operator at whatever it is doing, if it runs."""
-        if self._operator is not None:
-            self._operator.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._operator
-            self._operator = None
+        if self.operator is not None:
+            await self.operator.stop()
+            self.operator = None
 
     # Jobs
 
@@ -124,8 +121,8 @@ class World:
         """Waits until `holds()` (a coroutine function or a function) is true, and returns what it returned."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            if self._operator is not None and self._operator.done():
-                self._operator.result()
+            if self.operator is not None and self.operator.failure is not None:
+                raise self.operator.failure
             found = holds()
             if asyncio.iscoroutine(found):
                 found = await found
