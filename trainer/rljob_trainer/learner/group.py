@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from rljob_trainer.errors import LearnerError, RLJobError
 from rljob_trainer.learner.metrics import update_result
@@ -241,10 +241,13 @@ class LearnerGroup:
             if task.done() and task.exception() is not None
         }
         waiting = [rank for rank, task in zip(ranks, tasks, strict=True) if not task.done()]
-        dead = {rank: error for rank, error in errors.items() if isinstance(error, RayActorError)}
+        dead = [rank for rank, error in errors.items() if isinstance(error, RayActorError)]
         if dead:
-            rank, death = next(iter(dead.items()))
-            message = f"learner rank {rank} died during {what}: {_first_line(death)}"
+            listed = ", ".join(map(str, dead))
+            message = (
+                f"learner rank {listed} died during {what}: its process was killed (by the system when its host was "
+                "out of memory, perhaps) or crashed; start again from the last checkpoint"
+            )
         elif errors:
             rank, error = next(iter(errors.items()))
             cause = error.cause if isinstance(error, RayTaskError) else error
@@ -274,10 +277,3 @@ async def _result(reference: Any) -> Any:
 
 def _died(task: asyncio.Task[Any]) -> bool:
     return isinstance(task.exception(), RayActorError)
-
-
-def _first_line(error: BaseException | None) -> str:
-    if isinstance(error, ActorDiedError):
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return lines[-1] if lines else "its process is gone"
-    return str(error).splitlines()[0] if str(error) else "its process is gone"
