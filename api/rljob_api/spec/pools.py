@@ -82,7 +82,7 @@ class Optimizer(SpecModel):
 
     learning_rate: float = Field(default=1e-6, gt=0, le=1, description="Peak learning rate.")
     warmup_steps: int = Field(
-        default=0, ge=0, le=10000000, description="Steps over which the rate grows linearly from 0."
+        default=0, ge=0, le=10000000, description="Steps over which the rate grows linearly to its peak."
     )
     schedule: Schedule = Field(
         default="constant",
@@ -131,7 +131,7 @@ class Trainer(SpecModel):
         default=None,
         ge=1,
         le=16777216,
-        description="Tokens whose logits exist at once. Default: chosen so that they take 64 MiB.",
+        description="Tokens whose logits exist at once. Default: chosen for the cache (CPU) or for 64 MiB (GPU).",
     )
     env: Annotated[EnvMap, SUSPENDED] = Field(default={}, description="Environment variables of the ranks.")
     pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")

@@ -198,14 +198,13 @@ def test_filtered_groups_are_replaced_through_the_feed_and_counted() -> None:
     run_virtual(main())
 
 
-def test_a_filter_that_keeps_nothing_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rljob_trainer.pipeline.loop.MOST_DROPPED_IN_A_ROW", 50)
-
+def test_a_filter_that_keeps_nothing_ends_in_an_error() -> None:
     async def main() -> None:
         world = World(random.Random(6), 0, 1.0)
-        await pipeline_of(world, ScheduleSettings(4, 4, 0), 1000, keep=lambda g: "no signal").run()
+        pipeline = pipeline_of(world, ScheduleSettings(4, 4, 0), 1000, keep=lambda g: "no signal", most_dropped=50)
+        await pipeline.run()
 
-    with pytest.raises(DataError, match="50 prompt groups in a row were dropped"):
+    with pytest.raises(DataError, match="50 prompt groups were dropped before a batch was full"):
         run_virtual(main())
 
 

@@ -49,15 +49,21 @@ def read_job(args: argparse.Namespace) -> tuple[ResolvedJob, Path]:
 def _not_yet(job: ResolvedJob) -> list[Violation]:
     """What the job format foresees and this version of the trainer does not do."""
     spec = job.spec
-    found = []
-    if spec.trainer.backend != "fsdp2":
-        found.append(Violation("spec.trainer.backend", "only fsdp2 runs in this version", "write fsdp2"))
-    if spec.placement == "colocated" and spec.rollout.engine == "vllm" and spec.rollout.parallelism.tensor > 1:
-        found.append(
-            Violation(
-                "spec.rollout.parallelism.tensor",
-                "a colocated vLLM engine has one GPU in this version",
-                "write 1, or placement: separate",
-            )
-        )
-    return found
+    unsupported = [
+        (spec.trainer.backend != "fsdp2", "trainer.backend", "only fsdp2 runs", "write fsdp2"),
+        (spec.trainer.parallelism.tensor > 1, "trainer.parallelism.tensor", "ranks share no matrices", "write 1"),
+        (spec.trainer.parallelism.sequence > 1, "trainer.parallelism.sequence", "ranks share no sequences", "write 1"),
+        (spec.rollout.hosts_per_replica > 1, "rollout.hostsPerReplica", "an engine lives on one host", "write 1"),
+        (spec.rollout.parallelism.pipeline > 1, "rollout.parallelism.pipeline", "engines have no stages", "write 1"),
+        (
+            spec.placement == "colocated" and spec.rollout.engine == "vllm" and spec.rollout.parallelism.tensor > 1,
+            "rollout.parallelism.tensor",
+            "a colocated vLLM engine has one GPU",
+            "write 1, or placement: separate",
+        ),
+    ]
+    return [
+        Violation(f"spec.{path}", f"{problem} in this version", remedy)
+        for holds, path, problem, remedy in unsupported
+        if holds
+    ]

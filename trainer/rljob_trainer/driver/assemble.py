@@ -14,7 +14,7 @@ from rljob_trainer.data.tokenisation import load_tokenizer
 from rljob_trainer.driver.engines import Engines, engine_count, learner_options, start_engines
 from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
 from rljob_trainer.driver.parts import Parts
-from rljob_trainer.driver.training import PipelineTrainer
+from rljob_trainer.driver.training import PipelineTrainer, Publication, QuietPublication
 from rljob_trainer.driver.validating import Validator, held_out
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.group import LearnerGroup
@@ -98,10 +98,11 @@ async def assemble(
         temperature=sampling.temperature,
         seed=spec.seed,
         max_prompt_tokens=spec.data.max_prompt_tokens,
+        part_weights={function.name or function.type: function.weight for function in spec.reward.functions},
         stage=times.stage,
         report=view.message,
     )
-    trainer = PipelineTrainer(step, engines.publication, engines.turns)
+    trainer = PipelineTrainer(step, publication_of(spec, engines), engines.turns)
     generation = GenerationSettings(
         n=spec.batch.samples_per_prompt,
         sampling=sampling,
@@ -123,6 +124,7 @@ async def assemble(
         times=times,
         devices=devices(spec),
         keep=group_filter(spec),
+        most_dropped=spec.algorithm.group_filter.max_batches * spec.batch.groups,
     )
 
 
@@ -154,6 +156,15 @@ def schedule_settings(spec: ResolvedSpec) -> ScheduleSettings:
         fraction=pipeline.staleness.fraction,
         ordered=pipeline.mode != "fullyAsync",
     )
+
+
+def publication_of(spec: ResolvedSpec, engines: Engines) -> Publication:
+    """What a publication does to running requests, where there can be any."""
+    if spec.pipeline.mode == "sync" or spec.pipeline.partial_rollout == "keepCache":
+        return engines.publication
+    interrupt = spec.pipeline.partial_rollout == "recompute"
+    wait = float(spec.deadlines.progress_seconds)
+    return QuietPublication(engines.publication, engines.pool, interrupt=interrupt, seconds=wait)
 
 
 def group_filter(spec: ResolvedSpec) -> Keep:

@@ -41,6 +41,8 @@ class Parts:
     devices: int
     """Of all pools together, for rates per device."""
     keep: Keep = field(default=keep_all)
+    most_dropped: int = 10_000
+    """Groups that ``keep`` may drop before a batch is full."""
 
     def epoch(self) -> float:
         """Passes over the training data, the present one in part."""

@@ -94,6 +94,7 @@ class Session:
             Schedule(parts.schedule, self.totals.version),
             after_step=self._after_step,
             keep=parts.keep,
+            most_dropped=parts.most_dropped,
             stage=parts.times.stage,
             sample_deadline_seconds=spec.deadlines.progress_seconds,
         )

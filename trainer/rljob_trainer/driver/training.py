@@ -17,6 +17,36 @@ class Publication(Protocol):
         ...
 
 
+class Pausing(Protocol):
+    """A pool whose engines can be kept from starting, and stopped in the middle of, requests."""
+
+    async def pause(self, *, interrupt: bool = False) -> None: ...
+
+    async def wait_idle(self, seconds: float) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class QuietPublication:
+    """A publication to engines that have nothing in hand: running requests finish first, or are interrupted and go on
+    from the tokens they have, under the new weights."""
+
+    def __init__(self, publication: Publication, pool: Pausing, *, interrupt: bool, seconds: float) -> None:
+        """``seconds``: how long running requests may take to finish."""
+        self._publication = publication
+        self._pool = pool
+        self._interrupt = interrupt
+        self._seconds = seconds
+
+    async def publish(self, version: int) -> dict[str, float]:
+        await self._pool.pause(interrupt=self._interrupt)
+        try:
+            await self._pool.wait_idle(self._seconds)
+            return await self._publication.publish(version)
+        finally:
+            self._pool.resume()
+
+
 class Turns(Protocol):
     """Hands shared devices from the engines to the learner and back."""
 

@@ -22,9 +22,6 @@ from rljob_trainer.telemetry.names import check
 Keep = Callable[[Group], str | None]
 """Says why a finished group is dropped (DAPO's dynamic sampling), or None to keep it."""
 
-MOST_DROPPED_IN_A_ROW = 10_000
-"""A filter that keeps nothing must end in an error, not in an endless run."""
-
 AfterStep = Callable[[StepRecord], Awaitable[bool]]
 """Called at each step's boundary, when nothing of the step is pending. Returns whether to go on."""
 
@@ -62,8 +59,11 @@ class Pipeline:
         after_step: AfterStep,
         keep: Keep = keep_all,
         stage: Stage = unmeasured,
+        most_dropped: int = 10_000,
         sample_deadline_seconds: float = 3600.0,
     ) -> None:
+        """``most_dropped``: groups that ``keep`` may drop before a batch is full; a filter that keeps nothing must end
+        in an error, not in an endless run."""
         self.feed = feed
         self.rollout = rollout
         self.trainer = trainer
@@ -78,7 +78,8 @@ class Pipeline:
         self._changed = asyncio.Event()
         self._exhausted = False
         self._waiting = False
-        self._dropped_since_kept = 0
+        self._most_dropped = most_dropped
+        self._dropped_since_batch = 0
         self._dropped_taken = 0
         self._running: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup | None = None
@@ -123,6 +124,7 @@ class Pipeline:
                 break
             groups = [self._groups.pop(ordinal) for ordinal in batch]
             pulls.append(await self.trainer.train(groups, step=step, version=self.schedule.version))
+            self._dropped_since_batch = 0
             self.schedule.trained(batch)
             for ordinal in batch:
                 del self._open[ordinal]
@@ -186,17 +188,16 @@ class Pipeline:
         group = await self.rollout.run(prompt)
         reason = self._keep(group)
         if reason is None:
-            self._dropped_since_kept = 0
             self._groups[prompt.ordinal] = group
             self.schedule.finished(prompt.ordinal)
         else:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
-            self._dropped_since_kept += 1
-            if self._dropped_since_kept >= MOST_DROPPED_IN_A_ROW:
+            self._dropped_since_batch += 1
+            if self._dropped_since_batch >= self._most_dropped:
                 raise DataError(
-                    f"{self._dropped_since_kept} prompt groups in a row were dropped ({reason}). The reward tells the "
-                    "samples of no prompt apart: check the reward functions on the generations in the output folder, "
-                    "or switch the filter off."
+                    f"{self._dropped_since_batch} prompt groups were dropped before a batch was full ({reason}). The "
+                    "reward hardly tells samples apart: look at the generations in the output folder, switch "
+                    "algorithm.groupFilter off, or raise its maxBatches."
                 )
             self.schedule.dropped(prompt.ordinal)
             del self._open[prompt.ordinal]

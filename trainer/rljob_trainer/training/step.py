@@ -9,7 +9,7 @@ for them in one call, and hands them on. It keeps the only state of the algorith
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class TrainingStep:
         temperature: float,
         seed: int,
         max_prompt_tokens: int | None = None,
+        part_weights: Mapping[str, float] | None = None,
         stage: Stage = unmeasured,
         report: Callable[[str], None] = _log.warning,
     ) -> None:
@@ -69,6 +70,7 @@ class TrainingStep:
         self._temperature = temperature
         self._seed = seed
         self._max_prompt_tokens = max_prompt_tokens
+        self._part_weights = dict(part_weights or {})
         self._stage = stage
         self._report = report
         self._estimator = advantage_estimators[algorithm.advantage.estimator]
@@ -120,13 +122,15 @@ class TrainingStep:
         needs_old = mode != "bypass" and (
             not anchored_by_update or algorithm.kl.in_reward is not None or self._estimator.needs_sum_squared_probs
         )
-        if not (needs_old or algorithm.needs_reference or algorithm.needs_critic):
+        needs_squares = self._estimator.needs_sum_squared_probs
+        if not (needs_old or needs_squares or algorithm.needs_reference or algorithm.needs_critic):
             return ScoreResult()
         with self._stage("score"):
             return await self._learner.score(
                 batch.sequences,
                 temperature=self._temperature,
                 log_probs=needs_old,
+                sum_squared_probs=needs_squares,
                 reference=algorithm.needs_reference,
                 values=algorithm.needs_critic,
             )
@@ -146,7 +150,7 @@ class TrainingStep:
             _segments(batch),
             Correction(
                 None if weights is None else Weights(weights.level, weights.high, weights.low, weights.normalize),
-                tuple(Rejection(rule.statistic, rule.over, rule.high, rule.low) for rule in correction.rejection),
+                _rejection(self.algorithm),
             ),
         )
         sequences.mask = corrected.mask.numpy()
@@ -187,8 +191,11 @@ class TrainingStep:
             final_values=_tensor(scored.final_values) if bootstrap else None,
             truncated=torch.from_numpy(batch.truncated) if bootstrap else None,
             greedy_scores=_greedy_scores(groups),
-            parts=_parts(batch) if self._estimator.needs_parts else None,
+            parts=_parts(batch, self._part_weights) if self._estimator.needs_parts else None,
+            part_weights=torch.tensor(list(self._part_weights.values())) if self._estimator.needs_parts else None,
             log_probs=_tensor(old),
+            sum_squared_probs=_tensor(scored.sum_squared_probs),
+            weights=_tensor(sequences.weights),
         )
         return inputs, kl
 
@@ -265,9 +272,10 @@ class TrainingStep:
 def loss_settings(algorithm: ResolvedAlgorithm, temperature: float) -> LossSettings:
     """The part of the job that the learner needs in order to turn streams into a loss."""
     in_loss = algorithm.kl.in_loss
+    params: dict[str, Any] = {**algorithm.policy_loss.params, **_bypass_params(algorithm)}
     return LossSettings(
         policy_loss=algorithm.policy_loss.type,
-        policy_loss_params=algorithm.policy_loss.params,
+        policy_loss_params=params,
         aggregation=algorithm.aggregation,
         aggregation_params=algorithm.aggregation_params,
         kl_kind=None if in_loss is None else in_loss.kind,
@@ -276,6 +284,26 @@ def loss_settings(algorithm: ResolvedAlgorithm, temperature: float) -> LossSetti
         value_clip=None if algorithm.critic is None else algorithm.critic.value_clip,
         temperature=temperature,
     )
+
+
+def _bypass_params(algorithm: ResolvedAlgorithm) -> dict[str, Any]:
+    """In bypass mode the correction happens inside the loss: there is no third policy to correct against before it."""
+    correction = algorithm.rollout_correction
+    loss = algorithm.policy_loss.type
+    if loss not in ("bypassPpoClip", "bypassReinforce"):
+        return {}
+    params: dict[str, Any] = {"rejection": _rejection(algorithm)}
+    if loss == "bypassReinforce":
+        weights = correction.weights
+        params["level"] = "none" if weights is None else weights.level
+        if weights is not None:
+            params |= {"low": weights.low, "high": weights.high}
+    return params
+
+
+def _rejection(algorithm: ResolvedAlgorithm) -> tuple[Rejection, ...]:
+    rules = algorithm.rollout_correction.rejection
+    return tuple(Rejection(rule.statistic, rule.over, rule.high, rule.low) for rule in rules)
 
 
 def _controller(algorithm: ResolvedAlgorithm) -> KlController:
@@ -308,7 +336,8 @@ def part_scores(rewards: Sequence[RewardResult]) -> dict[str, npt.NDArray[np.flo
     return {name: np.array([reward.parts.get(name, np.nan) for reward in rewards], dtype=np.float32) for name in names}
 
 
-def _parts(batch: TrainingBatch) -> torch.Tensor:
-    """``[S, K]``: the same as a tensor, 0 where a function was not asked."""
-    columns = part_scores([sample.reward for sample in batch.samples if sample.reward is not None])
-    return torch.tensor(np.nan_to_num(np.stack(list(columns.values()), axis=1)))
+def _parts(batch: TrainingBatch, names: Iterable[str]) -> torch.Tensor:
+    """``[S, K]``: the named reward functions' scores as a tensor, 0 where a function was not asked."""
+    rewards = [sample.reward for sample in batch.samples if sample.reward is not None]
+    rows = [[reward.parts.get(name, 0.0) for name in names] for reward in rewards]
+    return torch.tensor(rows, dtype=torch.float32)

@@ -1,0 +1,110 @@
+"""Real runs in real processes: `rljob run` with a private home, and what it leaves in its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SECONDS = 240
+
+
+def copy_job(**spec: Any) -> dict[str, Any]:
+    """A tiny job: copy two digits. Keyword arguments replace whole sections of the spec."""
+    return {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "tiny"},
+        "spec": {
+            "model": {
+                "random": {
+                    "hiddenSize": 64,
+                    "layers": 2,
+                    "heads": 2,
+                    "contextLength": 16,
+                    "tokenizer": {"characters": "0123456789="},
+                }
+            },
+            "data": {
+                "train": {"task": {"type": "copy", "digits": 2, "size": 80}},
+                "validation": [{"name": "held-out", "task": {"type": "copy", "digits": 2, "size": 8}}],
+                "prompt": "question",
+                "answer": "answer",
+                "maxPromptTokens": 6,
+            },
+            "reward": {"functions": [{"type": "exactMatch", "params": {"partial": True}}]},
+            "algorithm": {"preset": "grpo", "kl": {"inLoss": {"coefficient": 0}}, "entropyCoefficient": 0.01},
+            "batch": {"groups": 8, "samplesPerPrompt": 4, "miniBatchGroups": 4},
+            "rollout": {"engine": "torch", "maxResponseTokens": 3},
+            "trainer": {"optimizer": {"learningRate": 1e-3}},
+            "checkpoint": {"everySteps": 2},
+            "logging": {"tensorboard": False},
+            "stop": {"steps": 6},
+            **spec,
+        },
+    }
+
+
+class Runner:
+    """Starts `rljob` with a home of its own and waits for it, never for ever."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[subprocess.Popen[str]] = []
+
+    def write(self, job: dict[str, Any], name: str = "job.yaml") -> Path:
+        path = self.folder / name
+        path.write_text(yaml.safe_dump(job))
+        return path
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        home = self.folder / "home"
+        home.mkdir(exist_ok=True)
+        environment = {
+            **os.environ,
+            "HOME": str(home),
+            "OMP_NUM_THREADS": "1",
+            "RAY_AUTH_MODE": "disabled",
+            "HF_HUB_OFFLINE": "1",
+        }
+        command = [sys.executable, "-m", "rljob_trainer.cli", *map(str, arguments)]
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.folder
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, *arguments: str | Path, expect: int = 0) -> str:
+        """Runs to the end and returns what was printed."""
+        process = self.start(*arguments)
+        printed, _ = process.communicate(timeout=SECONDS)
+        assert process.returncode == expect, printed
+        return printed
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+def metrics_of(output: Path) -> list[dict[str, Any]]:
+    """The steps of a run that are on the disk, without the last line if it is half written."""
+    path = output / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "the run did not get there in time"
+        time.sleep(0.02)

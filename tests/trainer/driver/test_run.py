@@ -1,0 +1,156 @@
+"""`rljob run` as a user sees it: outputs, resume after kill -9 and after a signal, errors, modes and placements."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from real_runs import Runner, copy_job, metrics_of, wait_for
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rljob_trainer.telemetry.names import check_all
+
+MEASURED = ("timing", "throughput", "progress/seconds", "memory", "time")
+"""What differs between two runs that do the same."""
+
+
+def repeatable(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if not name.startswith(MEASURED)}
+
+
+def weights(runner: Runner, output: Path) -> dict[str, torch.Tensor]:
+    exported = runner.folder / f"exported-{output.name}"
+    runner.run("export", output, "--to", exported)
+    return load_file(exported / "model.safetensors")
+
+
+def test_a_run_leaves_everything_and_one_that_was_killed_twice_leaves_the_same(runner: Runner) -> None:
+    job = runner.write(copy_job())
+    whole, killed = runner.folder / "whole", runner.folder / "killed"
+    printed = runner.run("run", job, "--output", whole)
+    assert "succeeded: 6 of 6 steps are done" in printed
+
+    records = metrics_of(whole)
+    assert [r["step"] for r in records] == [0, 1, 2, 3, 4, 5, 6]
+    check_all(name for r in records for name in r if "/" in name)
+    summary = json.loads((whole / "summary.json").read_text())
+    assert (summary["outcome"], summary["steps"], summary["version"], summary["samples"]) == ("succeeded", 6, 6, 192)
+    assert set(summary["validation"]["held-out"]["mean@1"]) == {"first", "last", "best"}
+    assert yaml.safe_load((whole / "job.yaml").read_text())["spec"]["batch"]["groups"] == 8
+    assert "<svg" in (whole / "report.html").read_text()
+    assert json.loads((whole / "timeline.json").read_text())["traceEvents"]
+    assert (whole / "samples" / "step-000000.jsonl").exists()
+    assert (whole / "samples" / "step-000006.jsonl").exists()
+
+    for steps_seen in (1, 4):
+        process = runner.start("run", job, "--output", killed)
+        wait_for(lambda seen=steps_seen: len(metrics_of(killed)) > seen, process)  # type: ignore[misc]
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert "resuming from the checkpoint of step" in runner.run("run", job, "--output", killed)
+    assert [repeatable(r) for r in metrics_of(killed)] == [repeatable(r) for r in records]
+    expected, actual = weights(runner, whole), weights(runner, killed)
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+    exported = runner.folder / "exported-whole"
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    ids = model.generate(**tokenizer("12=", return_tensors="pt"), max_new_tokens=3, do_sample=False)
+    assert ids.shape[1] > 4
+
+    printed = runner.run("eval", job, "--run", whole, "--json")
+    metrics = json.loads(printed[printed.index("{") :])
+    assert metrics["validation/mean"] == records[-1]["validation/mean"]
+
+
+def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(runner: Runner) -> None:
+    job = runner.write(copy_job(checkpoint={"everySteps": 0}, stop={"steps": 400}))
+    output = runner.folder / "output"
+    process = runner.start("run", job, "--output", output)
+    wait_for(lambda: len(metrics_of(output)) > 3, process)
+    second = runner.run("run", job, "--output", output, expect=1)
+    assert "another run is writing into" in second
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, printed
+    done = metrics_of(output)[-1]["step"]
+    assert (output / "checkpoints" / f"step-{done:08d}" / "manifest.json").exists()
+    assert json.loads((output / "summary.json").read_text())["outcome"] == "interrupted"
+    runner.run("run", job, "--output", output, "--steps", str(done + 2))
+    assert [r["step"] for r in metrics_of(output)] == list(range(done + 3))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(runner: Runner) -> None:
+    job = runner.write(copy_job(validation={"atStart": False}))
+    output = runner.folder / "output"
+    runner.run("run", job, "--output", output, "--steps", "4")
+    damaged = next((output / "checkpoints" / "step-00000004" / "learner").glob("*.distcp"))
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    printed = runner.run("run", job, "--output", output)
+    assert "step-00000004 is damaged" in printed
+    assert "resuming from the checkpoint of step 2" in printed
+    assert [r["step"] for r in metrics_of(output)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"placement": "separate", "trainer": {"replicas": 2}}, id="sync, two ranks, engine apart"),
+        pytest.param({"trainer": {"replicas": 2}}, id="sync, two ranks with an engine each"),
+        pytest.param({"pipeline": {"mode": "oneStepOff"}}, id="one step off"),
+        pytest.param(
+            {
+                "pipeline": {"mode": "fullyAsync", "requireBatches": 2, "staleness": {"maxAge": 2}},
+                "batch": {"samplesPerPrompt": 4, "miniBatchGroups": 4},
+                "rollout": {"engine": "torch", "maxResponseTokens": 3, "replicas": 2},
+            },
+            id="fully asynchronous, two engines",
+        ),
+        pytest.param(
+            {
+                "algorithm": {"preset": "ppo", "critic": {"learningRate": 1e-3}},
+                "batch": {"groups": 8, "samplesPerPrompt": 1, "epochs": 2},
+            },
+            id="actor and critic",
+        ),
+        pytest.param(
+            {"algorithm": {"preset": "remax"}, "batch": {"groups": 8, "samplesPerPrompt": 1}}, id="greedy baseline"
+        ),
+    ],
+)
+def test_every_mode_and_placement_trains_within_its_age_bound(runner: Runner, changes: dict[str, Any]) -> None:
+    job = runner.write(copy_job(**{"validation": {"atStart": False}, "stop": {"steps": 3}, **changes}))
+    output = runner.folder / "output"
+    runner.run("run", job, "--output", output)
+    records = metrics_of(output)
+    assert [r["step"] for r in records] == [1, 2, 3]
+    mode = changes.get("pipeline", {}).get("mode", "sync")
+    ages = [r["age/max"] for r in records]
+    assert {"sync": ages == [0, 0, 0], "oneStepOff": ages == [0, 1, 1], "fullyAsync": max(ages) <= 2}[mode], ages
+
+
+def test_a_job_that_cannot_run_is_refused_before_anything_is_made(runner: Runner) -> None:
+    job = copy_job()
+    job["spec"]["data"]["train"] = {"source": "missing.jsonl"}
+    printed = runner.run("run", runner.write(job), "--output", runner.folder / "output", expect=64)
+    assert "spec.data.train.source" in printed
+    assert "missing.jsonl" in printed
+    assert not (runner.folder / "output").exists()
+
+
+def test_a_reward_that_raises_ends_the_run_with_its_sample(runner: Runner) -> None:
+    (runner.folder / "my_rewards.py").write_text("def score(response, **_):\n    raise KeyError('no such thing')\n")
+    job = copy_job(reward={"functions": [{"type": "custom", "function": "my_rewards:score"}]})
+    output = runner.folder / "output"
+    printed = runner.run("run", runner.write(job), "--output", output, expect=65)
+    assert "my_rewards:score" in printed
+    assert "no such thing" in printed
+    assert json.loads((output / "summary.json").read_text())["outcome"] == "failed"
