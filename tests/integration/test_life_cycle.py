@@ -9,6 +9,10 @@ from world import World, job_document
 pytestmark = pytest.mark.timeout(180)
 
 
+async def nothing_runs(world: World) -> bool:
+    return not await world.clusters() and not await world.pods()
+
+
 async def test_a_job_runs_to_its_end_and_frees_its_cluster(world: World) -> None:
     world.start_operator()
     await world.apply(job_document("first"), Play(steps=3))
@@ -16,11 +20,228 @@ async def test_a_job_runs_to_its_end_and_frees_its_cluster(world: World) -> None
     assert job["status"]["progress"]["step"] == 3
     assert [attempt["attempt"] for attempt in job["status"]["attempts"]] == [1]
     assert [driver.submission for driver in world.drivers("first")] == ["first-a1"]
-    await world.until("no cluster and no pod is left", lambda: _nothing_runs(world))
+    await world.until("no cluster and no pod is left", lambda: nothing_runs(world))
     conditions = {item["type"]: item for item in job["status"]["conditions"]}
     assert conditions["Running"]["reason"] == "Completed"
     assert conditions["Finished"]["status"] == "True"
+    assert world.heads.refused == []
 
 
-async def _nothing_runs(world: World) -> bool:
-    return not await world.clusters() and not await world.pods()
+async def test_a_failed_driver_is_tried_again_on_the_same_cluster(world: World) -> None:
+    world.start_operator()
+    play = Play(steps=2, exits={1: 1}, logs="loading\nOSError: disk full\nsecret_token=abcdef\n")
+    await world.apply(job_document("flaky"), play)
+    job = await world.until_condition("flaky", "Succeeded", "True")
+    first, second = job["status"]["attempts"]
+    assert (first["attempt"], first["exitCode"], first["counted"]) == (1, 1, True)
+    assert first["lastLines"] == ["loading", "OSError: disk full", "secret_token=***"]
+    assert second["attempt"] == 2
+    assert first["incarnation"] == second["incarnation"] == 1
+    assert [driver.submission for driver in world.drivers("flaky")] == ["flaky-a1", "flaky-a2"]
+
+
+async def test_a_job_that_keeps_failing_is_given_up(world: World) -> None:
+    world.start_operator()
+    play = Play(exits=dict.fromkeys(range(1, 10), 1))
+    await world.apply(job_document("hopeless", retry={"limit": 2, "backoffSeconds": 0}), play)
+    job = await world.until_condition("hopeless", "Failed", "True", "RetryLimitExceeded")
+    assert len(job["status"]["attempts"]) == 3
+    await world.until("the cluster is freed", lambda: nothing_runs(world))
+
+
+async def test_a_bad_job_file_is_not_tried_again(world: World) -> None:
+    world.start_operator()
+    await world.apply(job_document("wrong"), Play(exits={1: 64}))
+    await world.until_condition("wrong", "Failed", "True", "BadJobFile")
+    assert len(world.drivers("wrong")) == 1
+
+
+async def test_suspend_saves_and_frees_and_resume_goes_on(world: World) -> None:
+    world.start_operator()
+    await world.apply(job_document("sleepy"), Play(steps=None, checkpoints=True))
+    await world.until_condition("sleepy", "Running", "True", "Training")
+    await world.patch("sleepy", {"suspend": True})
+    job = await world.until_condition("sleepy", "Suspended", "True")
+    assert await nothing_runs(world)
+    assert job["status"]["attempts"][-1]["reason"] == "Suspended"
+    assert job["status"]["attempts"][-1]["counted"] is False
+    assert world.drivers("sleepy")[0].desired[-1].suspend is True
+    world.heads.plays["sleepy"].steps = 2
+    await world.patch("sleepy", {"suspend": False})
+    job = await world.until_condition("sleepy", "Succeeded", "True")
+    assert [(item["attempt"], item["incarnation"]) for item in job["status"]["attempts"]] == [(1, 1), (2, 2)]
+
+
+async def test_scaling_down_drains_exactly_the_pods_that_the_driver_names(world: World) -> None:
+    world.start_operator()
+    play = Play(steps=None, drains=False)
+    await world.apply(job_document("elastic", rollout={"replicas": 4}), play)
+    await world.until_condition("elastic", "Running", "True", "Training")
+    await world.until("four engines", lambda: _count(world, 4))
+    world.plane.kubectl("scale", "rljob/elastic", "--replicas=2", "-n", world.namespace)
+    await world.until_condition("elastic", "Resizing", "True", "Draining")
+    # As long as the driver hasn't handed anything back, no pod goes.
+    assert len(await world.pods("rollout")) == 4
+    play.drains = True
+    await world.until("two engines", lambda: _count(world, 2))
+    driver = world.drivers("elastic")[0]
+    assert driver.desired[-1].rollout_replicas == 2
+    assert sorted(world.kuberay.removed) == sorted(driver.drained)
+    job = await world.until_condition("elastic", "Resizing", "False", "AtSize")
+    assert job["status"]["pools"]["rollout"]["replicas"] == 2
+    await world.until("the names of removed pods are forgotten", lambda: _forgotten(world))
+
+
+async def test_scaling_up_adds_pods_to_a_running_job(world: World) -> None:
+    world.start_operator()
+    await world.apply(job_document("growing", rollout={"replicas": 1}), Play(steps=None))
+    await world.until_condition("growing", "Running", "True", "Training")
+    world.plane.kubectl("scale", "rljob/growing", "--replicas=3", "-n", world.namespace)
+    await world.until("three engines", lambda: _count(world, 3))
+    assert len(world.drivers("growing")) == 1
+    driver = world.drivers("growing")[0]
+    await world.until("the driver knows", lambda: driver.desired and driver.desired[-1].rollout_replicas == 3)
+    await world.until_condition("growing", "Resizing", "False", "AtSize")
+
+
+async def test_a_lost_head_means_a_new_cluster_and_the_next_attempt(world: World) -> None:
+    world.start_operator()
+    await world.apply(job_document("headless"), Play(steps=None))
+    await world.until_condition("headless", "Running", "True", "Training")
+    (head,) = [pod for pod in await world.pods() if pod["metadata"]["labels"]["ray.io/node-type"] == "head"]
+    name = head["metadata"]["name"]
+    await world.call("DELETE", f"/api/v1/namespaces/{world.namespace}/pods/{name}", {"gracePeriodSeconds": 0})
+    await world.until("a second attempt", lambda: len(world.drivers("headless")) == 2)
+    job = await world.until_condition("headless", "Running", "True", "Training")
+    first, second = job["status"]["attempts"]
+    assert (first["reason"], first["counted"], first["incarnation"]) == ("HeadLost", False, 1)
+    assert (second["attempt"], second["incarnation"]) == (2, 2)
+    assert [cluster["metadata"]["name"] for cluster in await world.clusters()] == ["headless-c2"]
+
+
+async def test_a_lost_worker_is_named_and_training_goes_on(world: World) -> None:
+    world.start_operator()
+    await world.apply(job_document("sturdy", rollout={"replicas": 3, "minReplicas": 1}), Play(steps=None))
+    await world.until_condition("sturdy", "ClusterReady", "True", "PoolsReady")
+    await world.until_condition("sturdy", "Running", "True", "Training")
+    world.kuberay.becomes_ready = lambda _pod: {
+        "phase": "Pending",
+        "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/5 nodes have room"}
+        ],
+    }
+    pod = (await world.pods("rollout"))[0]["metadata"]["name"]
+    await world.call("DELETE", f"/api/v1/namespaces/{world.namespace}/pods/{pod}", {"gracePeriodSeconds": 0})
+    job = await world.until_condition("sturdy", "ClusterReady", "True", "Unschedulable")
+    message = next(c["message"] for c in job["status"]["conditions"] if c["type"] == "ClusterReady")
+    assert message == "rollout: 1 of 3 pods waits: 0/5 nodes have room"
+    assert len(world.drivers("sturdy")) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words"),
+    [
+        (
+            {
+                "phase": "Pending",
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no gpus"}
+                ],
+            },
+            "Unschedulable",
+            "rollout: 2 of 2 pods wait: no gpus",
+        ),
+        (
+            {
+                "phase": "Pending",
+                "conditions": [{"type": "Ready", "status": "False"}],
+                "containerStatuses": [
+                    {
+                        "name": "ray",
+                        "image": "x",
+                        "imageID": "",
+                        "ready": False,
+                        "restartCount": 0,
+                        "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such tag"}},
+                    }
+                ],
+            },
+            "ImageError",
+            "ImagePullBackOff: no such tag",
+        ),
+    ],
+)
+async def test_pods_that_wait_are_explained(world: World, status: dict[str, object], reason: str, words: str) -> None:
+    world.kuberay.becomes_ready = lambda _pod: status
+    world.start_operator()
+    await world.apply(job_document("waiting"))
+
+    async def explained() -> bool:
+        job = await world.until_condition("waiting", "ClusterReady", "False", reason)
+        return words in next(c["message"] for c in job["status"]["conditions"] if c["type"] == "ClusterReady")
+
+    await world.until(f"the status says: {words}", explained)
+    assert world.drivers("waiting") == []
+
+
+async def test_deleting_a_job_leaves_nothing(world: World) -> None:
+    world.start_operator()
+    await world.apply(job_document("shortlived"), Play(steps=None))
+    await world.until_condition("shortlived", "Running", "True")
+    assert len(await world.owned_objects()) >= 5
+    await world.delete("shortlived")
+
+    async def nothing() -> bool:
+        return not await world.owned_objects()
+
+    await world.until("nothing is left", nothing)
+
+
+async def test_a_finished_job_is_deleted_after_its_time(world: World) -> None:
+    world.start_operator()
+    await world.apply(job_document("ephemeral", ttlSecondsAfterFinished=1), Play(steps=1))
+
+    async def gone() -> bool:
+        return not (await world.call("GET", world.path("").rstrip("/")))["items"]
+
+    await world.until("the job is gone", gone)
+    assert len(world.drivers("ephemeral")) == 1
+
+
+async def test_leftover_actors_of_a_failed_attempt_cost_the_cluster(world: World) -> None:
+    world.start_operator()
+    play = Play(steps=2, exits={1: 1}, leftovers=3)
+    await world.apply(job_document("undead"), play)
+    await world.until("a second cluster", lambda: _incarnation(world, "undead", 2))
+    play.leftovers = 0
+    job = await world.until_condition("undead", "Succeeded", "True")
+    assert [(item["attempt"], item["incarnation"]) for item in job["status"]["attempts"]] == [(1, 1), (2, 2)]
+
+
+async def test_a_change_that_pods_cannot_follow_is_said_and_takes_effect_after_suspending(world: World) -> None:
+    world.start_operator()
+    await world.apply(job_document("changing"), Play(steps=None))
+    await world.until_condition("changing", "Running", "True", "Training")
+    await world.patch("changing", {"deadlines": {"startSeconds": 1234}})
+    job = await world.job("changing")
+    generation = job["metadata"]["generation"]
+    await world.until(
+        "the driver has seen the new generation", lambda: world.drivers("changing")[0].generation == generation
+    )
+    accepted = next(c for c in (await world.job("changing"))["status"]["conditions"] if c["type"] == "Accepted")
+    assert accepted["reason"] == "Valid"
+    config = await world.call("GET", f"/api/v1/namespaces/{world.namespace}/configmaps/changing-job")
+    assert '"startSeconds": 1234' in config["data"]["job.json"]
+
+
+async def _count(world: World, wanted: int) -> bool:
+    return len(await world.pods("rollout")) == wanted
+
+
+async def _forgotten(world: World) -> bool:
+    (cluster,) = await world.clusters()
+    return not (cluster["spec"]["workerGroupSpecs"][0].get("scaleStrategy") or {}).get("workersToDelete")
+
+
+async def _incarnation(world: World, name: str, number: int) -> bool:
+    return bool((await world.job(name)).get("status", {}).get("incarnation", 0) >= number)
