@@ -80,7 +80,7 @@ def main() -> None:
         try:
             if order["do"] == "join":
                 link = WeightLink(order["address"], order["generation"], tuple(order["names"]))
-                receiver = Receiver(link, order["rank"], timeout=order["timeout"], keeps=order.get("keeps", False))
+                receiver = Receiver(link, order["rank"], timeout=order["timeout"])
                 answer: dict[str, Any] = {"joined": True}
             else:
                 assert receiver is not None

@@ -59,7 +59,7 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         self.shutdown()
         rank = init_info.first_rank + self.parallel_config.rank
-        self.receiver = Receiver(init_info.link, rank, timeout=init_info.timeout, device=self.device, keeps=True)
+        self.receiver = Receiver(init_info.link, rank, timeout=init_info.timeout, device=self.device)
 
     def start_weight_update(self) -> None:
         self.report = None

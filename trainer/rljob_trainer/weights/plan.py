@@ -81,9 +81,9 @@ class WeightPlan:
         return sum(meta.nbytes for meta in self.tensors)
 
     @cached_property
-    def largest(self) -> int:
-        """Bytes of the largest bucket."""
-        return max(bucket.nbytes for bucket in self.buckets)
+    def budget(self) -> int:
+        """Bytes that may travel at once: a bucket's worth, or the largest tensor."""
+        return max(self.bucket_bytes, *(bucket.nbytes for bucket in self.buckets))
 
     def to_json(self) -> str:
         tensors = [(meta.name, meta.shape, str(meta.dtype).removeprefix("torch.")) for meta in self.tensors]

@@ -1,4 +1,4 @@
-"""An engine's side of a publication: receive a bucket while the one before is verified and loaded.
+"""An engine's side of a publication: receive buckets while the one before is verified and loaded.
 
 What the engine lets us write in place is received there and never exists twice.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,20 +39,17 @@ class ReceiveReport:
 class Receiver:
     """Member ``rank`` of a weight group. Not thread-safe."""
 
-    def __init__(
-        self, link: WeightLink, rank: int, *, timeout: float, device: torch.device | str = "cpu", keeps: bool = False
-    ) -> None:
-        """Joins the group. ``keeps``: the engine holds on to what it is given until a layer is complete, so every
-        bucket comes in memory of its own; else two buffers serve in turn."""
+    def __init__(self, link: WeightLink, rank: int, *, timeout: float, device: torch.device | str = "cpu") -> None:
+        """Joins the group. Raises ``DeadlineError`` when the others do not."""
         self._device = torch.device(device)
         self._group = WeightGroup(link, rank, timeout=timeout, device=self._device)
         self._name = link.names[rank]
         self._plan: WeightPlan | None = None
-        self._keeps = keeps
         self._round = 0
 
     def receive(self, version: int, load: Load, destination: Destination, timeout: float) -> ReceiveReport:
-        """Receives a publication and gives it to ``load``, some tensors at a time.
+        """Receives a publication and gives it to ``load``, some tensors at a time. Nothing is written into them later:
+        an engine may hold on to them until a layer is complete.
 
         A tensor for which ``destination`` returns a contiguous one of the same shape and dtype is received there.
         Raises ``EngineError`` when the sender is lost or the bytes differ from those sent, ``DeadlineError`` when the
@@ -64,7 +62,7 @@ class Receiver:
         try:
             self._plan = self._read_plan(version, deadline)
             group.post(f"{self._round}/ready", "")
-            incoming = _Incoming(group, self._plan, destination, self._device, self._keeps)
+            incoming = _Incoming(group, self._plan, destination, self._device)
             for tensors in incoming.receive(deadline):
                 load(tensors)
             self._compare(
@@ -107,46 +105,43 @@ class Receiver:
 
 
 class _Incoming:
-    """One publication as it arrives: the bucket that travels and the one that is being loaded."""
+    """One publication as it arrives: at most a bucket's worth that travels, and the bucket that is being loaded."""
 
-    def __init__(
-        self, group: WeightGroup, plan: WeightPlan, destination: Destination, device: torch.device, keeps: bool
-    ) -> None:
+    def __init__(self, group: WeightGroup, plan: WeightPlan, destination: Destination, device: torch.device) -> None:
         self._group, self._plan, self._destination, self._device = group, plan, destination, device
-        self._keeps = keeps
-        self._buffers = [torch.empty(0, dtype=torch.uint8, device=device)] * 2
+        self._bytes_held = 0
         self.sums: list[int] = []
         self.checksum_seconds = 0.0
         self.peak_buffer_bytes = 0
 
     def receive(self, deadline: float) -> Iterator[list[tuple[str, Tensor]]]:
         """Tensors in the order of the plan. Raises ``ConnectionError`` when the broadcast breaks off."""
-        buckets = self._plan.buckets
-        travelling = self._start(0)
-        for index, bucket in enumerate(buckets):
-            following = self._start(index + 1) if index + 1 < len(buckets) else None
-            work, data = travelling
+        coming = deque(self._plan.buckets)
+        travelling: deque[tuple[Bucket, Any, Tensor, int]] = deque()
+        bytes_travelling = 0
+        while coming or travelling:
+            while coming and (not travelling or bytes_travelling + coming[0].nbytes <= self._plan.budget):
+                bucket = coming.popleft()
+                data, held = self._memory(bucket)
+                travelling.append((bucket, self._group.broadcast(data), data, held))
+                bytes_travelling += bucket.nbytes
+            bucket, work, data, held = travelling.popleft()
             self._group.wait(work, deadline)
+            bytes_travelling -= bucket.nbytes
             started = time.perf_counter()
             self.sums.append(checksum(data))
             self.checksum_seconds += time.perf_counter() - started
             yield bucket.views(data)
-            if following is not None:
-                travelling = following
+            self._bytes_held -= held
 
-    def _start(self, index: int) -> tuple[Any, Tensor]:
-        data = self._memory(self._plan.buckets[index], index % 2)
-        return self._group.broadcast(data), data
-
-    def _memory(self, bucket: Bucket, turn: int) -> Tensor:
-        """Where a bucket is received: ``[nbytes]`` of uint8."""
+    def _memory(self, bucket: Bucket) -> tuple[Tensor, int]:
+        """Where a bucket is received, ``[nbytes]`` of uint8, and how many bytes had to be allocated for it."""
         meta = bucket.tensors[0]
         if len(bucket.tensors) == 1:
             target = self._destination(meta.name)
             fits = target is not None and target.is_contiguous() and target.device.type == self._device.type
             if target is not None and fits and (tuple(target.shape), target.dtype) == (meta.shape, meta.dtype):
-                return target.view(-1).view(torch.uint8)
-        if self._keeps or self._buffers[turn].numel() < bucket.nbytes:
-            self._buffers[turn] = torch.empty(bucket.nbytes, dtype=torch.uint8, device=self._device)
-        self.peak_buffer_bytes = max(self.peak_buffer_bytes, sum(buffer.numel() for buffer in self._buffers))
-        return self._buffers[turn][: bucket.nbytes]
+                return target.view(-1).view(torch.uint8), 0
+        self._bytes_held += bucket.nbytes
+        self.peak_buffer_bytes = max(self.peak_buffer_bytes, self._bytes_held)
+        return torch.empty(bucket.nbytes, dtype=torch.uint8, device=self._device), bucket.nbytes

@@ -1,13 +1,14 @@
-"""The learner's side of a publication: gather, pack and send, bucket by bucket, two in flight.
+"""The learner's side of a publication: gather, pack and send, bucket by bucket.
 
-While one bucket travels the next is gathered and packed, so a whole-model copy never exists. On a sharded learner all
-ranks iterate their parameters in step; only rank 0 has a ``Publisher``.
+While one bucket's worth of bytes travels the next is gathered and packed, so a whole-model copy never exists. On a
+sharded learner all ranks iterate their parameters in step; only rank 0 has a ``Publisher``.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +113,7 @@ class Publisher:
 
 
 class _Outgoing:
-    """One publication on its way: the bucket that travels and the one that is being filled."""
+    """One publication on its way: at most a bucket's worth that travels, and the bucket that is being filled."""
 
     def __init__(self, group: WeightGroup, plan: WeightPlan, deadline: float, device: torch.device) -> None:
         self._group, self._deadline, self._device = group, deadline, device
@@ -122,7 +123,9 @@ class _Outgoing:
         }
         self._views: dict[str, Tensor] = {}
         self._pack = torch.empty(0, dtype=torch.uint8)
-        self._travelling: tuple[Any, Tensor] | None = None
+        self._budget = plan.budget
+        self._travelling: deque[tuple[Any, Tensor]] = deque()
+        self._bytes_travelling = 0
         self.sums: list[int] = []
         self.checksum_seconds = 0.0
         self.peak_buffer_bytes = 0
@@ -139,6 +142,7 @@ class _Outgoing:
             self._send(tensor.detach().to(self._device).contiguous().view(-1).view(torch.uint8))
             return
         if name not in self._views:
+            self._arrive(self._budget - pack.nbytes)
             self._pack = torch.zeros(pack.nbytes, dtype=torch.uint8, device=self._device)
             self._views = dict(pack.views(self._pack))
         self._views.pop(name).copy_(tensor)
@@ -150,19 +154,22 @@ class _Outgoing:
         started = time.perf_counter()
         self.sums.append(checksum(data))
         self.checksum_seconds += time.perf_counter() - started
-        travelling = 0 if self._travelling is None else self._travelling[1].numel()
-        self.peak_buffer_bytes = max(self.peak_buffer_bytes, travelling + data.numel() + self._pack.numel())
-        self._arrive()
-        self._travelling = self._group.broadcast(data), data
+        waiting = self._pack.numel() if data is not self._pack else 0
+        self.peak_buffer_bytes = max(self.peak_buffer_bytes, self._bytes_travelling + waiting + data.numel())
+        self._arrive(self._budget - data.numel() - waiting)
+        self._travelling.append((self._group.broadcast(data), data))
+        self._bytes_travelling += data.numel()
 
-    def _arrive(self) -> None:
-        if self._travelling is not None:
-            self._group.wait(self._travelling[0], self._deadline)
-            self._travelling = None
+    def _arrive(self, remaining: int) -> None:
+        """Waits until at most ``remaining`` bytes travel."""
+        while self._travelling and self._bytes_travelling > remaining:
+            work, data = self._travelling.popleft()
+            self._group.wait(work, self._deadline)
+            self._bytes_travelling -= data.numel()
 
     def finish(self) -> None:
         """Waits for the last bucket. Raises ``EngineError`` when parameters are missing."""
         meta = next(self._expected, None)
         if meta is not None:
             raise EngineError(f"weights: the learner did not yield {meta.name}, which its plan has")
-        self._arrive()
+        self._arrive(0)
