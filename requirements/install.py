@@ -27,7 +27,8 @@ def main() -> int:
     parser.add_argument("--accelerator", choices=["cpu", "gpu"], default="cpu", help="which vLLM to install")
     accelerator: str = parser.parse_args().accelerator
     if sys.version_info[:2] != (3, 11):
-        return fail(f"rljob is pinned for Python 3.11; this is {sys.version.split()[0]}. Try: make PYTHON=/path/to/python3.11")
+        version = sys.version.split()[0]
+        return fail(f"rljob is pinned for Python 3.11; this is {version}. Try: make PYTHON=/path/to/python3.11")
     wanted = fingerprint(accelerator)
     if STAMP.exists() and STAMP.read_text() == wanted:
         return 0
@@ -76,7 +77,8 @@ def index_settings() -> dict[str, str]:
     for line in listed.splitlines():
         name, _, value = line.partition("=")
         settings[name.split(".")[-1]] = value.strip("'\"")
-    for option, variable in {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "cert": "SSL_CERT_FILE"}.items():
+    uv_names = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "cert": "SSL_CERT_FILE"}
+    for option, variable in uv_names.items():
         if option in settings:
             environment.setdefault(variable, settings[option])
     folders = [f for f in settings.get("find-links", "").split() if "://" in f or Path(f).is_dir()]
@@ -109,7 +111,8 @@ def run(*command: str | Path, environment: dict[str, str] | None = None) -> None
     try:
         subprocess.run(command, cwd=ROOT, env=environment, check=True)
     except subprocess.CalledProcessError as error:
-        sys.exit(fail(f"`{' '.join(map(str, command))}` ended with exit code {error.returncode}; its message is above."))
+        told = " ".join(map(str, command))
+        sys.exit(fail(f"`{told}` ended with exit code {error.returncode}; its message is above."))
 
 
 def say(text: str) -> None:

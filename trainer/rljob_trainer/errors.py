@@ -1,6 +1,7 @@
 """The errors a user meets, and the exit code each one ends the process with.
 
-Every message says what was wrong, where, and what to do. Anything that is not one of these is a bug and shows a traceback.
+Every message says what was wrong, where, and what to do. Anything that is not one of these is a bug and shows a
+traceback.
 """
 
 from __future__ import annotations
