@@ -1,0 +1,377 @@
+"""A world made of plain data around `reconcile`: API server, KubeRay, kubelets, Ray and drivers, all without a clock.
+
+The operator in it can stop after any single write. What it has decided but not written is lost, as with kill -9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from rljob_api import check, resolve
+from rljob_api.status import (
+    Desired,
+    DriverStatus,
+    End,
+    EngineStatus,
+    LastCheckpoint,
+    Pools,
+    RolloutStatus,
+    TrainerStatus,
+)
+from rljob_operator import actions as do
+from rljob_operator.draft import Decision
+from rljob_operator.objects import ray_cluster, spec_hash
+from rljob_operator.observed import (
+    ClusterView,
+    DriverView,
+    JobView,
+    Observed,
+    PodView,
+    RayJobView,
+    RayView,
+)
+from rljob_operator.pools import pools
+from rljob_operator.questions import questions
+from rljob_operator.reconcile import reconcile
+from rljob_operator.settings import Settings
+from rljob_operator.status import JobStatus
+from rljob_operator.views import cluster_view
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SETTINGS = Settings()
+
+
+def job_spec(**sections: Any) -> dict[str, Any]:
+    """The spec of a small job with two engines and one trainer pod."""
+    spec: dict[str, Any] = {
+        "model": {"source": "s3://models/tiny"},
+        "data": {"train": {"source": "s3://data/train.jsonl"}, "prompt": "question", "answer": "answer"},
+        "reward": {"functions": [{"type": "gsm8k"}]},
+        "algorithm": {"preset": "grpo"},
+        "placement": "separate",
+        "rollout": {"replicas": 2, "minReplicas": 1, "maxReplicas": 8},
+        "trainer": {"replicas": 1},
+        "checkpoint": {"uri": "s3://tests/checkpoints"},
+        "retry": {"limit": 2, "backoffSeconds": 10, "maxBackoffSeconds": 600},
+    }
+    for name, value in sections.items():
+        spec[name] = {**spec.get(name, {}), **value} if isinstance(value, dict) else value
+    return spec
+
+
+@dataclass
+class Driver:
+    """A driver on some head."""
+
+    attempt: int
+    head: str
+    state: str = "RUNNING"
+    exit_code: int | None = None
+    generation: int = 0
+    step: int = 0
+    desired: Desired | None = None
+    drained: set[str] = field(default_factory=set)
+    end: End | None = None
+
+
+@dataclass
+class World:
+    """Everything there is. Methods named after who does something."""
+
+    spec: dict[str, Any] = field(default_factory=job_spec)
+    generation: int = 1
+    status: JobStatus = field(default_factory=JobStatus)
+    clusters: dict[str, ClusterView] = field(default_factory=dict)
+    pods: dict[str, PodView] = field(default_factory=dict)
+    drivers: list[Driver] = field(default_factory=list)
+    now: datetime = START
+    config_generation: int = 0
+    job_deleted: bool = False
+    reachable: bool = True
+    leftovers: int = 0
+    checkpoint_step: int | None = None
+    removed: list[str] = field(default_factory=list)
+    """Worker pods that KubeRay removed on purpose, in order."""
+    submissions: list[int] = field(default_factory=list)
+    """Attempts as Ray accepted them, in order."""
+    last: Decision = field(default_factory=Decision)
+    _numbers: int = 0
+
+    # The operator
+
+    def observed(self) -> Observed:
+        document = {
+            "apiVersion": "rljob.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "job", "namespace": "space"},
+            "spec": self.spec,
+        }
+        job, violations = check(document)
+        good = job is not None and not violations
+        view = JobView(
+            namespace="space",
+            name="job",
+            uid="uid",
+            generation=self.generation,
+            version="1",
+            created=START,
+            document=self.spec,
+            fingerprint=spec_hash(job.spec) if job is not None and good else "",
+            job=resolve(job) if job is not None and good else None,
+            problems=tuple(str(violation) for violation in violations),
+            # Through the document and back, as over the API server: nothing may be remembered otherwise.
+            status=JobStatus.read(self.status.document()),
+            deleting=self.job_deleted,
+        )
+        observed = Observed(view, tuple(self.clusters.values()), tuple(self.pods.values()))
+        asked = questions(observed)
+        if asked is None:
+            return observed
+        if not self.reachable:
+            return replace(observed, ray=RayView(False, problem="no answer"))
+        if asked.leftovers:
+            return replace(observed, ray=RayView(True, leftovers=self.leftovers))
+        driver = self.driver_on(asked.cluster, asked.attempt)
+        if driver is None:
+            return replace(observed, ray=RayView(True))
+        found = RayJobView(f"job-a{driver.attempt}", driver.state, "", driver.exit_code)  # type: ignore[arg-type]
+        observed = replace(observed, ray=RayView(True, job=found))
+        return replace(observed, driver=DriverView(self.answer(driver)))
+
+    def look(self, writes: int | None = None) -> Decision:
+        """The operator looks once; with `writes` it is killed after that many writes."""
+        decision = self.last = reconcile(self.observed(), self.now, SETTINGS)
+        steps: list[Any] = [decision.status] if decision.status is not None else []
+        steps += decision.actions
+        for step in steps[:writes]:
+            if isinstance(step, JobStatus):
+                self.status = step
+            elif not self._perform(step):
+                break
+        return decision
+
+    def _perform(self, action: do.Action) -> bool:
+        """Carries out one action; False: refused, so the rest is left."""
+        match action:
+            case do.ApplyConfigMap():
+                self.config_generation = self.generation
+            case do.CreateCluster():
+                return self._create(action.incarnation)
+            case do.DeleteCluster():
+                if action.name in self.clusters:
+                    self.clusters[action.name] = replace(self.clusters[action.name], deleting=True)
+            case do.RemovePod():
+                self.pods.pop(action.name, None)
+            case do.NoteGeneration():
+                cluster = self.clusters[action.cluster]
+                if cluster.generation != action.before:
+                    return False
+                self.clusters[cluster.name] = replace(cluster, generation=action.after)
+            case do.BeginAttempt():
+                cluster = self.clusters[action.cluster]
+                if cluster.attempt != action.before:
+                    return False
+                self.clusters[cluster.name] = replace(cluster, attempt=action.attempt, attempt_head=action.head_uid)
+            case do.ResizeGroup():
+                return self._resize(action)
+            case do.ClearRemoved():
+                self._change_group(action.cluster, action.group, removing=())
+            case do.SubmitDriver():
+                return self._submit(action)
+            case do.StopDriver():
+                driver = self.driver_on(action.cluster, action.attempt)
+                if driver is not None and driver.state == "RUNNING":
+                    driver.state = "STOPPED"
+            case do.TellDriver():
+                driver = self.driver_on(action.cluster, action.desired.attempt)
+                if driver is not None and driver.state == "RUNNING":
+                    driver.desired, driver.generation = action.desired, action.desired.generation
+            case do.DeleteJob():
+                self.job_deleted = True
+        return True
+
+    def _create(self, incarnation: int) -> bool:
+        job = self.observed().job
+        assert job.job is not None
+        document = ray_cluster(job.job, job.fingerprint, job.uid, self.generation, incarnation, SETTINGS)
+        name = document["metadata"]["name"]
+        if name in self.clusters:
+            return False
+        document["metadata"]["uid"] = self._name("cluster")
+        self.clusters[name] = cluster_view(document)
+        return True
+
+    def _resize(self, action: do.ResizeGroup) -> bool:
+        group = self.clusters[action.cluster].group(action.group)
+        if group is None or group.replicas != action.before:
+            return False
+        self._change_group(
+            action.cluster, action.group, replicas=action.replicas, most=action.most, removing=action.removing
+        )
+        return True
+
+    def _change_group(self, cluster: str, name: str, **changes: Any) -> None:
+        view = self.clusters[cluster]
+        groups = tuple(replace(group, **changes) if group.name == name else group for group in view.groups)
+        self.clusters[cluster] = replace(view, groups=groups)
+
+    def _submit(self, action: do.SubmitDriver) -> bool:
+        head = self.head_of(action.cluster)
+        if head is None or not self.reachable:
+            return False
+        if self.driver_on(action.cluster, action.attempt) is None:
+            self.drivers.append(Driver(action.attempt, head.uid, generation=action.generation))
+            self.submissions.append(action.attempt)
+        return True
+
+    # KubeRay and kubelets
+
+    def kuberay(self) -> None:
+        """Creates and removes pods until each cluster has what its spec says; garbage of deleted clusters goes too."""
+        for name in [name for name, cluster in self.clusters.items() if cluster.deleting]:
+            del self.clusters[name]
+        for pod in list(self.pods.values()):
+            if pod.cluster not in self.clusters or pod.ended:
+                self._end_pod(pod.name)
+        for cluster in self.clusters.values():
+            if self.head_of(cluster.name, ready=False) is None:
+                self._new_pod(cluster.name, "head")
+            for group in cluster.groups:
+                mine = sorted(
+                    pod.name for pod in self.pods.values() if (pod.cluster, pod.group) == (cluster.name, group.name)
+                )
+                for pod_name in [pod_name for pod_name in mine if pod_name in group.removing]:
+                    self._remove(pod_name)
+                    mine.remove(pod_name)
+                wanted = min(group.replicas, group.most)
+                for pod_name in mine[wanted:]:
+                    self._remove(pod_name)
+                for _ in range(wanted - len(mine)):
+                    self._new_pod(cluster.name, group.name)
+
+    def _remove(self, name: str) -> None:
+        self._end_pod(name)
+        self.removed.append(name)
+
+    def _end_pod(self, name: str) -> None:
+        pod = self.pods.pop(name)
+        for driver in self.drivers:
+            if driver.head == pod.uid and driver.state == "RUNNING":
+                driver.state = "GONE"
+
+    def _new_pod(self, cluster: str, group: str) -> None:
+        name = self._name(f"{cluster}-{group}")
+        self.pods[name] = PodView(name, f"uid-{name}", cluster, group, ready=False, created=self.now)
+
+    def kubelet(self) -> None:
+        """All pods become ready."""
+        for name, pod in self.pods.items():
+            if not pod.ended:
+                self.pods[name] = replace(pod, ready=True)
+
+    def lose_pod(self, name: str, *, disrupted: bool = False) -> None:
+        """A pod ends by itself."""
+        self.pods[name] = replace(self.pods[name], ready=False, ended=True, disrupted=disrupted)
+        for driver in self.drivers:
+            if driver.head == self.pods[name].uid and driver.state == "RUNNING":
+                driver.state = "GONE"
+
+    # Ray and drivers
+
+    def head_of(self, cluster: str, *, ready: bool = True) -> PodView | None:
+        heads = (pod for pod in self.pods.values() if (pod.cluster, pod.group) == (cluster, "head"))
+        return next((pod for pod in heads if not pod.ended and (pod.ready or not ready)), None)
+
+    def driver_on(self, cluster: str, attempt: int) -> Driver | None:
+        head = self.head_of(cluster)
+        if head is None:
+            return None
+        return next((d for d in self.drivers if (d.head, d.attempt) == (head.uid, attempt)), None)
+
+    def running(self) -> list[Driver]:
+        return [driver for driver in self.drivers if driver.state == "RUNNING"]
+
+    def drive(self) -> None:
+        """Running drivers do what was asked of them, and a step."""
+        for driver in self.running():
+            driver.step += 1
+            wanted = driver.desired
+            if wanted is not None and wanted.suspend:
+                self.end(driver, "suspended", 75)
+            elif wanted is not None and wanted.rollout_replicas is not None:
+                engines = self.engines(driver)
+                while len(engines) - len(driver.drained & set(engines)) > wanted.rollout_replicas:
+                    driver.drained.add(next(name for name in engines if name not in driver.drained))
+
+    def end(self, driver: Driver, kind: Any, code: int) -> None:
+        driver.end = End(kind=kind, reason=f"ends with {code}", exit_code=code, time=self.now)
+        driver.state, driver.exit_code = ("SUCCEEDED" if code == 0 else "FAILED"), code
+
+    def engines(self, driver: Driver) -> list[str]:
+        head = next((pod for pod in self.pods.values() if pod.uid == driver.head), None)
+        if head is None:
+            return []
+        found = (p for p in self.pods.values() if (p.cluster, p.group) == (head.cluster, "rollout") and p.ready)
+        return sorted(pod.name for pod in found)
+
+    def answer(self, driver: Driver) -> DriverStatus:
+        names = self.engines(driver)
+        engines = tuple(
+            EngineStatus(name=name, pod=name, state="serving", safe_to_delete=name in driver.drained) for name in names
+        )
+        checkpoint = None
+        if self.checkpoint_step is not None:
+            checkpoint = LastCheckpoint(uri="s3://tests/checkpoints", step=self.checkpoint_step, time=self.now)
+        return DriverStatus(
+            generation=driver.generation,
+            attempt=driver.attempt,
+            time=self.now,
+            step=driver.step,
+            pools=Pools(
+                rollout=RolloutStatus(desired=len(names), ready=len(names), engines=engines),
+                trainer=TrainerStatus(desired=1, ready=1),
+            ),
+            checkpoint=checkpoint,
+            end=driver.end,
+        )
+
+    # The user
+
+    def edit(self, **sections: Any) -> None:
+        for name, value in sections.items():
+            self.spec[name] = {**self.spec.get(name, {}), **value} if isinstance(value, dict) else value
+        self.generation += 1
+
+    # Time and settling
+
+    def wait(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def settle(self, rounds: int = 60, seconds: float = 5.0, *, train: bool = True) -> None:
+        """Everybody does their part for a while."""
+        for _ in range(rounds):
+            self.look()
+            self.kuberay()
+            self.kubelet()
+            if train:
+                self.drive()
+            self.wait(seconds)
+
+    def reason(self, kind: str) -> str:
+        found = self.status.conditions.get(kind)
+        return found.reason if found is not None else ""
+
+    def value(self, kind: str) -> str:
+        found = self.status.conditions.get(kind)
+        return found.status if found is not None else ""
+
+    def wanted_pods(self) -> int:
+        job = self.observed().job.job
+        assert job is not None
+        return 1 + sum(pool.replicas * pool.hosts for pool in pools(job))
+
+    def _name(self, prefix: str) -> str:
+        self._numbers += 1
+        return f"{prefix}-{self._numbers}"

@@ -1,0 +1,338 @@
+"""Each transition of a job's life, decided by `reconcile` in a simulated world."""
+
+from __future__ import annotations
+
+import pytest
+from simulation import World, job_spec
+
+from rljob_operator import actions as do
+
+
+def running(**sections: object) -> World:
+    """A world in which attempt 1 trains."""
+    world = World(spec=job_spec(**sections))
+    world.settle(8)
+    assert (world.value("Running"), world.reason("Running")) == ("True", "Training")
+    return world
+
+
+def test_a_new_job_gets_its_objects_first_and_a_driver_when_enough_is_ready() -> None:
+    world = World()
+    assert world.look().actions == (do.ApplyConfigMap(), do.CreateCluster(1))
+    world.kuberay()
+    world.look()
+    assert world.reason("ClusterReady") == "WaitingForPods"
+    assert world.status.conditions["ClusterReady"].message == (
+        "head: 1 of 1 pod waits; rollout: 2 of 2 pods wait; trainer: 1 of 1 pod waits"
+    )
+    world.kubelet()
+    begin, submit = world.look().actions
+    assert isinstance(begin, do.BeginAttempt)
+    assert isinstance(submit, do.SubmitDriver)
+    assert begin.attempt == submit.attempt == 1
+    world.look()
+    assert world.reason("Running") == "Training"
+
+
+def test_success_frees_the_cluster_in_the_same_look_and_is_final() -> None:
+    world = running()
+    world.end(world.drivers[0], "succeeded", 0)
+    decision = world.look()
+    assert [type(action) for action in decision.actions] == [do.DeleteCluster]
+    assert world.value("Succeeded") == world.value("Finished") == "True"
+    world.settle(5)
+    assert world.clusters == {}
+    assert world.look().actions == ()
+
+
+def test_a_job_at_rest_changes_nothing() -> None:
+    world = running()
+    world.settle(3, train=False)
+    decision = world.look()
+    assert decision.actions == ()
+    assert decision.status is None
+    assert decision.requeue_after == pytest.approx(5.0)
+
+
+def test_the_pause_between_attempts_doubles_and_a_checkpoint_resets_it() -> None:
+    world = running(retry={"limit": 3, "backoffSeconds": 10, "maxBackoffSeconds": 600})
+    pauses = []
+    for number in (1, 2, 3):
+        if number == 3:
+            world.checkpoint_step = 7
+            world.look()
+        world.end(world.running()[0], "failed", 1)
+        world.look()
+        failed = world.now
+        assert world.reason("Running") == "BackingOff"
+        while len(world.drivers) == number:
+            world.wait(1)
+            world.look()
+        pauses.append((world.now - failed).total_seconds())
+    assert pauses == [10, 20, 10]
+    assert world.submissions == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("code", "reason"), [(64, "BadJobFile"), (65, "BadData")])
+def test_what_retrying_cannot_mend_is_not_retried(code: int, reason: str) -> None:
+    world = running()
+    world.end(world.drivers[0], "failed", code)
+    world.settle(20)
+    assert world.reason("Failed") == reason
+    assert world.submissions == [1]
+
+
+def test_one_failure_too_many_gives_the_job_up() -> None:
+    world = running(retry={"limit": 1, "backoffSeconds": 1})
+    for _ in range(2):
+        world.end(world.running()[0], "failed", 1)
+        world.settle(6)
+    assert world.reason("Failed") == "RetryLimitExceeded"
+    assert "spec.retry.limit is 1" in world.status.conditions["Failed"].message
+    assert world.clusters == {}
+
+
+def test_an_eviction_does_not_count() -> None:
+    world = running(retry={"limit": 0, "backoffSeconds": 1})
+    worker = next(name for name, pod in world.pods.items() if pod.group == "trainer")
+    world.lose_pod(worker, disrupted=True)
+    world.look()
+    world.end(world.running()[0], "failed", 75)
+    world.settle(6)
+    assert world.reason("Running") == "Training"
+    assert [attempt.counted for attempt in world.status.attempts] == [False, False]
+
+
+def test_a_head_that_is_deleted_costs_the_incarnation_and_no_failure() -> None:
+    world = running(retry={"limit": 0})
+    head = next(name for name, pod in world.pods.items() if pod.group == "head")
+    del world.pods[head]
+    world.drivers[0].state = "GONE"
+    world.settle(12)
+    assert sorted(world.clusters) == ["job-c2"]
+    assert world.submissions == [1, 2]
+    assert (world.status.attempts[0].reason, world.status.failures) == ("HeadLost", 0)
+
+
+def test_a_head_that_crashes_counts() -> None:
+    world = running(retry={"limit": 0})
+    head = next(name for name, pod in world.pods.items() if pod.group == "head")
+    world.lose_pod(head)
+    world.look()
+    assert world.reason("Failed") == "RetryLimitExceeded"
+
+
+def test_a_new_cluster_waits_until_every_pod_of_the_old_one_is_gone() -> None:
+    world = running()
+    name = next(iter(world.clusters))
+    del world.clusters[name]
+    world.look()
+    world.look()
+    assert world.clusters == {}
+    assert world.reason("ClusterReady") == "ReplacingCluster"
+    world.kuberay()
+    world.look()
+    assert sorted(world.clusters) == ["job-c2"]
+
+
+def test_pods_that_never_end_are_removed_by_force_after_a_while() -> None:
+    from dataclasses import replace
+
+    world = running()
+    pod = next(pod for pod in world.pods.values() if pod.group == "rollout")
+    world.pods[pod.name] = replace(pod, deleting_since=world.now)
+    world.wait(29)
+    assert do.RemovePod(pod.name, pod.uid) not in world.look().actions
+    world.wait(1)
+    assert do.RemovePod(pod.name, pod.uid) in world.look().actions
+
+
+def test_suspending_lets_the_driver_save_before_the_pods_go() -> None:
+    world = running()
+    world.edit(suspend=True)
+    world.look()
+    assert world.reason("Running") == "Suspending"
+    assert world.drivers[0].desired is not None
+    assert world.drivers[0].desired.suspend
+    assert len(world.clusters) == 1
+    world.settle(6)
+    assert (world.value("Suspended"), world.clusters, world.pods) == ("True", {}, {})
+    world.edit(suspend=False)
+    world.settle(8)
+    assert world.reason("Running") == "Training"
+    assert world.submissions == [1, 2]
+    assert sorted(world.clusters) == ["job-c2"]
+
+
+def test_a_driver_that_does_not_save_in_time_is_not_waited_for() -> None:
+    world = running()
+    world.edit(suspend=True)
+    world.look()
+    world.wait(899)
+    world.look()
+    assert len(world.clusters) == 1
+    world.wait(1)
+    world.look()
+    assert all(cluster.deleting for cluster in world.clusters.values())
+    world.settle(3, train=False)
+    assert world.value("Suspended") == "True"
+
+
+def test_a_job_that_is_created_suspended_starts_nothing() -> None:
+    world = World(spec=job_spec(suspend=True))
+    world.settle(3)
+    assert (world.value("Suspended"), world.clusters, world.submissions) == ("True", {}, [])
+
+
+def test_success_wins_over_a_late_suspension() -> None:
+    world = running()
+    world.edit(suspend=True)
+    world.end(world.drivers[0], "succeeded", 0)
+    world.settle(4)
+    assert world.value("Succeeded") == "True"
+
+
+def test_growing_is_immediate_and_shrinking_waits_for_the_driver() -> None:
+    world = running()
+    world.edit(rollout={"replicas": 4})
+    world.settle(4)
+    assert len(world.pods) == 1 + 4 + 1
+    world.edit(rollout={"replicas": 1})
+    world.settle(4, train=False)
+    assert len(world.pods) == 1 + 4 + 1
+    assert world.reason("Resizing") == "Draining"
+    world.settle(8)
+    assert len(world.pods) == 1 + 1 + 1
+    assert sorted(world.removed) == sorted(world.drivers[0].drained)
+    assert world.reason("Resizing") == "AtSize"
+    assert all(not group.removing for cluster in world.clusters.values() for group in cluster.groups)
+
+
+def test_an_engine_that_never_drains_goes_after_the_grace() -> None:
+    world = running()
+    world.edit(rollout={"replicas": 1})
+    world.settle(2, train=False)
+    world.wait(900)
+    world.settle(3, train=False)
+    assert len(world.pods) == 1 + 1 + 1
+
+
+def test_pods_that_never_started_go_first_when_shrinking() -> None:
+    world = running()
+    world.edit(rollout={"replicas": 4})
+    world.look()
+    world.kuberay()
+    waiting = {name for name, pod in world.pods.items() if not pod.ready}
+    assert len(waiting) == 2
+    world.edit(rollout={"replicas": 2})
+    for _ in range(4):
+        world.look()
+        world.drive()
+    world.kuberay()
+    assert set(world.removed) == waiting
+
+
+def test_the_start_deadline_names_what_was_missing() -> None:
+    world = World(spec=job_spec(deadlines={"startSeconds": 60, "progressSeconds": 60}))
+    world.look()
+    world.kuberay()
+    world.look()
+    world.wait(60)
+    world.look()
+    assert world.reason("Failed") == "StartDeadlineExceeded"
+    assert "rollout: 2 of 2 pods wait" in world.status.conditions["Failed"].message
+
+
+def test_the_run_deadline_ends_a_job_that_trains() -> None:
+    world = running(deadlines={"startSeconds": 50, "progressSeconds": 50, "runSeconds": 100})
+    world.wait(100)
+    world.look()
+    assert world.reason("Failed") == "RunDeadlineExceeded"
+
+
+def test_a_finished_job_is_deleted_when_its_time_is_over() -> None:
+    world = running(ttlSecondsAfterFinished=100)
+    world.end(world.drivers[0], "succeeded", 0)
+    world.settle(4)
+    world.wait(79)
+    assert not world.job_deleted
+    world.wait(2)
+    world.look()
+    assert world.job_deleted
+
+
+def test_leftovers_get_a_grace_and_then_new_pods() -> None:
+    world = running(retry={"limit": 2, "backoffSeconds": 0})
+    world.leftovers = 2
+    world.end(world.drivers[0], "failed", 1)
+    world.look()
+    world.wait(1)
+    world.look()
+    assert len(world.clusters) == 1
+    world.wait(30)
+    world.look()
+    world.leftovers = 0
+    world.settle(8)
+    assert sorted(world.clusters) == ["job-c2"]
+    assert world.submissions == [1, 2]
+
+
+def test_ray_out_of_reach_is_said_at_once_and_given_up_after_the_progress_deadline() -> None:
+    world = running(deadlines={"progressSeconds": 100})
+    world.reachable = False
+    world.look()
+    assert (world.value("Running"), world.reason("Running")) == ("Unknown", "RayUnreachable")
+    world.wait(100)
+    world.look()
+    assert world.status.incarnation == 2
+
+
+def test_a_live_change_reaches_the_driver_and_a_deep_one_is_said_to_need_a_restart() -> None:
+    world = running()
+    world.edit(deadlines={"startSeconds": 1234})
+    world.look()
+    world.look()
+    assert world.config_generation == world.generation == world.drivers[0].generation
+    assert world.reason("Accepted") == "Valid"
+    world.edit(trainer={"microBatchTokens": 4096})
+    world.look()
+    assert world.reason("Accepted") == "NeedsNewIncarnation"
+    assert world.submissions == [1]
+
+
+def test_without_storage_the_status_warns_that_progress_would_be_lost() -> None:
+    spec = job_spec()
+    del spec["checkpoint"]
+    world = World(spec=spec)
+    world.look()
+    assert world.reason("CheckpointAvailable") == "NoStorage"
+
+
+def test_an_invalid_spec_is_explained_and_nothing_is_created() -> None:
+    world = World(spec=job_spec(retry={"backoffSeconds": 700}))
+    world.look()
+    assert world.reason("Accepted") == "InvalidSpec"
+    assert "spec.retry.backoffSeconds" in world.status.conditions["Accepted"].message
+    assert world.clusters == {}
+
+
+def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+    world = running()
+    world.job_deleted = True
+    assert world.look().actions == ()
+
+
+def test_a_queue_that_holds_the_cluster_back_is_named() -> None:
+    from dataclasses import replace
+
+    world = World(spec=job_spec(queueName="rl"))
+    world.look()
+    name = next(iter(world.clusters))
+    world.clusters[name] = replace(world.clusters[name], suspended=True)
+    world.look()
+    assert (world.value("Admitted"), world.reason("Running")) == ("False", "WaitingForQuota")
+    assert world.status.start_time is None
+    world.clusters[name] = replace(world.clusters[name], suspended=False)
+    world.settle(5)
+    assert world.reason("Admitted") == "AdmittedByQueue"
+    assert world.reason("Running") == "Training"
