@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from requirements.install import index_settings
@@ -18,10 +19,21 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = Path(__file__).with_name("peer-constraints.txt")
 DEFAULT_CACHE = Path("~/.cache/rljob").expanduser()
 
-PEERS: Mapping[str, tuple[str, ...]] = {
-    "trl-grpo": ("trl==1.16.0", "torch", "transformers", "accelerate", "datasets"),
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What an environment holds; ``constrained``: all else has the versions of the constraints file, with hashes."""
+
+    packages: tuple[str, ...]
+    constrained: bool = True
+
+
+PEERS: Mapping[str, Peer] = {
+    "trl-grpo": Peer(("trl==1.16.0", "torch", "transformers", "accelerate", "datasets")),
     # trl.experimental.ppo is gone from 1.14 on.
-    "trl-ppo": ("trl==1.10.0", "torch", "transformers", "accelerate", "datasets"),
+    "trl-ppo": Peer(("trl==1.10.0", "torch", "transformers", "accelerate", "datasets")),
+    # On a GPU: the newest vLLM that this release of TRL accepts, which asks for an older transformers.
+    "trl-grpo-vllm": Peer(("trl==1.16.0", "vllm==0.31.0", "accelerate==1.15.0", "datasets==5.2.0"), constrained=False),
 }
 
 
@@ -33,15 +45,16 @@ def peer_python(name: str, cache: Path) -> Path:
     """The interpreter of a peer's environment, which is made on the first call (minutes, up to 5 GB)."""
     folder = cache / "peers" / name
     python = folder / "bin" / "python"
-    wanted = _fingerprint(PEERS[name])
+    peer = PEERS[name]
+    wanted = _fingerprint(peer.packages)
     stamp = folder / "installed"
     if stamp.exists() and stamp.read_text() == wanted:
         return python
     print(f"making the environment of {name} in {folder}", flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    versions: list[str | Path] = [*_torch_backend(), "--constraints", CONSTRAINTS] if peer.constrained else []
     uv("venv", "--quiet", "--clear", "--python", "3.11", folder)
-    uv("pip", "install", "--quiet", *_torch_backend(), "--constraints", CONSTRAINTS, "--compile-bytecode",
-       "--python", python, *PEERS[name])  # fmt: skip
+    uv("pip", "install", "--quiet", *versions, "--compile-bytecode", "--python", python, *peer.packages)
     stamp.write_text(wanted)
     return python
 

@@ -1,0 +1,67 @@
+"""What benchmarks compute from what they measured: rates, spreads, pairs, tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks.machine import Machine
+from benchmarks.measuring import Spread, Step, interleaved, ratios, steady, table, write_results
+from benchmarks.rljob_run import read_run
+
+MACHINE = Machine("processor", 2, 24.0, "Linux 6", "3.11.7", {"torch": "2.13.0"}, 0.1, "abc123")
+
+
+def test_a_step_counts_generated_and_trained_tokens() -> None:
+    assert Step(seconds=2.0, generated=100, trained=400).rate == 250.0
+
+
+def test_a_spread_is_smallest_middle_largest_whatever_the_order() -> None:
+    assert Spread.of([3.0, 1.0, 10.0]) == Spread(1.0, 3.0, 10.0)
+    assert Spread.of([1.0, 2.0]).median == 1.5
+    with pytest.raises(ValueError, match="at least one"):
+        Spread.of([])
+
+
+def test_warm_up_is_left_out_and_must_leave_something() -> None:
+    steps = [Step(float(i), 1, 1) for i in range(1, 5)]
+    assert [step.seconds for step in steady(steps, 2)] == [3.0, 4.0]
+    with pytest.raises(ValueError, match="4 steps"):
+        steady(steps, 4)
+
+
+def test_sides_take_turns_and_ratios_are_pair_by_pair() -> None:
+    order: list[str] = []
+
+    def side(name: str, scale: float):  # type: ignore[no-untyped-def]
+        def run(repetition: int) -> float:
+            order.append(f"{name}{repetition}")
+            return scale * (repetition + 1)
+
+        return run
+
+    measured = interleaved({"a": side("a", 6.0), "b": side("b", 2.0)}, 3)
+    assert order == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    assert ratios(measured["a"], measured["b"]) == [3.0, 3.0, 3.0]
+
+
+def test_results_are_written_with_the_machine_for_programs_and_for_readers(tmp_path: Path) -> None:
+    write_results(tmp_path, "speed", MACHINE, {"ratio": Spread(1.0, 2.0, 3.14159265)}, table(["", "x"], [["a", "1"]]))
+    whole = json.loads((tmp_path / "speed.json").read_text())
+    assert whole["machine"]["commit"] == "abc123"
+    assert whole["results"]["ratio"] == {"min": 1.0, "median": 2.0, "max": 3.1416}
+    text = (tmp_path / "speed.md").read_text()
+    assert text.startswith("|  | x |\n| --- | ---: |\n| a | 1 |\n")
+    assert "torch 2.13.0" in text
+
+
+def test_a_steps_time_is_from_the_end_of_the_one_before(tmp_path: Path) -> None:
+    rows = [
+        {"progress/seconds": 3.0, "response/length/mean": 60.0, "response/trained_ratio": 0.5},
+        {"progress/seconds": 4.5, "response/length/mean": 64.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "summary.json").write_text("{}")
+    steps = read_run(tmp_path).steps(sequences=2, epochs=4)
+    assert steps == [Step(3.0, 120, 240), Step(1.5, 128, 512)]
