@@ -1,0 +1,62 @@
+"""The example files are valid, and GSM8K's runs from end to end with a tiny model in place of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from real_runs import Runner, metrics_of
+
+from rljob_api import load_jobs, resolve
+from rljob_trainer.cli import main
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_example_is_valid(file: Path) -> None:
+    assert main(["validate", "--schema-only", str(file)]) == 0
+
+
+def test_gsm8k_has_the_published_setting() -> None:
+    (job,) = load_jobs(EXAMPLES / "gsm8k.yaml")
+    spec = resolve(job).spec
+    assert (spec.batch.groups, spec.batch.mini_batch_groups, spec.batch.samples_per_prompt) == (256, 64, 1)
+    assert (spec.data.max_prompt_tokens, spec.rollout.max_response_tokens) == (1024, 512)
+    assert (spec.algorithm.advantage.estimator, spec.trainer.optimizer.learning_rate) == ("gae", 1e-6)
+    assert spec.algorithm.critic is not None
+    assert spec.algorithm.critic.learning_rate == 1e-5
+
+
+def test_gsm8k_runs_from_end_to_end_with_a_tiny_model(runner: Runner) -> None:
+    text = "".join(path.read_text() for path in (EXAMPLES / "data" / "gsm8k").glob("*.jsonl"))
+    characters = "".join(sorted(set(text) | set("Let's think step by step and output the final answer after #"))) + "\n"
+    model = {
+        "hiddenSize": 32,
+        "layers": 1,
+        "heads": 1,
+        "contextLength": 1600,
+        "tokenizer": {"characters": "".join(sorted(set(characters)))},
+    }
+    output = runner.folder / "output"
+    changes = {
+        "model.source": "null",
+        "model.random": json.dumps(model),
+        "rollout.engine": "torch",
+        "rollout.gpusPerReplica": "0",
+        "rollout.engineArgs": "{}",
+        "rollout.maxResponseTokens": "8",
+        "trainer.gpusPerReplica": "0",
+        "batch.groups": "8",
+        "batch.miniBatchGroups": "4",
+        "data.validation[0].limit": "4",
+        "stop.epochs": "null",
+    }
+    arguments = [part for path, value in changes.items() for part in ("--set", f"{path}={value}")]
+    runner.run("run", EXAMPLES / "gsm8k.yaml", "--output", output, "--steps", "2", *arguments)
+    records = metrics_of(output)
+    assert [r["step"] for r in records] == [0, 1, 2]
+    assert "critic/loss" in records[1]
+    assert "kl/in_reward" in records[1]
+    assert "validation/gsm8k-test/mean@1" in records[2]
