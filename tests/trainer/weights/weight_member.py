@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -55,6 +56,7 @@ def receive(receiver: Receiver, order: dict[str, Any]) -> dict[str, Any]:
 
     wait = WeightGroup.wait
     received: list[Tensor] = []
+    waits = itertools.count(1)
     broadcast = WeightGroup.broadcast
 
     def remember(group: WeightGroup, tensor: Tensor) -> Any:
@@ -63,7 +65,7 @@ def receive(receiver: Receiver, order: dict[str, Any]) -> dict[str, Any]:
 
     def corrupt(group: WeightGroup, work: Any, deadline: float) -> None:
         wait(group, work, deadline)
-        if len(received) == 3 and order.get("corrupt"):
+        if next(waits) == 2 and order.get("corrupt"):
             received[1][5] ^= 1
 
     with patch.object(WeightGroup, "wait", corrupt), patch.object(WeightGroup, "broadcast", remember):
