@@ -1,0 +1,101 @@
+"""A reverse proxy between operator and API server that makes writes fail, and tells the test of each.
+
+Reads and watches pass through untouched, except that open watches can be cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import aiohttp
+from aiohttp import web
+from kube.control_plane import ControlPlane
+
+WRITES = {"POST", "PUT", "PATCH", "DELETE"}
+LEFT_OUT = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
+
+
+class BadNetwork:
+    """The proxy.
+
+    Attributes:
+        before: asked before each write (its number from 1, method, path): an HTTP status makes the write fail unseen by
+            the server, None lets it through.
+        after: told after each write that went through; by then the caller hasn't got the answer yet.
+        lose_answer: says of a write that went through whether its answer is lost.
+    """
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self.before: Callable[[int, str, str], int | None] = lambda _number, _method, _path: None
+        self.after: Callable[[int, str, str], None] = lambda _number, _method, _path: None
+        self.lose_answer: Callable[[int], bool] = lambda _number: False
+        self.writes = 0
+        self.address = ""
+        self._watches: set[web.StreamResponse] = set()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def run(self, started: asyncio.Event) -> None:
+        connector = aiohttp.TCPConnector(ssl=False, limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+            self._session = session
+            app = web.Application(client_max_size=64 * 1024 * 1024)
+            app.router.add_route("*", "/{path:.*}", self._handle)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+            await runner.setup()
+            try:
+                await web.TCPSite(runner, "127.0.0.1", 0).start()
+                self.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+                started.set()
+                await asyncio.Event().wait()
+            finally:
+                await runner.cleanup()
+
+    def cut_watches(self) -> None:
+        """Drops every open watch."""
+        for response in self._watches:
+            response.force_close()
+            if response._payload_writer is not None and response._req is not None:
+                transport = response._req.transport
+                if transport is not None:
+                    transport.abort()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        number = 0
+        if request.method in WRITES:
+            self.writes += 1
+            number = self.writes
+            status = self.before(number, request.method, request.path)
+            if status is not None:
+                body = {"kind": "Status", "reason": "Injected", "message": "the test wants it", "code": status}
+                return web.json_response(body, status=status)
+        assert self._session is not None
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in LEFT_OUT}
+        url = self._plane.server + request.path_qs
+        data = await request.read() or None
+        async with self._session.request(
+            request.method, url, headers=headers, data=data, skip_auto_headers=("Content-Type",)
+        ) as answer:
+            if request.query.get("watch") == "true":
+                return await self._stream(request, answer)
+            body = await answer.read()
+            if number:
+                self.after(number, request.method, request.path)
+                if self.lose_answer(number) and request.transport is not None:
+                    request.transport.abort()
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in LEFT_OUT}
+            return web.Response(status=answer.status, body=body, headers=kept)
+
+    async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        response = web.StreamResponse(status=answer.status, headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        self._watches.add(response)
+        try:
+            with suppress(ConnectionResetError, aiohttp.ClientError):
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+        finally:
+            self._watches.discard(response)
+        return response
