@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.environments import ROOT, peer_environment
@@ -37,6 +39,15 @@ class Run:
             trained = round(tokens * row.get("response/trained_ratio", 1.0)) * epochs
             steps.append(Step(seconds=end - begin, generated=tokens, trained=trained))
         return steps
+
+    def stage_seconds(self, warm_up: int = 0) -> dict[str, float]:
+        """Median seconds a step by stage (``timing/<stage>_seconds``), the whole step under ``step``.
+
+        The last step is left out, since the final checkpoint is written in it, unless it is the only one.
+        """
+        rows = self.rows[warm_up:-1] or self.rows[-1:]
+        names = (re.fullmatch(r"timing/(\w+)_seconds", name) for name in rows[0])
+        return {match[1]: median(row.get(match[0], 0.0) for row in rows) for match in names if match}
 
     def column(self, name: str) -> list[float]:
         """A metric over the steps; steps without it are left out."""

@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,15 @@ SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """One run of one side."""
+
+    steps: list[Step]
+    stages: dict[str, float]
+    """Median seconds a step by stage, where the side tells."""
+
+
+@dataclass(frozen=True, slots=True)
 class Side:
     """One side over all repetitions. Rates are trained and generated tokens a second, one value a repetition."""
 
@@ -43,6 +52,8 @@ class Side:
     rates: list[float]
     share_of_bare_limit: float
     share_of_arithmetic_limit: float
+    stages: dict[str, float]
+    """Median over the repetitions of the median seconds a step by stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +98,22 @@ def compare(setting: Setting, model: Path, peer: Path, repetitions: int, threads
         runs = interleaved({"rljob": ours, "TRL": theirs}, repetitions)
         limits = interleaved({"limit": limit}, 3)["limit"]
     middle = sorted(limits, key=lambda measured: measured.bare)[len(limits) // 2]
-    sides = {name: side(list(map(partial(steady, warm_up=setting.warm_up), of)), middle) for name, of in runs.items()}
+    sides = {name: side(of, setting.warm_up, middle) for name, of in runs.items()}
     pairs = ratios(sides["rljob"].rates, sides["TRL"].rates)
     return Comparison(setting, sides["rljob"], sides["TRL"], middle, Spread.of(pairs))
 
 
-def side(runs: Sequence[Sequence[Step]], limit: Limit) -> Side:
-    """A repetition's figure is the median over its steps."""
-    seconds = [median(step.seconds for step in steps) for steps in runs]
-    rates = [median(step.rate for step in steps) for steps in runs]
+def side(runs: Sequence[Measured], warm_up: int, limit: Limit) -> Side:
+    """A repetition's figure is the median over its steps after warm-up."""
+    counted = [steady(run.steps, warm_up) for run in runs]
+    seconds = [median(step.seconds for step in steps) for steps in counted]
+    rates = [median(step.rate for step in steps) for steps in counted]
     middle = median(seconds)
-    return Side(Spread.of(seconds), Spread.of(rates), rates, limit.bare / middle, limit.arithmetic / middle)
+    stages = {name: median(run.stages[name] for run in runs) for name in runs[0].stages}
+    return Side(Spread.of(seconds), Spread.of(rates), rates, limit.bare / middle, limit.arithmetic / middle, stages)
 
 
-def run_ours(setting: Setting, model: Path, folder: Path, threads: int, repetition: int) -> list[Step]:
+def run_ours(setting: Setting, model: Path, folder: Path, threads: int, repetition: int) -> Measured:
     settings = {
         "model.source": model,
         "data.train.source": model / "prompts.jsonl",
@@ -110,13 +123,13 @@ def run_ours(setting: Setting, model: Path, folder: Path, threads: int, repetiti
     }
     job, output = HERE / f"{setting.algorithm}.yaml", folder / f"rljob-{repetition}"
     run = rljob_run(job, output, steps=setting.steps, threads=threads, settings=settings)
-    return run.steps(setting.sequences, setting.epochs)
+    return Measured(run.steps(setting.sequences, setting.epochs), run.stage_seconds(setting.warm_up))
 
 
-def run_theirs(setting: Setting, model: Path, python: Path, folder: Path, threads: int, repetition: int) -> list[Step]:
+def run_theirs(setting: Setting, model: Path, python: Path, folder: Path, threads: int, repetition: int) -> Measured:
     written = folder / f"trl-{repetition}.json"
     run_module(python, f"benchmarks.against_trl.trl_{setting.algorithm}", setting, model, written, threads)
-    return read_steps(written)
+    return Measured(read_steps(written), {})
 
 
 def run_limit(setting: Setting, model: Path, folder: Path, threads: int, repetition: int) -> Limit:
@@ -156,6 +169,10 @@ def show(compared: Sequence[Comparison]) -> str:
          f"{c.ours.share_of_arithmetic_limit:.1%}", f"{c.theirs.share_of_arithmetic_limit:.1%}"]
         for c in compared
     ]  # fmt: skip
+    stages = [
+        f"- {c.setting.name}: " + ", ".join(f"{name} {1000 * seconds:.0f}" for name, seconds in by_size(c.ours.stages))
+        for c in compared
+    ]
     return "\n".join(
         [
             "Median (smallest – largest) over the repetitions; tokens are those trained plus those generated.",
@@ -168,8 +185,15 @@ def show(compared: Sequence[Comparison]) -> str:
                  "rljob of bare", "TRL of bare", "rljob of arithmetic", "TRL of arithmetic"],
                 distance,
             ),
+            "Where our step goes, milliseconds (the step from request to published weights first):",
+            "",
+            *stages,
         ]
     )  # fmt: skip
+
+
+def by_size(stages: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(stages.items(), key=lambda stage: -stage[1])
 
 
 if __name__ == "__main__":

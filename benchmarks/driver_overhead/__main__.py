@@ -101,11 +101,7 @@ def measure(shape: Shape, model: Path, steps: int, warm_up: int) -> Overhead:
     # The last step writes the final checkpoint.
     rows = run.rows[warm_up:-1]
     seconds = sorted(row["timing/step_seconds"] for row in rows)
-    names = [name for name in rows[0] if name.startswith("timing/") and name != "timing/step_seconds"]
-    stages = {
-        name.removeprefix("timing/").removesuffix("_seconds"): Spread.of([row.get(name, 0.0) for row in rows]).median
-        for name in names
-    }
+    stages = {name: median for name, median in run.stage_seconds(warm_up).items() if name != "step"}
     return Overhead(shape, Spread.of(seconds), seconds[int(0.9 * len(seconds))], stages)
 
 

@@ -39,8 +39,6 @@ class Figures:
     stage_seconds: dict[str, float]
     """Median seconds a step by stage."""
     generated_tokens_per_second: float
-    mismatch: float
-    """Largest difference of a log-prob between trainer and engine, over the whole run."""
 
     @property
     def rise(self) -> float:
@@ -49,11 +47,7 @@ class Figures:
 
 def figures(run: Run) -> Figures:
     reward = run.column("reward/mean")
-    stages = {
-        name.removeprefix("timing/").removesuffix("_seconds"): median(run.column(name))
-        for name in run.rows[-1]
-        if name.startswith("timing/") and name.endswith("_seconds") and name != "timing/step_seconds"
-    }
+    stages = run.stage_seconds()
     return Figures(
         steps=len(run.rows),
         reward=reward,
@@ -61,10 +55,9 @@ def figures(run: Run) -> Figures:
         last_three=mean(reward[-3:]),
         right=run.column("reward/part/right/mean"),
         response_tokens=run.column("response/length/mean"),
-        step_seconds=median(run.column("timing/step_seconds")),
+        step_seconds=stages.pop("step"),
         stage_seconds=stages,
         generated_tokens_per_second=median(run.column("throughput/generated_tokens_per_second")),
-        mismatch=max(run.column("mismatch/log_prob/max"), default=float("nan")),
     )
 
 
@@ -80,7 +73,6 @@ def show(seen: Figures) -> str:
         [
             f"Format reward {seen.first_three:.3f} (first three steps) → {seen.last_three:.3f} (last three): "
             f"**+{seen.rise:.3f}** in {seen.steps} steps of {seen.step_seconds:.0f} s ({stages}).",
-            f"Largest log-prob difference between trainer and engine: {seen.mismatch:.1e}.",
             "",
             "![reward by step](real_model.svg)",
             "",

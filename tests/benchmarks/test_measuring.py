@@ -65,3 +65,11 @@ def test_a_steps_time_is_from_the_end_of_the_one_before(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     steps = read_run(tmp_path).steps(sequences=2, epochs=4)
     assert steps == [Step(3.0, 120, 240), Step(1.5, 128, 512)]
+
+
+def test_stage_seconds_are_medians_without_warm_up_and_without_the_final_checkpoint(tmp_path: Path) -> None:
+    seconds = [9.0, 1.0, 3.0, 2.0, 50.0]
+    rows = [{"timing/step_seconds": s, "timing/update_seconds": s / 2, "progress/seconds": 1.0} for s in seconds]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "summary.json").write_text("{}")
+    assert read_run(tmp_path).stage_seconds(warm_up=1) == {"step": 2.0, "update": 1.0}
