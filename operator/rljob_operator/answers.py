@@ -11,7 +11,8 @@ import aiohttp
 
 LONGEST_ANSWER = 64 * 1024
 ANSWER_SECONDS = 5.0
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]|\x1b\[[0-9;]*[A-Za-z]")
+# Escape sequences first, as a whole; then what is left of control characters and invisible direction marks.
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
 _SECRET = re.compile(
     r"(?i)((?:api[-_]?key|token|secret|password|passwd|authorization|credential)[\"']?\s*[:=]\s*[\"']?(?:bearer\s+)?)"
     r"([^\s\"',;]+)|\b(hf_|sk-|ghp_|AKIA|xox[bp]-)[A-Za-z0-9_\-]{8,}|(://[^/\s:@]+:)[^/\s@]+@"

@@ -1,0 +1,60 @@
+"""Print the Kubernetes objects that the operator would create for a job.
+
+Made by the operator's own functions, so nothing is guessed. Tokens, UIDs and generations are only known in a cluster;
+placeholders stand for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import yaml
+
+from rljob_api import load_jobs, resolve
+from rljob_operator import objects
+from rljob_operator.entrypoint import driver_command
+from rljob_operator.settings import Settings
+from rljob_operator.tokens import Tokens
+
+PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
+FIRST = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    defaults = Settings()
+    parser.add_argument("job", help="job file; - reads standard input")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change a field of the job")
+    parser.add_argument("--image", default=defaults.default_image, help="the operator's default image")
+    parser.add_argument("--ray-version", default=defaults.ray_version, help="Ray in the images")
+
+
+def run(args: argparse.Namespace) -> int:
+    source = sys.stdin.read() + "\n" if args.job == "-" else args.job
+    settings = Settings(default_image=args.image, ray_version=args.ray_version)
+    for index, document in enumerate(rendered(source, args.set, settings)):
+        if index:
+            print("---")
+        print(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True), end="")
+    print(f"# then, as a Ray job on the head: {driver_command(FIRST, FIRST)}")
+    return 0
+
+
+def rendered(source: str, assignments: list[str], settings: Settings) -> list[dict[str, Any]]:
+    """The objects of every job in a file or text, in the order in which they are created.
+
+    Raises:
+        JobInvalid: with everything that is wrong with the jobs.
+    """
+    documents = []
+    for job in load_jobs(source, assignments):
+        resolved = resolve(job)
+        fingerprint = objects.spec_hash(job.spec)
+        tokens = Tokens(ray="<derived from the operator's key>", driver="<derived from the operator's key>")
+        documents += [
+            objects.config_map(resolved, job.spec.document(), PLACEHOLDER_UID, FIRST),
+            objects.secret(resolved, PLACEHOLDER_UID, FIRST, tokens),
+            objects.ray_cluster(resolved, fingerprint, PLACEHOLDER_UID, FIRST, FIRST, settings),
+        ]
+    return documents

@@ -1,0 +1,120 @@
+"""What pods answer is bounded, cleaned and masked before anybody sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from rljob_operator.answers import AnswerError, clean, last_lines, masked
+from rljob_operator.head import Heads
+from rljob_operator.tokens import Tokens
+
+TOKENS = Tokens("ray-token-value", "driver-token-value")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def heads(handler: Handler) -> AsyncIterator[Heads]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with aiohttp.ClientSession() as session:
+        yield Heads(session, f"http://127.0.0.1:{runner.addresses[0][1]}/{{namespace}}/{{service}}/{{port}}")
+    await runner.cleanup()
+
+
+def test_control_characters_and_escapes_go() -> None:
+    assert clean("a\x1b[31mred\x1b[0m\r\nb\x00\u202ec") == "ared bc"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("WANDB_API_KEY=abc123 rest", "WANDB_API_KEY=*** rest"),
+        ('{"password": "hunter2"}', '{"password": "***"}'),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
+        ("token hf_abcdefghijkl found", "token hf_*** found"),
+        ("s3://user:pass@host/x", "s3://user:***@host/x"),
+        ("step 3 of 9", "step 3 of 9"),
+        ("xx driver-token-value yy", "xx *** yy"),
+    ],
+)
+def test_what_looks_like_a_secret_is_masked(line: str, shown: str) -> None:
+    assert masked(line, ["driver-token-value"]) == shown
+
+
+def test_only_the_last_lines_are_kept_and_cut() -> None:
+    assert last_lines("a\n\nbbbbbb\nc\n", 2, 3) == ("bbb", "c")
+
+
+async def test_an_endless_answer_is_cut_off() -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(100):
+            await response.write(b"x" * 4096)
+        return response
+
+    async with heads(endless) as found:
+        with pytest.raises(AnswerError, match="longer than 65536"):
+            await found.head("n", "c", TOKENS).status()
+
+
+async def test_a_silent_driver_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(_request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    async with heads(silent) as found:
+        head = found.head("n", "c", TOKENS)
+        with pytest.raises(AnswerError, match="no answer within"):
+            async with head._call("GET", head._driver, "t", seconds=0.05):
+                pass
+
+
+async def test_a_redirect_is_not_followed_with_the_token() -> None:
+    seen = []
+
+    async def elsewhere(request: web.Request) -> web.StreamResponse:
+        seen.append(request.path)
+        raise web.HTTPFound("/stolen")
+
+    async with heads(elsewhere) as found:
+        with pytest.raises(AnswerError, match="answered 302"):
+            await found.head("n", "c", TOKENS).status()
+    assert seen == ["/n/c-head-svc/8470/v1/status"]
+
+
+async def test_nonsense_is_named_without_being_repeated() -> None:
+    async def nonsense(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"generation": "<script>", "attempt": 1})
+
+    async with heads(nonsense) as found:
+        with pytest.raises(AnswerError) as caught:
+            await found.head("n", "c", TOKENS).status()
+    assert "script" not in str(caught.value)
+
+
+async def test_submitting_twice_is_fine_and_a_refusal_is_not() -> None:
+    known: set[str] = set()
+
+    async def ray(request: web.Request) -> web.StreamResponse:
+        if request.method == "POST":
+            return web.Response(status=400, text="already exists")
+        if request.path.rsplit("/", 1)[-1] in known:
+            return web.json_response({"status": "RUNNING"})
+        return web.Response(status=404)
+
+    async with heads(ray) as found:
+        head = found.head("n", "c", TOKENS)
+        with pytest.raises(AnswerError, match="refused the job with 400"):
+            await head.submit("job-a1", "true", {}, {})
+        known.add("job-a1")
+        await head.submit("job-a1", "true", {}, {})

@@ -1,0 +1,167 @@
+"""The objects of a job: what is in them, and what never is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from simulation import SETTINGS, job_spec
+
+from rljob_api import ResolvedJob, check, resolve
+from rljob_operator import names, objects, quantities
+from rljob_operator.merging import merge
+from rljob_operator.render import rendered
+from rljob_operator.tokens import TokenKey, Tokens
+
+
+def job(**sections: object) -> ResolvedJob:
+    document = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "job", "namespace": "space"},
+        "spec": job_spec(**sections),
+    }
+    found, violations = check(document)
+    assert not violations, violations
+    assert found is not None
+    return resolve(found)
+
+
+def cluster(**sections: object) -> dict[str, object]:
+    made = job(**sections)
+    return objects.ray_cluster(made, "hash", "uid", 3, 1, SETTINGS)
+
+
+def test_the_longest_job_name_gives_a_cluster_name_that_kuberay_takes() -> None:
+    assert len(names.cluster("j" * 40, 10_000_000_000)) <= names.MAX_CLUSTER_NAME
+
+
+def test_pools_become_groups_and_gpus_become_limits() -> None:
+    made = cluster(
+        rollout={"replicas": 3, "maxReplicas": 8, "gpusPerReplica": 2, "parallelism": {"tensor": 2}},
+        trainer={"replicas": 2, "gpusPerReplica": 4},
+    )
+    rollout, trainer = made["spec"]["workerGroupSpecs"]  # type: ignore[index]
+    assert (rollout["groupName"], rollout["replicas"], rollout["minReplicas"], rollout["maxReplicas"]) == (
+        "rollout",
+        3,
+        0,
+        8,
+    )
+    assert (trainer["groupName"], trainer["replicas"], trainer["minReplicas"]) == ("trainer", 2, 2)
+    limits = [group["template"]["spec"]["containers"][0]["resources"]["limits"] for group in (rollout, trainer)]
+    assert limits == [{"nvidia.com/gpu": "2"}, {"nvidia.com/gpu": "4"}]
+
+
+def test_the_head_has_no_cpu_for_actors_and_alone_carries_the_drivers_token() -> None:
+    spec = cluster()["spec"]
+    head = spec["headGroupSpec"]  # type: ignore[index]
+    assert head["rayStartParams"] == {"num-cpus": "0"}
+    groups = spec["workerGroupSpecs"]  # type: ignore[index]
+    volumes = [[v["name"] for v in part["template"]["spec"]["volumes"]] for part in (head, *groups)]
+    assert ["rljob-tokens" in found for found in volumes] == [True, False, False]
+
+
+def test_every_pod_is_without_api_credentials_and_privileges() -> None:
+    spec = cluster()["spec"]
+    for part in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):  # type: ignore[index]
+        pod = part["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["restartPolicy"] == "Never"
+        assert pod["containers"][0]["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def test_shared_memory_is_a_share_of_the_limit() -> None:
+    made = cluster(trainer={"pod": {"resources": {"limits": {"memory": "10Gi"}}}})
+    trainer = made["spec"]["workerGroupSpecs"][1]["template"]["spec"]  # type: ignore[index]
+    (memory,) = [volume for volume in trainer["volumes"] if volume["name"] == "rljob-shm"]
+    assert memory["emptyDir"] == {"medium": "Memory", "sizeLimit": "3072Mi"}
+
+
+def test_claims_of_the_job_file_are_mounted_and_only_checkpoints_writable() -> None:
+    made = cluster(model={"source": "pvc://models/tiny"}, checkpoint={"uri": "pvc://state/here"})
+    head = made["spec"]["headGroupSpec"]["template"]["spec"]  # type: ignore[index]
+    mounts = {m["mountPath"]: m["readOnly"] for m in head["containers"][0]["volumeMounts"] if "claim" in m["name"]}
+    assert mounts == {"/mnt/rljob/models": True, "/mnt/rljob/state": False}
+
+
+def test_a_template_is_merged_and_cannot_take_our_labels() -> None:
+    template = {
+        "metadata": {"labels": {"team": "rl", "rljob.dev/job": "other"}},
+        "spec": {"dnsPolicy": "None", "containers": [{"name": "sidecar", "image": "x"}]},
+    }
+    made = cluster(trainer={"pod": {"template": template}})
+    trainer = made["spec"]["workerGroupSpecs"][1]["template"]  # type: ignore[index]
+    assert trainer["metadata"]["labels"]["team"] == "rl"
+    assert trainer["metadata"]["labels"]["rljob.dev/job"] == "job"
+    assert [item["name"] for item in trainer["spec"]["containers"]] == ["ray", "sidecar"]
+    assert trainer["spec"]["dnsPolicy"] == "None"
+
+
+def test_the_job_file_is_carried_verbatim() -> None:
+    made = job()
+    spec = {"anything": ["as", "the user wrote it"]}
+    config = objects.config_map(made, spec, "uid", 7)
+    file = json.loads(config["data"]["job.json"])
+    assert file["spec"] == spec
+    assert file["metadata"]["annotations"] == {"rljob.dev/uid": "uid", "rljob.dev/generation": "7"}
+
+
+def test_suspend_is_never_set_because_it_belongs_to_the_queue() -> None:
+    made = cluster(queueName="rl")
+    assert "suspend" not in made["spec"]  # type: ignore[operator]
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "rl"  # type: ignore[index]
+
+
+def test_live_fields_leave_the_fingerprint_alone() -> None:
+    def fingerprint(**sections: object) -> str:
+        return objects.spec_hash(job(**sections).spec)
+
+    before = fingerprint()
+    assert fingerprint(rollout={"replicas": 5}, suspend=True, deadlines={"startSeconds": 9}) == before
+    assert fingerprint(trainer={"microBatchTokens": 77}) != before
+
+
+def test_rendering_shows_the_same_objects_and_no_tokens() -> None:
+    text = json.dumps(
+        {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}, "spec": job_spec()}
+    )
+    kinds = [document["kind"] for document in rendered(text + "\n", [], SETTINGS)]
+    assert kinds == ["ConfigMap", "Secret", "RayCluster"]
+
+
+def test_tokens_are_stable_distinct_and_not_printed() -> None:
+    key = TokenKey(b"k" * 32)
+    first = key.tokens("uid", 1)
+    assert first == key.tokens("uid", 1)
+    assert len({first.ray, first.driver, key.tokens("uid", 2).ray, key.tokens("other", 1).ray}) == 4
+    assert first.ray not in repr(first)
+    assert "kkkk" not in repr(key)
+    assert repr(Tokens("a", "b")) == "Tokens()"
+
+
+def test_a_short_key_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 32"):
+        TokenKey(b"short")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("500m", "1/2"), ("1Gi", "1073741824"), ("2k", "2000"), ("1e3", "1000"), ("1.5", "3/2")]
+)
+def test_quantities(text: str, value: str) -> None:
+    from fractions import Fraction
+
+    assert quantities.parse(text) == Fraction(value)
+
+
+def test_lists_are_merged_by_their_keys() -> None:
+    ours = {"env": [{"name": "A", "value": "1"}], "tolerations": [{"key": "a"}], "other": [1]}
+    theirs = {"env": [{"name": "A", "value": "2"}, {"name": "B"}], "tolerations": [{"key": "b"}], "other": [2]}
+    assert merge(ours, theirs) == {
+        "env": [{"name": "A", "value": "2"}, {"name": "B"}],
+        "tolerations": [{"key": "a"}, {"key": "b"}],
+        "other": [2],
+    }

@@ -1,0 +1,107 @@
+"""The work queue: one worker a key, no change lost, pauses after errors."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rljob_operator.work_queue import RetryError, WorkQueue
+
+
+async def run_until(queue: WorkQueue[str], done: asyncio.Event) -> None:
+    task = asyncio.create_task(queue.run())
+    await asyncio.wait_for(done.wait(), 20)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_change_during_the_work_causes_exactly_one_more_look() -> None:
+    looks, done = [], asyncio.Event()
+
+    async def work(key: str) -> float | None:
+        looks.append(key)
+        if len(looks) == 1:
+            for _ in range(100):
+                queue.add(key)
+            await asyncio.sleep(0)
+        else:
+            done.set()
+        return None
+
+    queue: WorkQueue[str] = WorkQueue(work)
+    queue.add("a")
+    await run_until(queue, done)
+    assert looks == ["a", "a"]
+    assert queue.idle
+
+
+async def test_a_key_is_never_worked_on_by_two_at_once() -> None:
+    active, most, count, done = 0, 0, 0, asyncio.Event()
+
+    async def work(key: str) -> float | None:
+        nonlocal active, most, count
+        active += 1
+        most = max(most, active)
+        queue.add(key)
+        await asyncio.sleep(0.001)
+        active -= 1
+        count += 1
+        if count == 20:
+            done.set()
+        return None
+
+    queue: WorkQueue[str] = WorkQueue(work, workers=8)
+    queue.add("a")
+    await run_until(queue, done)
+    assert most == 1
+
+
+async def test_different_keys_are_worked_on_together() -> None:
+    together, done = asyncio.Barrier(5), asyncio.Event()
+
+    async def work(_key: str) -> float | None:
+        await together.wait()
+        done.set()
+        return None
+
+    queue: WorkQueue[str] = WorkQueue(work, workers=5)
+    for key in "abcde":
+        queue.add(key)
+    await run_until(queue, done)
+
+
+async def test_an_error_brings_the_key_back_and_leaves_the_others_alone() -> None:
+    looks: dict[str, int] = {"bad": 0, "good": 0}
+    errors, done = [], asyncio.Event()
+
+    async def work(key: str) -> float | None:
+        looks[key] += 1
+        if key == "bad":
+            if looks[key] == 1:
+                raise RetryError("passing")
+            done.set()
+        return None
+
+    queue: WorkQueue[str] = WorkQueue(work)
+    queue.on_error = lambda key, error: errors.append((key, str(error)))
+    queue.add("bad")
+    queue.add("good")
+    await run_until(queue, done)
+    assert looks == {"bad": 2, "good": 1}
+    assert errors == [("bad", "passing")]
+
+
+async def test_what_is_due_later_comes_back_and_what_is_forgotten_does_not() -> None:
+    looks, done = [], asyncio.Event()
+
+    async def work(key: str) -> float | None:
+        looks.append(key)
+        if looks.count("a") == 3:
+            done.set()
+        return 0.01
+
+    queue: WorkQueue[str] = WorkQueue(work)
+    queue.add("a")
+    queue.add_later("b", 0.02)
+    queue.forget("b")
+    await run_until(queue, done)
+    assert "b" not in looks
