@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test lint unit constraints clean
+.PHONY: help install quickstart test lint unit generate constraints clean
 
 help:            ## what there is
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -19,11 +19,15 @@ test: lint unit  ## everything that is fast: lint, types, import rules, tests
 lint: install    ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy api/rljob_api trainer/rljob_trainer
+	$(BIN)/mypy api/rljob_api trainer/rljob_trainer operator/rljob_operator
 	$(BIN)/lint-imports
 
 unit: install    ## the tests alone
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+generate: install  ## what is generated from the code: the CRD and the list of metrics (tests check them for drift)
+	$(BIN)/python -m rljob_api.crd
+	$(BIN)/python -m rljob_trainer.telemetry.names > docs/metrics.md
 
 constraints: install  ## pin anew after a change of pyproject.toml
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python requirements/lock.py --all

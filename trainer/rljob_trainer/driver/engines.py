@@ -8,6 +8,7 @@ colocated   vllm     actors on the same devices    broadcast; engine and learner
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -136,8 +137,8 @@ async def start_pool(
     )
     try:
         names = [str(number) for number in range(engine_count(spec))]
-        for name in names:
-            pool.add(await start(name))
+        for engine in await asyncio.gather(*(start(name) for name in names)):
+            pool.add(engine)
         pool.activate(names)
         if learner is None:
             return Engines(pool, _Nothing())
@@ -147,7 +148,8 @@ async def start_pool(
             bucket_bytes=spec.weights.bucket_megabytes << 20,
             seconds=float(spec.deadlines.progress_seconds),
             host=None if "RAY_ADDRESS" in os.environ else "127.0.0.1",
-            backend="nccl" if built.device == "cuda" else "gloo",
+            # NCCL refuses two processes on one GPU.
+            backend="nccl" if built.device == "cuda" and spec.placement == "separate" else "gloo",
             may_send=lambda: not busy(),
         )
         pool.bring_up = publication.bring_up
