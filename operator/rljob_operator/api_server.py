@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from rljob_operator import names
 
 CALL_SECONDS = 30.0
 TOKEN_RELOAD_SECONDS = 60.0
+BUSY_PAUSES = (0.1, 0.4, 1.0)
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 Object = dict[str, Any]
@@ -125,6 +127,24 @@ class ApiServer:
         *,
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
+    ) -> Object:
+        """One call, repeated at once a few times when the server was busy.
+
+        A look has several writes. Were each hiccup to end it, a server that refuses every other write would never see a
+        look through. Repeating is safe: every write here is idempotent or guarded by what it assumes.
+        """
+        for pause in BUSY_PAUSES:
+            try:
+                return await self._call_once(method, path, body, query=query, content=content)
+            except ApiError as error:
+                # Without an answer the server is away, not busy: then the queue's longer pauses are right.
+                if not error.passing or error.status == 0:
+                    raise
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+        return await self._call_once(method, path, body, query=query, content=content)
+
+    async def _call_once(
+        self, method: str, path: str, body: Any, *, query: Mapping[str, str] | None, content: str
     ) -> Object:
         if self._session is None:
             raise RuntimeError("use ApiServer as an asynchronous context manager")

@@ -1,0 +1,55 @@
+{{/* Names and labels of the operator's objects. */}}
+{{- define "operator.name" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end -}}
+{{- end }}
+
+{{- define "operator.selector" -}}
+app.kubernetes.io/name: rljob-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "operator.labels" -}}
+{{ include "operator.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: rljob
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "operator.image" -}}
+{{- if .Values.image.digest }}{{ .Values.image.repository }}@{{ .Values.image.digest }}{{ else }}{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end -}}
+{{- end }}
+
+{{- define "operator.keySecret" -}}
+{{- .Values.tokenKey.existingSecret | default (printf "%s-key" (include "operator.name" .)) -}}
+{{- end }}
+
+{{/* What the operator may do in every namespace it watches. No verb and no resource is a wildcard. */}}
+{{- define "operator.rules" -}}
+- apiGroups: [rljob.dev]
+  resources: [rljobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [rljob.dev]
+  resources: [rljobs/status]
+  verbs: [patch]
+- apiGroups: [rljob.dev]
+  # Owner references that block deletion ask for this.
+  resources: [rljobs/finalizers]
+  verbs: [update]
+- apiGroups: [ray.io]
+  resources: [rayclusters]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, delete]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [create, patch]
+- apiGroups: [""]
+  # Never get, list or watch: tokens are derived, and nobody's Secrets are read.
+  resources: [secrets]
+  verbs: [create, patch, delete]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- end }}
