@@ -95,7 +95,9 @@ class Operator:
     @property
     def leads(self) -> bool:
         """Whether this replica acts."""
-        return self._leader is None or self._leader.leads
+        if self._options.lease_namespace is None:
+            return True
+        return self._leader is not None and self._leader.leads
 
     async def _watch(self) -> None:
         await kopf.operator(

@@ -64,21 +64,33 @@ class World:
 
     # The operator
 
-    def start_operator(self, server: str | None = None, settings: Settings = SETTINGS) -> None:
-        """Starts an operator in this process that watches this namespace."""
+    def start_operator(
+        self,
+        server: str | None = None,
+        settings: Settings = SETTINGS,
+        *,
+        token: str | None = None,
+        lease_namespace: str | None = None,
+        identity: str = "operator",
+        debug: bool = False,
+    ) -> OperatorThread:
+        """Starts an operator in this process that watches this namespace; the newest is `self.operator`."""
         key = self._folder / "key"
         key.write_text("k" * 64)
         connection = kopf.ConnectionInfo(
-            server=server or self.plane.server, token=self.plane.token, insecure=True, scheme="Bearer"
+            server=server or self.plane.server, token=token or self.plane.token, insecure=True, scheme="Bearer"
         )
         options = Options(
             key_file=key,
             namespaces=(self.namespace,),
             head_address=self.heads.address,
+            lease_namespace=lease_namespace,
+            identity=identity,
             probe_port=None,
             settings=settings,
         )
-        self.operator = OperatorThread(options, connection)
+        self.operator = OperatorThread(options, connection, debug=debug)
+        return self.operator
 
     async def stop_operator(self) -> None:
         """Ends the operator at whatever it is doing, if it runs."""
