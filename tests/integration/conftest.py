@@ -14,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fakes.heads import FakeHeads
+from fakes.kubelet import FakeKubelet
 from fakes.kuberay import FakeKubeRay
 from kube.control_plane import ControlPlane
 from kube.programs import ProgramMissingError, find
@@ -52,13 +53,42 @@ async def _background(*coroutines: object) -> AsyncIterator[None]:
 @pytest.fixture
 async def world(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[World]:
     """A namespace with everything but the operator, which the test starts."""
-    namespace = f"test-{secrets.token_hex(4)}"
-    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
-    kuberay, heads = FakeKubeRay(plane), FakeHeads(plane)
-    started = asyncio.Event()
-    async with _background(kuberay.run(), heads.run(started)):
+    namespace = _namespace(plane)
+    kuberay = FakeKubeRay(plane, namespace)
+    async for made in _world(plane, namespace, kuberay, kuberay, tmp_path):
+        yield made
+
+
+@pytest.fixture
+async def real_world(plane: ControlPlane, kuberay_process: None, tmp_path: Path) -> AsyncIterator[World]:
+    """The same with KubeRay itself; only the kubelets are played."""
+    namespace = _namespace(plane)
+    async for made in _world(plane, namespace, FakeKubelet(plane, namespace), None, tmp_path):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def kuberay_process(plane: ControlPlane) -> Iterator[None]:
+    """KubeRay's own operator. It takes every namespace, so no test of the module may play it."""
+    plane.install_missing_crds(plane.programs.crds)
+    plane.start_kuberay()
+    yield
+    plane.stop_program("ray-operator")
+
+
+def _namespace(plane: ControlPlane) -> str:
+    name = f"test-{secrets.token_hex(4)}"
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    return name
+
+
+async def _world(
+    plane: ControlPlane, namespace: str, player: FakeKubeRay | FakeKubelet, kuberay: FakeKubeRay | None, folder: Path
+) -> AsyncIterator[World]:
+    heads, started = FakeHeads(plane), asyncio.Event()
+    async with _background(player.run(), heads.run(started)):
         await asyncio.wait_for(started.wait(), 10)
-        made = World(plane, namespace, kuberay, heads, tmp_path)
+        made = World(plane, namespace, kuberay, heads, folder)
         try:
             yield made
         finally:

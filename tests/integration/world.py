@@ -53,14 +53,20 @@ class World:
     """One namespace of the control plane."""
 
     def __init__(
-        self, plane: ControlPlane, namespace: str, kuberay: FakeKubeRay, heads: FakeHeads, folder: Path
+        self, plane: ControlPlane, namespace: str, kuberay: FakeKubeRay | None, heads: FakeHeads, folder: Path
     ) -> None:
         self.plane = plane
         self.namespace = namespace
-        self.kuberay = kuberay
+        self._kuberay = kuberay
         self.heads = heads
         self._folder = folder
         self.operator: OperatorThread | None = None
+
+    @property
+    def kuberay(self) -> FakeKubeRay:
+        """Who plays KubeRay here."""
+        assert self._kuberay is not None, "KubeRay itself is at work here"
+        return self._kuberay
 
     # The operator
 

@@ -15,7 +15,6 @@ from typing import Any
 from kube.control_plane import ApiCallError, ControlPlane
 
 LOOK_SECONDS = 0.05
-CLUSTERS = "/apis/ray.io/v1/rayclusters"
 
 Object = dict[str, Any]
 
@@ -27,8 +26,9 @@ class FakeKubeRay:
         becomes_ready: says of a new pod whether it becomes ready, or with which pod status it stays as it is.
     """
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self._plane = plane
+        self._namespace = namespace
         self.becomes_ready: Callable[[Object], Object | None] = lambda _pod: None
         self.removed: list[str] = []
         """Names of the worker pods that were removed, in order."""
@@ -39,18 +39,18 @@ class FakeKubeRay:
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """One look at all clusters."""
-        clusters = self._plane.call("GET", CLUSTERS)["items"]
-        pods = self._plane.call("GET", "/api/v1/pods?labelSelector=ray.io%2Fcluster")["items"]
+        """One look at all clusters of the namespace."""
+        space = self._namespace
+        clusters = self._plane.call("GET", f"/apis/ray.io/v1/namespaces/{space}/rayclusters")["items"]
+        pods = self._plane.call("GET", f"/api/v1/namespaces/{space}/pods?labelSelector=ray.io%2Fcluster")["items"]
         for cluster in clusters:
-            name = (cluster["metadata"]["namespace"], cluster["metadata"]["name"])
+            name = cluster["metadata"]["name"]
             if "deletionTimestamp" in cluster["metadata"]:
                 continue
             mine = [
                 pod
                 for pod in pods
-                if (pod["metadata"]["namespace"], pod["metadata"]["labels"]["ray.io/cluster"]) == name
-                and "deletionTimestamp" not in pod["metadata"]
+                if pod["metadata"]["labels"]["ray.io/cluster"] == name and "deletionTimestamp" not in pod["metadata"]
             ]
             try:
                 self._reconcile(cluster, mine)

@@ -16,7 +16,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,46 @@ class ControlPlane:
             f"--cert-dir={self.folder / 'controllers'}",
             "--concurrent-gc-syncs=5",
         )
+
+    def install_missing_crds(self, manifests: Iterable[Path]) -> None:
+        """Installs the CRDs of those files that aren't there yet."""
+        for path in manifests:
+            group, _, plural = path.stem.partition("_")
+            try:
+                self.call("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.{group}")
+            except ApiCallError as error:
+                if error.code != 404:
+                    raise
+                self.install_crd(path.read_bytes())
+
+    def start_kuberay(self) -> None:
+        """Starts KubeRay's operator and waits until it is ready."""
+        port = _free_port()
+        self._spawn(
+            "ray-operator",
+            f"-kubeconfig={self.kubeconfig}",
+            "-enable-leader-election=false",
+            f"-metrics-addr=127.0.0.1:{_free_port()}",
+            f"-health-probe-bind-address=127.0.0.1:{port}",
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                probe = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+                probe.request("GET", "/readyz")
+                if probe.getresponse().status == 200:
+                    return
+            except OSError:
+                pass
+            if self.processes["ray-operator"].poll() is not None or time.monotonic() > deadline:
+                raise ControlPlaneError(f"ray-operator isn't ready; its log ends: {self.log_tail('ray-operator')}")
+            time.sleep(0.1)
+
+    def stop_program(self, program: str) -> None:
+        """Ends one of the processes."""
+        process = self.processes.pop(program)
+        process.kill()
+        process.wait()
 
     def kubectl(self, *arguments: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs kubectl as administrator."""

@@ -1,0 +1,81 @@
+"""KubeRay's own operator instead of the fake: what the fake claims about it holds."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.heads import Play
+from world import World, job_document
+
+pytestmark = pytest.mark.timeout(240)
+
+
+async def pods_of(world: World, group: str) -> set[str]:
+    return {
+        pod["metadata"]["name"]
+        for pod in await world.pods(group)
+        if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
+    }
+
+
+async def test_a_job_lives_through_scaling_suspension_and_retry_with_the_real_kuberay(real_world: World) -> None:
+    world = real_world
+    world.start_operator()
+    play = Play(steps=None, exits={1: 1}, drains=False)
+    await world.apply(job_document("genuine", rollout={"replicas": 3}), play)
+    await world.until("attempt 2 runs", lambda: any(driver.attempt == 2 for driver in world.drivers("genuine")))
+    await world.until_condition("genuine", "ClusterReady", "True", "PoolsReady")
+    before = await pods_of(world, "rollout")
+    assert len(before) == 3
+
+    await world.patch("genuine", {"rollout": {"replicas": 1}})
+    await world.until_condition("genuine", "Resizing", "True", "Draining")
+    play.drains = True
+
+    async def one_is_left() -> bool:
+        return len(await pods_of(world, "rollout")) == 1
+
+    await world.until("one engine is left", one_is_left)
+    driver = world.drivers("genuine")[-1]
+    assert await pods_of(world, "rollout") == before - driver.drained
+
+    await world.patch("genuine", {"rollout": {"replicas": 2}})
+    await world.until_condition("genuine", "Resizing", "False", "AtSize")
+    assert len(await pods_of(world, "rollout")) == 2
+
+    await world.patch("genuine", {"suspend": True})
+    await world.until_condition("genuine", "Suspended", "True")
+    assert (await world.clusters(), await world.pods()) == ([], [])
+    await world.patch("genuine", {"suspend": False})
+    play.steps = 2
+    job = await world.until_condition("genuine", "Succeeded", "True")
+    assert [(item["attempt"], item["incarnation"]) for item in job["status"]["attempts"]] == [(1, 1), (2, 1), (3, 2)]
+
+
+async def test_a_lost_head_means_a_new_cluster_with_the_real_kuberay(real_world: World) -> None:
+    world = real_world
+    world.start_operator()
+    await world.apply(job_document("beheaded"), Play(steps=None))
+    await world.until_condition("beheaded", "Running", "True", "Training")
+    (head,) = [pod for pod in await world.pods() if pod["metadata"]["labels"]["ray.io/node-type"] == "head"]
+    path = f"/api/v1/namespaces/{world.namespace}/pods/{head['metadata']['name']}"
+    await world.call("DELETE", path, {"gracePeriodSeconds": 0})
+    await world.until("a second attempt", lambda: len(world.drivers("beheaded")) == 2)
+    assert [cluster["metadata"]["name"] for cluster in await world.clusters()] == ["beheaded-c2"]
+
+
+async def test_kuberay_accepts_what_is_created_without_a_warning(real_world: World) -> None:
+    world = real_world
+    world.start_operator()
+    await world.apply(job_document("clean"), Play(steps=None))
+    await world.until_condition("clean", "Running", "True", "Training")
+    events = (await world.call("GET", f"/api/v1/namespaces/{world.namespace}/events"))["items"]
+    complaints = [
+        item["message"]
+        for item in events
+        if item["type"] == "Warning" and item["involvedObject"]["kind"] == "RayCluster"
+    ]
+    assert complaints == []
+    secrets = (await world.call("GET", f"/api/v1/namespaces/{world.namespace}/secrets"))["items"]
+    # KubeRay makes a token of its own when it finds none; it has found ours.
+    assert [item["metadata"]["name"] for item in secrets] == ["clean-c1"]
+    assert secrets[0]["metadata"]["ownerReferences"][0]["kind"] == "RLJob"
