@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from kube.control_plane import ApiCallError, ControlPlane
@@ -35,7 +36,9 @@ class FakeKubeRay:
 
     async def run(self) -> None:
         while True:
-            await asyncio.to_thread(self.look)
+            # The API server may be away for a while: tests restart it.
+            with suppress(OSError):
+                await asyncio.to_thread(self.look)
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:

@@ -1,0 +1,49 @@
+"""When Kubernetes itself is the trouble: refused objects, and an API server that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from fakes.heads import Play
+from kube.control_plane import ApiCallError
+from world import World, job_document
+
+pytestmark = pytest.mark.timeout(180)
+
+
+async def test_a_refused_cluster_is_explained_and_made_when_it_is_allowed(world: World) -> None:
+    quotas = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
+    none = {"metadata": {"name": "none"}, "spec": {"hard": {"count/rayclusters.ray.io": "0"}}}
+    await world.call("POST", quotas, none)
+    # Without a quota controller nobody computes what is used.
+    used = {"status": {"hard": none["spec"]["hard"], "used": {"count/rayclusters.ray.io": "0"}}}  # type: ignore[index]
+    await world.call("PATCH", f"{quotas}/none/status", used, "application/merge-patch+json")
+    world.start_operator()
+    await world.apply(job_document("refused"), Play(steps=1))
+    job = await world.until_condition("refused", "ClusterReady", "False", "ClusterRejected")
+    message = next(c["message"] for c in job["status"]["conditions"] if c["type"] == "ClusterReady")
+    assert "exceeded quota: none" in message
+    await world.call("DELETE", f"{quotas}/none")
+    await world.until_condition("refused", "Succeeded", "True")
+
+
+async def test_a_job_outlives_the_api_servers_absence(world: World) -> None:
+    operator = world.start_operator(lease_namespace=world.namespace)
+    play = Play(steps=None)
+    await world.apply(job_document("orphaned"), play)
+    await world.until_condition("orphaned", "Running", "True", "Training")
+    await asyncio.to_thread(world.plane.restart_api_server, 9.0)
+    assert operator.alive
+    play.steps = 1
+
+    async def over() -> bool:
+        with suppress(OSError, ApiCallError):
+            job = await world.job("orphaned")
+            return any(c["type"] == "Succeeded" and c["status"] == "True" for c in job["status"]["conditions"])
+        return False
+
+    await world.until("the job has succeeded", over)
+    assert operator.failure is None
+    assert len(world.drivers("orphaned")) == 1
