@@ -6,12 +6,15 @@ A private Ray keeps everything in a folder of its own, talks on the loopback dev
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from rljob_trainer.errors import RLJobError
 
 PRIVATE_ENVIRONMENT = {
     # The default writes a token under the user's home, after which other local clusters refuse connections.
@@ -25,6 +28,14 @@ PRIVATE_ENVIRONMENT = {
 }
 
 _PREFIX = "rljob-ray-"
+_ATTEMPTS = 3
+_log = logging.getLogger(__name__)
+
+
+class RayStartError(RLJobError):
+    """The private Ray does not come up (exit code 75: try again)."""
+
+    exit_code = 75
 
 
 @contextmanager
@@ -48,6 +59,18 @@ def ray_for_run(cpus: int) -> Iterator[None]:
 
     with _private_folder() as folder:
         try:
+            _start(folder, cpus)
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _start(folder: Path, cpus: int) -> None:
+    """Ray gives its own processes 30 seconds, which a machine that is busy with other things may exceed: so, again."""
+    import ray
+
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -57,9 +80,14 @@ def ray_for_run(cpus: int) -> Iterator[None]:
                 _temp_dir=str(folder),
                 _node_ip_address="127.0.0.1",
             )
-            yield
-        finally:
+            return
+        except Exception as error:  # noqa: BLE001  Ray raises the bare class when its processes are late
             ray.shutdown()
+            _log.warning("Ray did not start (attempt %d of %d): %s", attempt, _ATTEMPTS, error)
+            reason = error
+    raise RayStartError(
+        f"Ray did not start in {_ATTEMPTS} attempts: {reason} Is the machine overloaded, or short of memory?"
+    )
 
 
 @contextmanager

@@ -1,0 +1,60 @@
+"""Whole runs that must learn: from random weights to repeating three digits, bound by steps and not by seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from real_runs import Runner, copy_job, metrics_of
+
+TASK = {"type": "copy", "digits": 3, "size": 800}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "batch", "steps"),
+    [
+        pytest.param(
+            {
+                "preset": "grpo",
+                "kl": {"inLoss": {"coefficient": 0}},
+                "policyLoss": {"clipHigh": 0.28},
+                "aggregation": "tokenMean",
+                "entropyCoefficient": 0.01,
+            },
+            {"groups": 32, "samplesPerPrompt": 16, "miniBatchGroups": 8, "epochs": 2},
+            80,
+            id="grpo",
+        ),
+        pytest.param(
+            {
+                "preset": "ppo",
+                "kl": {"inReward": {"coefficient": 0}},
+                "advantage": {"lambda": 0.95},
+                "entropyCoefficient": 0.01,
+                "critic": {"learningRate": 1e-3},
+            },
+            {"groups": 512, "samplesPerPrompt": 1, "miniBatchGroups": 128, "epochs": 2},
+            120,
+            id="ppo with a critic",
+        ),
+    ],
+)
+def test_a_run_learns_to_repeat_three_digits(
+    runner: Runner, algorithm: dict[str, Any], batch: dict[str, int], steps: int
+) -> None:
+    job = copy_job(
+        algorithm=algorithm,
+        batch=batch,
+        rollout={"engine": "torch", "maxResponseTokens": 4},
+        trainer={"optimizer": {"learningRate": 5e-4}},
+        validation={"atStart": False},
+        checkpoint={"everySteps": 0},
+        stop={"steps": steps},
+    )
+    random = job["spec"]["model"]["random"]
+    random |= {"hiddenSize": 128, "heads": 4}
+    job["spec"]["data"]["train"]["task"] = TASK
+    job["spec"]["data"]["validation"][0] |= {"task": {"type": "copy", "digits": 3}, "limit": 100}
+    output = runner.folder / "output"
+    runner.run("run", runner.write(job), "--output", output)
+    assert metrics_of(output)[-1]["validation/held-out/mean@1"] >= 0.9
