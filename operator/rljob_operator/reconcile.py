@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from rljob_operator import attempts, progress
+from rljob_operator import attempts, kuberay_limits, progress
 from rljob_operator.actions import ApplyConfigMap, CreateCluster, DeleteJob, NoteGeneration, StopDriver
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Decision, Draft
 from rljob_operator.endings import finish, free, new_incarnation, remove_stuck_pods
+from rljob_operator.objects import ray_cluster
 from rljob_operator.observed import ClusterView, Observed
 from rljob_operator.pools import pools
 from rljob_operator.readiness import Readiness, pool_status, readiness
@@ -124,6 +125,14 @@ def _create(draft: Draft) -> None:
         if before is None:
             draft.say(Type.RUNNING, False, Reason.PENDING, message)
         draft.wake_in(draft.settings.start_poll_seconds)
+        return
+    job = draft.job
+    problems = kuberay_limits.problems(
+        ray_cluster(draft.resolved, job.fingerprint, job.uid, job.generation, draft.status.incarnation, draft.settings)
+    )
+    if problems:
+        draft.say(Type.ACCEPTED, False, Reason.INVALID_SPEC, "; ".join(problems))
+        draft.say(Type.RUNNING, False, Reason.INVALID_SPEC, "; ".join(problems))
         return
     draft.do(ApplyConfigMap(), CreateCluster(draft.status.incarnation))
     rejection = draft.observed.rejection
