@@ -7,6 +7,7 @@ recorded first), actions run in order and stop at the first failure, and the nex
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -99,6 +100,8 @@ class Executor:
         try:
             if decision.status is not None:
                 await self._write_status(job, decision.status, memory)
+            # Only what is recorded is announced; otherwise the next look would announce it again.
+            await self._events.post(job, decision.events)
             for action in decision.actions:
                 await self._perform(action, job, memory)
         except ApiError as error:
@@ -107,8 +110,9 @@ class Executor:
             raise RetryError(f"the head pod: {error}") from error
         finally:
             self.on_decision(job, decision)
-            await self._events.post(job, decision.events)
-        return decision.requeue_after
+        if decision.requeue_after is not None:
+            return decision.requeue_after
+        return self._settings.resync_seconds * random.uniform(0.8, 1.2)
 
     async def _observe(self, key: Key, job: JobView, memory: Memory) -> Observed:
         if not self._kuberay:

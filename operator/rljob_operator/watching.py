@@ -7,7 +7,8 @@ the first look at a job already knows its clusters and pods.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kopf
@@ -60,6 +61,17 @@ def registry(store: Store, changed: Callable[[Key], None], connection: kopf.Conn
     return handlers
 
 
+class Endless:
+    """Pauses between tries of a read, without end.
+
+    kopf's own list is over after a minute, and the operator with it; an API server may be away for longer.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (0.5, 1, 2, 4)
+        yield from itertools.repeat(8)
+
+
 def settings() -> kopf.OperatorSettings:
     """kopf's settings: watch only what is ours on the server's side, write nothing, say little."""
     chosen = kopf.OperatorSettings()
@@ -68,4 +80,5 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.chunk_size = 500
     chosen.posting.enabled = False
     chosen.networking.request_timeout = 30
+    chosen.networking.error_backoffs = Endless()
     return chosen

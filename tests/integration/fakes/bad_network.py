@@ -69,8 +69,8 @@ class BadNetwork:
             number = self.writes
             status = self.before(number, request.method, request.path)
             if status is not None:
-                body = {"kind": "Status", "reason": "Injected", "message": "the test wants it", "code": status}
-                return web.json_response(body, status=status)
+                refusal = {"kind": "Status", "reason": "Injected", "message": "the test wants it", "code": status}
+                return web.json_response(refusal, status=status)
         assert self._session is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in LEFT_OUT}
         url = self._plane.server + request.path_qs

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from kube.control_plane import ApiCallError, ControlPlane
@@ -37,8 +36,13 @@ class FakeKubeRay:
     async def run(self) -> None:
         while True:
             # The API server may be away for a while: tests restart it.
-            with suppress(OSError):
+            try:
                 await asyncio.to_thread(self.look)
+            except OSError:
+                pass
+            except ApiCallError as error:
+                if error.code < 500:
+                    raise
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:

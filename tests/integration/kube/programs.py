@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 GO_MODULES = Path(__file__).parent / "go"
@@ -94,7 +95,8 @@ def find(*, build: bool, say: Callable[[str], None] = lambda _line: None, helm: 
         wanted.insert(0, KUBERNETES)
     crds: tuple[Path, ...] = ()
     for program in wanted:
-        folder = _cached(f"{program.name}-{_fingerprint(program)}", build, lambda to, p=program: _build_go(p, to, say))
+        make = partial(_build_go, program, say=say)
+        folder = _cached(f"{program.name}-{_fingerprint(program)}", build, make)
         for link in program.links:
             paths.setdefault(link, folder / "bin" / link)
         if program.crds_of:
@@ -141,7 +143,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _build_go(program: GoProgram, to: Path, say: Callable[[str], None]) -> None:
+def _build_go(program: GoProgram, to: Path, *, say: Callable[[str], None]) -> None:
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
         raise ProgramMissingError(
