@@ -154,10 +154,11 @@ class Executor:
         try:
             await self._api.get("/apis/ray.io/v1")
         except ApiError as error:
-            if error.not_found:
-                return
-            raise RetryError(str(error)) from error
-        self._kuberay = True
+            if not error.not_found:
+                raise RetryError(str(error)) from error
+            self._kuberay = False
+        else:
+            self._kuberay = True
 
     async def _write_status(self, job: JobView, status: JobStatus, memory: Memory) -> None:
         clock = time.monotonic()
@@ -224,8 +225,8 @@ class Executor:
             created = await self._api.create(api_server.clusters(job.namespace), cluster)
         except ApiError as error:
             if error.not_found:
-                self._kuberay = False
-                raise RetryError("the API server knows no RayCluster") from error
+                # No such kind, or a namespace that is being removed.
+                await self._look_for_kuberay()
             if error.refused:
                 memory.rejection = f"the API server refuses the cluster: {error.message}"
             raise

@@ -24,8 +24,6 @@ from rljob_operator.readiness import Readiness, pool_status, readiness
 from rljob_operator.resizing import resize
 from rljob_operator.settings import Settings
 
-KUBERAY_RETRY_SECONDS = 60.0
-
 
 def reconcile(observed: Observed, now: datetime, settings: Settings) -> Decision:
     """Decides about one job. Never raises for anything that the world may contain."""
@@ -48,7 +46,7 @@ def reconcile(observed: Observed, now: datetime, settings: Settings) -> Decision
     else:
         draft.say(Type.ACCEPTED, False, Reason.KUBERAY_MISSING)
         draft.say(Type.RUNNING, False, Reason.PENDING, Reason.KUBERAY_MISSING.meaning)
-        draft.wake_in(KUBERAY_RETRY_SECONDS)
+        draft.wake_in(settings.kuberay_retry_seconds)
     if not _finishes(draft):
         progress.checkpoint_condition(draft)
     _count(draft)

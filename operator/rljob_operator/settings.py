@@ -32,6 +32,8 @@ class Settings:
     """How long actors of a failed attempt may take to end before the pods are replaced."""
     lost_node_seconds: float = 30.0
     """How long a pod may outlive its termination grace period before it is removed by force (its node is gone)."""
+    kuberay_retry_seconds: float = 30.0
+    """Between two looks for a KubeRay that is missing."""
     resync_seconds: float = 300.0
     """A job at rest is looked at this often even if nothing happens."""
     attempts_kept: int = 10

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
-from fakes.heads import Play
-from kube.control_plane import ApiCallError
+from fakes.heads import FakeHeads, Play
+from kube.control_plane import ApiCallError, ControlPlane
 from world import World, job_document
+
+from rljob_api.crd import rendered
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -47,3 +50,20 @@ async def test_a_job_outlives_the_api_servers_absence(world: World) -> None:
     await world.until("the job has succeeded", over)
     assert operator.failure is None
     assert len(world.drivers("orphaned")) == 1
+
+
+async def test_a_missing_kuberay_is_said_and_noticed_when_it_comes(plane: ControlPlane, tmp_path: Path) -> None:
+    with ControlPlane(plane.programs, tmp_path / "control-plane") as bare:
+        bare.install_crd(rendered().encode())
+        heads = FakeHeads(bare)
+        heads.address = "http://127.0.0.1:9/{namespace}/{service}/{port}"
+        world = World(bare, "default", None, heads, tmp_path)
+        world.start_operator()
+        try:
+            await world.apply(job_document("early"))
+            await world.until_condition("early", "Accepted", "False", "KubeRayMissing")
+            bare.install_missing_crds(path for path in plane.programs.crds if "rayclusters" in path.name)
+            await world.until_condition("early", "Accepted", "True", "Valid")
+            await world.until("the cluster is there", world.clusters)
+        finally:
+            await world.stop_operator()

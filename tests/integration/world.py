@@ -26,6 +26,7 @@ SETTINGS = Settings(
     progress_write_seconds=0.0,
     silence_seconds=0.5,
     leftover_grace_seconds=0.5,
+    kuberay_retry_seconds=0.5,
 )
 
 Object = dict[str, Any]
