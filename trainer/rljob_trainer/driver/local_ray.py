@@ -22,6 +22,8 @@ PRIVATE_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray would otherwise rebuild a uv environment in every worker when started by `uv run`.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    # Ray's default of 15 would let anything else on the machine go before training.
+    "RAY_worker_niceness": "0",
     # Actors of one process per core: more threads only get in each other's way.
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
