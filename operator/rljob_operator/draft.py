@@ -38,7 +38,22 @@ WARNINGS = {
     Reason.NO_STORAGE,
 }
 _WARNING_TITLES = {reason.title for reason in WARNINGS}
-_QUIET = {Reason.NOT_FINISHED.title, Reason.NOT_RUNNING.title, Reason.NOT_SUSPENDED.title, Reason.NO_QUEUE.title}
+_QUIET = {
+    reason.title
+    for reason in (
+        Reason.VALID,
+        Reason.NO_QUEUE,
+        Reason.NONE_YET,
+        Reason.AT_SIZE,
+        Reason.NOT_FINISHED,
+        Reason.NOT_RUNNING,
+        Reason.NOT_SUSPENDED,
+        Reason.MOVING,
+        Reason.WAITING,
+        Reason.WITHIN_BOUND,
+    )
+}
+"""Reasons that are the normal state, or change too often to be worth an event."""
 
 
 @dataclass(frozen=True)
