@@ -10,11 +10,9 @@ from rljob_operator import watching
 def test_kopf_writes_nothing_and_watches_what_is_ours() -> None:
     settings = watching.settings()
     assert settings.posting.enabled is False
-    selectors = {
-        selector.any_name or selector.plural: value for selector, value in settings.watching.label_selectors.items()
-    }
+    selectors = settings.watching.label_selectors
+    assert len(selectors) == len(watching.WATCHED_CHILDREN) == 2
     assert set(selectors.values()) == {"rljob.dev/job"}
-    assert len(selectors) == 2
 
 
 def test_reads_are_tried_for_ever_and_from_the_beginning_each_time() -> None:

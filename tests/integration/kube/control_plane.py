@@ -245,6 +245,8 @@ class ControlPlane:
         )
 
     def _spawn(self, program: str, *arguments: str) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("start processes from the main thread: they end with the thread that started them")
         log = (self.folder / f"{program}.log").open("ab")
         with log:
             self.processes[program] = subprocess.Popen(
