@@ -74,6 +74,7 @@ def rljob_run(
 
 
 def read_run(folder: Path) -> Run:
-    """Reads ``metrics.jsonl`` and ``summary.json`` of a finished run."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    """Reads ``metrics.jsonl`` and ``summary.json`` of a finished run. Row 0, validation before training, is no step."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["step"] > 0]
     return Run(folder, rows, json.loads((folder / "summary.json").read_text()))

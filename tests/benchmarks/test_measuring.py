@@ -58,8 +58,9 @@ def test_results_are_written_with_the_machine_for_programs_and_for_readers(tmp_p
 
 def test_a_steps_time_is_from_the_end_of_the_one_before(tmp_path: Path) -> None:
     rows = [
-        {"progress/seconds": 3.0, "response/length/mean": 60.0, "response/trained_ratio": 0.5},
-        {"progress/seconds": 4.5, "response/length/mean": 64.0},
+        {"step": 0, "validation/mean": 0.1},
+        {"step": 1, "progress/seconds": 3.0, "response/length/mean": 60.0, "response/trained_ratio": 0.5},
+        {"step": 2, "progress/seconds": 4.5, "response/length/mean": 64.0},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "summary.json").write_text("{}")
@@ -69,7 +70,7 @@ def test_a_steps_time_is_from_the_end_of_the_one_before(tmp_path: Path) -> None:
 
 def test_stage_seconds_are_medians_without_warm_up_and_without_the_final_checkpoint(tmp_path: Path) -> None:
     seconds = [9.0, 1.0, 3.0, 2.0, 50.0]
-    rows = [{"timing/step_seconds": s, "timing/update_seconds": s / 2, "progress/seconds": 1.0} for s in seconds]
+    rows = [{"step": 1, "timing/step_seconds": s, "timing/update_seconds": s / 2} for s in seconds]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "summary.json").write_text("{}")
     assert read_run(tmp_path).stage_seconds(warm_up=1) == {"step": 2.0, "update": 1.0}
