@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test lint unit generate constraints clean
+.PHONY: help install quickstart test lint unit integration generate constraints clean
 
 help:            ## what there is
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -25,8 +25,13 @@ lint: install    ## ruff, mypy, import contracts
 unit: install    ## the tests alone
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-generate: install  ## what is generated from the code: the CRD and the list of metrics (tests check them for drift)
+integration: install  ## the operator against a real API server (its programs are built once from Go modules: ten minutes)
+	$(BIN)/python tests/integration/prepare.py
+	$(BIN)/python -m pytest tests/integration
+
+generate: install  ## what is generated from the code: CRD, list of metrics, table of conditions (tests check them for drift)
 	$(BIN)/python -m rljob_api.crd
+	$(BIN)/python -m rljob_operator.reference
 	$(BIN)/python -m rljob_trainer.telemetry.names > docs/metrics.md
 
 constraints: install  ## pin anew after a change of pyproject.toml

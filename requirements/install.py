@@ -38,6 +38,8 @@ def main() -> int:
     if not PYTHON.exists():
         say(f"making the virtual environment {VENV.name}")
         run(sys.executable, "-m", "venv", "--clear", VENV)
+    if subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True).returncode:
+        run(PYTHON, "-m", "ensurepip")  # somebody made the environment without pip
     say("installing uv with pip")
     run(PYTHON, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", REQUIREMENTS / "uv.txt")
     environment = index_settings()
