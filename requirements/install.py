@@ -96,7 +96,9 @@ def torch_backend(accelerator: str, environment: dict[str, str]) -> list[str]:
     """
     if accelerator == "gpu":
         return []
-    probe = [*uv("install"), "--torch-backend", "cpu", "--dry-run", "--no-deps", "--quiet", "torch==2.13.0"]
+    # --reinstall: a torch that is there already says nothing about the index.
+    options = ["--reinstall", "--dry-run", "--no-deps", "--quiet"]
+    probe = [*uv("install"), "--torch-backend", "cpu", *options, "torch==2.13.0"]
     try:
         reached = subprocess.run(probe, cwd=ROOT, env=environment, capture_output=True, timeout=60).returncode == 0
     except subprocess.TimeoutExpired:
