@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-SECONDS = 240
+SECONDS = 500
 
 
 def copy_job(**spec: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ TASK = {"type": "copy", "digits": 3, "size": 800}
                 "entropyCoefficient": 0.01,
             },
             {"groups": 32, "samplesPerPrompt": 16, "miniBatchGroups": 8, "epochs": 2},
-            80,
+            150,
             id="grpo",
         ),
         pytest.param(
@@ -34,7 +34,7 @@ TASK = {"type": "copy", "digits": 3, "size": 800}
                 "critic": {"learningRate": 1e-3},
             },
             {"groups": 512, "samplesPerPrompt": 1, "miniBatchGroups": 128, "epochs": 2},
-            120,
+            80,
             id="ppo with a critic",
         ),
     ],
