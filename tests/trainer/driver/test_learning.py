@@ -33,7 +33,7 @@ TASK = {"type": "copy", "digits": 3, "size": 800}
                 "entropyCoefficient": 0.01,
                 "critic": {"learningRate": 1e-3},
             },
-            {"groups": 512, "samplesPerPrompt": 1, "miniBatchGroups": 128, "epochs": 2},
+            {"groups": 256, "samplesPerPrompt": 1, "miniBatchGroups": 64, "epochs": 2},
             80,
             id="ppo with a critic",
         ),
