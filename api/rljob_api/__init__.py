@@ -1,6 +1,6 @@
 """The RLJob document: its types, its rules, its presets. Imports pydantic and PyYAML only."""
 
-from rljob_api.loading import check, check_text, load_jobs
+from rljob_api.loading import check, check_text, load_jobs, read_overlay
 from rljob_api.resolution import resolve
 from rljob_api.resolved import ResolvedJob
 from rljob_api.spec.job import API_VERSION, KIND, Metadata, RLJob, Spec
@@ -18,5 +18,6 @@ __all__ = [
     "check",
     "check_text",
     "load_jobs",
+    "read_overlay",
     "resolve",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rljob_api import rules, schema
-from rljob_api.overrides import apply
+from rljob_api.overrides import apply, merged
 from rljob_api.problems import near_field, violations_of
 from rljob_api.spec.job import API_VERSION, KIND, RLJob
 from rljob_api.violations import JobInvalid, Violation, path_of
@@ -44,22 +44,46 @@ class Checked:
     document: Document | None = None
 
 
-def load_jobs(path_or_text: str | Path, assignments: Sequence[str] = ()) -> list[RLJob]:
-    """The jobs of a YAML file (a path) or text (anything with a line break), with ``path=value`` assignments applied.
+def load_jobs(path_or_text: str | Path, assignments: Sequence[str] = (), overlays: Sequence[Path] = ()) -> list[RLJob]:
+    """The jobs of a YAML file (a path) or text (anything with a line break), with the files ``overlays`` laid over each
+    in order (``overrides.merged``), then ``path=value`` assignments applied.
 
     Objects of other kinds in the same file are left out. Raises ``JobInvalid`` with every violation of every job, and
     ``OSError`` when the file cannot be read.
     """
     text = path_or_text if isinstance(path_or_text, str) and "\n" in path_or_text else _read(Path(path_or_text))
-    outcomes = check_text(text, assignments)
+    outcomes = check_text(text, assignments, [read_overlay(path) for path in overlays])
     found = [violation for outcome in outcomes for violation in outcome.violations]
     if found:
         raise JobInvalid(found)
     return [outcome.job for outcome in outcomes if outcome.job is not None]
 
 
-def check_text(text: str, assignments: Sequence[str] = ()) -> list[Checked]:
-    """Every RLJob in the text with what is wrong with it. Never raises for a bad text."""
+def read_overlay(path: Path) -> dict[str, Any]:
+    """What a file lays over a job: one map with any part of a job in it.
+
+    Raises ``JobInvalid`` when it is none, and ``OSError`` when it cannot be read.
+    """
+    try:
+        documents = read_documents(_read(path))
+    except YamlError as problem:
+        place = f"{path}, line {problem.line}, column {problem.column}"
+        raise JobInvalid([Violation(place, problem.problem, "mend the YAML there")]) from None
+    if len(documents) != 1 or not isinstance(documents[0].data, dict):
+        violation = Violation(
+            str(path),
+            f"an overlay is one map, but the file holds {len(documents)} documents"
+            if len(documents) != 1
+            else "an overlay is a map",
+            "write the fields that differ, for example spec: {batch: {groups: 64}}",
+        )
+        raise JobInvalid([violation])
+    return documents[0].data
+
+
+def check_text(text: str, assignments: Sequence[str] = (), overlays: Sequence[dict[str, Any]] = ()) -> list[Checked]:
+    """Every RLJob in the text, with overlays and assignments applied, and what is wrong with it. Never raises for a bad
+    text. With overlays the document is left out, since lines would name one file of several."""
     try:
         documents = read_documents(text)
     except YamlError as problem:
@@ -70,13 +94,16 @@ def check_text(text: str, assignments: Sequence[str] = ()) -> list[Checked]:
         return [Checked(None, [Violation("the file", f"there is no {KIND} in it", f"write kind: {KIND}")])]
     outcomes = []
     for document in jobs:
+        data, source = document.data, None if overlays else document
+        for overlay in overlays:
+            data = merged(data, overlay)
         try:
-            data = apply(document.data, assignments) if assignments else document.data
+            data = apply(data, assignments) if assignments else data
         except ValueError as problem:
-            outcomes.append(Checked(None, [Violation("--set", str(problem), "mend the assignment")], document))
+            outcomes.append(Checked(None, [Violation("--set", str(problem), "mend the assignment")], source))
             continue
         job, violations = check(data)
-        outcomes.append(Checked(job if not violations else None, violations, document))
+        outcomes.append(Checked(job if not violations else None, violations, source))
     return outcomes
 
 

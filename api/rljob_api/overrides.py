@@ -1,4 +1,4 @@
-"""``--set path=value``: changes to a job file from the command line."""
+"""Changes to a job file: ``--set path=value`` from the command line, and files laid over it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,20 @@ from rljob_api.yaml_reading import YamlError, read_value
 
 _PART = re.compile(r"([^.\[\]]+)|\[([^\[\]]+)\]")
 _ROOTS = ("spec", "metadata", "apiVersion", "kind")
+
+
+def merged(document: Any, overlay: Any) -> Any:
+    """The document with an overlay laid over it (JSON merge patch, RFC 7386): maps are merged field by field, ``null``
+    removes a field, anything else, lists included, replaces what was there. Neither argument is changed."""
+    if not isinstance(overlay, dict):
+        return copy.deepcopy(overlay)
+    result = dict(document) if isinstance(document, dict) else {}
+    for name, value in overlay.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
 
 
 def apply(document: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from rljob_api.correction_presets import CORRECTION_PRESETS
 from rljob_api.methods import ESTIMATORS, POLICY_LOSSES, Method, Value
 from rljob_api.presets import PRESETS
 from rljob_api.resolved import (
@@ -29,7 +30,7 @@ from rljob_api.resolved import (
     ResolvedTrainerParallelism,
     ResolvedTruncated,
 )
-from rljob_api.spec.algorithm import Critic, Kl, KlController, KlInLoss, KlInReward
+from rljob_api.spec.algorithm import Critic, Kl, KlController, KlInLoss, KlInReward, RolloutCorrection
 from rljob_api.spec.job import RLJob, Spec
 from rljob_api.spec.pipeline import Stop
 from rljob_api.spec.pools import Optimizer, Placement
@@ -122,16 +123,27 @@ def _algorithm(spec: Spec) -> ResolvedAlgorithm:
             mask=False,
             bootstrap=False,
         ),
-        rollout_correction=_filled(
+        entropy_target=given.entropy_target,
+        resampling=given.resampling,
+        gradient_noise=bool(given.gradient_noise),
+        rollout_correction=_correction(
             given.rollout_correction,
-            ResolvedRolloutCorrection,
             preset.rollout_correction,
-            mode="none" if spec.pipeline.mode == "sync" and not POLICY_LOSSES[loss.type].needs_bypass else "bypass",
+            "none" if spec.pipeline.mode == "sync" and not POLICY_LOSSES[loss.type].needs_bypass else "bypass",
         ),
         group_filter=_filled(
             given.group_filter, ResolvedGroupFilter, preset.group_filter, drop_uniform=False, max_batches=10
         ),
     )
+
+
+def _correction(given: RolloutCorrection, preset: RolloutCorrection, mode: str) -> ResolvedRolloutCorrection:
+    """The job's own fields, then what its correction preset stands for, then the algorithm's preset."""
+    if given.preset is not None:
+        named = CORRECTION_PRESETS[given.preset]
+        preset = RolloutCorrection(mode=named.mode, weights=named.weights, rejection=named.rejection)
+    filled = _filled(given, ResolvedRolloutCorrection, preset, mode=mode)
+    return filled.model_copy(update={"rejection": given.rejection or preset.rejection})
 
 
 def _kl(given: Kl, preset: Kl) -> ResolvedKl:

@@ -101,6 +101,7 @@ class ResolvedAlgorithm(Algorithm):
     truncated: ResolvedTruncated
     rollout_correction: ResolvedRolloutCorrection
     group_filter: ResolvedGroupFilter
+    gradient_noise: bool
 
     @property
     def aggregation_params(self) -> dict[str, float]:

@@ -15,6 +15,8 @@ from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field
 from rljob_api.spec.base import Listed, SpecModel
 
 DRIVER_PORT = 8470
+LARGEST_BODY = 16 * 1024
+"""Bytes of a command; a driver reads no more."""
 STATUS_PATH = "/v1/status"
 DESIRED_PATH = "/v1/desired"
 METRICS_PATH = "/metrics"
@@ -33,6 +35,7 @@ Instant = Annotated[AwareDatetime, BeforeValidator(_moment)]
 
 EngineState = Literal["starting", "loading", "serving", "paused", "draining", "drained", "lost"]
 EndKind = Literal["succeeded", "failed", "suspended"]
+ShareMap = Annotated[dict[Name, Annotated[float, Field(ge=0, le=1)]], Field(max_length=64)]
 RewardMap = Annotated[dict[Name, float], Field(max_length=64)]
 
 
@@ -59,6 +62,7 @@ class EngineStatus(StatusModel):
     state: EngineState = Field(description="starting, loading (weights), serving, paused, draining, drained or lost.")
     version: Count | None = Field(default=None, description="Policy version that it serves.")
     running: Count = Field(default=0, description="Requests it works on.")
+    doing: Text = Field(default="", description="What it works on or waits for, in a few words.")
     safe_to_delete: bool = Field(default=False, description="Nothing is lost when its pod goes now.")
 
 
@@ -99,7 +103,7 @@ class Throughput(StatusModel):
     generated_tokens_per_second: float = Field(ge=0, description="Response tokens of all engines.")
     trained_tokens_per_second: float = Field(ge=0, description="Prompt and response tokens of all ranks.")
     trainer_idle: float = Field(ge=0, le=1, description="Share of time that the trainer waits.")
-    rollout_idle: float = Field(ge=0, le=1, description="Share of time that the engines wait.")
+    rollout_idle: float = Field(ge=0, le=1, description="Share of time that an engine has no request, mean.")
 
 
 class Rewards(StatusModel):
@@ -157,6 +161,8 @@ class DriverStatus(StatusModel):
     version: Count = Field(default=0, description="Policy version: number of weight publications.")
     total_steps: Count | None = Field(default=None, description="Steps in all, where they can be told.")
     waiting: Waiting | None = Field(default=None, description="What the run waits for; None: it works.")
+    doing: Text = Field(default="", description="What the trainer works on or waits for, in one sentence.")
+    shares: ShareMap = Field(default={}, description="Shares of the last ten minutes by stage of the trainer.")
     pools: Pools = Field(description="Engines and ranks.")
     ages: Ages | None = Field(default=None, description="Ages of the samples last trained.")
     throughput: Throughput | None = Field(default=None, description="Speed; None before the first step.")

@@ -11,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api import ResolvedJob, RLJob, check, load_jobs, resolve
+from rljob_api.correction_presets import CORRECTION_PRESETS
 from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.presets import PRESETS
-from rljob_api.spec.algorithm import Estimator, PolicyLossType, Preset
+from rljob_api.spec.algorithm import (
+    CorrectionPresetName,
+    CorrectionWeights,
+    Estimator,
+    PolicyLossType,
+    Preset,
+    Rejection,
+)
 
 Make = Callable[..., RLJob]
 PRESET_NAMES: list[Preset] = list(PRESETS)
@@ -219,7 +227,10 @@ def test_any_valid_combination_resolves_and_round_trips(
                 "preset": preset,
                 "advantage": {"estimator": estimator},
                 "policyLoss": {"type": loss},
-                "kl": {"inLoss": None if kl is None else {"coefficient": kl}},
+                "kl": {
+                    "inLoss": None if kl is None else {"coefficient": kl},
+                    "inReward": {"coefficient": 0} if estimator == "maxrl" else None,
+                },
             },
             "batch": {"samplesPerPrompt": 4},
             "pipeline": {"mode": mode},
@@ -235,3 +246,51 @@ def test_any_valid_combination_resolves_and_round_trips(
     assert violations == []
     assert again is not None
     assert resolve(again) == resolved
+
+
+def with_correction(**correction: Any) -> ResolvedJob:
+    named = CORRECTION_PRESETS[correction["preset"]]
+    loss = {} if named.policy_loss is None else {"policyLoss": {"type": named.policy_loss}}
+    data: dict[str, Any] = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "any"},
+        "spec": {
+            "model": {"source": "org/model"},
+            "data": {"train": {"source": "train.jsonl"}, "answer": "answer"},
+            "reward": {"functions": [{"type": "gsm8k"}]},
+            "algorithm": {"preset": "grpo", "rolloutCorrection": correction, **loss},
+        },
+    }
+    made, violations = check(data)
+    assert made is not None
+    assert violations == []
+    return resolve(made)
+
+
+def test_every_correction_preset_resolves_to_its_mode() -> None:
+    assert set(CORRECTION_PRESETS) == set(get_args(CorrectionPresetName))
+    for name, preset in CORRECTION_PRESETS.items():
+        assert name == "disabled" or name.startswith(preset.mode)
+        resolved = with_correction(preset=name).spec.algorithm.rollout_correction
+        assert (resolved.mode, resolved.weights, resolved.rejection) == (preset.mode, preset.weights, preset.rejection)
+
+
+def test_published_numbers_of_correction_presets() -> None:
+    """As documented for the systems they come from."""
+    presets = CORRECTION_PRESETS
+    assert presets["decoupled_token_is"].weights == CorrectionWeights(level="token", high=2.0)
+    assert presets["decoupled_token_icepop"].weights == CorrectionWeights(level="token", low=0.5, high=5.0)
+    geometric = Rejection(statistic="k1", over="sequenceMean", low=0.999, high=1.001)
+    assert presets["decoupled_geo_rs"].rejection == (geometric,)
+    assert presets["decoupled_k3_rs"].rejection == (Rejection(statistic="k3", over="sequenceMean", high=0.01),)
+    assert presets["bypass_pg_is"].weights == CorrectionWeights(level="sequence", high=2.0)
+    assert len(presets) == 19
+
+
+def test_the_jobs_own_correction_goes_before_the_preset() -> None:
+    own = {"preset": "decoupled_k3_rs_token_tis", "weights": {"high": 3.0}}
+    resolved = with_correction(**own).spec.algorithm.rollout_correction
+    assert resolved.weights is not None
+    assert resolved.weights.high == 3.0
+    assert resolved.rejection == CORRECTION_PRESETS["decoupled_k3_rs_token_tis"].rejection

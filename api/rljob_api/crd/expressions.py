@@ -34,25 +34,36 @@ def table(values: Mapping[str, float]) -> str:
     return "{" + ", ".join(f"{text(key)}: {value!r}" for key, value in values.items()) + "}"
 
 
+def among(field: str, values: Iterable[str]) -> str:
+    """Whether a text field is one of these."""
+    values = list(values)
+    return f"{field} == {text(values[0])}" if len(values) == 1 else f"{field} in {one_of(values)}"
+
+
 def preset_in(algorithm: str, fits: Callable[[Preset], bool]) -> str:
-    """Whether the job's preset is one of those that fit."""
-    return f"{algorithm}.preset in {one_of(name for name, preset in PRESETS.items() if fits(preset))}"
+    """Whether the job's preset is one of those that fit; empty if none does."""
+    fitting = [name for name, preset in PRESETS.items() if fits(preset)]
+    return among(f"{algorithm}.preset", fitting) if fitting else ""
+
+
+def _in_force(field: str, names: Iterable[str], by_preset: str) -> str:
+    """Whether a method is one of these: the one that the job names, else its preset's."""
+    named = among(field, names)
+    return f"(has({field}) ? {named} : {by_preset})" if by_preset else f"(has({field}) && {named})"
 
 
 def estimator_in(algorithm: str, names: Iterable[str]) -> str:
     """Whether the estimator in force is one of these."""
     names = list(names)
     field = f"{algorithm}.advantage.estimator"
-    otherwise = preset_in(algorithm, lambda preset: preset.algorithm.advantage.estimator in names)
-    return f"(has({field}) ? {field} in {one_of(names)} : {otherwise})"
+    return _in_force(field, names, preset_in(algorithm, lambda preset: preset.algorithm.advantage.estimator in names))
 
 
 def loss_in(algorithm: str, names: Iterable[str]) -> str:
     """Whether the policy loss in force is one of these."""
     names = list(names)
     field = f"{algorithm}.policyLoss.type"
-    otherwise = preset_in(algorithm, lambda preset: preset.algorithm.policy_loss.type in names)
-    return f"(has({field}) ? {field} in {one_of(names)} : {otherwise})"
+    return _in_force(field, names, preset_in(algorithm, lambda preset: preset.algorithm.policy_loss.type in names))
 
 
 def takers(parameter: str, methods: Mapping[Any, Method]) -> list[str]:
@@ -80,7 +91,7 @@ def loss_parameter(parameter: str, field: str, algorithm: str) -> str:
         loss: [name for name, entry in PRESETS.items() if entry.algorithm.policy_loss.type == loss] for loss in own
     }
     same = " || ".join(
-        f"({chosen} == {text(loss)} && {algorithm}.preset in {one_of(names)})"
+        f"({chosen} == {text(loss)} && {among(f'{algorithm}.preset', names)})"
         for loss, names in by_loss.items()
         if names
     )
@@ -118,10 +129,15 @@ IS_COLOCATED = (
 )
 REPLICAS = given("self.rollout.replicas", "1")
 _MODE = "self.algorithm.rolloutCorrection.mode"
+_NAMED = "self.algorithm.rolloutCorrection.preset"
 IS_WITHOUT_CORRECTION = (
-    f"(has({_MODE}) ? {_MODE} == 'none' : self.pipeline.mode == 'sync' && !{loss_in(_ALGORITHM, BYPASSING)})"
+    f"(has({_MODE}) ? {_MODE} == 'none' : !has({_NAMED}) && self.pipeline.mode == 'sync' && "
+    f"!{loss_in(_ALGORITHM, BYPASSING)})"
 )
-IS_BYPASS = f"(has({_MODE}) ? {_MODE} == 'bypass' : self.pipeline.mode != 'sync' || {loss_in(_ALGORITHM, BYPASSING)})"
+IS_BYPASS = (
+    f"(has({_MODE}) ? {_MODE} == 'bypass' : has({_NAMED}) ? {_NAMED}.startsWith('bypass') : "
+    f"self.pipeline.mode != 'sync' || {loss_in(_ALGORITHM, BYPASSING)})"
+)
 STEPS_GIVEN = "(has(self.stop) && has(self.stop.steps))"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pydantic.alias_generators import to_camel
 
+from rljob_api.correction_presets import CORRECTION_PRESETS
 from rljob_api.methods import ESTIMATOR_PARAMETERS, POLICY_LOSS_PARAMETERS
 from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
@@ -166,14 +167,33 @@ def controller_needs_a_coefficient(job: Job) -> Iterator[Violation]:
 @rule
 def correction_needs_a_mode(job: Job) -> Iterator[Violation]:
     given, mode = job.spec.algorithm.rollout_correction, job.resolved.algorithm.rollout_correction.mode
-    if mode == "none":
-        for name, value in (("weights", given.weights), ("rejection", given.rejection)):
-            if value:
-                yield Violation(
-                    f"spec.algorithm.rolloutCorrection.{name}",
-                    "has no meaning with mode none",
-                    "set mode: decoupled (or bypass), or remove it",
-                )
+    idle = [name for name in ("weights", "rejection", "veto") if getattr(given, name)]
+    if mode == "none" and idle:
+        yield Violation(
+            "spec.algorithm.rolloutCorrection",
+            f"{' and '.join(idle)} {'have' if len(idle) > 1 else 'has'} no meaning with mode none",
+            f"set mode: decoupled (or bypass), or remove {'them' if len(idle) > 1 else 'it'}",
+        )
+
+
+@rule
+def correction_preset_has_its_mode_and_loss(job: Job) -> Iterator[Violation]:
+    given, loss = job.spec.algorithm.rollout_correction, job.resolved.algorithm.policy_loss.type
+    if given.preset is None:
+        return
+    named = CORRECTION_PRESETS[given.preset]
+    if given.mode not in (None, named.mode):
+        yield Violation(
+            "spec.algorithm.rolloutCorrection.mode",
+            f"the correction preset {given.preset} is defined with mode {named.mode}, not {given.mode}",
+            "remove it, or the preset",
+        )
+    if named.policy_loss not in (None, loss):
+        yield Violation(
+            "spec.algorithm.rolloutCorrection.preset",
+            f"{given.preset} is defined with the loss {named.policy_loss}, not {loss}",
+            f"set policyLoss.type: {named.policy_loss}, or choose another preset",
+        )
 
 
 @rule
@@ -265,6 +285,39 @@ def bypass_losses_need_bypass(job: Job) -> Iterator[Violation]:
             "spec.algorithm.rolloutCorrection.mode",
             f"the loss {algorithm.policy_loss.type} needs mode bypass, not {algorithm.rollout_correction.mode}",
             "set mode: bypass, or another policyLoss.type",
+        )
+
+
+@rule
+def maxrl_gets_no_penalty(job: Job) -> Iterator[Violation]:
+    algorithm = job.resolved.algorithm
+    if algorithm.advantage.estimator == "maxrl" and algorithm.kl.in_reward is not None:
+        yield Violation(
+            "spec.algorithm.kl.inReward",
+            "maxrl divides by the mean reward of a group, which a KL in the reward can make 0 or negative",
+            "set coefficient: 0 and use kl.inLoss, or another estimator",
+        )
+
+
+@rule
+def resampling_belongs_to_gae(job: Job) -> Iterator[Violation]:
+    if job.spec.algorithm.resampling is not None and not job.estimator.needs_critic:
+        yield Violation(
+            "spec.algorithm.resampling",
+            "weighs samples by their own reward, which a comparison within groups has taken into account already",
+            "remove it, or use advantage.estimator: gae (preset ppo)",
+        )
+
+
+@rule
+def entropy_target_has_room(job: Job) -> Iterator[Violation]:
+    given = job.spec.algorithm
+    start, target = given.entropy_coefficient, given.entropy_target
+    if start is not None and target is not None and start > target.maximum:
+        yield Violation(
+            "spec.algorithm.entropyCoefficient",
+            f"{start:g} is above entropyTarget.maximum = {target.maximum:g}",
+            "lower it, or raise the maximum",
         )
 
 

@@ -63,6 +63,27 @@ PolicyLossType = Literal[
     "bypassReinforce",
 ]
 AggregationType = Literal["tokenMean", "tokenSum", "seqMeanTokenMean", "seqMeanTokenSum", "seqMeanTokenSumNorm"]
+CorrectionPresetName = Literal[
+    "disabled",
+    "decoupled_token_is",
+    "decoupled_seq_is",
+    "decoupled_token_icepop",
+    "decoupled_seq_is_rs",
+    "decoupled_geo_rs",
+    "decoupled_geo_rs_seq_tis",
+    "decoupled_geo_rs_token_tis",
+    "decoupled_k3_rs",
+    "decoupled_k3_rs_seq_tis",
+    "decoupled_k3_rs_token_tis",
+    "bypass_ppo_clip",
+    "bypass_ppo_clip_geo_rs",
+    "bypass_ppo_clip_k3_rs",
+    "bypass_pg_is",
+    "bypass_pg_token_icepop",
+    "bypass_pg_geo_rs",
+    "bypass_pg_geo_rs_seq_tis",
+    "bypass_pg_geo_rs_token_tis",
+]
 KlLossKind = Literal["k1", "k2", "k3", "abs", "k1Straight", "k3Straight", "full"]
 KlRewardKind = Literal["k1", "k2", "k3", "abs"]
 
@@ -238,16 +259,40 @@ class Rejection(SpecModel):
 class RolloutCorrection(SpecModel):
     """What is done about engine and trainer not being the same policy."""
 
+    preset: CorrectionPresetName | None = Field(
+        default=None, description="A published setting: gives mode, weights and rejection."
+    )
     mode: Literal["none", "bypass", "decoupled"] | None = Field(
         default=None,
-        description="none: the old policy is the trainer's own at the start of the step. bypass: it is the engine's, "
-        "no further forward pass. decoupled: three policies; engine to old is corrected by weights and "
-        "rejection. Default: none in pipeline mode sync, else bypass.",
+        description="none: pi_old is the trainer's own at the start of the step. bypass: the engine's. decoupled: the "
+        "trainer's, and weights and rejection correct from engine to it. Default: the preset's, else none in "
+        "pipeline mode sync, bypass otherwise.",
     )
     weights: CorrectionWeights | None = Field(default=None, description="Importance weights. Default: none.")
     rejection: Annotated[Listed[Rejection], Field(max_length=8)] = Field(
         default=(), description="What is left out; several apply together."
     )
+    veto: float | None = Field(
+        default=None, gt=0, lt=1, description="Leave out sequences with a token whose pi_old / pi_roll is below it."
+    )
+
+
+class EntropyTarget(SpecModel):
+    """Moves the entropy coefficient after every step to hold the policy's entropy."""
+
+    target: float = Field(ge=0, le=100, description="Nats per token.")
+    rate: float = Field(default=0.005, gt=0, le=1, description="Change per nat that is missing.")
+    maximum: float = Field(default=0.1, gt=0, le=1000, description="Largest coefficient; the smallest is 0.")
+
+
+class Resampling(SpecModel):
+    """PF-PPO (arXiv 2409.06957): trains on samples drawn with replacement, telling rewards more often."""
+
+    kind: Literal["pow", "maxMin", "maxRandom"] = Field(
+        default="pow",
+        description="Weights. pow: |score|^power. maxMin: highest and lowest only. maxRandom: highest 0.4, others 0.1.",
+    )
+    power: float = Field(default=2.0, gt=0, le=100, description="Exponent of pow.")
 
 
 class GroupFilter(SpecModel):
@@ -276,9 +321,9 @@ class Algorithm(SpecModel):
     policy_loss: PolicyLoss = Field(default=PolicyLoss(), description="The loss of the policy.")
     aggregation: AggregationType | None = Field(
         default=None,
-        description="How losses of tokens become one number; counts are over the whole mini-batch. tokenMean: over all "
-        "tokens. seqMeanTokenMean: mean over each sequence, then over sequences. seqMeanTokenSum: sum over "
-        "each sequence, then mean. seqMeanTokenSumNorm: the same divided by aggregationScale.",
+        description="How losses of tokens become one number. tokenMean: mean over all tokens of the mini-batch. "
+        "seqMeanTokenMean: over each sequence, then over sequences. seqMeanTokenSum: sum over each "
+        "sequence, then mean. seqMeanTokenSumNorm: the same divided by aggregationScale.",
     )
     aggregation_scale: float | None = Field(
         default=None,
@@ -290,9 +335,14 @@ class Algorithm(SpecModel):
     entropy_coefficient: float | None = Field(
         default=None, ge=0, le=1000, description="Weight of the entropy bonus. 0 turns it off."
     )
+    entropy_target: EntropyTarget | None = Field(default=None, description="entropyCoefficient is where it starts.")
     critic: Critic | None = Field(default=None, description="The value model (estimator gae only).")
     truncated: Truncated = Field(default=Truncated(), description="Responses that were cut at maxResponseTokens.")
     rollout_correction: RolloutCorrection = Field(
         default=RolloutCorrection(), description="What is done about engine and trainer not being the same policy."
     )
     group_filter: GroupFilter = Field(default=GroupFilter(), description="Dynamic sampling.")
+    resampling: Resampling | None = Field(default=None, description="PF-PPO (estimator gae only).")
+    gradient_noise: bool | None = Field(
+        default=None, description="Report variance/... of the gradient, for one more forward pass. Default: false."
+    )

@@ -15,7 +15,7 @@ from rljob_api.methods import ESTIMATOR_PARAMETERS, ESTIMATORS, POLICY_LOSS_PARA
 from rljob_api.presets import Preset
 from rljob_api.rules.algorithm import RATIO_CLIPS, WITHOUT_RATIO
 
-_Family = tuple[str, str, frozenset[str], Mapping[Any, Method], Callable[[str, Iterable[str]], str]]
+_Family = tuple[str, str, str, frozenset[str], Mapping[Any, Method], Callable[[str, Iterable[str]], str]]
 
 
 def checks() -> Iterator[Check]:
@@ -39,10 +39,10 @@ def _method_parameters() -> Iterator[Check]:
     advantage = "advantage_parameters_belong_to_the_estimator"
     loss = "loss_parameters_belong_to_the_loss"
     families: tuple[_Family, ...] = (
-        ("advantage", advantage, ESTIMATOR_PARAMETERS, ESTIMATORS, cel.estimator_in),
-        ("policyLoss", loss, POLICY_LOSS_PARAMETERS, POLICY_LOSSES, cel.loss_in),
+        ("advantage", "estimator", advantage, ESTIMATOR_PARAMETERS, ESTIMATORS, cel.estimator_in),
+        ("policyLoss", "loss", loss, POLICY_LOSS_PARAMETERS, POLICY_LOSSES, cel.loss_in),
     )
-    for section, rule, parameters, methods, chosen_in in families:
+    for section, kind, rule, parameters, methods, chosen_in in families:
         for parameter in sorted(parameters):
             field = to_camel(parameter.rstrip("_"))
             takers = cel.takers(parameter, methods)
@@ -50,7 +50,7 @@ def _method_parameters() -> Iterator[Check]:
                 rule,
                 ALGORITHM,
                 f"!has(self.{section}.{field}) || {chosen_in('self', takers)}",
-                f"is a parameter of {', '.join(takers)} only; remove it",
+                f"the {kind} does not take it; remove it",
                 f".{section}.{field}",
             )
 
@@ -98,7 +98,8 @@ def _algorithm() -> Iterator[Check]:
     yield Check(
         "dual_clip_lies_above_the_upper_clip",
         ALGORITHM,
-        f"!{cel.loss_in('self', cel.takers('dual_clip', POLICY_LOSSES))} || {dual} <= 1.0 || {dual} > 1.0 + {high}",
+        f"!{cel.loss_in('self', cel.takers('dual_clip', POLICY_LOSSES))} || "
+        f"![{dual}].exists(d, d > 1.0 && d <= 1.0 + {high})",
         "must be above 1 + clipHigh; raise it, or lower clipHigh",
         ".policyLoss.dualClip",
     )
@@ -145,6 +146,29 @@ def _algorithm() -> Iterator[Check]:
         ".kl.inReward.coefficient",
     )
     yield Check(
+        "maxrl_gets_no_penalty",
+        ALGORITHM,
+        f"!{cel.estimator_in('self', ['maxrl'])} || (has(self.kl.inReward) && has(self.kl.inReward.coefficient) ? "
+        f"self.kl.inReward.coefficient == 0.0 : !({cel.preset_in('self', _has_kl_in_reward)}))",
+        "maxrl divides by the mean reward, which must not be 0 or negative; set coefficient: 0",
+        ".kl.inReward",
+    )
+    yield Check(
+        "resampling_belongs_to_gae",
+        ALGORITHM,
+        f"!has(self.resampling) || {cel.estimator_in('self', cel.WITH_CRITIC)}",
+        "belongs to the estimator gae; remove it",
+        ".resampling",
+    )
+    yield Check(
+        "entropy_target_has_room",
+        ALGORITHM,
+        "!has(self.entropyTarget) || !has(self.entropyCoefficient) || "
+        "self.entropyCoefficient <= self.entropyTarget.maximum",
+        "is above entropyTarget.maximum; lower it",
+        ".entropyCoefficient",
+    )
+    yield Check(
         "gdpo_needs_several_rewards",
         SPEC,
         f"!{cel.estimator_in('self.algorithm', ['gdpo'])} || size(self.reward.functions) > 1",
@@ -171,20 +195,32 @@ def _algorithm() -> Iterator[Check]:
 def _correction() -> Iterator[Check]:
     weights: Path = (*CORRECTION, "weights")
     rejection: Path = (*CORRECTION, "rejection", "[]")
-    for name, is_there in (
-        ("weights", "has(self.algorithm.rolloutCorrection.weights)"),
-        (
-            "rejection",
-            "(has(self.algorithm.rolloutCorrection.rejection) && size(self.algorithm.rolloutCorrection.rejection) > 0)",
-        ),
-    ):
-        yield Check(
-            "correction_needs_a_mode",
-            SPEC,
-            f"!{is_there} || !{cel.IS_WITHOUT_CORRECTION}",
-            "has no meaning with mode none; set mode: decoupled (or bypass), or remove it",
-            f".algorithm.rolloutCorrection.{name}",
-        )
+    correction = "self.algorithm.rolloutCorrection"
+    yield Check(
+        "correction_needs_a_mode",
+        SPEC,
+        f"!(has({correction}.weights) || has({correction}.veto) || "
+        f"has({correction}.rejection) && size({correction}.rejection) > 0) || !{cel.IS_WITHOUT_CORRECTION}",
+        "weights, rejection and veto have no meaning with mode none; set mode: decoupled (or bypass), or remove them",
+        ".algorithm.rolloutCorrection",
+    )
+    yield Check(
+        "correction_preset_has_its_mode_and_loss",
+        CORRECTION,
+        "!has(self.preset) || !has(self.mode) || self.mode == (self.preset.startsWith('bypass') ? 'bypass' : "
+        "'decoupled')",
+        "the preset has its own mode; remove it",
+        ".mode",
+    )
+    yield Check(
+        "correction_preset_has_its_mode_and_loss",
+        ALGORITHM,
+        "!has(self.rolloutCorrection.preset) || !self.rolloutCorrection.preset.startsWith('bypass') || "
+        "has(self.policyLoss.type) && self.policyLoss.type == "
+        "(self.rolloutCorrection.preset.startsWith('bypass_ppo') ? 'bypassPpoClip' : 'bypassReinforce')",
+        "needs policyLoss.type: bypassPpoClip for bypass_ppo..., bypassReinforce for bypass_pg...; set it",
+        ".rolloutCorrection.preset",
+    )
     yield Check(
         "weights_differ_from_one",
         SPEC,

@@ -1,0 +1,24 @@
+"""What operator and driver agree on about the pods of a job, besides the HTTP interface (``status.py``)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ROLE_LABEL: Final = "rljob.dev/role"
+"""Label of pods and of Ray's nodes: by it the driver places engines and ranks."""
+HEAD: Final = "head"
+ROLLOUT: Final = "rollout"
+TRAINER: Final = "trainer"
+
+STORAGE_FOLDER: Final = "/mnt/rljob"
+"""`pvc://claim/path` of the job file is this folder, then claim, then path, in all pods."""
+CODE_FOLDER: Final = "/opt/rljob/code"
+GENERATION_ANNOTATION: Final = "rljob.dev/generation"
+"""Of the job file in the ConfigMap: the generation of the RLJob that it was written from."""
+
+PVC: Final = "pvc://"
+
+
+def pod_path(location: str, storage: str = STORAGE_FOLDER) -> str:
+    """Where a location of the job file is in a pod: `pvc://claim/path` under ``storage``, anything else as it is."""
+    return f"{storage}/{location.removeprefix(PVC)}" if location.startswith(PVC) else location

@@ -1,0 +1,87 @@
+"""Files laid over a job: merged field by field, validated as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rljob_api import JobInvalid, load_jobs
+from rljob_api.overrides import merged
+
+BASE = """
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: base}
+spec:
+  model: {source: some/model}
+  data: {train: {source: some/data}, answer: answer}
+  reward: {functions: [{type: math}, {type: gsm8k}]}
+  algorithm: {preset: grpo}
+  batch: {groups: 64, samplesPerPrompt: 8}
+  stop: {steps: 10}
+"""
+
+
+def files(folder: Path, *texts: str) -> list[Path]:
+    paths = []
+    for number, text in enumerate(texts):
+        path = folder / f"{number}.yaml"
+        path.write_text(text)
+        paths.append(path)
+    return paths
+
+
+def test_merging_follows_rfc_7386() -> None:
+    """Cases of the RFC's appendix A."""
+    cases = [
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+        ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
+        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+        ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
+        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+        ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
+        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+        (["a", "b"], ["c", "d"], ["c", "d"]),
+        ({"a": "foo"}, "bar", "bar"),
+    ]
+    for document, overlay, expected in cases:
+        assert merged(document, overlay) == expected
+
+
+def test_overlays_apply_in_order_and_assignments_last(tmp_path: Path) -> None:
+    base, *overlays = files(
+        tmp_path,
+        BASE,
+        "metadata: {name: larger}\nspec:\n  batch: {groups: 128}\n  reward: {functions: [{type: exactMatch}]}\n",
+        "spec:\n  batch: {groups: 256, samplesPerPrompt: null}\n",
+    )
+    [job] = load_jobs(base, ["stop.steps=20"], overlays)
+    assert job.metadata.name == "larger"
+    assert (job.spec.batch.groups, job.spec.batch.samples_per_prompt) == (256, None)
+    assert [function.type for function in job.spec.reward.functions] == ["exactMatch"]
+    assert job.spec.stop is not None
+    assert job.spec.stop.steps == 20
+
+
+def test_the_job_is_checked_as_a_whole(tmp_path: Path) -> None:
+    base, overlay = files(tmp_path, BASE, "spec:\n  batch: {miniBatchGroups: 60}\n  pipline: {mode: sync}\n")
+    with pytest.raises(JobInvalid) as caught:
+        load_jobs(base, overlays=[overlay])
+    assert {v.path for v in caught.value.violations} == {"spec.batch.miniBatchGroups", "spec.pipline"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n- b\n", "an overlay is a map"),
+        ("spec: {}\n---\nspec: {}\n", "holds 2 documents"),
+        ("", "holds 0 documents"),
+        ("spec: {\n", "mend the YAML there"),
+    ],
+)
+def test_what_is_no_overlay_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    base, overlay = files(tmp_path, BASE, text)
+    with pytest.raises(JobInvalid, match=message):
+        load_jobs(base, overlays=[overlay])
