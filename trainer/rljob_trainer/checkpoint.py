@@ -7,7 +7,9 @@ fails is reported and the one before it is used. What is inside is the business 
     checkpoints/
       step-00000020/
         manifest.json     format, step, files with size and digest
-        driver.json       feed position, KL controller, totals
+        driver.json       feed position, KL controller, totals, open groups
+        groups.npz        tokens of groups that are begun and not trained
+        ledger.sqlite     what became of every prompt
         learner/          sharded model, optimizer, scheduler and random states
 """
 
@@ -61,10 +63,16 @@ class CheckpointStore:
         self.keep = keep
 
     async def write(
-        self, step: int, driver_state: dict[str, object], save_learner: Callable[[Path], Awaitable[None]]
+        self,
+        step: int,
+        driver_state: dict[str, object],
+        save_learner: Callable[[Path], Awaitable[None]],
+        save_rest: Callable[[Path], Awaitable[None]] | None = None,
+        may_commit: Callable[[], None] = lambda: None,
     ) -> Checkpoint:
         """Writes the checkpoint of ``step`` and removes those beyond ``keep``.
 
+        ``save_rest`` adds files of its own. ``may_commit`` raises when another process has taken the folder over.
         Raises ``CheckpointError`` when it cannot be written; earlier checkpoints are untouched then.
         """
         final = self.folder / _name(step)
@@ -74,7 +82,10 @@ class CheckpointStore:
             (writing / "learner").mkdir(parents=True)
             await save_learner(writing / "learner")
             (writing / "driver.json").write_text(json.dumps(driver_state))
+            if save_rest is not None:
+                await save_rest(writing)
             await asyncio.to_thread(_seal, writing, step)
+            may_commit()
             if final.exists():  # the same step again, after a resume from an earlier one
                 shutil.rmtree(final)
             writing.rename(final)

@@ -20,6 +20,9 @@ VERBS = {
     "run": ("rljob_trainer.commands.run", "train a job on this machine"),
     "validate": ("rljob_trainer.commands.validate", "say everything that is wrong with job files"),
     "explain": ("rljob_trainer.commands.explain", "say what a field of the job file means"),
+    "plan": ("rljob_trainer.commands.plan", "predict step time, waits and ages, for this and other splits"),
+    "drive": ("rljob_trainer.commands.drive", "train a job on a Ray cluster: what the operator starts on its head"),
+    "status": ("rljob_trainer.commands.status", "say what a run waits for, and where its time went"),
     "eval": ("rljob_trainer.commands.eval", "run a job's validation on a model or checkpoint"),
     "export": ("rljob_trainer.commands.export", "write a run's model as a Hugging Face folder"),
 }

@@ -21,7 +21,6 @@ from rljob_trainer.algorithms import (
     Weights,
     agreement_metrics,
     correct,
-    correction_presets,
     interpolated_log_probs,
     policy_losses,
     veto,
@@ -198,37 +197,6 @@ def test_interpolation_anchors_old_tokens_at_the_policy_that_sampled_them() -> N
     result = interpolated_log_probs(rollout, present, torch.tensor([0, 1, 2, 4]))
     assert not result.requires_grad
     assert result.tolist() == [-3.0, -1.0, -2.0, -2.5]
-
-
-@pytest.mark.parametrize("name", correction_presets)
-def test_published_settings_run_in_their_mode(name: str) -> None:
-    preset, batch = correction_presets[name], make_batch([4], [8, 5, 0, 3], 0.2, seed=4)
-    assert name == "disabled" or name.startswith(preset.mode)
-    if preset.mode == "decoupled":
-        assert preset.policy_loss is None
-        assert corrected(batch, torch.float64, preset.correction).metrics
-        return
-    assert preset.policy_loss is not None
-    inputs = PolicyInputs(
-        log_probs=batch.stream("log_probs", torch.float64),
-        rollout_log_probs=batch.stream("rollout", torch.float64),
-        advantages=batch.stream("advantages", torch.float64),
-        mask=batch.mask,
-        segments=batch.segments,
-    )
-    output = policy_losses[preset.policy_loss](inputs, **preset.policy_loss_settings)
-    assert bool(output.per_token.isfinite().all())
-
-
-def test_published_numbers() -> None:
-    """As documented for the systems they come from."""
-    presets = correction_presets
-    assert presets["decoupled_token_is"].correction.weights == Weights("token", 2.0)
-    assert presets["decoupled_token_icepop"].correction.weights == Weights("token", 5.0, 0.5)
-    assert presets["decoupled_geo_rs"].correction.rejection == (Rejection("k1", "sequenceMean", 1.001, 0.999),)
-    assert presets["decoupled_k3_rs"].correction.rejection == (Rejection("k3", "sequenceMean", 0.01),)
-    assert presets["bypass_pg_is"].correction.weights == Weights("sequence", 2.0)
-    assert len(presets) == 19
 
 
 @pytest.mark.parametrize("over", ["token", "sequenceSum"])

@@ -63,7 +63,7 @@ def test_scores_are_clipped_and_normalised() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "weights"),
-    [("pow", [1.0, 4.0, 0.0, 9.0]), ("max_min", [1.0, 0.0, 0.0, 1.0]), ("max_random", [0.1, 0.1, 0.1, 0.4])],
+    [("pow", [1.0, 4.0, 0.0, 9.0]), ("maxMin", [1.0, 0.0, 0.0, 1.0]), ("maxRandom", [0.1, 0.1, 0.1, 0.4])],
 )
 def test_resampling_draws_with_the_published_weights(kind: Any, weights: list[float]) -> None:
     """arXiv 2409.06957; 40,000 draws: each share within five standard deviations of its weight."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,32 +53,44 @@ def copy_job(**spec: Any) -> dict[str, Any]:
     }
 
 
+class Process(subprocess.Popen[str]):
+    """Prints into a file: a pipe that nobody reads would stop the run when it is full."""
+
+    def __init__(self, command: list[str], printed: Path, **options: Any) -> None:
+        self.printed = printed
+        with printed.open("w") as file:
+            super().__init__(command, stdout=file, stderr=subprocess.STDOUT, text=True, **options)
+
+    def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        return self.printed.read_text(), ""
+
+
 class Runner:
     """Starts `rljob` with a home of its own and waits for it, never for ever."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[Process] = []
 
     def write(self, job: dict[str, Any], name: str = "job.yaml") -> Path:
         path = self.folder / name
         path.write_text(yaml.safe_dump(job))
         return path
 
-    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+    def start(self, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Process:
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
-        environment = {
+        whole = {
             **os.environ,
             "HOME": str(home),
             "OMP_NUM_THREADS": "1",
             "RAY_AUTH_MODE": "disabled",
             "HF_HUB_OFFLINE": "1",
+            **(environment or {}),
         }
         command = [sys.executable, "-m", "rljob_trainer.cli", *map(str, arguments)]
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.folder
-        )
+        process = Process(command, self.folder / f"printed-{len(self._started)}", env=whole, cwd=self.folder)
         self._started.append(process)
         return process
 
@@ -102,9 +115,24 @@ def metrics_of(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def free_port() -> int:
+    """A port of the loopback device that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Waits until ``condition`` holds, as long as the process lives; one that raises ``OSError`` does not hold yet."""
     deadline = time.monotonic() + SECONDS
-    while not condition():
+
+    def holds() -> bool:
+        try:
+            return condition()
+        except OSError:
+            return False
+
+    while not holds():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the run did not get there in time"
         time.sleep(0.02)

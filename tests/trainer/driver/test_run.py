@@ -17,7 +17,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_trainer.telemetry.names import check_all
 
-MEASURED = ("timing", "throughput", "progress/seconds", "memory", "time")
+MEASURED = (
+    "timing",
+    "throughput",
+    "progress/seconds",
+    "progress/version",
+    "memory",
+    "pipeline/learner_idle_ratio",
+    "time",
+)
 """What differs between two runs that do the same."""
 
 

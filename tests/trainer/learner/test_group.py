@@ -64,7 +64,7 @@ async def test_two_ranks_do_what_one_does_until_one_is_killed(
     group = await LearnerGroup.start(settings, OPTIONS)
     try:
         result = await group.score(batch, temperature=0.7, **wanted)
-        for name, stream in one.score(share, 0.7, **wanted).items():
+        for name, stream in one.score(share, 0.7, **wanted).streams.items():
             np.testing.assert_allclose(getattr(result, name), stream, atol=2e-6, err_msg=name)
         assert result.final_values is not None
         assert len(result.final_values) == len(batch)
@@ -75,7 +75,7 @@ async def test_two_ranks_do_what_one_does_until_one_is_killed(
         assert (update.actor_steps, update.critic_steps, update.skipped) == (4, 4, [])
         one.update(cut(batch, minis, ranks=1, token_budget=1 << 20).shares[0], loss, update_critic=True)
         result = await group.score(batch, temperature=0.7, **wanted)
-        for name, stream in one.score(share, 0.7, **wanted).items():
+        for name, stream in one.score(share, 0.7, **wanted).streams.items():
             np.testing.assert_allclose(getattr(result, name), stream, atol=2e-4, err_msg=name)
 
         # An error that all ranks report, such as a folder without a checkpoint, does not end the group.

@@ -111,7 +111,10 @@ def test_an_empty_stream_and_a_bad_temperature() -> None:
 
 
 def test_chunks_fit_the_device() -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert default_chunk(10**6, 151936, gpu) * 151936 * 4 <= 64 << 20
-    assert default_chunk(10**6, 4096, cpu) * 4096 * 4 <= 2 << 20
-    assert default_chunk(100, 50, cpu) == 100  # few enough to be kept for the backward pass
+    def layer(vocabulary: int, device: str, width: int = 8) -> torch.Tensor:
+        return torch.empty(vocabulary, width, device=device)
+
+    assert default_chunk(10**6, layer(151936, "meta")) * 151936 * 4 <= 64 << 20  # as any device that is no CPU
+    assert default_chunk(10**6, layer(4096, "cpu")) * 4096 * 4 <= 2 << 20
+    assert default_chunk(10**6, layer(49152, "cpu", 576)) == 512  # the layer itself is larger than a cache
+    assert default_chunk(100, layer(50, "cpu")) == 100  # few enough to be kept for the backward pass

@@ -61,3 +61,12 @@ async def judge(response: str) -> float:
         time.sleep(1000)  # noqa: ASYNC251  the mistake that this is about
     await asyncio.sleep(0.2)
     return 2.0
+
+
+def counts_calls(response: str, journal: str) -> float:
+    """Notes every call in the file ``journal``; crashes when asked to."""
+    with open(journal, "a") as file:
+        file.write(response + "\n")
+    if response == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0

@@ -20,7 +20,9 @@ import pytest
 
 from rljob_api.spec.reward import Reward
 from rljob_trainer.errors import JobFileError, RewardError
+from rljob_trainer.rewards.frames import Scored, Unframing, frame
 from rljob_trainer.rewards.pool import RewardPool
+from rljob_trainer.rewards.rules import Verdict
 from rljob_trainer.rewards.terms import Response
 from rljob_trainer.samples import Group, Prompt, Sample
 
@@ -284,7 +286,9 @@ def test_workers_die_with_a_killed_driver(tmp_path: Path) -> None:
     program = f"""
 import asyncio
 from rljob_api.spec.reward import Reward
+from rljob_trainer.rewards.frames import Scored, Unframing, frame
 from rljob_trainer.rewards.pool import RewardPool
+from rljob_trainer.rewards.rules import Verdict
 from rljob_trainer.rewards.terms import Response
 
 async def main():
@@ -315,6 +319,33 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+async def test_what_was_scored_before_a_crash_is_not_asked_again(tmp_path: Path) -> None:
+    """Results wait for company before they are sent: those of a worker that is killed must not be lost."""
+    journal = tmp_path / "calls"
+    texts = [*(f"before {i}" for i in range(20)), "crash", *(f"after {i}" for i in range(20))]
+    async with pool(custom("counts_calls"), onError="score") as opened:
+        results = await opened.score_responses(responses(*texts, journal=str(journal)))
+    assert [r.error is not None for r in results] == [text == "crash" for text in texts]
+    assert sorted(journal.read_text().splitlines()) == sorted(texts)
+
+
+async def test_calls_at_the_same_time_get_their_own_results() -> None:
+    async with pool(custom("count_letters"), workers=2) as opened:
+        texts = [["x" * (i + j) for j in range(5)] for i in range(40)]
+        calls = (opened.score_responses(responses(*several)) for several in texts)
+        scored = await asyncio.gather(*calls)
+    assert [[r.score for r in results] for results in scored] == [[float(len(t)) for t in several] for several in texts]
+
+
+@pytest.mark.parametrize("size", [1, 3, 64])
+def test_messages_are_found_however_their_bytes_arrive(size: int) -> None:
+    messages = ["a", ["b"] * 50, Scored(3, {"mine": Verdict(1.0)})]
+    data = b"".join(map(frame, messages))
+    unframing = Unframing()
+    arrived = [m for start in range(0, len(data), size) for m in unframing.messages(data[start : start + size])]
+    assert arrived == messages
 
 
 async def test_the_columns_of_a_prompt_reach_the_function() -> None:

@@ -192,6 +192,19 @@ async def test_waiting_for_the_engines_to_be_idle_says_what_still_runs(slow: Eng
         assert len(await running) == 4
 
 
+async def test_waiting_for_idle_engines_does_not_wait_for_what_a_lost_one_had(slow: EngineSpec) -> None:
+    """Its requests return to the queue of a paused pool, which hands them out only after the publication."""
+    async with pool_of(slow, 2) as pool:
+        running = asyncio.gather(*(pool.generate(group(number, length=250)) for number in range(2)))
+        await asyncio.sleep(0.1)
+        await pool.pause()
+        pool.report_lost("0", "as the test wants it")
+        await pool.wait_idle(60)
+        assert "the pool is paused" in pool.waiting_for()
+        pool.resume()
+        assert [len(results) for results in await running] == [4, 4]
+
+
 async def test_cancelled_groups_free_the_engine(slow: EngineSpec) -> None:
     async with pool_of(slow, 1) as pool:
         running = asyncio.create_task(pool.generate(group(1, length=250)))

@@ -17,7 +17,6 @@ from rljob_trainer.telemetry.batch_metrics import (
     batch_metrics,
     explained_variance,
     length_metrics,
-    mismatch_metrics,
     reward_metrics,
     spread,
 )
@@ -143,28 +142,6 @@ def test_age_is_that_of_a_groups_oldest_token() -> None:
     # group 0: oldest 3 -> age 3; group 1: 6 -> age 0. Sample 1 is made of two versions, of three samples with tokens.
     assert got == pytest.approx({"age/mean": 1.5, "age/min": 0, "age/max": 3, "age/mixed_ratio": 1 / 3})
     assert age_metrics(6, np.array([]), np.array([0, 0]), np.array([0])) == {}
-
-
-def test_equal_log_probs_have_no_mismatch() -> None:
-    logs = np.log(np.array([0.5, 0.25, 0.125, math.nan, 0.5, 0.9]))
-    got = mismatch_metrics(logs, logs, MASK, OFFSETS)
-    assert got["mismatch/tokens"] == 5
-    for name in ("log_prob/mean", "log_prob/max", "probability/max", "kl"):
-        assert got[f"mismatch/{name}"] == 0
-    assert got["mismatch/correlation"] == pytest.approx(1)
-    assert got["mismatch/effective_sample_size"] == pytest.approx(1)
-
-
-def test_mismatch_of_one_token() -> None:
-    engine = np.log(np.array([0.5, 0.5]))
-    trainer = np.log(np.array([0.5, 0.25]))
-    got = mismatch_metrics(trainer, engine, np.ones(2, dtype=bool), np.array([0, 1, 2]))
-    log2 = math.log(2)
-    assert got["mismatch/log_prob/mean"] == pytest.approx(log2 / 2)
-    assert got["mismatch/log_prob/max"] == pytest.approx(log2)
-    assert got["mismatch/probability/mean"] == pytest.approx(0.125)
-    assert got["mismatch/kl"] == pytest.approx((0 + (0.5 - 1 + log2)) / 2)
-    assert got["mismatch/effective_sample_size"] == pytest.approx((1.5**2 / 1.25) / 2)  # weights 1 and 1/2
 
 
 def test_what_is_masked_cannot_matter() -> None:

@@ -146,12 +146,23 @@ with open_view() as view:
 """
 
 
+def hear_signals() -> None:
+    """A shell starts background jobs deaf to some signals, and that is inherited."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def in_terminal(body: str, *, then: signal.Signals | None = None) -> tuple[str, int]:
     """Runs PROGRAM on a pseudo terminal, sends ``then`` once READY is drawn; returns the output and the exit code."""
     parent, child = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM % body], stdin=child, stdout=child, stderr=child, env=environment
+        [sys.executable, "-c", PROGRAM % body],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env=environment,
+        preexec_fn=hear_signals,
     )
     os.close(child)
     output, deadline, sent = b"", time.monotonic() + 60, False

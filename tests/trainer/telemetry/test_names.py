@@ -110,7 +110,7 @@ COUNTERPARTS = {
     "perf/throughput": "throughput/tokens_per_second_per_device",
     "perf/mfu/actor_infer": "throughput/model_flops_utilisation/actor_inference",
     "perf/max_memory_allocated_gb": "memory/device_allocated_gigabytes",
-    "perf/cpu_memory_used_gb": "memory/host_gigabytes",
+    "perf/cpu_memory_used_gb": "memory/host_gigabytes/trainer",
     "variance_proxy/proxy1_signal_strength": "variance/signal_strength",
     "variance_proxy/expected_w": "variance/weight",
     "actor/pg_loss": "actor/policy_loss",

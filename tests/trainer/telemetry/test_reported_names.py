@@ -10,20 +10,24 @@ import pytest
 import torch
 
 import rljob_trainer
+from rljob_api.correction_presets import CORRECTION_PRESETS
+from rljob_api.resolved import ResolvedRolloutCorrection
 from rljob_trainer.algorithms import (
     LossCounts,
     PolicyInputs,
+    Rejection,
     Segments,
     actor_loss,
     agreement_metrics,
     correct,
-    correction_presets,
     critic_loss,
     policy_losses,
+    veto,
 )
 from rljob_trainer.learner.protocol import LossSettings
 from rljob_trainer.telemetry.catalogue import FAMILIES, METRICS
 from rljob_trainer.telemetry.names import UnknownMetricError, check, check_all
+from rljob_trainer.training.settings import correction_settings
 
 SOURCES = Path(rljob_trainer.__file__).parent
 _LOOKS_LIKE_A_NAME = re.compile(rf"({'|'.join(FAMILIES)})(/[a-z_0-9<>@]+)+")
@@ -81,8 +85,9 @@ def inputs() -> PolicyInputs:
 
 @pytest.mark.parametrize("name", sorted(policy_losses))
 def test_what_every_policy_loss_reports_is_listed(name: str, inputs: PolicyInputs) -> None:
-    for preset in correction_presets.values():
-        params = preset.policy_loss_settings if preset.policy_loss == name else {}
+    rules = (Rejection("k1", "sequenceMean", high=1.001), veto(1e-4))
+    for rejection in [(), rules] if name.startswith("bypass") else [()]:
+        params = {"rejection": rejection} if rejection else {}
         settings = LossSettings(
             policy_loss=name, policy_loss_params=params, kl_kind="k3", kl_coefficient=0.1, entropy_coefficient=0.1
         )
@@ -99,12 +104,14 @@ def test_what_the_value_loss_reports_is_listed(inputs: PolicyInputs) -> None:
     check_all(loss.metrics)
 
 
-@pytest.mark.parametrize("name", sorted(correction_presets))
+@pytest.mark.parametrize("name", sorted(CORRECTION_PRESETS))
 def test_what_every_correction_reports_is_listed(name: str, inputs: PolicyInputs) -> None:
     assert inputs.old_log_probs is not None
     assert inputs.rollout_log_probs is not None
     streams = (inputs.old_log_probs, inputs.rollout_log_probs, inputs.mask, inputs.segments)
-    metrics = correct(*streams, correction_presets[name].correction).metrics
+    preset = CORRECTION_PRESETS[name]
+    given = ResolvedRolloutCorrection(mode=preset.mode, weights=preset.weights, rejection=preset.rejection, veto=1e-5)
+    metrics = correct(*streams, correction_settings(given)).metrics
     assert "rollout_correction/kl" in metrics
     check_all(metrics)
     check_all(agreement_metrics(*streams))

@@ -19,7 +19,7 @@ from rljob_api import resolve
 from rljob_api.resolved import ResolvedSpec
 from rljob_api.spec.job import RLJob
 from rljob_trainer.errors import DataError
-from rljob_trainer.learner.metrics import update_result
+from rljob_trainer.learner.metrics import update_result, usage_metrics
 from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
@@ -47,7 +47,11 @@ class Watched:
         work = cut(batch, [range(len(batch))], ranks=1, token_budget=4096, share_prompts=True)
         part = self.rank.score(work.shares[0], temperature, **wanted)
         return ScoreResult(
-            **{name: work.merge(batch, [part[name]], per_sequence=name == "final_values") for name in part}
+            **{
+                name: work.merge(batch, [stream], per_sequence=name == "final_values")
+                for name, stream in part.streams.items()
+            },
+            metrics=usage_metrics([part.usage]),
         )
 
     async def update(
@@ -62,7 +66,7 @@ class Watched:
         self.updates.append((batch, loss, [list(m) for m in mini_batches], update_actor, update_critic))
         work = cut(batch, mini_batches, ranks=1, token_budget=4096, share_prompts=True)
         report = self.rank.update(work.shares[0], loss, update_actor=update_actor, update_critic=update_critic)
-        return update_result([report], work.rank_tokens)
+        return update_result([report], work, batch)
 
 
 def spec_of(**algorithm: Any) -> ResolvedSpec:
@@ -137,6 +141,35 @@ async def test_one_update_on_policy_needs_no_forward_pass_before_it(folder: Path
     assert learner.updates[0][0].old_log_probs is None
 
 
+@pytest.mark.parametrize("mode", ["none", "bypass"])
+async def test_every_update_compares_trainer_and_engine(folder: Path, mode: str) -> None:
+    """Without a forward pass of its own: the first one of the update tells. Tokens of older weights do not count."""
+    step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection={"mode": mode}), folder)
+    groups = groups_of(SCORES, version=4)
+    for sample in groups[1].samples:
+        sample.versions[:] = 3
+    batch = layout(groups).sequences
+    trainer = (await learner.score(batch, temperature=1.0, log_probs=True)).log_probs
+    metrics = await step.run(groups, number=1, version=4)
+    assert trainer is not None
+    assert batch.rollout_log_probs is not None
+    fresh = np.concatenate([s.versions for g in groups for s in g.samples]) == 4
+    gap = np.abs(trainer - batch.rollout_log_probs)[fresh]
+    assert learner.scored == [{"log_probs"}]  # that of this test
+    assert metrics["mismatch/tokens"] == fresh.sum()
+    assert metrics["mismatch/log_prob/mean"] == pytest.approx(gap.mean(), rel=1e-4)
+    assert metrics["mismatch/log_prob/max"] == pytest.approx(gap.max(), rel=1e-4)
+
+
+async def test_of_several_mini_batches_the_first_is_compared(folder: Path) -> None:
+    spec = spec_of(kl=NO_KL, rolloutCorrection={"mode": "bypass"})
+    spec = spec.model_copy(update={"batch": spec.batch.model_copy(update={"mini_batch_groups": 1})})
+    step, _ = step_of(spec, folder)
+    groups = groups_of(SCORES)
+    metrics = await step.run(groups, number=1, version=0)
+    assert metrics["mismatch/tokens"] == sum(len(sample.token_ids) for sample in groups[0].samples)
+
+
 async def test_several_updates_are_anchored_at_the_policy_before_the_first(folder: Path) -> None:
     spec = spec_of(kl=NO_KL)
     spec = spec.model_copy(update={"batch": spec.batch.model_copy(update={"epochs": 2, "mini_batch_groups": 1})})
@@ -168,6 +201,75 @@ async def test_decoupled_corrects_what_engine_and_trainer_disagree_about(folder:
     expected = np.minimum(np.exp(batch.old_log_probs - batch.rollout_log_probs), 1.05)
     np.testing.assert_allclose(batch.weights, expected, rtol=1e-5)
     assert metrics["rollout_correction/weight/max"] == pytest.approx(1.05)
+
+
+async def test_a_correction_preset_acts_as_what_it_stands_for(folder: Path) -> None:
+    """decoupled_geo_rs_token_tis: token weights up to 2; sequences with a geometric mean ratio in 0.999 to 1.001."""
+    step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection={"preset": "decoupled_geo_rs_token_tis"}), folder)
+    groups = groups_of(SCORES)
+    metrics = await step.run(groups, number=1, version=0)
+    batch = learner.updates[0][0]
+    assert batch.old_log_probs is not None
+    log_ratio = batch.old_log_probs - batch.rollout_log_probs
+    np.testing.assert_allclose(batch.weights, np.minimum(np.exp(log_ratio), 2.0), rtol=1e-5)
+    cuts = np.cumsum(batch.response_lengths)[:-1]
+    means = np.array([np.exp(part.mean()) for part in np.split(log_ratio, cuts)])
+    kept = (means >= 0.999) & (means <= 1.001)
+    assert batch.mask.tolist() == np.repeat(kept, batch.response_lengths).tolist()
+    assert metrics["rollout_correction/rejection/masked_sequence_ratio"] == pytest.approx(1 - kept.mean())
+
+
+async def test_a_veto_leaves_out_sequences_with_one_token_that_the_trainer_finds_impossible(folder: Path) -> None:
+    step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection={"preset": "disabled", "veto": 0.01}), folder)
+    groups = groups_of(SCORES)
+    groups[0].samples[1].log_probs[0] = 20.0  # whatever the trainer says, the ratio is below e^-20
+    await step.run(groups, number=1, version=0)
+    masks = np.split(learner.updates[0][0].mask, np.cumsum(learner.updates[0][0].response_lengths)[:-1])
+    assert [bool(part.all()) for part in masks] == [i != 1 for i in range(12)]
+    assert not masks[1].any()
+
+
+async def test_the_entropy_coefficient_follows_its_target(folder: Path) -> None:
+    """c <- c + rate (target - entropy), kept within 0 and the maximum."""
+    target = {"target": 5.0, "rate": 0.01, "maximum": 0.05}
+    step, learner = step_of(spec_of(kl=NO_KL, entropyCoefficient=0.01, entropyTarget=target), folder)
+    first = await step.run(groups_of(SCORES), number=1, version=0)
+    second = await step.run(groups_of(SCORES), number=2, version=0)
+    moved = 0.01 + 0.01 * (5.0 - first["actor/entropy"])
+    assert [loss.entropy_coefficient for _, loss, *_ in learner.updates] == pytest.approx([0.01, moved])
+    assert second["actor/entropy_coefficient"] == pytest.approx(moved)
+    check_all(second)
+    resumed, _ = step_of(spec_of(kl=NO_KL, entropyTarget=target), folder)
+    resumed.load_state_dict(step.state_dict())
+    assert resumed.state_dict() == step.state_dict()
+
+
+async def test_resampling_trains_on_telling_samples_again_and_on_others_not_at_all(folder: Path) -> None:
+    """maxMin draws only samples with the highest and the lowest score, here 1 and 0, as often as there are samples."""
+    spec = spec_of(preset="ppo", kl=NO_KL, resampling={"kind": "maxMin"})
+    step, learner = step_of(spec, folder)
+    await step.run(groups_of(SCORES), number=1, version=0)
+    drawn = [index for mini_batch in learner.updates[0][2] for index in mini_batch]
+    assert len(drawn) == 12
+    assert len(set(drawn)) < 12
+    assert {ALL_SCORES[index] for index in drawn} == {0.0, 1.0}
+    again, other = step_of(spec, folder)
+    await again.run(groups_of(SCORES), number=1, version=0)
+    assert other.updates[0][2] == learner.updates[0][2]
+
+
+async def test_gradient_noise_is_reported_when_asked_for(folder: Path) -> None:
+    """Signal is the squared norm of the mean gradient; the advantages' part is computed here from their definition."""
+    step, learner = step_of(spec_of(kl=NO_KL, gradientNoise=True), folder)
+    metrics = await step.run(groups_of(SCORES), number=1, version=0)
+    assert learner.scored == [{"sum_squared_probs"}]
+    assert metrics["variance/signal_strength"] == pytest.approx(metrics["actor/grad_norm"] ** 2)
+    scores = np.array(SCORES)
+    spread = scores.std(axis=1, ddof=1, keepdims=True)
+    expected = (scores - scores.mean(axis=1, keepdims=True)) / (spread + 1e-6)
+    assert metrics["variance/squared_advantage"] == pytest.approx((expected**2).mean(), rel=1e-4)
+    assert metrics["variance/total_power"] > 0
+    check_all(metrics)
 
 
 async def test_grpo_advantages_are_the_groups_standard_scores(folder: Path) -> None:

@@ -28,7 +28,6 @@ from rljob_trainer.algorithms.correction import (
     correct,
     interpolated_log_probs,
 )
-from rljob_trainer.algorithms.correction_presets import CorrectionPreset, correction_presets
 from rljob_trainer.algorithms.estimators import AdvantageInputs, AdvantageOutput, advantage_estimators, advantages
 from rljob_trainer.algorithms.gradient_noise import gradient_noise
 from rljob_trainer.algorithms.kl import kl_estimators, kl_penalised_rewards
@@ -55,7 +54,6 @@ __all__ = [
     "AdvantageOutput",
     "Corrected",
     "Correction",
-    "CorrectionPreset",
     "EntropyTarget",
     "FixedKl",
     "KlController",
@@ -76,7 +74,6 @@ __all__ = [
     "chunked_kl",
     "clipped_scores",
     "correct",
-    "correction_presets",
     "critic_loss",
     "exact_kl",
     "gradient_noise",

@@ -3,7 +3,7 @@
 pi_roll sampled the tokens; pi_old is the trainer's policy that anchors the ratio. Decoupled mode corrects
 pi_old / pi_roll once a batch, here: weights multiply the loss, rejection narrows the mask. Bypass mode (pi_old :=
 pi_roll) does the same inside its losses, `bypassPpoClip` and `bypassReinforce`. What rejection and weights are is in
-files of those names, published settings are in `correction_presets`.
+files of those names, published settings in `rljob_api.correction_presets`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rljob_trainer.algorithms.mismatch import difference_metrics, rule_metrics, weight_metrics
+from rljob_trainer.algorithms.mismatch import DifferenceSeen, LogRatios, LossSeen, RuleSeen, WeightsSeen
+from rljob_trainer.algorithms.moments import floats, joined
 from rljob_trainer.algorithms.rejection import Rejection, judge
-from rljob_trainer.algorithms.segments import Segments, masked_mean
+from rljob_trainer.algorithms.segments import Segments, kept_only
 from rljob_trainer.algorithms.weights import Weights, importance_ratio, within_bounds
 
 
@@ -54,50 +55,54 @@ def correct(
     given mask, not the narrowed one, so that neither part depends on the other. Raises ``ValueError`` naming the
     sequence when a log-prob of a masked token is NaN.
     """
-    old = torch.where(mask, old_log_probs, 0)
-    log_ratio = old - torch.where(mask, rollout_log_probs, 0)
-    _refuse_nan(log_ratio, segments)
+    settings, rules = correction.weights, correction.rejection
+    weights = None if settings is None else torch.empty_like(old_log_probs)
+    kept = torch.empty_like(mask) if rules else mask
+    differences, weighed = [], []
+    judged: list[list[RuleSeen]] = [[] for _ in rules]
+    lost: list[list[LossSeen]] = [[] for _ in (*rules, None)]  # to each rule, and to all together
+    for piece in segments.pieces:
+        part = piece.tokens
+        here = LogRatios.of(old_log_probs[part], rollout_log_probs[part], mask[part], piece.segments)
+        differences.append(DifferenceSeen.of(here))
+        if settings is not None and weights is not None:
+            ratio = importance_ratio(here.log_ratio, here.mask, here.segments, settings.level)
+            cut = within_bounds(ratio, settings.low, settings.high)
+            weighed.append(WeightsSeen.of(here, ratio, cut, settings))
+            weights[part] = kept_only(here.segments.spread(cut) if settings.level == "sequence" else cut, here.mask)
+        if rules:
+            gone = torch.zeros_like(here.mask)
+            for number, rule in enumerate(rules):
+                verdict = judge(here.log_ratio, here.mask, here.segments, rule)
+                out = here.mask & (verdict.out if rule.over == "token" else here.segments.spread(verdict.out))
+                judged[number].append(RuleSeen.of(here, rule, verdict))
+                lost[number].append(LossSeen.of(here, out))
+                gone |= out
+            lost[-1].append(LossSeen.of(here, gone))
+            kept[part] = here.mask & ~gone
 
-    metrics, disagreement = difference_metrics(old, log_ratio, mask, segments)
-    weights = None
-    if correction.weights is not None:
-        weights, more = _weights(log_ratio, mask, segments, correction.weights)
-        metrics |= more
-
-    kept = mask
-    for rule in correction.rejection:
-        verdict = judge(log_ratio, mask, segments, rule)
-        out = mask & (verdict.out if rule.over == "token" else segments.spread(verdict.out))
-        metrics |= rule_metrics(rule, verdict, out, mask, segments)
-        kept = kept & ~out
-    if correction.rejection:
-        gone = segments.count(mask & ~kept)
-        present = segments.count(mask)
-        root = "rollout_correction/rejection"
-        metrics[f"{root}/masked_ratio"] = int(gone.sum()) / max(int(present.sum()), 1)
-        metrics[f"{root}/masked_sequence_ratio"] = int((gone > 0).sum()) / max(int((present > 0).sum()), 1)
-
+    difference = joined(differences)
+    if bool(difference.log_ratio.isnan().any()):
+        _refuse_nan(old_log_probs, rollout_log_probs, mask, segments)
+    metrics = difference.metrics()
+    if settings is not None and weights is not None:
+        seen = joined(weighed)
+        metrics |= seen.metrics(settings)
+        divisor = seen.divisor(settings)
+        if divisor is not None:
+            weights /= divisor
+    for number, rule in enumerate(rules):
+        metrics |= joined(judged[number]).metrics(rule) | joined(lost[number]).metrics(rule)
+    if rules:
+        metrics |= joined(lost[-1]).metrics()
     count = min(worst, len(segments))
-    return Corrected(kept, weights, metrics, tuple(torch.topk(disagreement, count).indices.tolist()))
+    return Corrected(kept, weights, floats(metrics), tuple(torch.topk(difference.disagreement, count).indices.tolist()))
 
 
-def _weights(log_ratio: Tensor, mask: Tensor, segments: Segments, settings: Weights) -> tuple[Tensor, dict[str, float]]:
-    ratio = importance_ratio(log_ratio, mask, segments, settings.level)
-    weights = within_bounds(ratio, settings.low, settings.high)
-    counted = mask if settings.level == "token" else segments.count(mask) > 0
-    divisor: Tensor | None = None
-    if settings.normalize:
-        mean = masked_mean(weights, counted)
-        divisor = torch.where(mean > 0, mean, 1.0)  # all of them zeroed: nothing to scale
-        weights = weights / divisor
-    metrics = weight_metrics(ratio, weights, counted, mask, segments, settings, divisor)
-    per_token = weights if settings.level == "token" else segments.spread(weights)
-    return torch.where(mask, per_token, 0), metrics
-
-
-def _refuse_nan(log_ratio: Tensor, segments: Segments) -> None:
-    if bool(log_ratio.isnan().any()):
-        token = int(log_ratio.isnan().nonzero()[0])
+def _refuse_nan(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, segments: Segments) -> None:
+    bad = (old_log_probs - rollout_log_probs).isnan() & mask
+    if bool(bad.any()):
+        token = int(bad.nonzero()[0])
         row = int(torch.searchsorted(segments.offsets, token, right=True)) - 1
         raise ValueError(
             f"a log-probability of sequence {row} of this batch is NaN (its response token "

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rljob_trainer.algorithms.groups import Groups
 from rljob_trainer.algorithms.registry import Method, Registry
-from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.segments import Segments, kept_only
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class AdvantageInputs:
     def token_rewards(self) -> Tensor:
         """``[tokens]``: rewards with 0 wherever the mask is False."""
         if self.rewards is not None:
-            return torch.where(self.mask, self.rewards, 0)
+            return kept_only(self.rewards, self.mask)
         assert self.scores is not None
         return torch.where(self.segments.is_last(self.mask), self.segments.spread(self.scores), 0)
 
@@ -56,7 +56,7 @@ class AdvantageInputs:
         if self.rewards is None:
             assert self.scores is not None
             return self.scores.double()
-        total = self.segments.sum(self.rewards.double(), self.mask)
+        total = self.segments.sum(self.rewards, self.mask, torch.float64)
         if self.scores is None:
             return total
         return torch.where(self.segments.count(self.mask) > 0, total, self.scores.double())
@@ -76,7 +76,7 @@ class AdvantageInputs:
 
     def spread(self, per_sequence: Tensor) -> Tensor:
         """``[S]`` to ``[tokens]`` in the working precision, 0 wherever the mask is False."""
-        return torch.where(self.mask, self.segments.spread(per_sequence.to(self.dtype)), 0)
+        return kept_only(self.segments.spread(per_sequence.to(self.dtype)), self.mask)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,9 @@ class AdvantageEstimator(Method[AdvantageOutput]):
             raise ValueError("an advantage needs `rewards` or `scores`, but this batch has neither")
         if inputs.final_values is not None and inputs.truncated is None:
             raise ValueError("`final_values` bootstrap truncated responses: give `truncated` too")
-        refuse_non_finite("reward", inputs.sequence_rewards)
+        given = (inputs.scores, None if inputs.rewards is None else inputs.token_rewards)
+        if not all(bool(stream.sum().isfinite()) for stream in given if stream is not None):
+            refuse_non_finite("reward", inputs.sequence_rewards)
         for name in ("greedy_scores", "parts"):
             if getattr(inputs, name) is not None:
                 refuse_non_finite(name, getattr(inputs, name))

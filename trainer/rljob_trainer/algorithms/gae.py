@@ -12,9 +12,8 @@ from rljob_trainer.algorithms.estimators import (
     refuse_non_finite,
 )
 from rljob_trainer.algorithms.kept import Kept
-from rljob_trainer.algorithms.scan import sums_to_the_end
-from rljob_trainer.algorithms.segments import Segments
-from rljob_trainer.algorithms.segments import whiten as whitened
+from rljob_trainer.algorithms.scan import Grid
+from rljob_trainer.algorithms.segments import whiten_
 
 
 @advantage_estimator("gae", needs_critic=True)
@@ -29,26 +28,48 @@ def gae(inputs: AdvantageInputs, *, gamma: float = 1.0, lambda_: float = 1.0, wh
     ``ValueError`` naming the sample when a value is not finite.
     """
     assert inputs.values is not None
-    kept = Kept.of(inputs.mask, inputs.segments)
-    values = kept.pack(inputs.values)
-    _refuse_bad_values(values, kept.segments)
-    inflow = kept.pack(inputs.token_rewards).to(values.dtype)
-
-    ends, filled = kept.segments.offsets[1:-1], kept.segments.lengths[:-1] > 0
-    lasts = torch.where(filled, ends - 1, inputs.segments.tokens)  # [S] the last token; a spare one if there is none
-    if lambda_ < 1.0:
-        following = torch.cat([values[1:], values.new_zeros(2)])
-        following[lasts] = 0
-        inflow = torch.add(inflow, following[: values.numel()], alpha=gamma * (1.0 - lambda_))
+    mask, values = inputs.mask, inputs.values
+    returns, estimates = torch.empty_like(values), torch.empty_like(values)
+    bootstrap = None
     if inputs.final_values is not None and inputs.truncated is not None:
-        beyond = torch.where(inputs.truncated, inputs.final_values, 0).to(values.dtype)
-        spared = torch.cat([inflow, inflow.new_zeros(1)])
-        inflow = spared.index_add_(0, lasts, gamma * beyond)[:-1]
-    returns = sums_to_the_end(inflow, gamma * lambda_, kept.segments)
-    advantages = kept.unpack(returns - values)
-    return AdvantageOutput(whitened(advantages, inputs.mask) if whiten else advantages, kept.unpack(returns))
+        bootstrap = gamma * torch.where(inputs.truncated, inputs.final_values, 0).double()
+    rewards = inputs.token_rewards
+    for piece in inputs.segments.pieces:
+        here = piece.tokens
+        kept = Kept.of(mask[here], piece.segments)
+        known = kept.pack(values[here])
+        grid = Grid.of(kept.segments, values.device)
+        _fill(grid, kept.pack(rewards[here]), known, gamma * (1.0 - lambda_))
+        if bootstrap is not None:
+            _add_at_the_end(grid, bootstrap[piece.sequences])
+        returns[here] = kept.unpack(grid.sums_to_the_end(gamma * lambda_))
+        torch.sub(returns[here], kept.unpack(known), out=estimates[here])
+    _refuse_bad_values(inputs, estimates)
+    return AdvantageOutput(whiten_(estimates, mask) if whiten else estimates, returns)
 
 
-def _refuse_bad_values(values: Tensor, segments: Segments) -> None:
-    if not bool(values.sum(dtype=torch.float64).isfinite()):
-        refuse_non_finite("values of the critic", segments.sum(values)[:-1])
+def _fill(grid: Grid, rewards: Tensor, values: Tensor, share: float) -> None:
+    """r_t + share V_next, all packed; behind a sequence's last token stands 0."""
+    grid.stream.copy_(rewards)
+    if share > 0.0 and grid.segments.tokens > 1:
+        grid.stream[:-1].add_(values[1:], alpha=share)
+        borders = grid.segments.offsets[1:-1]
+        lasts = torch.where(borders > 0, borders - 1, grid.segments.tokens)  # the spare 0, if nothing is in front
+        own = torch.where(borders > 0, rewards[(borders - 1).clamp(min=0)].double(), 0)
+        grid.matrix.view(-1)[lasts] = own
+
+
+def _add_at_the_end(grid: Grid, amounts: Tensor) -> None:
+    """``amounts [S]`` to each sequence's last kept token, if it has one."""
+    segments = grid.segments
+    filled = segments.lengths[: len(amounts)] > 0
+    lasts = (segments.offsets[1 : len(amounts) + 1] - 1).clamp(min=0)
+    if grid.segments.tokens:
+        grid.stream.index_add_(0, lasts, torch.where(filled, amounts, 0))
+
+
+def _refuse_bad_values(inputs: AdvantageInputs, estimates: Tensor) -> None:
+    """One value that is not finite spoils other sequences: name the samples by the values themselves."""
+    if not bool(estimates.sum().isfinite()):
+        assert inputs.values is not None
+        refuse_non_finite("values of the critic", inputs.segments.sum(inputs.values, inputs.mask))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.segments import Segments, all_kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Kept:
     @staticmethod
     def of(mask: Tensor, segments: Segments) -> Kept:
         """``mask [tokens]`` True: kept."""
-        if mask.device.type == "cpu" and bool(mask.all()):
+        if all_kept(mask):
             offsets = torch.cat([segments.offsets, segments.offsets[-1:]])
             return Kept(mask, None, Segments(offsets, segments.tokens, segments.longest))
         rank = torch.cumsum(mask, 0, dtype=torch.int32)

@@ -1,126 +1,210 @@
 """How far two policies are apart on the tokens of a batch: the metrics `mismatch/...` and `rollout_correction/...`.
 
-Everything takes clean streams (0 where the mask is False). l = log pi_old - log pi_roll. Names are those of the metric
-catalogue; numbers leave as floats, in one transfer from the device.
+l = log pi_old - log pi_roll. What needs every token is added up piece by piece (`...Seen`); the metrics are made of
+those sums and of vectors ``[S]``. Names are those of the metric catalogue; all are tensors ``[]`` until
+`moments.floats` takes them from the device in one transfer.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
+from rljob_trainer.algorithms.moments import Metrics, Moments, floats
 from rljob_trainer.algorithms.rejection import LOG_RATIO_BOUND, Rejection, Verdict
-from rljob_trainer.algorithms.segments import Segments, masked_mean
+from rljob_trainer.algorithms.segments import Segments, kept_only, masked_mean
 from rljob_trainer.algorithms.weights import Weights
 
 _ROOT = "rollout_correction"
 
 
-def _floats(tensors: dict[str, Tensor]) -> dict[str, float]:
-    values = torch.stack([t.double() for t in tensors.values()]).tolist() if tensors else []
-    return dict(zip(tensors, values, strict=True))
+@dataclass(frozen=True, eq=False)
+class LogRatios:
+    """l of a piece of the batch and what else is made of it only once. Streams ``[tokens]``, 0 where masked."""
+
+    old: Tensor
+    log_ratio: Tensor
+    mask: Tensor
+    segments: Segments
+
+    @staticmethod
+    def of(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, segments: Segments) -> LogRatios:
+        log_ratio = old_log_probs - rollout_log_probs
+        return LogRatios(kept_only(old_log_probs, mask), kept_only(log_ratio, mask), mask, segments)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """``[S]`` int64: masked tokens."""
+        return self.segments.count(self.mask)
+
+    @cached_property
+    def clamped(self) -> Tensor:
+        return self.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+    @cached_property
+    def excess(self) -> Tensor:
+        """rho - 1 of the clamped l, exact near 1."""
+        return torch.expm1(self.clamped)
 
 
-def spread_of(name: str, values: Tensor, counted: Tensor) -> dict[str, Tensor]:
-    """mean, min, max and (population) std of the counted values; 0 when there is none."""
-    some = counted.any()
-    mean = masked_mean(values, counted)
-    deviation = masked_mean((values - mean).square(), counted).sqrt()
-    if values.numel() == 0:
-        return {f"{name}/{s}": mean for s in ("mean", "min", "max", "std")}
-    return {
-        f"{name}/mean": mean,
-        f"{name}/min": torch.where(some, torch.where(counted, values, torch.inf).amin(), 0),
-        f"{name}/max": torch.where(some, torch.where(counted, values, -torch.inf).amax(), 0),
-        f"{name}/std": deviation,
-    }
+@dataclass(frozen=True, eq=False)
+class DifferenceSeen:
+    """Sums for perplexities, KL and chi-square."""
+
+    counts: Tensor  # [S] int64
+    old: Tensor  # [S] float64, the sum of log pi_old
+    log_ratio: Tensor  # [S] float64, the sum of l
+    k3: Tensor  # []
+    chi2: Tensor  # []
+
+    @staticmethod
+    def of(here: LogRatios) -> DifferenceSeen:
+        excess = here.excess
+        return DifferenceSeen(
+            counts=here.counts,
+            old=here.segments.sum(here.old, dtype=torch.float64),
+            log_ratio=here.segments.sum(here.log_ratio, dtype=torch.float64),
+            k3=(excess - here.clamped).double().sum(),
+            chi2=torch.addcmul(2.0 * excess, excess, excess).double().sum(),
+        )
+
+    @property
+    def disagreement(self) -> Tensor:
+        """``[S]``: each sequence's abs(mean l), -1 where it has no token."""
+        return torch.where(self.counts > 0, (self.log_ratio / self.counts.clamp(min=1)).abs(), -1.0)
+
+    def metrics(self) -> Metrics:
+        present, tokens = self.counts > 0, self.counts.clamp(min=1)
+        total = self.counts.sum().clamp(min=1)
+        training, mean_ratio = -self.old / tokens, self.log_ratio / tokens
+        rollout = mean_ratio + training  # log-perplexities
+        whole = self.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        metrics = {
+            f"{_ROOT}/perplexity/training": masked_mean(training.exp(), present),
+            f"{_ROOT}/perplexity/rollout": masked_mean(rollout.exp(), present),
+            f"{_ROOT}/perplexity/ratio": masked_mean((-mean_ratio).exp(), present),
+            f"{_ROOT}/log_perplexity/training": masked_mean(training, present),
+            f"{_ROOT}/log_perplexity/rollout": masked_mean(rollout, present),
+            f"{_ROOT}/log_perplexity/absolute_difference": masked_mean(mean_ratio.abs(), present),
+            f"{_ROOT}/kl": -self.log_ratio.sum() / total,
+            f"{_ROOT}/k3_kl": self.k3 / total,
+            f"{_ROOT}/chi2_token": self.chi2 / total,
+            f"{_ROOT}/chi2_sequence": masked_mean(torch.expm1(2.0 * whole), present),
+        }
+        difference = Moments.of(-mean_ratio, present).metrics(f"{_ROOT}/log_perplexity/difference")
+        return metrics | {name: value for name, value in difference.items() if not name.endswith("/std")}
 
 
-def difference_metrics(
-    old: Tensor, log_ratio: Tensor, mask: Tensor, segments: Segments
-) -> tuple[dict[str, float], Tensor]:
-    """Perplexities of both policies, KL, chi-square; and each sequence's |mean l| ``[S]``, -1 where it has no token."""
-    present = segments.count(mask) > 0
-    mean_old, mean_ratio = segments.mean(old, mask), segments.mean(log_ratio, mask)
-    training, rollout = -mean_old, mean_ratio - mean_old  # log-perplexities
-    clamped = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    whole = segments.sum(log_ratio, mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    excess = torch.expm1(clamped)  # rho - 1, exact near 1
-    metrics = {
-        f"{_ROOT}/perplexity/training": masked_mean(training.exp(), present),
-        f"{_ROOT}/perplexity/rollout": masked_mean(rollout.exp(), present),
-        f"{_ROOT}/perplexity/ratio": masked_mean((training - rollout).exp(), present),
-        f"{_ROOT}/log_perplexity/training": masked_mean(training, present),
-        f"{_ROOT}/log_perplexity/rollout": masked_mean(rollout, present),
-        f"{_ROOT}/log_perplexity/absolute_difference": masked_mean(mean_ratio.abs(), present),
-        f"{_ROOT}/kl": masked_mean(-log_ratio, mask),
-        f"{_ROOT}/k3_kl": masked_mean(excess - clamped, mask),
-        f"{_ROOT}/chi2_token": masked_mean(excess * (excess + 2.0), mask),
-        f"{_ROOT}/chi2_sequence": masked_mean(torch.expm1(2.0 * whole.double()), present),
-    }
-    difference = spread_of(f"{_ROOT}/log_perplexity/difference", -mean_ratio, present)
-    metrics |= {name: value for name, value in difference.items() if not name.endswith("/std")}
-    return _floats(metrics), torch.where(present, mean_ratio.abs(), -1.0)
+@dataclass(frozen=True, eq=False)
+class WeightsSeen:
+    """Ratios before and weights after cutting, not normalised."""
+
+    counts: Tensor  # [S]
+    ratios: Tensor  # [S] a sequence's own, or the mean of its tokens'
+    weights: Tensor  # [S] the same
+    of_tokens: Moments
+    high: Tensor  # [] tokens above the upper bound
+    low: Tensor
+    zeroed: Tensor
+
+    @staticmethod
+    def of(here: LogRatios, ratio: Tensor, weights: Tensor, settings: Weights) -> WeightsSeen:
+        """``ratio`` and ``weights`` are ``[tokens]`` or ``[S]``, as the level says."""
+        by_sequence = settings.level == "sequence"
+        counts = here.counts
+        low = 1.0 / settings.high if settings.low is None else settings.low
+
+        def tokens(condition: Tensor) -> Tensor:
+            return (
+                torch.where(condition, counts, 0).sum() if by_sequence else torch.count_nonzero(condition & here.mask)
+            )
+
+        zeroed = tokens((ratio > settings.high) | (ratio < settings.low)) if settings.low is not None else counts.sum()
+        divisor = counts.clamp(min=1)
+        return WeightsSeen(
+            counts=counts,
+            ratios=ratio.double() if by_sequence else here.segments.sum(ratio, here.mask, torch.float64) / divisor,
+            weights=weights.double() if by_sequence else here.segments.sum(weights, here.mask, torch.float64) / divisor,
+            of_tokens=Moments.repeated(weights, counts) if by_sequence else Moments.of(weights, here.mask),
+            high=tokens(ratio > settings.high),
+            low=tokens(ratio < low),
+            zeroed=zeroed,
+        )
+
+    def divisor(self, settings: Weights) -> Tensor | None:
+        """``[]``: the mean weight, if weights are to be divided by it; 1 when all of them are zeroed."""
+        if not settings.normalize:
+            return None
+        present = self.counts > 0
+        mean = self.of_tokens.mean if settings.level == "token" else masked_mean(self.weights, present)
+        return torch.where(mean > 0, mean, 1.0)
+
+    def metrics(self, settings: Weights) -> Metrics:
+        root, divisor = f"{_ROOT}/weight", self.divisor(settings)
+        scale: Tensor | float = 1.0 if divisor is None else divisor
+        total = self.counts.sum().clamp(min=1)
+        metrics = self.of_tokens.metrics(root, scale)
+        metrics[f"{root}/fraction_high"] = self.high / total
+        metrics[f"{root}/fraction_low"] = self.low / total
+        metrics[f"{root}/effective_sample_size"] = self.of_tokens.effective_size
+        if settings.low is not None:
+            metrics[f"{root}/zeroed_ratio"] = self.zeroed / total
+        if divisor is not None:
+            metrics[f"{root}/normalization"] = divisor
+        low = 1.0 / settings.high if settings.low is None else settings.low
+        present, weights = self.counts > 0, self.weights / scale
+        metrics |= Moments.of(weights, present).metrics(f"{root}/sequence")
+        deviation = torch.where(present, (weights - 1.0).abs(), 0)
+        metrics[f"{root}/sequence/max_deviation"] = deviation.amax() if deviation.numel() else deviation.sum()
+        for name, condition in (("high", self.ratios > settings.high), ("low", self.ratios < low)):
+            metrics[f"{root}/sequence/fraction_{name}"] = masked_mean(condition.double(), present)
+        return metrics
 
 
-def effective_sample_size(weights: Tensor, counted: Tensor) -> Tensor:
-    """(mean w)^2 / mean w^2, in (0, 1]: the fraction of samples that count once reweighted; 1 if all weights are 0."""
-    square = masked_mean(weights.square(), counted)
-    return torch.where(square > 0, masked_mean(weights, counted).square() / square.clamp(min=1e-300), 1.0)
+@dataclass(frozen=True, eq=False)
+class RuleSeen:
+    """What a rejection rule saw, of tokens or of sequences."""
+
+    values: Moments
+    above: Tensor  # []
+    below: Tensor
+
+    @staticmethod
+    def of(here: LogRatios, rule: Rejection, verdict: Verdict) -> RuleSeen:
+        counted = here.mask if rule.over == "token" else here.counts > 0
+        above, below = torch.count_nonzero(verdict.above & counted), torch.count_nonzero(verdict.below & counted)
+        return RuleSeen(Moments.of(verdict.value, counted), above, below)
+
+    def metrics(self, rule: Rejection) -> Metrics:
+        root, counted = f"{_ROOT}/rejection/{rule.name}", self.values.count.clamp(min=1)
+        shares = {f"{root}/fraction_high": self.above / counted, f"{root}/fraction_low": self.below / counted}
+        return self.values.metrics(root) | shares
 
 
-def weight_metrics(
-    ratio: Tensor,
-    weights: Tensor,
-    counted: Tensor,
-    mask: Tensor,
-    segments: Segments,
-    settings: Weights,
-    divisor: Tensor | None,
-) -> dict[str, float]:
-    """``ratio`` before and ``weights`` after cutting, both ``[tokens]`` or ``[S]`` as the level says."""
-    root = f"{_ROOT}/weight"
-    low = 1.0 / settings.high if settings.low is None else settings.low
-    of_sequence = settings.level == "sequence"
-    per_token = torch.where(mask, segments.spread(weights), 0) if of_sequence else weights
-    metrics = spread_of(root, per_token, mask)
+@dataclass(frozen=True, eq=False)
+class LossSeen:
+    """What one rule, or all of them, left out."""
 
-    def share(condition: Tensor) -> Tensor:
-        """Of tokens, whatever the level."""
-        spread = segments.spread(condition) if of_sequence else condition
-        return masked_mean(spread.to(weights.dtype), mask)
+    tokens: Tensor  # []
+    sequences: Tensor  # [] those that lost a token
+    all_tokens: Tensor
+    all_sequences: Tensor
 
-    metrics[f"{root}/fraction_high"] = share(ratio > settings.high)
-    metrics[f"{root}/fraction_low"] = share(ratio < low)
-    metrics[f"{root}/effective_sample_size"] = effective_sample_size(per_token.double(), mask)
-    if settings.low is not None:
-        metrics[f"{root}/zeroed_ratio"] = share((ratio > settings.high) | (ratio < settings.low))
-    if divisor is not None:
-        metrics[f"{root}/normalization"] = divisor
+    @staticmethod
+    def of(here: LogRatios, out: Tensor) -> LossSeen:
+        """``out [tokens]``: masked tokens."""
+        lost = here.segments.count(out)
+        return LossSeen(lost.sum(), torch.count_nonzero(lost), here.counts.sum(), torch.count_nonzero(here.counts))
 
-    sequences = segments.count(mask) > 0
-    sequence_weights = weights if of_sequence else segments.mean(weights, mask)
-    sequence_ratios = ratio if of_sequence else segments.mean(ratio, mask)
-    metrics |= spread_of(f"{root}/sequence", sequence_weights, sequences)
-    deviation = torch.where(sequences, (sequence_weights - 1.0).abs(), 0)
-    metrics[f"{root}/sequence/max_deviation"] = deviation.amax() if deviation.numel() else deviation.sum()
-    for name, condition in (("high", sequence_ratios > settings.high), ("low", sequence_ratios < low)):
-        metrics[f"{root}/sequence/fraction_{name}"] = masked_mean(condition.to(weights.dtype), sequences)
-    return _floats(metrics)
-
-
-def rule_metrics(rule: Rejection, verdict: Verdict, out: Tensor, mask: Tensor, segments: Segments) -> dict[str, float]:
-    """What a rejection rule saw and did; ``out [tokens]`` are the masked tokens it leaves out."""
-    root = f"{_ROOT}/rejection/{rule.name}"
-    sequences = segments.count(mask) > 0
-    counted = mask if rule.over == "token" else sequences
-    dtype = verdict.value.dtype
-    metrics = spread_of(root, verdict.value, counted)
-    metrics[f"{root}/fraction_high"] = masked_mean(verdict.above.to(dtype), counted)
-    metrics[f"{root}/fraction_low"] = masked_mean(verdict.below.to(dtype), counted)
-    metrics[f"{root}/masked_ratio"] = masked_mean(out.to(dtype), mask)
-    metrics[f"{root}/masked_sequence_ratio"] = masked_mean((segments.count(out) > 0).to(dtype), sequences)
-    return _floats(metrics)
+    def metrics(self, rule: Rejection | None = None) -> Metrics:
+        root = f"{_ROOT}/rejection" if rule is None else f"{_ROOT}/rejection/{rule.name}"
+        return {
+            f"{root}/masked_ratio": self.tokens / self.all_tokens.clamp(min=1),
+            f"{root}/masked_sequence_ratio": self.sequences / self.all_sequences.clamp(min=1),
+        }
 
 
 @torch.no_grad()
@@ -135,13 +219,13 @@ def agreement_metrics(
     engine = torch.where(mask, engine_log_probs, 0).double()
     log_ratio = trainer - engine
     clamped = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    probability = spread_of("mismatch/probability", (trainer.exp() - engine.exp()).abs(), mask)
-    log_prob = spread_of("mismatch/log_prob", log_ratio.abs(), mask)
+    probability = Moments.of((trainer.exp() - engine.exp()).abs(), mask).metrics("mismatch/probability")
+    log_prob = Moments.of(log_ratio.abs(), mask).metrics("mismatch/log_prob")
     p = torch.where(mask, trainer.exp() - masked_mean(trainer.exp(), mask), 0)
     q = torch.where(mask, engine.exp() - masked_mean(engine.exp(), mask), 0)
     scale = (p.square().sum() * q.square().sum()).sqrt()
     whole = segments.sum(log_ratio, mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
-    return _floats(
+    return floats(
         {
             "mismatch/tokens": mask.sum(),
             "mismatch/log_prob/mean": log_prob["mismatch/log_prob/mean"],
@@ -151,6 +235,6 @@ def agreement_metrics(
             "mismatch/probability/std": probability["mismatch/probability/std"],
             "mismatch/correlation": torch.where(scale > 0, (p * q).sum() / scale.clamp(min=1e-300), 1.0),
             "mismatch/kl": masked_mean(torch.expm1(clamped) - clamped, mask),
-            "mismatch/effective_sample_size": effective_sample_size(whole, segments.count(mask) > 0),
+            "mismatch/effective_sample_size": Moments.of(whole, segments.count(mask) > 0).effective_size,
         }
     )

@@ -1,13 +1,15 @@
 """Discounted sums from the end of every sequence, without a loop over time.
 
-`y_t = x_t + decay * y_{t + 1}`: GAE and discounted returns are both this recurrence. The whole flat stream is scanned
-as if it were one sequence, in blocks of 64: inside a block the recurrence is a product with the triangular matrix of
-powers of `decay`; what flows from block to block is the same recurrence with `decay ** 64` over 64 times fewer
-elements. What flowed in from the sequence behind is taken off afterwards. All of it in float64: that leaves ten digits
+`y_t = x_t + decay * y_{t + 1}`: GAE and discounted returns are both this recurrence. A run of sequences is scanned as
+if it were one, in blocks of 16: inside a block the recurrence is a product with the triangular matrix of powers of
+`decay`; what flows from block to block is the same recurrence with `decay ** 16` over 16 times fewer elements. A second
+look at those few stops the flow from one sequence into the one before it. All of it in float64: that leaves ten digits
 however large the batch is, where float32 would lose digits with the length when the decay is near 1.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,7 +17,8 @@ from torch import Tensor
 from rljob_trainer.algorithms.kept import Kept
 from rljob_trainer.algorithms.segments import Segments
 
-BLOCK = 64
+BLOCK = 16
+WIDE_BLOCK = 64  # of the levels above, where the number of operations counts more than their size
 
 
 @torch.no_grad()
@@ -25,41 +28,94 @@ def discounted_sum(stream: Tensor, decay: float, segments: Segments, mask: Tenso
     ``decay`` is in [0, 1]. Tokens with mask False are skipped (they cost no discount) and get 0. Kept values must be
     finite: one that is not spoils its neighbours' sequences too.
     """
-    kept = Kept.of(mask, segments)
-    return kept.unpack(sums_to_the_end(kept.pack(stream), decay, kept.segments))
+    sums = torch.empty_like(stream)
+    for piece in segments.pieces:
+        kept = Kept.of(mask[piece.tokens], piece.segments)
+        grid = Grid.of(kept.segments, stream.device)
+        grid.stream.copy_(kept.pack(stream[piece.tokens]))
+        sums[piece.tokens] = kept.unpack(grid.sums_to_the_end(decay))
+    return sums
 
 
-@torch.no_grad()
-def sums_to_the_end(stream: Tensor, decay: float, segments: Segments) -> Tensor:
-    """The same of a packed stream ``[tokens]``, in which nothing is masked."""
-    if not 0.0 <= decay <= 1.0:
-        raise ValueError(f"a discount must be between 0 and 1, but is {decay}")
-    if decay == 0.0 or segments.tokens == 0:
-        return stream
-    sums = _flat(stream.double(), decay)
-    ends = segments.offsets[1:]
-    behind = torch.cat([sums, sums.new_zeros(1)]).index_select(0, ends)  # [S] what flowed in from the next sequence
-    if decay == 1.0:
-        sums -= segments.spread(behind)
-    else:
-        here = torch.arange(segments.tokens, dtype=torch.int32, device=ends.device)
-        distance = (segments.spread(ends.int()) - here).clamp_(max=segments.longest)
-        powers = torch.pow(decay, torch.arange(segments.longest + 1, dtype=torch.float64, device=ends.device))
-        sums.addcmul_(segments.spread(behind), powers.index_select(0, distance), value=-1.0)
-    return sums.to(stream.dtype)
+class Grid:
+    """A packed run of sequences as a float64 matrix of blocks, with at least one 0 behind the last token."""
+
+    def __init__(self, matrix: Tensor, segments: Segments) -> None:
+        self.matrix = matrix  # [blocks, BLOCK]
+        self.segments = segments
+
+    @staticmethod
+    def of(segments: Segments, device: torch.device) -> Grid:
+        """An uninitialised one: fill ``stream``."""
+        blocks = segments.tokens // BLOCK + 1
+        flat = torch.empty(blocks * BLOCK, dtype=torch.float64, device=device)
+        flat[segments.tokens :] = 0
+        return Grid(flat.view(blocks, BLOCK), segments)
+
+    @property
+    def stream(self) -> Tensor:
+        """``[tokens]`` float64, a view."""
+        return self.matrix.view(-1)[: self.segments.tokens]
+
+    def sums_to_the_end(self, decay: float) -> Tensor:
+        """``[tokens]`` float64: the discounted sums of ``stream``, which stays as it is."""
+        if not 0.0 <= decay <= 1.0:
+            raise ValueError(f"a discount must be between 0 and 1, but is {decay}")
+        if decay == 0.0 or self.segments.tokens == 0:
+            return self.stream
+        triangle, powers = _powers(decay, BLOCK, self.matrix.device)
+        local = self.matrix @ triangle
+        if len(self.segments) > 1:
+            self._stop_at_borders(local, decay, triangle, powers)
+        local.addcmul_(_entering(local, decay)[:, None], powers)
+        return local.view(-1)[: self.segments.tokens]
+
+    def _stop_at_borders(self, local: Tensor, decay: float, triangle: Tensor, powers: Tensor) -> None:
+        """Takes off, at the last token of each sequence, what will flow in from the first of the next one."""
+        offsets = self.segments.offsets
+        entering = _entering(local, decay)
+
+        def unbroken(at: Tensor) -> Tensor:
+            """The sums at some positions if all were one sequence."""
+            row, column = at // BLOCK, at % BLOCK
+            return local[row, column] + powers[column] * entering[row]
+
+        firsts = offsets[1:-1]
+        following = torch.searchsorted(offsets, firsts, right=True).clamp_(max=len(self.segments))
+        next_firsts = offsets[following]
+        gap = torch.pow(decay, (next_firsts - firsts).double())
+        sums = unbroken(firsts) - gap * unbroken(next_firsts)
+        # Where the sequence in front is empty this border is that sequence's own, too: counted once.
+        flow = torch.where(self.segments.lengths[:-1] > 0, -decay * sums, 0)
+        lasts = (firsts - 1).clamp(min=0)
+        local.index_add_(0, lasts // BLOCK, flow[:, None] * triangle[lasts % BLOCK])
+
+
+def _entering(local: Tensor, decay: float) -> Tensor:
+    """``[blocks]``: the sum at the first token behind each block."""
+    block = local.shape[1]
+    heads = _flat(local[:, 0], decay**block)
+    return torch.cat([heads[1:], heads.new_zeros(1)])
 
 
 def _flat(stream: Tensor, decay: float) -> Tensor:
     """The recurrence over one unbroken float64 stream ``[n]``."""
+    if decay == 0.0:
+        return stream
     count = stream.numel()
-    blocks = -(-count // BLOCK)
-    grid = torch.nn.functional.pad(stream, (0, blocks * BLOCK - count)).view(blocks, BLOCK)
-    exponents = torch.arange(BLOCK + 1, dtype=torch.float64, device=stream.device)
-    powers = torch.pow(decay, exponents)
-    distance = exponents[:BLOCK, None] - exponents[None, :BLOCK]  # [from, to]
-    local = grid @ torch.where(distance >= 0, torch.pow(decay, distance.clamp(min=0)), 0.0)
+    blocks = -(-count // WIDE_BLOCK)
+    grid = torch.nn.functional.pad(stream, (0, blocks * WIDE_BLOCK - count)).view(blocks, WIDE_BLOCK)
+    triangle, powers = _powers(decay, WIDE_BLOCK, stream.device)
+    local = grid @ triangle
     if blocks > 1:
-        heads = _flat(local[:, 0], decay**BLOCK) if decay**BLOCK > 0.0 else local[:, 0]
-        entering = torch.cat([heads[1:], heads.new_zeros(1)])
-        local.addcmul_(entering[:, None], powers[1:].flip(0)[None, :])
+        local.addcmul_(_entering(local, decay)[:, None], powers)
     return local.view(-1)[:count]
+
+
+@lru_cache(maxsize=64)
+def _powers(decay: float, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``[from, to]`` decay^(from - to), 0 above the diagonal; and ``[block]`` decay^(block - t) of what flows in."""
+    steps = torch.arange(block, dtype=torch.float64, device=device)
+    distance = steps[:, None] - steps[None, :]
+    triangle = torch.where(distance >= 0, torch.pow(decay, distance.clamp(min=0)), 0.0)
+    return triangle, torch.pow(decay, block - steps)

@@ -3,16 +3,49 @@
 Everything in this package is a stream `[tokens]` cut into S segments by `offsets [S + 1]`; no padding exists.
 A token whose mask is False takes no part in any result, whatever stands there (NaN included): functions select
 with `torch.where` before they compute. This file knows nothing about rewards or policies.
+
+A CPU is fast as long as what it works on stays in its cache: there, work without gradients goes through a long stream
+in `pieces`. A GPU gets all of it at once, and nothing here makes the host wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
+
+PIECE_TOKENS = 1 << 18
+"""Tokens that a CPU works on at a time: a few float64 vectors of them fit into its cache."""
+
+
+def all_kept(mask: Tensor) -> bool:
+    """Whether nothing is masked, as far as that can be told for nothing: False on a GPU, which would be waited for."""
+    return mask.device.type == "cpu" and bool(mask.numpy().all())
+
+
+def kept_only(stream: Tensor, mask: Tensor) -> Tensor:
+    """The stream with 0 wherever the mask is False; the stream itself where nothing is masked."""
+    return stream if all_kept(mask) else torch.where(mask, stream, 0)
+
+
+def parts(stream: Tensor) -> Iterator[slice]:
+    """Where to cut a stream whose tokens are worked on one by one."""
+    size = PIECE_TOKENS if stream.device.type == "cpu" else max(stream.numel(), 1)
+    for start in range(0, stream.numel(), size):
+        yield slice(start, min(start + size, stream.numel()))
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A run of whole sequences: which ones, where their tokens stand in the stream, and their own cuts."""
+
+    sequences: slice
+    tokens: slice
+    segments: Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,23 +90,63 @@ class Segments:
         """``[tokens]`` int64: 0, 1, 2 ... within each sequence."""
         return torch.arange(self.tokens, device=self.offsets.device) - self.spread(self.offsets[:-1])
 
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """Runs of whole sequences with about `PIECE_TOKENS` tokens (a longer sequence is one of its own); on a GPU one.
+
+        Work that does not look beyond a sequence can be done piece by piece.
+        """
+        count = len(self)
+        if self.offsets.device.type != "cpu" or self.tokens <= PIECE_TOKENS:
+            return [Piece(slice(0, count), slice(0, self.tokens), self)]
+        offsets = self.offsets.numpy()
+        found, first = [], 0
+        while first < count:
+            start = int(offsets[first])
+            last = max(int(np.searchsorted(offsets, start + PIECE_TOKENS, side="right")) - 1, first + 1)
+            end = int(offsets[last])
+            own = offsets[first : last + 1] - start
+            segments = Segments(torch.from_numpy(own), end - start, int(np.diff(own).max()))
+            found.append(Piece(slice(first, last), slice(start, end), segments))
+            first = last
+        return found
+
     def spread(self, per_sequence: Tensor) -> Tensor:
         """``[S]`` to ``[tokens]``: gives each token its sequence's value."""
+        if per_sequence.device.type == "cpu" and not per_sequence.requires_grad:
+            # torch would make an index of 8 bytes a token first.
+            return torch.from_numpy(np.repeat(per_sequence.numpy(), self.lengths.numpy()))
         return per_sequence.repeat_interleave(self.lengths, output_size=self.tokens)
 
-    def sum(self, stream: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``[S]``: the sum over each sequence's (masked) tokens; 0 where there is none. Adds up in float64."""
-        kept = stream if mask is None else torch.where(mask, stream, 0)
-        total = torch.segment_reduce(kept.double(), "sum", offsets=self.offsets, unsafe=True)
-        return total.to(stream.dtype)
+    def sum(self, stream: Tensor, mask: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """``[S]``: the sum over each sequence's (masked) tokens; 0 where there is none. Adds up in float64.
+
+        The result has the stream's dtype, if no other is asked for.
+        """
+        whole = mask is None or all_kept(mask)
+        # Gradients flow through one operation, not one a piece.
+        pieces = [Piece(slice(None), slice(None), self)] if stream.requires_grad else self.pieces
+        totals = []
+        for piece in pieces:
+            here = stream[piece.tokens]
+            if mask is not None and not whole:
+                here = torch.where(mask[piece.tokens], here, 0)
+            offsets = piece.segments.offsets
+            totals.append(torch.segment_reduce(here.double(), "sum", offsets=offsets, unsafe=True))
+        total = torch.cat(totals) if totals else stream.new_zeros(0, dtype=torch.float64)
+        return total.to(dtype or stream.dtype)
 
     def max(self, stream: Tensor, mask: Tensor | None = None) -> Tensor:
         """``[S]``: the largest (masked) value of each sequence; -inf where there is none."""
-        kept = stream if mask is None else torch.where(mask, stream, -torch.inf)
+        kept = stream if mask is None or all_kept(mask) else torch.where(mask, stream, -torch.inf)
         return torch.segment_reduce(kept, "max", offsets=self.offsets, unsafe=True, initial=-torch.inf)
 
     def count(self, mask: Tensor) -> Tensor:
         """``[S]`` int64: how many tokens of each sequence the mask keeps."""
+        if all_kept(mask):
+            return self.lengths
+        if len(self.pieces) > 1:
+            return torch.cat([p.segments.count(mask[p.tokens]) for p in self.pieces])
         running = torch.zeros(self.tokens + 1, dtype=torch.int32, device=mask.device)  # half the memory of int64
         torch.cumsum(mask, 0, out=running[1:])
         return running.index_select(0, self.offsets).diff().long()
@@ -91,19 +164,42 @@ class Segments:
 
 def masked_mean(stream: Tensor, mask: Tensor) -> Tensor:
     """The mean ``[]`` over all masked tokens; 0 if there is none."""
-    return torch.where(mask, stream, 0).sum() / mask.sum().clamp(min=1)
+    return kept_only(stream, mask).sum() / torch.count_nonzero(mask).clamp(min=1)
 
 
+@torch.no_grad()
 def whiten(stream: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) over all masked tokens; 0 where the mask is False.
 
-    The variance is unbiased (Bessel). A single token has variance 0, so its result is 0. Measured from the smallest
-    value, so that a stream whose tokens are all alike gives exactly 0 and not rounding noise over sqrt(epsilon).
+    The variance is unbiased (Bessel). A single token has variance 0, so its result is 0.
+    """
+    return whiten_(stream.clone(), mask, epsilon)
+
+
+@torch.no_grad()
+def whiten_(stream: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """`whiten` in the place of ``stream``, which is returned.
+
+    Measured from one of the values, so that a stream whose tokens are all alike gives exactly 0 and not rounding noise
+    over sqrt(epsilon).
     """
     if stream.numel() == 0:
         return stream
-    count = mask.sum()
-    shifted = torch.where(mask, stream - torch.where(mask, stream, torch.inf).amin(), 0)
-    centred = torch.where(mask, shifted - shifted.sum() / count.clamp(min=1), 0)
-    variance = centred.square().sum() / (count - 1).clamp(min=1)
-    return centred * torch.rsqrt(variance + epsilon)
+    whole = all_kept(mask)
+    count = torch.count_nonzero(mask)
+    anchor = stream[0 if whole else mask.to(torch.uint8).argmax()].double()
+    total, squares = torch.zeros_like(anchor), torch.zeros_like(anchor)
+    for part in parts(stream):
+        shifted = stream[part] - anchor if stream.dtype == torch.float64 else stream[part].double().sub_(anchor)
+        if not whole:
+            shifted = torch.where(mask[part], shifted, 0)
+        total += shifted.sum()
+        squares += torch.dot(shifted, shifted)
+    mean = total / count.clamp(min=1)
+    scale = torch.rsqrt((squares - total * mean).clamp(min=0) / (count - 1).clamp(min=1) + epsilon)
+    centre, scale = (anchor + mean).to(stream.dtype), scale.to(stream.dtype)
+    for part in parts(stream):
+        stream[part].sub_(centre).mul_(scale)
+        if not whole:
+            stream[part] = torch.where(mask[part], stream[part], 0)
+    return stream

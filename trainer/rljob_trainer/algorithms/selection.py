@@ -63,22 +63,22 @@ def resampled(
     scores: Tensor,
     generator: torch.Generator,
     *,
-    kind: Literal["pow", "max_min", "max_random"] = "pow",
+    kind: Literal["pow", "maxMin", "maxRandom"] = "pow",
     power: float = 2.0,
 ) -> Tensor:
     """``[S]`` int64: samples drawn with replacement, those with telling rewards more often (PF-PPO, arXiv 2409.06957).
 
-    Weights: pow |score|^power; max_min 1 for the batch's highest and lowest scores and 0 for the rest; max_random
+    Weights: pow |score|^power; maxMin 1 for the batch's highest and lowest scores and 0 for the rest; maxRandom
     0.4 for the highest and 0.1 for the rest. If all weights are 0 each sample is drawn alike.
     """
     if kind == "pow":
         weights = scores.double().abs() ** power
-    elif kind == "max_min":
+    elif kind == "maxMin":
         weights = ((scores == scores.max()) | (scores == scores.min())).double()
-    elif kind == "max_random":
+    elif kind == "maxRandom":
         weights = torch.where(scores == scores.max(), 0.4, 0.1).double()
     else:
-        raise ValueError(f"there is no resampling {kind!r}; choose one of: pow, max_min, max_random")
+        raise ValueError(f"there is no resampling {kind!r}; choose one of: pow, maxMin, maxRandom")
     if not bool((weights > 0).any()):
         weights = torch.ones_like(weights)
     return torch.multinomial(weights.to(generator.device), scores.numel(), replacement=True, generator=generator)

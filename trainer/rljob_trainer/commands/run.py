@@ -8,6 +8,7 @@ a second one ends at once.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from rljob_trainer.commands.job_file import add_job_arguments, read_job
@@ -24,6 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto (default): continue what the output folder holds; never: start anew, what is there is set aside; "
         "PATH: start from that checkpoint",
     )
+    parser.add_argument(
+        "--status-port",
+        type=int,
+        metavar="PORT",
+        help="serve status and metrics on this port of the loopback device (`rljob status http://127.0.0.1:PORT`)",
+    )
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="with --status-port: calls need its token, and may command"
+    )
     parser.add_argument("--plain", action="store_true", help="one line a step, also on a terminal")
 
 
@@ -34,9 +44,13 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from rljob_trainer.driver.run import RunOptions, run_job
+    from rljob_trainer.driver.service import Listening, read_token
     from rljob_trainer.telemetry.logs import logs_shown
     from rljob_trainer.telemetry.view import open_view
 
-    output = args.output or Path("runs") / job.metadata.name
+    options = RunOptions(args.output or Path("runs") / job.metadata.name, base, args.resume)
+    if args.status_port is not None:
+        token = None if args.token_file is None else read_token(args.token_file)
+        options = replace(options, listening=Listening(args.status_port, token=token))
     with open_view(plain=True if args.plain else None) as view, logs_shown(view, job.spec.logging.level):
-        return asyncio.run(run_job(job, RunOptions(output, base, args.resume), view)).exit_code
+        return asyncio.run(run_job(job, options, view)).exit_code

@@ -2,6 +2,7 @@
 
 Each line reads `path: what is wrong; what to do`. The exit code is 0 when all files are valid, else 2.
 Files and data that a job names are looked at too, unless --schema-only is given; relative paths start at the job file.
+Several files are several jobs, or with --merge one job and its overlays, as for rljob run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rljob_api import RLJob, Violation, check_text
+from rljob_api import JobInvalid, RLJob, Violation, check_text, read_overlay
 
 INVALID = 2
 
@@ -21,34 +22,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", help="check with this change; may be repeated"
     )
+    parser.add_argument("--merge", action="store_true", help="one job: lay the other files over the first, in order")
     parser.add_argument("--quiet", "-q", action="store_true", help="print nothing about valid files")
 
 
 def run(args: argparse.Namespace) -> int:
-    several = len(args.files) > 1
+    files, overlays = (args.files[:1], args.files[1:]) if args.merge else (args.files, [])
+    several = len(files) > 1
     invalid = 0
-    for file in args.files:
-        found = list(_violations(file, args.set, args.schema_only))
+    for file in files:
+        found = list(_violations(file, args.set, args.schema_only, overlays))
         for line, violation in found:
             named = not several or violation.path == file
             print("" if named else f"{file}:{line}: " if line else f"{file}: ", violation, sep="")
         if found:
             invalid += 1
         elif not args.quiet:
-            print(f"{file}: valid")
+            print(f"{' + '.join([file, *overlays])}: valid")
     return INVALID if invalid else 0
 
 
-def _violations(file: str, assignments: list[str], schema_only: bool) -> list[tuple[int | None, Violation]]:
-    """What is wrong with one file, with the line where that can be told."""
+def _violations(
+    file: str, assignments: list[str], schema_only: bool, overlays: list[str]
+) -> list[tuple[int | None, Violation]]:
+    """What is wrong with one file, overlays laid over it, with the line where that can be told."""
     try:
+        patches = [read_overlay(Path(overlay)) for overlay in overlays]
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except OSError as problem:
-        return [(None, Violation(file, f"cannot be read ({problem.strerror})", "check the path"))]
+        return [(None, Violation(str(problem.filename), f"cannot be read ({problem.strerror})", "check the path"))]
+    except JobInvalid as problem:
+        return [(None, violation) for violation in problem.violations]
     except UnicodeDecodeError as problem:
         return [(None, Violation(file, f"is not UTF-8 text (byte {problem.start})", "save it as UTF-8"))]
     found: list[tuple[int | None, Violation]] = []
-    for outcome in check_text(text, assignments):
+    for outcome in check_text(text, assignments, patches):
         violations = list(outcome.violations)
         if outcome.job is not None and not violations and not schema_only:
             violations = _preflight(outcome.job, file)

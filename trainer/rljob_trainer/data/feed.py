@@ -2,13 +2,15 @@
 
 All sources form one pool of rows. Each epoch visits every row once, in an order that is a pure function of
 (seed, epoch); the position is therefore all there is to remember, and a resumed feed goes on with exactly the
-prompt that came next. Rows are read and tokenised a block ahead of their use.
+prompt that came next. Rows are read and tokenised a block ahead of their use, by a thread of the feed's own: whoever
+asks for prompts mostly finds them ready.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -98,6 +100,9 @@ class PromptFeed:
         self._order = self._order_of(0)
         self._ahead: deque[EncodedPrompt | None] = deque()
         """Encoded rows from ``_position`` on; never part of the state."""
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="prompts")
+        self._coming: Future[list[EncodedPrompt | None]] | None = None
+        """The block behind those."""
 
     def __len__(self) -> int:
         """Rows per epoch, overlong ones included."""
@@ -136,7 +141,7 @@ class PromptFeed:
                 self._epoch, self._position = self._epoch + 1, 0
                 self._order = self._order_of(self._epoch)
             if not self._ahead:
-                self._read_ahead()
+                self._ahead.extend(self._next_block())
             source, row = self._locate(int(self._order[self._position]))
             encoded = self._ahead.popleft()
             self._position += 1
@@ -190,6 +195,7 @@ class PromptFeed:
         self.dropped, self.truncated = state["dropped"], state["truncated"]
         self._order = self._order_of(self._epoch)
         self._ahead.clear()
+        self._coming = None
 
     def _order_of(self, epoch: int) -> Int64Array:
         return permutation(len(self), self._seed, epoch) if self._shuffle else np.arange(len(self))
@@ -199,16 +205,25 @@ class PromptFeed:
         which = int(np.searchsorted(self._starts, index, side="right")) - 1
         return self._sources[which], index - int(self._starts[which])
 
-    def _read_ahead(self) -> None:
-        """Encodes the next block of this epoch, each source's rows together."""
-        block = [self._locate(int(i)) for i in self._order[self._position : self._position + BLOCK]]
+    def _next_block(self) -> list[EncodedPrompt | None]:
+        """The block at the present position; the one behind it begins to be read. Blocks end with the epoch."""
+        block, self._coming = self._coming, None
+        encoded = self._encode(self._position, self._order) if block is None else block.result()
+        behind = self._position + len(encoded)
+        if behind < len(self):
+            self._coming = self._reader.submit(self._encode, behind, self._order)
+        return encoded
+
+    def _encode(self, position: int, order: Int64Array) -> list[EncodedPrompt | None]:
+        """The rows from ``position`` of ``order`` on, each source's together."""
+        block = [self._locate(int(i)) for i in order[position : position + BLOCK]]
         encoded: list[EncodedPrompt | None] = [None] * len(block)
         for source in self._sources:
             places = [i for i, (owner, _) in enumerate(block) if owner is source]
             if places:
                 for i, prompt in zip(places, source.encode([block[i][1] for i in places]), strict=True):
                     encoded[i] = prompt
-        self._ahead.extend(encoded)
+        return encoded
 
 
 def validation_prompts(source: Source, limit: int | None = None) -> list[Prompt]:

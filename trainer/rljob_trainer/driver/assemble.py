@@ -11,9 +11,12 @@ from rljob_trainer.algorithms import advantage_estimators
 from rljob_trainer.checkpoint import CheckpointStore
 from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.tokenisation import load_tokenizer
-from rljob_trainer.driver.engines import Engines, engine_count, learner_options, start_engines
+from rljob_trainer.driver.engines import Engines, learner_options, start_engines
+from rljob_trainer.driver.fence import Fence
 from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
+from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.parts import Parts
+from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer, Publication, QuietPublication
 from rljob_trainer.driver.validating import Validator, held_out
 from rljob_trainer.errors import JobFileError
@@ -22,13 +25,15 @@ from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.models.materialise import materialise
 from rljob_trainer.pipeline.loop import Keep, keep_all
-from rljob_trainer.pipeline.schedule import ScheduleSettings
+from rljob_trainer.pipeline.shape import schedule_settings
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rollout.protocol import SamplingSettings
+from rljob_trainer.rollout.size import engine_count
 from rljob_trainer.samples import Group
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
+from rljob_trainer.telemetry.waits import Waits
 from rljob_trainer.training.step import TrainingStep
 
 if TYPE_CHECKING:
@@ -48,9 +53,9 @@ class Inputs:
     feed: PromptFeed
     validation: dict[str, list[Prompt]]
 
-    def decode(self, token_ids: list[int]) -> str:
-        """The text of a response, without special tokens."""
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+    def decode(self, token_ids: list[list[int]]) -> list[str]:
+        """The texts of responses, without special tokens."""
+        return self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
 
 
 def read_inputs(job: ResolvedJob, base: Path, model_folder: Path) -> Inputs:
@@ -73,22 +78,34 @@ async def assemble(
     inputs: Inputs,
     *,
     base: Path,
-    checkpoints: CheckpointStore,
+    ledger: Ledger,
+    fence: Fence,
+    checkpoints: CheckpointStore | None,
     sinks: Sinks,
     view: View,
     times: StageTimes,
+    waits: Waits,
     stack: AsyncExitStack,
+    by_role: bool = False,
 ) -> Parts:
-    """Starts reward workers, learner and engines (Ray must run). What was started is closed with ``stack``."""
+    """Starts reward workers, learner and engines (Ray must run). What was started is closed with ``stack``.
+
+    ``by_role``: Ray's nodes say in a label whether they are for ranks or engines.
+    """
     spec = job.spec
     rewards = await stack.enter_async_context(
         RewardPool(spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base])
     )
     rewards.check_sources([*inputs.feed.source_names, *inputs.validation])
-    learner = await LearnerGroup.start(LearnerSettings.from_job(job, inputs.model.path), learner_options(spec))
+    options = learner_options(spec, by_role)
+    with waits.wait("driver", f"{spec.trainer.ranks} learner ranks to start", options.start_seconds):
+        learner = await LearnerGroup.start(LearnerSettings.from_job(job, inputs.model.path), options)
     stack.push_async_callback(learner.close)
     trainer: PipelineTrainer | None = None
-    engines = await start_engines(job, inputs.model, learner, busy=lambda: trainer is not None and trainer.busy)
+    with waits.wait("driver", f"{engine_count(spec)} engines to start", float(spec.deadlines.start_seconds)):
+        engines = await start_engines(
+            job, inputs.model, learner, busy=lambda: trainer is not None and trainer.busy, by_role=by_role
+        )
     stack.push_async_callback(engines.close)
     sampling = training_sampling(spec, inputs)
     step = TrainingStep(
@@ -102,7 +119,9 @@ async def assemble(
         stage=times.stage,
         report=view.message,
     )
-    trainer = PipelineTrainer(step, publication_of(spec, engines), engines.turns)
+    trainer = PipelineTrainer(
+        step, publication_of(spec, engines, waits), engines.turns, undisturbed=engines.undisturbed
+    )
     generation = GenerationSettings(
         n=spec.batch.samples_per_prompt,
         sampling=sampling,
@@ -112,17 +131,21 @@ async def assemble(
     return Parts(
         job=job,
         feed=inputs.feed,
+        engines=engines,
         rollout=GroupRollout(engines.pool, rewards, inputs.decode, generation),
         learner=learner,
         step=step,
         trainer=trainer,
-        validator=validator_of(spec, inputs, engines, rewards, sampling),
+        validator=validator_of(spec, inputs, engines, rewards, sampling, waits),
         schedule=schedule_settings(spec),
+        ledger=ledger,
+        fence=fence,
         checkpoints=checkpoints,
         sinks=sinks,
         view=view,
         times=times,
-        devices=devices(spec),
+        speed=StepSpeed(times, devices(spec), spec.trainer.ranks, spec.batch.epochs, learner.facts),
+        waits=waits,
         keep=group_filter(spec),
         most_dropped=spec.algorithm.group_filter.max_batches * spec.batch.groups,
     )
@@ -143,28 +166,13 @@ def devices(spec: ResolvedSpec) -> int:
     return spec.trainer.ranks + engines
 
 
-def schedule_settings(spec: ResolvedSpec) -> ScheduleSettings:
-    """The pipeline's mode as what it comes down to (``pipeline/schedule.py``)."""
-    pipeline, batch = spec.pipeline, spec.batch
-    pull = batch.groups
-    if pipeline.mode == "fullyAsync":
-        pull = pipeline.require_batches * batch.mini_batch_groups
-    return ScheduleSettings(
-        groups_per_version=batch.groups,
-        groups_per_pull=pull,
-        max_age=pipeline.staleness.max_age,
-        fraction=pipeline.staleness.fraction,
-        ordered=pipeline.mode != "fullyAsync",
-    )
-
-
-def publication_of(spec: ResolvedSpec, engines: Engines) -> Publication:
+def publication_of(spec: ResolvedSpec, engines: Engines, waits: Waits) -> Publication:
     """What a publication does to running requests, where there can be any."""
     if spec.pipeline.mode == "sync" or spec.pipeline.partial_rollout == "keepCache":
         return engines.publication
     interrupt = spec.pipeline.partial_rollout == "recompute"
     wait = float(spec.deadlines.progress_seconds)
-    return QuietPublication(engines.publication, engines.pool, interrupt=interrupt, seconds=wait)
+    return QuietPublication(engines.publication, engines.pool, interrupt=interrupt, seconds=wait, waits=waits)
 
 
 def group_filter(spec: ResolvedSpec) -> Keep:
@@ -180,10 +188,24 @@ def group_filter(spec: ResolvedSpec) -> Keep:
 
 
 def validator_of(
-    spec: ResolvedSpec, inputs: Inputs, engines: Engines, rewards: RewardPool, training: SamplingSettings
+    spec: ResolvedSpec,
+    inputs: Inputs,
+    engines: Engines,
+    rewards: RewardPool,
+    training: SamplingSettings,
+    waits: Waits | None = None,
 ) -> Validator | None:
     """None when the job has no validation set."""
     if not inputs.validation:
         return None
     sets = [held_out(part, inputs.validation[part.name], training) for part in spec.data.validation]
-    return Validator(engines.pool, rewards, inputs.decode, sets, seed=spec.seed, bootstrap=spec.validation.bootstrap)
+    return Validator(
+        engines.pool,
+        rewards,
+        inputs.decode,
+        sets,
+        seed=spec.seed,
+        bootstrap=spec.validation.bootstrap,
+        waits=waits,
+        patience_seconds=float(spec.deadlines.progress_seconds),
+    )

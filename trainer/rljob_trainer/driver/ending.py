@@ -9,13 +9,16 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """``succeeded``: the job is done. ``stopped``: somebody asked for it; the same command continues."""
+    """``succeeded``: the job is done. ``stopped``: a signal asked for it; the same command continues. ``suspended``:
+    the operator asked for it; the next attempt continues."""
 
-    status: Literal["succeeded", "stopped"]
+    status: Literal["succeeded", "stopped", "suspended"]
     reason: str
     signal: signal.Signals | None = None
 
     @property
     def exit_code(self) -> int:
-        """0, or what a shell reports for the signal."""
+        """0, or 75 (try again) when suspended, or what a shell reports for the signal."""
+        if self.status == "suspended":
+            return 75
         return 0 if self.signal is None else 128 + self.signal

@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rljob_api import cluster
 from rljob_trainer.driver import colocated
+from rljob_trainer.driver.sizing import EngineCount
 from rljob_trainer.driver.training import Publication, Turns
 from rljob_trainer.learner.group import GroupOptions, LearnerGroup
 from rljob_trainer.learner.settings import LearnerSettings
@@ -22,14 +25,11 @@ from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.rollout.actor import EngineSpec
 from rljob_trainer.rollout.handle import RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.rollout.size import engine_count, max_concurrent
 from rljob_trainer.weights.publication import WeightPublication
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob, ResolvedSpec
-
-_TORCH_CONCURRENT = 512
-"""Requests that run at once in a torch engine, unless the job says otherwise: small models profit from wide batches."""
-_VLLM_CONCURRENT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,10 @@ class Engines:
     pool: RolloutPool
     publication: Publication
     turns: Turns | None = None
+    undisturbed: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+    """``async with undisturbed()``: inside, no weights are on their way."""
+    count: EngineCount | None = None
+    """Changes the number of engines while the run is under way; None where it is fixed."""
 
     async def close(self) -> None:
         await self.pool.close()
@@ -49,18 +53,27 @@ def inside_ranks(spec: ResolvedSpec) -> bool:
     return spec.placement == "colocated" and spec.rollout.engine == "torch"
 
 
-def engine_count(spec: ResolvedSpec) -> int:
-    """Colocated engines are as many as ranks."""
-    return spec.trainer.ranks if spec.placement == "colocated" else spec.rollout.replicas
+def on_nodes(role: str, by_role: bool) -> dict[str, Any]:
+    """Ray's options of an actor that belongs on the nodes of a role, where nodes have one."""
+    return {"label_selector": {cluster.ROLE_LABEL: role}} if by_role else {}
 
 
-def learner_options(spec: ResolvedSpec) -> GroupOptions:
-    """What Ray is asked for, for each rank. A device that is shared with an engine counts half."""
-    resources: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": dict(spec.trainer.env)}}
+def learner_options(spec: ResolvedSpec, by_role: bool = False) -> GroupOptions:
+    """What Ray is asked for, for each rank. A device that is shared with an engine counts half. ``by_role``: Ray's
+    nodes carry the label that says what they are for."""
+    resources: dict[str, Any] = {
+        "num_cpus": 1,
+        "runtime_env": {"env_vars": dict(spec.trainer.env)},
+        **on_nodes(cluster.TRAINER, by_role),
+    }
     if spec.trainer.gpus_per_replica:
         shared = spec.placement == "colocated" and not inside_ranks(spec)
         resources["num_gpus"] = 0.5 if shared else 1
-    return GroupOptions(resources=resources, call_seconds=float(spec.deadlines.progress_seconds))
+    return GroupOptions(
+        resources=resources,
+        start_seconds=float(spec.deadlines.start_seconds),
+        call_seconds=float(spec.deadlines.progress_seconds),
+    )
 
 
 def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> EngineSpec:
@@ -69,14 +82,13 @@ def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> En
     rollout = spec.rollout
     longest = max([rollout.max_response_tokens, *(v.sampling.max_response_tokens or 0 for v in spec.data.validation)])
     on_gpu = spec.trainer.gpus_per_replica if spec.placement == "colocated" else rollout.gpus_per_replica
-    default = _TORCH_CONCURRENT if rollout.engine == "torch" else _VLLM_CONCURRENT
     return EngineSpec(
         kind=rollout.engine,
         folder=str(model.path),
         dtype=LearnerSettings.from_job(job, model.path).dtype,
         device="cuda" if on_gpu else "cpu",
         max_context=min(model.context_length, spec.data.max_prompt_tokens + longest),
-        max_concurrent=rollout.max_concurrent or default,
+        max_concurrent=max_concurrent(rollout),
         version=version,
         tensor_parallel=rollout.parallelism.tensor,
         seed=spec.seed,
@@ -85,7 +97,7 @@ def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> En
 
 
 async def start_engines(
-    job: ResolvedJob, model: ModelFolder, learner: LearnerGroup, busy: Callable[[], bool]
+    job: ResolvedJob, model: ModelFolder, learner: LearnerGroup, busy: Callable[[], bool], *, by_role: bool = False
 ) -> Engines:
     """Starts the engines with the model folder's weights as version 0. ``busy``: the learner is changing its weights.
 
@@ -93,7 +105,7 @@ async def start_engines(
     """
     if inside_ranks(job.spec):
         return await _inside_ranks(job, model, learner)
-    return await start_pool(job, model, learner, busy)
+    return await start_pool(job, model, learner, busy, by_role=by_role)
 
 
 async def _inside_ranks(job: ResolvedJob, model: ModelFolder, learner: LearnerGroup) -> Engines:
@@ -113,11 +125,16 @@ def _beside(actor: Any) -> Callable[..., Any]:
 
 
 async def start_pool(
-    job: ResolvedJob, model: ModelFolder, learner: LearnerGroup | None, busy: Callable[[], bool]
+    job: ResolvedJob,
+    model: ModelFolder,
+    learner: LearnerGroup | None,
+    busy: Callable[[], bool],
+    *,
+    by_role: bool = False,
 ) -> Engines:
     """Engines in actors of their own. Without a learner (evaluation) they keep the folder's weights."""
     spec = job.spec
-    options = _engine_options(spec)
+    options = _engine_options(spec, by_role)
     built = engine_spec(job, model)
 
     async def start(name: str) -> RayEngine:
@@ -156,12 +173,21 @@ async def start_pool(
     except BaseException:
         await pool.close()
         raise
-    shared = spec.placement == "colocated" and spec.rollout.free_cache_engine and built.device == "cuda"
-    return Engines(pool, publication, SharedDevices(pool, learner) if shared else None)
+    between = publication.between
+    if spec.placement == "colocated":
+        shared = spec.rollout.free_cache_engine and built.device == "cuda"
+        return Engines(pool, publication, SharedDevices(pool, learner) if shared else None, between)
+    count = EngineCount(pool, len(names), start=start, bring_up=publication.bring_up, between=between)
+    return Engines(pool, publication, undisturbed=between, count=count)
 
 
-def _engine_options(spec: ResolvedSpec) -> dict[str, Any]:
-    options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": dict(spec.rollout.env)}}
+def _engine_options(spec: ResolvedSpec, by_role: bool) -> dict[str, Any]:
+    role = cluster.TRAINER if spec.placement == "colocated" else cluster.ROLLOUT
+    options: dict[str, Any] = {
+        "num_cpus": 1,
+        "runtime_env": {"env_vars": dict(spec.rollout.env)},
+        **on_nodes(role, by_role),
+    }
     if spec.placement == "colocated" and spec.trainer.gpus_per_replica:
         options["num_gpus"] = 0.5
     elif spec.rollout.gpus_per_replica:

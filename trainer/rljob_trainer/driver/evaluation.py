@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.driver.assemble import read_inputs, training_sampling, validator_of
-from rljob_trainer.driver.engines import engine_count, start_pool
+from rljob_trainer.driver.engines import start_pool
 from rljob_trainer.driver.finished import find_checkpoint, load_actor
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.rewards.pool import RewardPool
+from rljob_trainer.rollout.size import engine_count
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob

@@ -1,13 +1,8 @@
-"""The feed of one run: first the prompts that an earlier process had begun, then the data set's, with a look ahead.
-
-The look ahead tells at a step's boundary whether any prompt is left, so that the last step is known to be the last.
-It never shows in the state: a resumed run starts with the prompt that was looked at.
+"""The feed of one run with a look ahead, which tells at a step's boundary whether any prompt is left, so that the last
+step is known to be the last. It never shows in the state: a resumed run starts with the prompt that was looked at.
 """
 
 from __future__ import annotations
-
-from collections import deque
-from collections.abc import Sequence
 
 from rljob_trainer.pipeline.parts import Feed
 from rljob_trainer.samples import Prompt
@@ -16,36 +11,25 @@ from rljob_trainer.samples import Prompt
 class RunFeed:
     """A ``pipeline.parts.Feed`` over another one."""
 
-    def __init__(self, feed: Feed, again: Sequence[Prompt] = ()) -> None:
-        """``again``: prompts that were handed out before and not trained."""
+    def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._again = deque(again)
         self._peeked: Prompt | None = None
         self._state_before_peek: dict[str, object] | None = None
 
     def next(self) -> Prompt | None:
-        if self._again:
-            return self._again.popleft()
         if self._state_before_peek is not None:
             prompt, self._peeked, self._state_before_peek = self._peeked, None, None
             return prompt
         return self._feed.next()
 
     @property
-    def pending(self) -> list[Prompt]:
-        """Prompts of an earlier process that have not been asked again yet."""
-        return list(self._again)
-
-    @property
     def exhausted(self) -> bool:
         """Whether ``next`` would return None."""
-        if self._again:
-            return False
         if self._state_before_peek is None:
             self._state_before_peek = self._feed.state_dict()
             self._peeked = self._feed.next()
         return self._peeked is None
 
     def state_dict(self) -> dict[str, object]:
-        """The position behind the prompts that ``next`` has returned (those to be asked again are not part of it)."""
+        """The position behind the prompts that ``next`` has returned."""
         return self._feed.state_dict() if self._state_before_peek is None else self._state_before_peek

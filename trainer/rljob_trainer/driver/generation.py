@@ -7,15 +7,17 @@ resumed asks for the same samples again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
+from rljob_trainer.driver.unfinished import Begun
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
 
+_64_BITS = (1 << 64) - 1
 GREEDY_INDEX = 1 << 20
 """Sample index of a prompt's greedy response (remax): far above any samplesPerPrompt."""
 
@@ -32,6 +34,14 @@ class Pool(Protocol):
         """The results in the order of the requests."""
         ...
 
+    async def begun(self) -> list[GenerationRequest]:
+        """Every request that ``generate`` has not returned, with the tokens it has by now."""
+        ...
+
+    def waiting_for(self) -> str:
+        """One sentence: what is under way, and where the oldest request is."""
+        ...
+
 
 class Rewards(Protocol):
     """Scores all samples of a group, in their order."""
@@ -39,8 +49,8 @@ class Rewards(Protocol):
     async def score(self, group: Group) -> list[RewardResult]: ...
 
 
-Decode = Callable[[list[int]], str]
-"""Token ids to the text that rewards and people see, without special tokens."""
+Decode = Callable[[list[list[int]]], list[str]]
+"""Token ids of several responses to the texts that rewards and people see, without special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,10 @@ class GroupRollout:
         self._decode = decode
         self._settings = settings
         self._started: dict[int, float] = {}
+        self._made: dict[int, list[GenerationResult]] = {}
+        """Groups whose rewards are being computed."""
+        self.restored: dict[int, dict[int, Begun]] = {}
+        """What an earlier process had of prompts that will be asked again."""
         self._scoring = 0
 
     @property
@@ -75,14 +89,18 @@ class GroupRollout:
             return await self._run(prompt)
         finally:
             del self._started[prompt.ordinal]
+            self._made.pop(prompt.ordinal, None)
 
     async def _run(self, prompt: Prompt) -> Group:
         settings = self._settings
-        requests = [request_of(prompt, i, settings.sampling, settings.seed) for i in range(settings.n)]
+        requests = requests_of(prompt, range(settings.n), settings.sampling, settings.seed)
         if settings.greedy:
-            requests.append(request_of(prompt, GREEDY_INDEX, greedy(settings.sampling), settings.seed))
+            requests += requests_of(prompt, [GREEDY_INDEX], greedy(settings.sampling), settings.seed)
+        if begun := self.restored.pop(prompt.ordinal, None):
+            requests = [_with(request, begun.get(index_of(request))) for request in requests]
         results = await self._pool.generate(requests)
-        samples = [sample_of(i, result, self._decode) for i, result in enumerate(results)]
+        self._made[prompt.ordinal] = results
+        samples = samples_of(results, self._decode)
         self._scoring += 1
         try:
             rewards = await self._rewards.score(Group(prompt, samples))
@@ -95,6 +113,25 @@ class GroupRollout:
             group.greedy_score = rewards[-1].score
         return group
 
+    async def begun(self) -> dict[int, dict[int, Begun]]:
+        """What there is by now of groups that ``run`` has not returned, by ordinal and index of the sample."""
+        groups: dict[int, dict[int, Begun]] = {}
+        for request in await self._pool.begun():
+            ordinal, separator, index = request.request_id.partition("/")
+            if separator and ordinal.isdigit() and request.token_ids:
+                groups.setdefault(int(ordinal), {})[int(index)] = Begun(
+                    np.array(request.token_ids, np.int32),
+                    np.array(request.log_probs, np.float32),
+                    np.array(request.versions, np.int32),
+                )
+        for made_for, results in self._made.items():
+            groups[made_for] = {
+                _index(result.request_id): Begun(result.token_ids, result.log_probs, result.versions)
+                for result in results
+            }
+        # Those that are not asked yet are as an earlier process left them.
+        return {**self.restored, **groups}
+
     def waiting_for(self) -> str:
         if not self._started:
             return "no group is running"
@@ -104,13 +141,36 @@ class GroupRollout:
         return f"{len(self._started)} groups are running{scoring}; the oldest (prompt {oldest}) for {seconds:.0f} s"
 
 
-def request_of(prompt: Prompt, index: int, sampling: SamplingSettings, seed: int) -> GenerationRequest:
-    """The request of one sample."""
-    return GenerationRequest(
-        request_id=f"{prompt.ordinal}/{index}",
-        prompt_ids=prompt.token_ids,
-        sampling=sampling,
-        seed=sample_seed(seed, prompt.ordinal, index),
+def requests_of(
+    prompt: Prompt, indices: Iterable[int], sampling: SamplingSettings, seed: int, prefix: str = ""
+) -> list[GenerationRequest]:
+    """The requests of some of a prompt's samples; ``prefix`` begins their names."""
+    return [
+        GenerationRequest(
+            request_id=f"{prefix}{prompt.ordinal}/{index}", prompt_ids=prompt.token_ids, sampling=sampling, seed=own
+        )
+        for index, own in zip(indices, sample_seeds(seed, prompt.ordinal, indices), strict=True)
+    ]
+
+
+def index_of(request: GenerationRequest) -> int:
+    """The index of the sample that a request of ``request_of`` is for."""
+    return _index(request.request_id)
+
+
+def _index(request_id: str) -> int:
+    return int(request_id.partition("/")[2])
+
+
+def _with(request: GenerationRequest, begun: Begun | None) -> GenerationRequest:
+    """The request with the tokens that it has already."""
+    if begun is None:
+        return request
+    return replace(
+        request,
+        token_ids=tuple(begun.token_ids.tolist()),
+        log_probs=tuple(begun.log_probs.tolist()),
+        versions=tuple(begun.versions.tolist()),
     )
 
 
@@ -119,26 +179,32 @@ def greedy(sampling: SamplingSettings) -> SamplingSettings:
     return SamplingSettings(0.0, max_tokens=sampling.max_tokens, stop_token_ids=sampling.stop_token_ids)
 
 
-def sample_of(index: int, result: GenerationResult, decode: Decode) -> Sample:
-    """The sample that an engine's result is, with its text."""
-    return Sample(
-        index=index,
-        token_ids=result.token_ids,
-        log_probs=result.log_probs,
-        versions=result.versions,
-        mask=np.ones(len(result.token_ids), dtype=np.bool_),
-        finish=result.finish,
-        text=decode(result.token_ids.tolist()),
-    )
+def samples_of(results: Sequence[GenerationResult], decode: Decode) -> list[Sample]:
+    """The samples that an engine's results are, with their texts, counted from 0."""
+    texts = decode([result.token_ids.tolist() for result in results])
+    return [
+        Sample(
+            index=index,
+            token_ids=result.token_ids,
+            log_probs=result.log_probs,
+            versions=result.versions,
+            mask=np.ones(len(result.token_ids), dtype=np.bool_),
+            finish=result.finish,
+            text=text,
+        )
+        for index, (result, text) in enumerate(zip(results, texts, strict=True))
+    ]
 
 
-def sample_seed(seed: int, ordinal: int, index: int) -> int:
-    """63 bits that belong to one sample of one prompt of one job (three rounds of splitmix64)."""
-    mask = (1 << 64) - 1
-    state = seed
-    for part in (ordinal, index):
-        state = (state * 0x9E3779B97F4A7C15 + part + 1) & mask
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
-        state ^= state >> 31
-    return state >> 1
+def sample_seeds(seed: int, ordinal: int, indices: Iterable[int]) -> list[int]:
+    """63 bits that belong to one sample of one prompt of one job, for each index."""
+    begun = _mixed(seed, ordinal)
+    return [_mixed(begun, index) >> 1 for index in indices]
+
+
+def _mixed(state: int, part: int) -> int:
+    """A step of splitmix64 that takes in ``part``."""
+    state = (state * 0x9E3779B97F4A7C15 + part + 1) & _64_BITS
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _64_BITS
+    return state ^ (state >> 31)

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from types import TracebackType
 
+from rljob_trainer.driver import fence
 from rljob_trainer.errors import OutputError
 from rljob_trainer.telemetry import run_folder
 
@@ -69,6 +70,7 @@ class OutputFolder:
 
     @property
     def logs(self) -> Path:
+        """Log lines of attempts on a cluster; they stay whatever else is set aside."""
         return self.path / "logs"
 
     @property
@@ -77,7 +79,8 @@ class OutputFolder:
 
     def set_aside(self) -> Path | None:
         """Moves what an earlier run left into ``DIR/earlier-N`` and returns that folder; None when there is nothing."""
-        left = [p for p in self.path.iterdir() if p.name != _LOCK and not p.name.startswith("earlier-")]
+        kept = (_LOCK, self.logs.name, fence.FILE)
+        left = [p for p in self.path.iterdir() if p.name not in kept and not p.name.startswith("earlier-")]
         if not left:
             return None
         number = 1 + max((int(p.name.removeprefix("earlier-")) for p in self.path.glob("earlier-*")), default=0)

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rljob_trainer.driver.engines import Engines
+from rljob_trainer.driver.fence import Fence
+from rljob_trainer.driver.generation import GroupRollout
+from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.driver.validating import Validator
 from rljob_trainer.learner.protocol import Learner
 from rljob_trainer.pipeline.loop import Keep, Pipeline, keep_all
-from rljob_trainer.pipeline.parts import Rollout
 from rljob_trainer.pipeline.schedule import ScheduleSettings
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
+from rljob_trainer.telemetry.waits import Waits
 from rljob_trainer.training.step import TrainingStep
 
 if TYPE_CHECKING:
@@ -28,18 +33,22 @@ class Parts:
 
     job: ResolvedJob
     feed: PromptFeed
-    rollout: Rollout
+    engines: Engines
+    rollout: GroupRollout
     learner: Learner
     step: TrainingStep
     trainer: PipelineTrainer
     validator: Validator | None
     schedule: ScheduleSettings
-    checkpoints: CheckpointStore
+    ledger: Ledger
+    fence: Fence
+    checkpoints: CheckpointStore | None
+    """None: nothing survives the run."""
     sinks: Sinks
     view: View
     times: StageTimes
-    devices: int
-    """Of all pools together, for rates per device."""
+    speed: StepSpeed
+    waits: Waits
     keep: Keep = field(default=keep_all)
     most_dropped: int = 10_000
     """Groups that ``keep`` may drop before a batch is full."""

@@ -11,35 +11,52 @@ import asyncio
 import contextlib
 import datetime
 import logging
+import tempfile
+import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
+from rljob_api.status import STATUS_PATH, EndKind
 from rljob_trainer.checkpoint import CheckpointStore
 from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
+from rljob_trainer.driver.controls import Controls
 from rljob_trainer.driver.ending import Ending
-from rljob_trainer.driver.engines import engine_count, inside_ranks
+from rljob_trainer.driver.engines import inside_ranks
+from rljob_trainer.driver.fence import Fence
+from rljob_trainer.driver.ledger import FILE as LEDGER
+from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.driver.output import OutputFolder
 from rljob_trainer.driver.resuming import Start, where_to_start
+from rljob_trainer.driver.service import Answers, Listening, serving
 from rljob_trainer.driver.session import Session
-from rljob_trainer.driver.signals import StopRequest, listening
-from rljob_trainer.errors import RLJobError
+from rljob_trainer.driver.signals import StopRequest
+from rljob_trainer.driver.signals import listening as listening_to_signals
+from rljob_trainer.driver.standing import RunStanding
+from rljob_trainer.driver.steering import Steering
+from rljob_trainer.errors import OutputError, RLJobError
+from rljob_trainer.models.sharing import on_shared_storage
+from rljob_trainer.rollout.size import engine_count
 from rljob_trainer.telemetry import run_folder
 from rljob_trainer.telemetry.report import write_report
 from rljob_trainer.telemetry.sinks import Sinks, open_sinks
 from rljob_trainer.telemetry.summary import Outcome, Summary, ValidationHistory, describe_machine, package_versions
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.trackers import open_trackers
-from rljob_trainer.telemetry.view import JobSummary, View
+from rljob_trainer.telemetry.view import JobSummary, View, Views
+from rljob_trainer.telemetry.waits import Waits
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
 
 _log = logging.getLogger(__name__)
+
+_WATCH_SECONDS = 0.5
+_STATUS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +66,73 @@ class RunOptions:
     output: Path
     base: Path
     resume: str = "auto"
+    listening: Listening | None = None
+    """Where to serve status and commands; None: nowhere."""
+    attempt: int | None = None
+    """Number of this attempt; None: the one after the last."""
+    generation: int = 0
+    by_role: bool = False
+    """Whether ranks and engines are on other nodes, which say in a label what they are for."""
+    storage: Path | None = None
+    """Where the storage is mounted that all nodes share; None: everything is on one machine."""
+    keeps_state: bool = True
+    """Whether the output folder can be seen from all nodes and outlives them; else there are no checkpoints."""
 
 
 async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
     """Trains until the job is done or a signal asks to stop. Raises ``RLJobError`` with a message for the user."""
-    with OutputFolder(options.output) as output, listening() as stop:
+    with OutputFolder(options.output) as output, listening_to_signals() as stop:
         store = CheckpointStore(output.checkpoints, job.spec.checkpoint.keep)
+        fence = Fence.take(output.path, options.attempt)
         start = where_to_start(options.resume, output, store, view.message)
-        record = _Record(job, output, start)
-        try:
-            training = asyncio.create_task(_train(job, options, output, store, start, view, stop, record))
-            ending = await _unless_stopped_early(training, stop, record)
-        except BaseException as error:
-            record.write("failed", _described(error))
-            raise
-        record.write("succeeded" if ending.status == "succeeded" else "interrupted", ending.reason)
+        controls = _controls_of(job, options, fence.attempt, output.path, stop, view)
+        record = _Record(job, output, start, controls)
+        async with AsyncExitStack() as stack:
+            if options.listening is not None:
+                port = await stack.enter_async_context(serving(options.listening, _answers_of(controls)))
+                view.message(f"status: http://{options.listening.host}:{port}{STATUS_PATH}")
+            watching = asyncio.create_task(_watch(controls))
+            stack.callback(watching.cancel)
+            try:
+                training = asyncio.create_task(_train(job, options, output, store, fence, start, controls, record))
+                ending = await _unless_stopped_early(training, stop, record)
+            except BaseException as error:
+                controls.standing.ended("failed", _described(error), getattr(error, "exit_code", 1))
+                record.write("failed", _described(error))
+                raise
+            kind: EndKind = "failed" if ending.status == "stopped" else ending.status
+            controls.standing.ended(kind, ending.reason, ending.exit_code)
+            record.write("succeeded" if ending.status == "succeeded" else "interrupted", ending.reason)
         view.message(f"{ending.status}: {ending.reason}; report: {output.path / run_folder.REPORT}")
         return ending
+
+
+def _controls_of(
+    job: ResolvedJob, options: RunOptions, attempt: int, folder: Path, stop: StopRequest, view: View
+) -> Controls:
+    times, waits = StageTimes(), Waits()
+    steering = Steering(job.spec, stop, attempt=attempt, generation=options.generation)
+    standing = RunStanding(job, folder, steering, times, waits)
+    return Controls(Views([view, standing]), standing, steering, stop, times, waits)
+
+
+def _answers_of(controls: Controls) -> Answers:
+    return Answers(controls.standing.status, controls.standing.metrics, controls.steering.take)
+
+
+async def _watch(controls: Controls) -> None:
+    """Shows what is waited for, and keeps ``status.json`` fresh for `rljob status DIR`."""
+    written = -_STATUS_SECONDS
+    while True:
+        wait = controls.waits.latest
+        controls.view.waiting(None if wait is None else wait.sentence)
+        if time.monotonic() - written >= _STATUS_SECONDS:
+            written = time.monotonic()
+            try:
+                await controls.standing.write_aside()
+            except OutputError as error:
+                _log.warning("%s", error)
+        await asyncio.sleep(_WATCH_SECONDS)
 
 
 async def _unless_stopped_early(training: asyncio.Task[Ending], stop: StopRequest, record: _Record) -> Ending:
@@ -78,8 +145,8 @@ async def _unless_stopped_early(training: asyncio.Task[Ending], stop: StopReques
         training.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await training
-        number = stop.signal
-        return Ending("stopped", f"{number.name if number else 'a request'} before the first step", number)
+        status: Literal["stopped", "suspended"] = "suspended" if stop.suspended else "stopped"
+        return Ending(status, f"{stop.sentence} before the first step", stop.signal)
     finally:
         asked.cancel()
         training.cancel()
@@ -90,52 +157,78 @@ async def _train(
     options: RunOptions,
     output: OutputFolder,
     store: CheckpointStore,
+    fence: Fence,
     start: Start,
-    view: View,
-    stop: StopRequest,
+    controls: Controls,
     record: _Record,
 ) -> Ending:
     spec = job.spec
     with run_folder.writing(output.path):
         (output.path / run_folder.JOB).write_text(yaml.safe_dump(job.document(), sort_keys=False, allow_unicode=True))
     inputs = read_inputs(job, options.base, output.model)
+    if options.storage is not None:
+        target = output.model if options.keeps_state else None
+        inputs = replace(inputs, model=on_shared_storage(inputs.model, options.storage, target))
     output.point_to_model(inputs.model.path)
     record.model = f"{inputs.model.family}, {inputs.model.parameters / 1e6:.3g} M parameters"
     engines = 0 if inside_ranks(spec) else engine_count(spec)
-    times = StageTimes()
-    record.times = times
     async with AsyncExitStack() as stack:
-        view.start(_summary_of(job, inputs, output, start))
-        sinks = _open_sinks(job, output, start, view)
+        controls.view.start(_summary_of(job, inputs, output, start))
+        sinks = _open_sinks(job, output, start, controls.view)
         stack.callback(sinks.close)
+        ledger = Ledger(_ledger_path(options, output), fence.attempt)
+        stack.push_async_callback(ledger.close)
         stack.enter_context(ray_for_run(spec.trainer.ranks + engines))
-        stop.listen()
+        controls.stop.listen()
         parts = await assemble(
-            job, inputs, base=options.base, checkpoints=store, sinks=sinks, view=view, times=times, stack=stack
+            job,
+            inputs,
+            base=options.base,
+            checkpoints=store if options.keeps_state else None,
+            sinks=sinks,
+            view=controls.view,
+            times=controls.times,
+            waits=controls.waits,
+            stack=stack,
+            by_role=options.by_role,
+            ledger=ledger,
+            fence=fence,
         )
-        session = Session(parts, stop)
+        controls.standing.engines, controls.standing.ranks_ready = parts.engines, spec.trainer.ranks
+        session = Session(parts, controls)
         record.session = session
         return await session.run(start.checkpoint)
+
+
+def _ledger_path(options: RunOptions, output: OutputFolder) -> Path:
+    """SQLite wants a local disk; where the output folder is shared storage, checkpoints carry copies there."""
+    if options.storage is None:
+        return output.path / LEDGER
+    folder = Path(tempfile.gettempdir(), "rljob", output.path.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / LEDGER
 
 
 class _Record:
     """What is known about the run, for the files it leaves: also when it fails half-way."""
 
-    def __init__(self, job: ResolvedJob, output: OutputFolder, start: Start) -> None:
+    def __init__(self, job: ResolvedJob, output: OutputFolder, start: Start, controls: Controls) -> None:
         self.model = ""
         self.session: Session | None = None
-        self.times: StageTimes | None = None
+        self._controls = controls
         self._job = job
         self._output = output
         self._start = start
         self._began = datetime.datetime.now(datetime.UTC)
 
     def write(self, outcome: Outcome, reason: str) -> None:
-        """Summary, timeline and report. A folder that cannot be written is logged: the run's own error matters more."""
-        try:
-            self._write(outcome, reason)
-        except RLJobError as error:
-            _log.error("%s", error)
+        """Status, summary, timeline and report. A folder that cannot be written is logged: the run's own error matters
+        more."""
+        for write in (self._controls.standing.write, lambda: self._write(outcome, reason)):
+            try:
+                write()
+            except RLJobError as error:
+                _log.error("%s", error)
 
     def _write(self, outcome: Outcome, reason: str) -> None:
         folder, session = self._output.path, self.session
@@ -158,15 +251,14 @@ class _Record:
             samples=0 if totals is None else totals.samples,
             prompt_tokens=0 if totals is None else totals.tokens - totals.response_tokens,
             response_tokens=0 if totals is None else totals.response_tokens,
-            seconds_by_stage={} if self.times is None else self.times.exclusive_totals,
+            seconds_by_stage=self._controls.times.exclusive_totals,
             validation=ValidationHistory.read(folder).by_source(),
             checkpoint=None if checkpoint is None else str(checkpoint.path),
             report=str(folder / run_folder.REPORT),
             packages=package_versions(),
             machine=describe_machine(),
         ).write(folder)
-        if self.times is not None:
-            self.times.trace.write(folder / run_folder.TIMELINE)
+        self._controls.times.trace.write(folder / run_folder.TIMELINE)
         write_report(folder)
 
 

@@ -11,24 +11,29 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
 
 from rljob_trainer.checkpoint import Checkpoint
+from rljob_trainer.driver import ledger, unfinished
+from rljob_trainer.driver.controls import Controls
 from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.feeding import RunFeed
 from rljob_trainer.driver.parts import Parts
-from rljob_trainer.driver.signals import StopRequest
+from rljob_trainer.driver.step_speed import all_tokens
 from rljob_trainer.driver.stopping import Progress, reason_to_stop
+from rljob_trainer.driver.unfinished import Begun
 from rljob_trainer.driver.validating import ValidationResult, sample_rows
-from rljob_trainer.errors import CheckpointError
+from rljob_trainer.errors import CheckpointError, DeadlineError, EngineError
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
-from rljob_trainer.pipeline.schedule import Schedule
-from rljob_trainer.samples import Group, Prompt
-from rljob_trainer.telemetry.speed import throughput_metrics, timing_metrics
+from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
+from rljob_trainer.samples import Prompt
 from rljob_trainer.telemetry.view import StepRecord as ShownStep
 
+_COLLECT_SECONDS = 2.0
+"""How long engines may take, then, to hand over what their requests have so far."""
 GRACE_SECONDS = 6.0
 """How long an update that is under way may take after a request to stop; the rest of ten seconds is for saving."""
 
@@ -54,14 +59,19 @@ class Totals:
 class Session:
     """Trains until the job is done or somebody asks to stop. Use ``run`` once."""
 
-    def __init__(self, parts: Parts, stop: StopRequest) -> None:
+    def __init__(self, parts: Parts, controls: Controls) -> None:
         self.parts = parts
         self.totals = Totals()
         self.checkpoint: Checkpoint | None = None
-        self._stop = stop
+        self._controls = controls
+        self._stop = controls.stop
         self._reason = "the data is exhausted"
         self._feed = RunFeed(parts.feed)
         self._boundary: dict[str, Any] = {}
+        self._restored: list[tuple[Prompt, int]] = []
+        self._restored_size = parts.schedule.groups_per_version
+        self._begun: dict[int, dict[int, Begun]] | None = None
+        parts.trainer.announce = self._announce
         self._unwritten: tuple[int, dict[str, float]] | None = None
         self._pipeline: Pipeline | None = None
         self._step_began = time.monotonic()
@@ -73,7 +83,7 @@ class Session:
         if restored is not None:
             await self._restore(restored)
         else:
-            self._boundary = self._state([])
+            self._boundary = self._state()
         if self.totals.step == 0 and self.parts.job.spec.validation.at_start:
             await self._validate_at_start()
         stopped = await self._train()
@@ -87,42 +97,51 @@ class Session:
         if reason := reason_to_stop(spec.stop, self._progress(None)):
             self._reason = reason
             return None
+        schedule = self._schedule()
         self._pipeline = Pipeline(
             self._feed,
             parts.rollout,
             parts.trainer,
-            Schedule(parts.schedule, self.totals.version),
+            schedule,
             after_step=self._after_step,
             keep=parts.keep,
             most_dropped=parts.most_dropped,
             stage=parts.times.stage,
+            waits=parts.waits,
+            journal=parts.ledger,
+            restored=[prompt for prompt, _ in self._restored],
             sample_deadline_seconds=spec.deadlines.progress_seconds,
         )
+        steering = self._controls.steering
+        steering.schedule, steering.engines, steering.record = schedule, parts.engines.count, parts.ledger.command
+        steering.fulfil()
         self._step_began = time.monotonic()
         training = asyncio.create_task(self._pipeline.run(self.totals.step + 1))
-        asked = asyncio.create_task(self._stop.asked.wait())
-        watching = asyncio.create_task(self._watch())
+        beside: list[asyncio.Task[Any]] = [asyncio.create_task(self._stop.asked.wait())]
+        if parts.engines.count is not None:
+            beside.append(asyncio.create_task(parts.engines.count.run()))
         try:
-            await asyncio.wait({training, asked}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({training, *beside}, return_when=asyncio.FIRST_COMPLETED)
             if not training.done() and parts.trainer.busy:
-                await asyncio.wait({training}, timeout=GRACE_SECONDS)
+                # A signal gives ten seconds; the operator waits for the step that is under way.
+                patience = float(spec.deadlines.progress_seconds) if self._stop.suspended else GRACE_SECONDS
+                await asyncio.wait({training}, timeout=patience)
             if not training.done():
+                # With the pipeline goes what its groups have so far.
+                self._begun = await self._begun_at_the_end()
                 training.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await training
         finally:
-            for task in (training, asked, watching):
+            for task in (training, *beside):
                 task.cancel()
+            for left in await asyncio.gather(*beside, return_exceptions=True):
+                if isinstance(left, Exception):
+                    raise left
         if self._stop:
-            number = self._stop.signal
-            return Ending("stopped", f"{number.name if number else 'a request'} at step {self.totals.step}", number)
+            status: Literal["stopped", "suspended"] = "suspended" if self._stop.suspended else "stopped"
+            return Ending(status, f"{self._stop.sentence} at step {self.totals.step}", self._stop.signal)
         return None
-
-    async def _watch(self) -> None:
-        """Shows what the trainer waits for."""
-        while True:
-            self.parts.view.waiting(self._pipeline.waiting if self._pipeline else None)
-            await asyncio.sleep(0.5)
 
     # --- a step's boundary
 
@@ -133,7 +152,8 @@ class Session:
         assert pipeline is not None
         metrics = dict(record.metrics) | parts.pipeline_metrics(pipeline)
         self._unwritten = (record.step, metrics)
-        self._boundary = self._state(pipeline.open_prompts)
+        self._boundary = self._state()
+        parts.ledger.write()
         if self._is_due(spec.logging.samples_every, record.step):
             parts.sinks.samples(record.step, sample_rows(record.groups, spec.logging.samples_per_write))
         reason = reason_to_stop(spec.stop, self._progress(None))
@@ -144,9 +164,11 @@ class Session:
             due = reason is not None or self._is_due(spec.validation.every, record.step)
             reward = await self._validate(record.step, metrics) if due else None
         reason = reason or reason_to_stop(spec.stop, self._progress(reward))
-        if reason is not None or self._is_due(spec.checkpoint.every_steps, record.step):
+        if reason is not None or self._stop or self._is_due(spec.checkpoint.every_steps, record.step):
             await self._checkpoint_boundary()
-        metrics |= self._speed(record)
+        now = time.monotonic()
+        seconds, self._step_began = now - self._step_began, now
+        metrics |= parts.speed.of(record.groups, metrics, seconds)
         self._write()
         self._reason = reason or self._reason
         return reason is None and not self._stop
@@ -156,26 +178,10 @@ class Session:
         totals.step, totals.version = record.step, record.version
         totals.groups += len(record.groups)
         totals.samples += sum(len(group.samples) for group in record.groups)
-        totals.tokens += sum(_tokens(group) for group in record.groups)
+        totals.tokens += sum(all_tokens(group) for group in record.groups)
         totals.response_tokens += sum(len(s.token_ids) for group in record.groups for s in group.samples)
         now = time.monotonic()
         totals.seconds += now - self._step_began
-
-    def _speed(self, record: StepRecord) -> dict[str, float]:
-        """Times and rates of the step that ends here; the next begins."""
-        now = time.monotonic()
-        seconds, self._step_began = now - self._step_began, now
-        response = sum(len(s.token_ids) for group in record.groups for s in group.samples)
-        tokens = sum(_tokens(group) for group in record.groups)
-        lap = self.parts.times.lap() | {"step": seconds}
-        trained_seconds = max(1e-9, seconds - lap.get("validation", 0.0) - lap.get("checkpoint", 0.0))
-        return timing_metrics(lap, all_tokens=tokens, response_tokens=response) | throughput_metrics(
-            step_seconds=trained_seconds,
-            prompt_tokens=tokens - response,
-            response_tokens=response,
-            samples=sum(len(group.samples) for group in record.groups),
-            devices=self.parts.devices,
-        )
 
     def _write(self) -> None:
         """Hands the step that just ended to sinks and view."""
@@ -229,14 +235,62 @@ class Session:
 
     # --- state
 
-    def _state(self, open_prompts: list[Prompt]) -> dict[str, Any]:
-        """Everything but the learner's part, as plain data."""
+    def _state(self) -> dict[str, Any]:
+        """Everything but the learner's part and the tokens of open groups, as plain data."""
         return {
             **asdict(self.totals),
             "feed": self._feed.state_dict(),
-            "again": [[p.ordinal, p.epoch, p.source, p.row] for p in [*open_prompts, *self._feed.pending]],
+            "open": [[p.ordinal, p.epoch, p.source, p.row, deadline] for p, deadline in self._open()],
+            "groups_per_version": self._schedule_settings().groups_per_version,
             "training": self.parts.step.state_dict(),
         }
+
+    def _schedule(self) -> Schedule:
+        """The schedule, with the groups that an earlier process left open under its own size of a version."""
+        settings = self.parts.schedule
+        if not self._restored:
+            return Schedule(settings, self.totals.version)
+        # Another size of a pull cannot be brought about step by step; the bound then holds for what comes.
+        size = settings.groups_per_version if self._restored_size % settings.groups_per_pull else self._restored_size
+        schedule = Schedule(replace(settings, groups_per_version=size), self.totals.version)
+        for prompt, deadline in self._restored:
+            schedule.restored(prompt.ordinal, deadline)
+        if size != settings.groups_per_version:
+            schedule.change(groups_per_version=settings.groups_per_version)
+        return schedule
+
+    def _schedule_settings(self) -> ScheduleSettings:
+        return self.parts.schedule if self._pipeline is None else self._pipeline.schedule.settings
+
+    def _open(self) -> list[tuple[Prompt, int]]:
+        """Prompts that were handed out and are neither trained nor dropped, with their deadlines."""
+        pipeline = self._pipeline
+        if pipeline is None:
+            return self._restored
+        return [(prompt, pipeline.schedule.deadline(prompt.ordinal)) for prompt in pipeline.open_prompts]
+
+    async def _begun_at_the_end(self) -> dict[int, dict[int, Begun]]:
+        """The same, from engines that may not answer: what cannot be had soon is made again."""
+        try:
+            async with asyncio.timeout(_COLLECT_SECONDS):
+                return await self._begun_groups()
+        except (TimeoutError, EngineError, DeadlineError) as error:
+            self.parts.view.message(f"tokens of running samples are lost ({error or 'no answer'}): they are made again")
+            return {}
+
+    async def _begun_groups(self) -> dict[int, dict[int, Begun]]:
+        """The tokens of all open groups, finished or not."""
+        begun = await self.parts.rollout.begun()
+        for group in [] if self._pipeline is None else self._pipeline.finished_groups:
+            begun[group.prompt.ordinal] = {
+                sample.index: Begun(sample.token_ids, sample.log_probs, sample.versions) for sample in group.samples
+            }
+        return begun
+
+    async def _announce(self, version: int) -> None:
+        """Before a publication: this attempt is still the newest, and the number is used from now on."""
+        await asyncio.to_thread(self.parts.fence.announce, version)
+        await self.parts.ledger.announce(version, self.totals.step)
 
     async def _restore(self, checkpoint: Checkpoint) -> None:
         state: dict[str, Any] = checkpoint.driver_state()
@@ -244,23 +298,39 @@ class Session:
             self.totals = Totals.of(state)
             self.parts.feed.load_state_dict(state["feed"])
             self.parts.step.load_state_dict(state["training"])
-            again = state["again"]
+            opened, size = state["open"], int(state["groups_per_version"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint {checkpoint.path} was written by another version: {error!r}") from error
-        self._feed = RunFeed(
-            self.parts.feed,
-            [
-                self.parts.feed.prompt_at(ordinal=ordinal, epoch=epoch, source=source, row=row)
-                for ordinal, epoch, source, row in again
-            ],
+        self._feed = RunFeed(self.parts.feed)
+        # Versions that were published after the checkpoint are gone, and their numbers with them.
+        used = await self.parts.ledger.roll_back(
+            checkpoint.path / ledger.FILE,
+            step=self.totals.step,
+            next_ordinal=int(state["feed"]["ordinal"]),
+            again=[ordinal for ordinal, *_ in opened],
         )
-        self._boundary = state
+        if self.parts.ledger.fresh:  # the one of the last attempt was lost with its node
+            used = max(used, self.parts.fence.versions)
+        before = self.totals.version
+        if used > before:
+            self.totals.version = used + 1
+        later = self.totals.version - before
+        self._restored = [
+            (self.parts.feed.prompt_at(ordinal=ordinal, epoch=epoch, source=source, row=row), deadline + later)
+            for ordinal, epoch, source, row, deadline in opened
+        ]
+        self.parts.rollout.restored = unfinished.read(checkpoint.path, versions_later=later)
+        self._restored_size = size
+        self._boundary = self._state()
         self.checkpoint = checkpoint
+        self._controls.standing.checkpointed(checkpoint, self.totals.version)
         await self.parts.learner.load(checkpoint.learner)
         await self.parts.trainer.publish(self.totals.version)
 
     async def _checkpoint_boundary(self) -> None:
         """Saves the last boundary, unless it is saved already or an unfinished update has gone beyond it."""
+        if self.parts.checkpoints is None:
+            return
         step = int(self._boundary["step"])
         saved = 0 if self.checkpoint is None else self.checkpoint.step
         if step == saved:
@@ -271,9 +341,15 @@ class Session:
             )
             return
         with self.parts.times.stage("checkpoint"):
-            self.checkpoint = await self.parts.checkpoints.write(step, self._boundary, self.parts.learner.save)
+            self.checkpoint = await self.parts.checkpoints.write(
+                step, self._boundary, self.parts.learner.save, self._save_groups, self.parts.fence.check
+            )
+        self._controls.standing.checkpointed(self.checkpoint, int(self._boundary["version"]))
 
-
-def _tokens(group: Group) -> int:
-    """Prompt and response tokens of all samples."""
-    return sum(len(group.prompt.token_ids) + len(s.token_ids) for s in group.samples)
+    async def _save_groups(self, folder: Path) -> None:
+        """The checkpoint's part of open groups and of the ledger."""
+        begun = self._begun if self._begun is not None else await self._begun_groups()
+        opened = {ordinal for ordinal, *_ in self._boundary["open"]}
+        kept = {ordinal: group for ordinal, group in begun.items() if ordinal in opened}
+        await asyncio.to_thread(unfinished.write, kept, folder)
+        await self.parts.ledger.snapshot(folder / ledger.FILE)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a wish to stop, which the run fulfils at the next safe point.
+"""SIGINT, SIGTERM and the operator's suspend as a wish to stop, which the run fulfils at the next safe point.
 
 The first signal asks; a second one within the grace period ends the process at once (the last checkpoint remains).
 """
@@ -20,6 +20,8 @@ class StopRequest:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.signal: signal.Signals | None = None
+        self.suspended = False
+        """Whether the operator asked, which can wait for an update that is under way."""
 
     def listen(self) -> None:
         """Takes the signals from whoever handles them now: Ray, for one, installs a handler that ends the process."""
@@ -29,10 +31,22 @@ class StopRequest:
 
     def ask(self, number: int) -> None:
         """What a signal does."""
-        if self.asked.is_set():
+        if self.signal is not None:
             os._exit(128 + number)
         self.signal = signal.Signals(number)
+        self.suspended = False
         self.asked.set()
+
+    def suspend(self) -> None:
+        """What the operator's command does; more than once is the same as once."""
+        if not self.asked.is_set():
+            self.suspended = True
+            self.asked.set()
+
+    @property
+    def sentence(self) -> str:
+        """Who asked."""
+        return "suspended" if self.suspended else self.signal.name if self.signal else "a request"
 
     def __bool__(self) -> bool:
         return self.asked.is_set()

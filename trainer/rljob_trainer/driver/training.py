@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Protocol
 
 from rljob_trainer.samples import Group
+from rljob_trainer.telemetry.waits import Waits
 from rljob_trainer.training.step import TrainingStep
 
 
@@ -24,6 +26,8 @@ class Pausing(Protocol):
 
     async def wait_idle(self, seconds: float) -> None: ...
 
+    def waiting_for(self) -> str: ...
+
     def resume(self) -> None: ...
 
 
@@ -31,8 +35,11 @@ class QuietPublication:
     """A publication to engines that have nothing in hand: running requests finish first, or are interrupted and go on
     from the tokens they have, under the new weights."""
 
-    def __init__(self, publication: Publication, pool: Pausing, *, interrupt: bool, seconds: float) -> None:
+    def __init__(
+        self, publication: Publication, pool: Pausing, *, interrupt: bool, seconds: float, waits: Waits | None = None
+    ) -> None:
         """``seconds``: how long running requests may take to finish."""
+        self._waits = waits or Waits()
         self._publication = publication
         self._pool = pool
         self._interrupt = interrupt
@@ -41,7 +48,9 @@ class QuietPublication:
     async def publish(self, version: int) -> dict[str, float]:
         await self._pool.pause(interrupt=self._interrupt)
         try:
-            await self._pool.wait_idle(self._seconds)
+            reason = lambda: f"running requests to finish before the publication; {self._pool.waiting_for()}"  # noqa: E731
+            with self._waits.wait("trainer", reason, self._seconds):
+                await self._pool.wait_idle(self._seconds)
             return await self._publication.publish(version)
         finally:
             self._pool.resume()
@@ -64,7 +73,18 @@ class Turns(Protocol):
 class PipelineTrainer:
     """What the pipeline calls to train and to publish."""
 
-    def __init__(self, step: TrainingStep, publication: Publication, turns: Turns | None = None) -> None:
+    def __init__(
+        self,
+        step: TrainingStep,
+        publication: Publication,
+        turns: Turns | None = None,
+        *,
+        undisturbed: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+    ) -> None:
+        """``undisturbed()`` waits until no engine that joins is being sent the present weights."""
+        self._undisturbed = undisturbed
+        self.announce: Callable[[int], Awaitable[None]] = _to_nobody
+        """Called with each version before it is published; raises when this driver must not publish any more."""
         self.busy = False
         """Whether the learner's weights are being changed, so that they belong to no boundary."""
         self._step = step
@@ -73,12 +93,14 @@ class PipelineTrainer:
 
     async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
         # Stays busy when it is cancelled half-way: what the weights then are, nobody knows.
-        self.busy = True
+        async with self._undisturbed():
+            self.busy = True
         if self._turns is not None:
             await self._turns.to_learner()
         return await self._step.run(groups, number=step, version=version)
 
     async def publish(self, version: int) -> dict[str, float]:
+        await self.announce(version)
         if self._turns is not None:
             await self._turns.to_engines()
         metrics = await self._publication.publish(version)
@@ -86,3 +108,7 @@ class PipelineTrainer:
             await self._turns.published()
         self.busy = False
         return metrics
+
+
+async def _to_nobody(version: int) -> None:
+    """Nobody follows the versions."""

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rljob_api.spec.data import ValidationSet
-from rljob_trainer.driver.generation import Decode, Pool, Rewards, request_of, sample_of
+from rljob_trainer.driver.generation import Decode, Pool, Rewards, requests_of, samples_of
+from rljob_trainer.errors import DeadlineError
 from rljob_trainer.rollout.protocol import SamplingSettings
 from rljob_trainer.samples import Group, Prompt
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.telemetry.run_folder import SampleRow
+from rljob_trainer.telemetry.waits import Waits
 from rljob_trainer.validation import summarise
 
 _SEED_OFFSET = 0x5EED
@@ -67,16 +69,43 @@ class Validator:
         *,
         seed: int,
         bootstrap: int,
+        waits: Waits | None = None,
+        patience_seconds: float = 3600.0,
     ) -> None:
+        """``patience_seconds``: without a scored group for so long, ``run`` gives up."""
         self._pool = pool
         self._rewards = rewards
         self._decode = decode
         self._sets = sets
         self._seed = seed + _SEED_OFFSET
         self._bootstrap = bootstrap
+        self._waits = waits or Waits()
+        self._patience = patience_seconds
+        self._scored = 0
 
     async def run(self) -> ValidationResult:
-        """Raises ``EngineError`` and ``RewardError``."""
+        """Raises ``EngineError``, ``RewardError`` and ``DeadlineError``."""
+        total, self._scored = sum(len(held.prompts) for held in self._sets), 0
+
+        def reason() -> str:
+            return f"validation: {self._scored} of {total} prompts are scored; {self._pool.waiting_for()}"
+
+        with self._waits.wait("trainer", reason) as wait:
+            scoring = asyncio.create_task(self._score_all())
+            try:
+                while not scoring.done():
+                    before = self._scored
+                    await asyncio.wait({scoring}, timeout=self._patience)
+                    if not scoring.done() and self._scored == before:
+                        raise DeadlineError(
+                            f"{wait.sentence}. No prompt was scored for {self._patience:.0f} s. If samples take that "
+                            "long, raise deadlines.progressSeconds or shorten the validation's maxResponseTokens."
+                        )
+                return scoring.result()
+            finally:
+                scoring.cancel()
+
+    async def _score_all(self) -> ValidationResult:
         metrics: dict[str, float] = {}
         groups: dict[str, list[Group]] = {}
         for held in self._sets:
@@ -89,14 +118,12 @@ class Validator:
         return ValidationResult(metrics, groups)
 
     async def _group(self, held: HeldOut, prompt: Prompt) -> Group:
-        requests = [
-            replace(request, request_id=f"{held.name}:{request.request_id}")
-            for request in (request_of(prompt, i, held.sampling, self._seed) for i in range(held.samples_per_prompt))
-        ]
-        results = await self._pool.generate(requests)
-        group = Group(prompt, [sample_of(i, result, self._decode) for i, result in enumerate(results)])
+        indices = range(held.samples_per_prompt)
+        requests = requests_of(prompt, indices, held.sampling, self._seed, prefix=f"{held.name}:")
+        group = Group(prompt, samples_of(await self._pool.generate(requests), self._decode))
         for sample, reward in zip(group.samples, await self._rewards.score(group), strict=True):
             sample.reward = reward
+        self._scored += 1
         return group
 
 

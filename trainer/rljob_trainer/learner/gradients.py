@@ -7,7 +7,7 @@ shares that add up over ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,6 +22,15 @@ from rljob_trainer.learner.protocol import Int64Array, LossSettings
 from rljob_trainer.learner.work import Share
 
 Sums = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatchReport:
+    """What is told of a mini-batch beside its gradient."""
+
+    sums: Sums
+    log_probs: list[torch.Tensor] = field(default_factory=list)
+    """[tokens] that the actor's loss was made of, micro-batch by micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +89,13 @@ def micro_batches(share: Share, number: int, place: Place) -> Iterator[MicroBatc
 
 def actor_gradient(
     policy: Policy, reference: Policy | None, share: Share, number: int, loss: LossSettings, place: Place, seed: int
-) -> Sums:
-    """Adds the gradient of mini-batch ``number`` to the policy's parameters; returns the sums of its metrics.
+) -> MiniBatchReport:
+    """Adds the gradient of mini-batch ``number`` to the policy's parameters.
 
     ``seed`` is for losses that draw; it is the same on all ranks.
     """
     totals: Sums = {}
+    seen: list[torch.Tensor] = []
     selections = _select(policy, share, number, loss, place, seed)
     exact = loss.kl_kind == "full"
     ref_weight = None
@@ -101,6 +111,7 @@ def actor_gradient(
             anchor = (states, ref_weight)
         out = policy(micro.packed, loss.temperature, reference=anchor)
         selection = None if selections is None else next(selections)
+        seen.append(out.log_probs.detach())
         if micro.empty:
             _connected_zero(out.log_probs).backward()
             continue
@@ -123,10 +134,10 @@ def actor_gradient(
         )
         result.loss.backward()
         _add(totals, result.metrics)
-    return totals
+    return MiniBatchReport(totals, seen)
 
 
-def critic_gradient(critic: nn.Module, share: Share, number: int, loss: LossSettings, place: Place) -> Sums:
+def critic_gradient(critic: nn.Module, share: Share, number: int, loss: LossSettings, place: Place) -> MiniBatchReport:
     """The same for the critic, with the moments that its explained variance is made of."""
     totals: Sums = {}
     for micro in micro_batches(share, number, place):
@@ -148,7 +159,7 @@ def critic_gradient(critic: nn.Module, share: Share, number: int, loss: LossSett
             "moment/error_squared": error.square().sum(),
         }
         _add(totals, {**result.metrics, **moments})
-    return totals
+    return MiniBatchReport(totals)
 
 
 @torch.no_grad()

@@ -18,8 +18,8 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from rljob_trainer.errors import LearnerError, RLJobError
-from rljob_trainer.learner.metrics import update_result
-from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch, UpdateResult
+from rljob_trainer.learner.metrics import update_result, usage_metrics
+from rljob_trainer.learner.protocol import LearnerFacts, LossSettings, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.work import Cut, cut
 
@@ -44,12 +44,13 @@ class RankActor:
             probe.bind(("", 0))
             return f"{host}:{probe.getsockname()[1]}"
 
-    def start(self, settings: LearnerSettings, address: str, timeout_seconds: float) -> None:
+    def start(self, settings: LearnerSettings, address: str, timeout_seconds: float) -> LearnerFacts:
         """Builds the models. All ranks at once."""
         # Only here: the driver, which imports this module too, needs no model library.
         from rljob_trainer.learner.rank import LearnerRank
 
         self.rank = LearnerRank(settings, self.number, address, timeout_seconds)
+        return self.rank.facts()
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of the rank by name."""
@@ -87,6 +88,8 @@ class LearnerGroup:
         self.settings = settings
         self.options = options
         self.actors: list[Any] = []
+        self.facts: LearnerFacts | None = None
+        """What rank 0 said of its model and device at the start."""
         self._failed: str | None = None
 
     @classmethod
@@ -106,7 +109,7 @@ class LearnerGroup:
             )
             left = deadline - time.monotonic()
             starts = [actor.start.remote(settings, address, group.options.call_seconds) for actor in group.actors]
-            await group._gather(what, starts, left)
+            group.facts = (await group._gather(what, starts, left))[0]
         except BaseException:
             group._kill()
             raise
@@ -136,12 +139,11 @@ class LearnerGroup:
             return ScoreResult()
         work = await asyncio.to_thread(self._cut, batch, [range(len(batch))])
         parts = await self.call("score", per_rank=[(share, temperature) for share in work.shares], **wanted)
-        return ScoreResult(
-            **{
-                name: work.merge(batch, [part[name] for part in parts], per_sequence=name == "final_values")
-                for name in parts[0]
-            }
-        )
+        streams = {
+            name: work.merge(batch, [part.streams[name] for part in parts], per_sequence=name == "final_values")
+            for name in parts[0].streams
+        }
+        return ScoreResult(**streams, metrics=usage_metrics([part.usage for part in parts]))
 
     async def update(
         self,
@@ -159,7 +161,7 @@ class LearnerGroup:
             update_actor=update_actor,
             update_critic=update_critic,
         )
-        return update_result(reports, work.rank_tokens)
+        return update_result(reports, work, batch)
 
     async def save(self, folder: Path) -> None:
         await self.call("save", folder)

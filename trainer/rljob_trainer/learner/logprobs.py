@@ -16,18 +16,23 @@ _DEVICE_BYTES = 64 << 20
 _KEPT_BYTES = 8 << 20
 _CACHE_BYTES = 2 << 20
 _FEWEST_TOKENS = 32
+_LARGE_WEIGHT_BYTES = 32 << 20
+_TOKENS_OF_A_LARGE_WEIGHT = 512
 
 
-def default_chunk(tokens: int, vocabulary: int, device: torch.device) -> int:
+def default_chunk(tokens: int, weight: torch.Tensor) -> int:
     """Tokens whose float32 logits take 64 MiB on a GPU.
 
     A CPU is twice as fast when a chunk stays in its cache (2 MiB), unless all logits are few (8 MiB) and can be kept.
+    An output layer that does not fit into that cache itself is read anew for every chunk: 512 tokens make up for it.
     """
-    per_token = 4 * vocabulary
-    if device.type != "cpu":
+    per_token = 4 * weight.shape[0]
+    if weight.device.type != "cpu":
         return max(1, _DEVICE_BYTES // per_token)
     if tokens * per_token <= _KEPT_BYTES:
         return max(1, tokens)
+    if weight.nbytes > _LARGE_WEIGHT_BYTES:
+        return _TOKENS_OF_A_LARGE_WEIGHT
     return max(_FEWEST_TOKENS, _CACHE_BYTES // per_token)
 
 
@@ -46,7 +51,7 @@ def log_probs_and_entropy(
     """
     if temperature <= 0:
         raise ValueError(f"log-probs need a temperature above 0, but it is {temperature}")
-    size = chunk or default_chunk(len(targets), weight.shape[0], hidden.device)
+    size = chunk or default_chunk(len(targets), weight)
     log_probs, entropy, _ = _head(hidden, weight, targets, 1.0 / temperature, size, False)
     return log_probs, entropy
 
@@ -57,7 +62,7 @@ def sum_squared_probs(
 ) -> torch.Tensor:
     """The sum over the vocabulary of the squared probabilities, ``[tokens]`` (the optimal token baseline needs it)."""
     targets = hidden.new_zeros(hidden.shape[0], dtype=torch.int64)
-    size = chunk or default_chunk(len(targets), weight.shape[0], hidden.device)
+    size = chunk or default_chunk(len(targets), weight)
     squared = _head(hidden, weight, targets, 1.0 / temperature, size, True)[2]
     assert squared is not None
     return squared
@@ -83,13 +88,14 @@ class _Head(torch.autograd.Function):
         squared = torch.empty_like(log_probs) if squares else None
         kept = None
         keep = tokens <= chunk and any(ctx.needs_input_grad[:2])
+        room = _Room(hidden, weight, chunk, precise)
         for start in range(0, tokens, chunk):
             part = slice(start, start + chunk)
-            log_p = _log_softmax(hidden[part], weight, scale, precise)
+            log_p = room.log_softmax(hidden[part], weight, scale)
             log_probs[part] = log_p.gather(1, targets[part, None])[:, 0]
-            p = log_p.exp()
+            p = torch.exp(log_p, out=room.other(log_p))
             if squared is not None:
-                squared[part] = p.square().sum(1)
+                squared[part] = torch.linalg.vecdot(p, p)
             entropy[part] = -p.mul_(log_p).sum(1)
             if keep:
                 kept = log_p
@@ -109,25 +115,31 @@ class _Head(torch.autograd.Function):
         several = hidden.shape[0] > ctx.chunk
         # Adding up chunks in half precision would lose what each adds: sum in float32.
         grad_weight = torch.zeros_like(weight, dtype=precise if several else weight.dtype)
+        room = _Room(hidden, weight, ctx.chunk, precise)
         for start in range(0, hidden.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            log_p = kept if kept is not None else _log_softmax(hidden[part], weight, ctx.scale, precise)
+            log_p = kept if kept is not None else room.log_softmax(hidden[part], weight, ctx.scale)
             # As few passes over [chunk, vocabulary] as can be: what is per token is worked out before.
             to_log_p = None if grad_log_probs is None else grad_log_probs[part, None] * ctx.scale
+            grad = torch.exp(log_p, out=room.other(log_p))
             if grad_entropy is None:
                 assert to_log_p is not None
-                grad = log_p.exp().mul_(-to_log_p)
+                grad.mul_(-to_log_p)
             else:
                 to_entropy = grad_entropy[part, None] * ctx.scale
                 shift = to_entropy * entropy[part, None]
                 if to_log_p is not None:
                     shift += to_log_p
-                grad = log_p.exp().mul_(torch.addcmul(-shift, log_p, to_entropy, value=-1))
+                # What is kept from the forward pass may be wanted again.
+                factor = log_p.clone() if kept is not None else log_p
+                grad.mul_(factor.mul_(-to_entropy).sub_(shift))
             if to_log_p is not None:
                 grad.scatter_add_(1, targets[part, None], to_log_p)
             grad = grad.to(weight.dtype)
             torch.mm(grad, weight, out=grad_hidden[part])
-            if several:
+            if several and precise == weight.dtype:
+                grad_weight.addmm_(grad.T, hidden[part])
+            elif several:
                 grad_weight += grad.T @ hidden[part]
             else:
                 torch.mm(grad.T, hidden, out=grad_weight)
@@ -137,9 +149,27 @@ class _Head(torch.autograd.Function):
 _head: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = _Head.apply
 
 
-def _log_softmax(hidden: torch.Tensor, weight: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """``[chunk, vocabulary]``, a fresh tensor; a token that is impossible (-inf) gets the smallest number there is."""
-    logits = (hidden @ weight.T).to(dtype)
-    if scale != 1.0:
-        logits.mul_(scale)
-    return torch.log_softmax(logits, dim=-1).clamp_(min=torch.finfo(dtype).min)
+class _Room:
+    """Two matrices ``[chunk, vocabulary]`` that all chunks of a pass use in turn: fresh memory costs a CPU more time
+    than the softmax."""
+
+    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, chunk: int, dtype: torch.dtype) -> None:
+        shape = (min(chunk, hidden.shape[0]), weight.shape[0])
+        self._one = torch.empty(shape, dtype=dtype, device=hidden.device)
+        self._two = torch.empty_like(self._one)
+
+    def log_softmax(self, hidden: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
+        """``[n, vocabulary]``, until the next call; the smallest number there is for what is impossible (-inf)."""
+        count = hidden.shape[0]
+        logits, log_p = self._one[:count], self._two[:count]
+        if logits.dtype == hidden.dtype:
+            torch.mm(hidden, weight.T, out=logits)
+        else:
+            logits.copy_(hidden @ weight.T)
+        if scale != 1.0:
+            logits.mul_(scale)
+        return torch.log_softmax(logits, dim=-1, out=log_p).clamp_(min=torch.finfo(log_p.dtype).min)
+
+    def other(self, log_p: torch.Tensor) -> torch.Tensor:
+        """The matrix in which ``log_p`` does not stand."""
+        return self._one[: log_p.shape[0]]

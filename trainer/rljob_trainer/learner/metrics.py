@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rljob_trainer.learner.protocol import UpdateResult
-from rljob_trainer.learner.work import RankReport, StepReport
+from rljob_trainer.learner.protocol import SequenceBatch, UpdateResult
+from rljob_trainer.learner.usage import Usage
+from rljob_trainer.learner.work import Cut, RankReport, StepReport
 
 
-def update_result(reports: Sequence[RankReport], rank_tokens: Sequence[int]) -> UpdateResult:
-    """``reports`` of all ranks after one update; ``rank_tokens`` are what each was given."""
+def update_result(reports: Sequence[RankReport], work: Cut, batch: SequenceBatch) -> UpdateResult:
+    """``reports`` of all ranks after one update with ``work``, which ``batch`` was cut into."""
     metrics: dict[str, float] = {}
     skipped: list[str] = []
     taken = {"actor": 0, "critic": 0}
@@ -38,8 +39,23 @@ def update_result(reports: Sequence[RankReport], rank_tokens: Sequence[int]) -> 
             metrics[f"{model}/grad_norm"] = math.fsum(s["grad_norm"] for s in steps) / len(steps)
             metrics[f"{model}/grad_norm/max"] = max(s["grad_norm"] for s in steps)
             metrics.update(_means(model, steps))
-    metrics.update(_balance(rank_tokens))
-    return UpdateResult(metrics, taken["actor"], taken["critic"], skipped)
+    metrics.update(_balance(work.rank_tokens))
+    metrics.update(usage_metrics([report.usage for report in reports]))
+    parts = [report.first_log_probs for report in reports if report.first_log_probs is not None]
+    first = work.merge(batch, parts, only=0) if parts else None
+    return UpdateResult(metrics, taken["actor"], taken["critic"], skipped, first)
+
+
+def usage_metrics(ranks: Sequence[Usage]) -> dict[str, float]:
+    """What a call cost: seconds of the slowest rank, the fullest device, host memory of all ranks together."""
+    stages = dict.fromkeys(stage for usage in ranks for stage in usage.seconds)
+    metrics = {f"timing/{stage}_seconds": max(u.seconds.get(stage, 0.0) for u in ranks) for stage in stages}
+    if any(usage.device_allocated for usage in ranks):
+        metrics["memory/device_allocated_gigabytes"] = max(usage.device_allocated for usage in ranks) / 1e9
+        metrics["memory/device_reserved_gigabytes"] = max(usage.device_reserved for usage in ranks) / 1e9
+    if any(usage.host for usage in ranks):
+        metrics["memory/host_gigabytes/trainer"] = sum(usage.host for usage in ranks) / 1e9
+    return metrics
 
 
 def _means(model: str, steps: list[dict[str, float]]) -> dict[str, float]:

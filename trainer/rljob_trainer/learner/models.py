@@ -95,7 +95,7 @@ class Policy(nn.Module):
         """
         hidden = row.outputs(_hidden(self.language_model.base_model, row))
         weight = self.language_model.get_output_embeddings().weight
-        chunk = self.chunk or default_chunk(len(hidden), weight.shape[0], hidden.device)
+        chunk = self.chunk or default_chunk(len(hidden), weight)
         log_probs, entropy = log_probs_and_entropy(hidden, weight, row.targets, temperature=temperature, chunk=chunk)
         kl = None
         if reference is not None:

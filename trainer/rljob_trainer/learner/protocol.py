@@ -71,6 +71,8 @@ class ScoreResult:
     values: FloatArray | None = None
     final_values: FloatArray | None = None
     """[S] V at the position after the last response token: GAE's bootstrap for truncated responses."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Seconds of each stream and memory, under their public names."""
 
 
 @dataclass(slots=True)
@@ -82,6 +84,22 @@ class UpdateResult:
     critic_steps: int
     skipped: list[str] = field(default_factory=list)
     """One sentence for each optimizer step that was skipped (non-finite gradient of which model and mini-batch)."""
+    first_log_probs: FloatArray | None = None
+    """[tokens] of the actor before its first optimizer step, NaN for sequences outside the first mini-batch; None
+    without an update of the actor."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerFacts:
+    """What the speed of a learner is measured by: its actor's size and its device."""
+
+    parameters: int
+    """Used for every token: without the input embedding (an embedding shared with the output counts once)."""
+    layers: int
+    width: int
+    """Heads times head dimension."""
+    device: str
+    """As its driver calls it; ``cpu`` on CPUs."""
 
 
 class Learner(Protocol):

@@ -15,14 +15,14 @@ import torch
 from transformers import PreTrainedModel
 
 from rljob_trainer.learner import export, parallel, state
-from rljob_trainer.learner.gradients import Place, Sums, actor_gradient, critic_gradient, on_host
+from rljob_trainer.learner.gradients import MiniBatchReport, Place, Sums, actor_gradient, critic_gradient, on_host
 from rljob_trainer.learner.models import checkpoint_activations, load_critic, load_policy
-from rljob_trainer.learner.protocol import LossSettings
+from rljob_trainer.learner.protocol import LearnerFacts, LossSettings
 from rljob_trainer.learner.residence import Residence
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.trained import Trained
-from rljob_trainer.learner.work import RankReport, Share, StepReport
-from rljob_trainer.samples import FloatArray
+from rljob_trainer.learner.usage import Meter
+from rljob_trainer.learner.work import RankReport, RankScores, Share, StepReport
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class LearnerRank:
         """Objects of others that live beside the models (weight publication, a colocated engine)."""
         self._dtype = settings.compute_dtype
         self._place = Place(self.device, self._dtype)
+        self._meter = Meter(self.device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         torch.manual_seed(settings.seed)
@@ -99,6 +100,21 @@ class LearnerRank:
         model: PreTrainedModel = self._policy.language_model
         return model
 
+    def facts(self) -> LearnerFacts:
+        """The actor's size as published (not this rank's shard of it) and the device."""
+        config = self.actor_model.config
+        embedding: Any = self.actor_model.get_input_embeddings().weight
+        shared = embedding is self.actor_model.get_output_embeddings().weight
+        every = sum(parameter.numel() for parameter in self.actor_model.parameters())
+        heads = config.num_attention_heads
+        head = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return LearnerFacts(
+            parameters=every - (0 if shared else embedding.numel()),
+            layers=config.num_hidden_layers,
+            width=heads * head,
+            device=torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+        )
+
     # --- scoring ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -112,8 +128,8 @@ class LearnerRank:
         sum_squared_probs: bool = False,
         reference: bool = False,
         values: bool = False,
-    ) -> dict[str, FloatArray]:
-        """The streams asked for, in the order of the share's micro-batches, under ``ScoreResult``'s names."""
+    ) -> RankScores:
+        """The streams asked for, in the order of the share's micro-batches."""
         if reference and self._reference is None:
             raise ValueError("reference log-probs were asked for, but the job keeps no reference (algorithm.kl is off)")
         if values and self.critic is None:
@@ -128,7 +144,8 @@ class LearnerRank:
             for indices in (m for mini_batch in share.micro_batches for m in mini_batch):
                 _, packed = self._place.row(share, indices, final=values)
                 if log_probs or entropy or sum_squared_probs:
-                    out = self._policy(packed, temperature, squares=sum_squared_probs)
+                    with self._meter.measure("old_log_probs"):
+                        out = self._policy(packed, temperature, squares=sum_squared_probs)
                     for name, wanted, stream in (
                         ("log_probs", log_probs, out.log_probs),
                         ("entropy", entropy, out.entropy),
@@ -137,12 +154,15 @@ class LearnerRank:
                         if wanted:
                             keep(name, stream)
                 if self._reference is not None and reference:
-                    keep("ref_log_probs", self._reference(packed, temperature).log_probs)
+                    with self._meter.measure("reference"):
+                        keep("ref_log_probs", self._reference(packed, temperature).log_probs)
                 if self.critic is not None and values:
-                    before, after = self.critic.module(packed)
+                    with self._meter.measure("values"):
+                        before, after = self.critic.module(packed)
                     keep("values", before)
                     keep("final_values", after)
-        return {name: torch.cat(streams).cpu().numpy() for name, streams in parts.items()}
+        streams = {name: torch.cat(stream).cpu().numpy() for name, stream in parts.items()}
+        return RankScores(streams, self._meter.read())
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -161,8 +181,12 @@ class LearnerRank:
         with self._residence.working(*busy, *["reference"] * (loss.kl_kind == "full")):
             for number in range(len(share.micro_batches)):
                 for trained in work:
-                    sums.append(self.gradient(trained, share, number, loss))
-                    outcome = trained.step()
+                    with self._meter.measure(f"update_{trained.name}"):
+                        seen = self.gradient(trained, share, number, loss)
+                        outcome = trained.step()
+                    sums.append(seen.sums)
+                    if trained is self.actor and number == 0:
+                        report.first_log_probs = torch.cat(seen.log_probs).float().cpu().numpy()
                     if outcome.problem is not None:
                         _log.warning("%s, mini-batch %d: %s; step skipped", trained.name, number, outcome.problem)
                     report.steps.append(StepReport(trained.name, number, outcome.grad_norm, {}, outcome.problem))
@@ -170,10 +194,11 @@ class LearnerRank:
             trained.updates += 1
         for step, values in zip(report.steps, on_host(sums), strict=True):
             step.sums = values
+        report.usage = self._meter.read()
         return report
 
-    def gradient(self, trained: Trained, share: Share, number: int, loss: LossSettings) -> Sums:
-        """Adds the gradient of one mini-batch to a model's parameters; returns the sums of its metrics."""
+    def gradient(self, trained: Trained, share: Share, number: int, loss: LossSettings) -> MiniBatchReport:
+        """Adds the gradient of one mini-batch to a model's parameters."""
         if trained is self.critic:
             return critic_gradient(trained.module, share, number, loss, self._place)
         # Drawn anew for every optimizer step, equal on all ranks, the same after a resume.

@@ -13,6 +13,7 @@ import numpy as np
 from rljob_trainer.algorithms.aggregation import LossCounts
 from rljob_trainer.learner.packing import Lengths, check_batch, offsets_of, plan, ranges, take
 from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
+from rljob_trainer.learner.usage import Usage
 from rljob_trainer.samples import FloatArray
 
 
@@ -45,12 +46,24 @@ class StepReport:
 
 
 @dataclass(slots=True)
+class RankScores:
+    """What a rank tells after scoring: its streams by the names of ``ScoreResult``, and what they cost."""
+
+    streams: dict[str, FloatArray]
+    usage: Usage
+
+
+@dataclass(slots=True)
 class RankReport:
     """What a rank tells after an update."""
 
     steps: list[StepReport]
     rates: dict[str, float] = field(default_factory=dict)
     """Learning rate by model."""
+    first_log_probs: FloatArray | None = None
+    """[tokens] of the first mini-batch before its optimizer step, in the order of the share's micro-batches; None
+    without an update of the actor."""
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +76,19 @@ class Cut:
     rank_tokens: list[int]
     """``[rank]`` row tokens over all mini-batches."""
 
-    def merge(self, batch: SequenceBatch, parts: Sequence[FloatArray], *, per_sequence: bool = False) -> FloatArray:
-        """Puts the ranks' streams (in the order of their micro-batches) back into the order of ``batch``."""
+    def merge(
+        self, batch: SequenceBatch, parts: Sequence[FloatArray], *, per_sequence: bool = False, only: int | None = None
+    ) -> FloatArray:
+        """Puts the ranks' streams (in the order of their micro-batches) back into the order of ``batch``.
+
+        With ``only`` the streams are those of one mini-batch; the other sequences get NaN.
+        """
         lengths = np.ones(len(batch), dtype=np.int64) if per_sequence else batch.response_lengths
         offsets = offsets_of(lengths)
-        result = np.zeros(int(offsets[-1]), dtype=np.float32)
+        result = np.full(int(offsets[-1]), 0.0 if only is None else np.nan, dtype=np.float32)
         for share, indices, part in zip(self.shares, self.indices, parts, strict=True):
-            done = indices[np.concatenate([m for mini in share.micro_batches for m in mini])]
+            minis = share.micro_batches if only is None else share.micro_batches[only : only + 1]
+            done = indices[np.concatenate([m for mini in minis for m in mini])]
             result[ranges(offsets[done], lengths[done])] = part
         return result
 

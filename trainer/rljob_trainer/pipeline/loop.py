@@ -4,20 +4,21 @@ All pipelines run this code. What differs (when a prompt may start, when a batch
 published) is the schedule's business; how anything is generated, scored or trained is that of the parts.
 
 Every change of the world (a group finished, a version was published) calls ``_admit`` and wakes the trainer's side,
-which is the only coroutine that waits; what it waits for is always in ``waiting``.
+which is the only coroutine that waits; what it waits for is always in ``waits``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from rljob_trainer.errors import DataError, DeadlineError
-from rljob_trainer.pipeline.parts import Feed, Rollout, StepRecord, Trainer
+from rljob_trainer.pipeline.parts import Feed, Journal, NoJournal, Rollout, StepRecord, Trainer
 from rljob_trainer.pipeline.schedule import Schedule
 from rljob_trainer.samples import Group, Prompt
 from rljob_trainer.telemetry.names import check
+from rljob_trainer.telemetry.waits import Waits
 
 Keep = Callable[[Group], str | None]
 """Says why a finished group is dropped (DAPO's dynamic sampling), or None to keep it."""
@@ -59,11 +60,15 @@ class Pipeline:
         after_step: AfterStep,
         keep: Keep = keep_all,
         stage: Stage = unmeasured,
+        waits: Waits | None = None,
+        journal: Journal | None = None,
+        restored: Sequence[Prompt] = (),
         most_dropped: int = 10_000,
         sample_deadline_seconds: float = 3600.0,
     ) -> None:
         """``most_dropped``: groups that ``keep`` may drop before a batch is full; a filter that keeps nothing must end
-        in an error, not in an endless run."""
+        in an error, not in an endless run. ``restored``: prompts that an earlier process left open, which the
+        schedule knows already; they run first."""
         self.feed = feed
         self.rollout = rollout
         self.trainer = trainer
@@ -72,12 +77,14 @@ class Pipeline:
         self._after_step = after_step
         self._keep = keep
         self._stage = stage
+        self._waits = waits or Waits()
+        self._journal = journal or NoJournal()
+        self._restored = tuple(restored)
         self._deadline_seconds = sample_deadline_seconds
         self._groups: dict[int, Group] = {}
         self._open: dict[int, Prompt] = {}
         self._changed = asyncio.Event()
         self._exhausted = False
-        self._waiting = False
         self._most_dropped = most_dropped
         self._dropped_since_batch = 0
         self._dropped_taken = 0
@@ -86,8 +93,13 @@ class Pipeline:
 
     @property
     def open_prompts(self) -> list[Prompt]:
-        """Prompts that were taken from the feed and are neither trained nor dropped: a resumed run asks them again."""
+        """Prompts that were taken from the feed and are neither trained nor dropped; a resumed run continues them."""
         return list(self._open.values())
+
+    @property
+    def finished_groups(self) -> list[Group]:
+        """Groups that are generated and scored, and wait for the trainer."""
+        return list(self._groups.values())
 
     def take_dropped(self) -> int:
         """Groups dropped since the last call."""
@@ -101,6 +113,8 @@ class Pipeline:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                for prompt in self._restored:
+                    self._start(prompt)
                 while await self._run_step(step):
                     step += 1
                 for running in list(self._running):
@@ -126,6 +140,7 @@ class Pipeline:
             pulls.append(await self.trainer.train(groups, step=step, version=self.schedule.version))
             self._dropped_since_batch = 0
             self.schedule.trained(batch)
+            self._journal.trained(groups, step, self.schedule.version)
             for ordinal in batch:
                 del self._open[ordinal]
             trained.extend(groups)
@@ -141,32 +156,27 @@ class Pipeline:
         )
         return await self._after_step(record) and not (self._exhausted and self.schedule.open == 0)
 
-    @property
-    def waiting(self) -> str | None:
-        """What the trainer waits for now, in one sentence; None while it trains."""
-        if not self._waiting:
-            return None
+    def _samples(self) -> str:
+        """What the trainer's side waits for between two batches."""
         finished, pull = self.schedule.waiting_finished, self.schedule.settings.groups_per_pull
-        return f"trainer waits for samples: {finished} of {pull} groups are finished; {self.rollout.waiting_for()}"
+        return f"samples: {finished} of {pull} groups are finished; {self.rollout.waiting_for()}"
 
     async def _next_batch(self) -> list[int] | None:
         deadline = asyncio.get_running_loop().time() + self._deadline_seconds
-        self._waiting = True
-        try:
-            async with asyncio.timeout_at(deadline):
-                while True:
-                    self._changed.clear()
-                    batch = self.schedule.choose(last=self._exhausted)
-                    if batch is not None or (self._exhausted and self.schedule.open == 0):
-                        return batch
-                    await self._changed.wait()
-        except TimeoutError:
-            raise DeadlineError(
-                f"{self.waiting}. No batch was complete within {self._deadline_seconds:.0f} s. "
-                "If samples take that long, shorten rollout.maxResponseTokens or add rollout replicas."
-            ) from None
-        finally:
-            self._waiting = False
+        with self._waits.wait("trainer", self._samples, self._deadline_seconds) as wait:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    while True:
+                        self._changed.clear()
+                        batch = self.schedule.choose(last=self._exhausted)
+                        if batch is not None or (self._exhausted and self.schedule.open == 0):
+                            return batch
+                        await self._changed.wait()
+            except TimeoutError:
+                raise DeadlineError(
+                    f"{wait.sentence}. No batch was complete within {self._deadline_seconds:.0f} s. "
+                    "If samples take that long, shorten rollout.maxResponseTokens or add rollout replicas."
+                ) from None
 
     # --- the rollout's side
 
@@ -178,11 +188,16 @@ class Pipeline:
                 self._changed.set()
                 return
             self.schedule.admitted(prompt.ordinal, self.rollout.serving_version)
-            self._open[prompt.ordinal] = prompt
-            assert self._tasks is not None
-            task = self._tasks.create_task(self._run_group(prompt))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._start(prompt)
+
+    def _start(self, prompt: Prompt) -> None:
+        ordinal = prompt.ordinal
+        self._journal.admitted(prompt, self.rollout.serving_version, self.schedule.deadline(ordinal))
+        self._open[ordinal] = prompt
+        assert self._tasks is not None
+        task = self._tasks.create_task(self._run_group(prompt))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def _run_group(self, prompt: Prompt) -> None:
         group = await self.rollout.run(prompt)
@@ -190,6 +205,7 @@ class Pipeline:
         if reason is None:
             self._groups[prompt.ordinal] = group
             self.schedule.finished(prompt.ordinal)
+            self._journal.finished(prompt.ordinal)
         else:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
             self._dropped_since_batch += 1
@@ -200,6 +216,7 @@ class Pipeline:
                     "algorithm.groupFilter off, or raise its maxBatches."
                 )
             self.schedule.dropped(prompt.ordinal)
+            self._journal.dropped(prompt.ordinal, reason)
             del self._open[prompt.ordinal]
             self._admit()
         self._changed.set()

@@ -34,6 +34,36 @@ class Rollout(Protocol):
         ...
 
 
+class Journal(Protocol):
+    """Is told what becomes of every prompt. Called on the loop: must not wait for anything."""
+
+    def admitted(self, prompt: Prompt, version: int, deadline: int) -> None:
+        """Handed to an engine that serves ``version``; to be trained in version ``deadline`` at the latest."""
+        ...
+
+    def finished(self, ordinal: int) -> None: ...
+
+    def dropped(self, ordinal: int, reason: str) -> None: ...
+
+    def trained(self, groups: Sequence[Group], step: int, version: int) -> None: ...
+
+
+class NoJournal:
+    """The journal of a loop whose prompts nobody follows."""
+
+    def admitted(self, prompt: Prompt, version: int, deadline: int) -> None:
+        return
+
+    def finished(self, ordinal: int) -> None:
+        return
+
+    def dropped(self, ordinal: int, reason: str) -> None:
+        return
+
+    def trained(self, groups: Sequence[Group], step: int, version: int) -> None:
+        return
+
+
 class Trainer(Protocol):
     """Trains on a batch of groups and publishes weights."""
 

@@ -20,13 +20,18 @@ group can still be trained in time, whatever the engines' timing. It is tested b
 batch is chosen: if the groups that arrived first would break it, the batch takes (and waits for) the earliest deadlines
 instead. Finished work is never dropped to keep the bound. A sample budget f, where set, holds as well:
 open + c <= (1 + f) G.
+
+**Live changes.** A new maxAge or budget counts for prompts admitted from now on. A new G takes effect at the first
+publication from which (1) holds for the groups that are open now, with the new G on its right side for the versions
+that follow; until then (1) is tested with both.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +63,47 @@ class Schedule:
         self.settings = settings
         self.version = version
         self.trained_in_version = 0
-        self._deadlines: dict[int, int] = {}  # ordinal -> deadline, all open groups
+        self._deadlines: dict[int, int] = {}  # ordinal -> deadline, all open groups in order of admission
         self._per_deadline: Counter[int] = Counter()  # deadline -> open groups
         self._finished: dict[int, None] = {}  # ordinals in order of arrival (a dict keeps order)
         self._training: set[int] = set()
+        self._sizes: list[tuple[int, int]] = []
+        """Groups per version that are to come: (version from which on, G), in order."""
+
+    def change(
+        self, *, max_age: int | None = None, fraction: float | None = None, groups_per_version: int | None = None
+    ) -> None:
+        """Live settings; None leaves one as it is. Raises ``ValueError`` for a G that is no multiple of a pull."""
+        now = self.settings
+        if groups_per_version is not None:
+            replace(now, groups_per_version=groups_per_version)  # checks it
+            planned, start, last = self._sizes, self.version + 1, max(self._per_deadline, default=0)
+            while True:
+                self._sizes = [*(step for step in planned if step[0] < start), (start, groups_per_version)]
+                # (1) holds as things are planned, so at the latest it holds behind the last deadline.
+                if start > last or self._holds(self._per_deadline, self.trained_in_version):
+                    break
+                start += 1
+        self.settings = replace(
+            now,
+            max_age=now.max_age if max_age is None else max_age,
+            fraction=now.fraction if fraction is None else fraction,
+        )
 
     # --- what happened
 
     def admitted(self, ordinal: int, serving_version: int) -> None:
         """A prompt has been handed to an engine that serves ``serving_version``."""
-        deadline = serving_version + self.settings.max_age
+        self.restored(ordinal, serving_version + self.settings.max_age)
+
+    def restored(self, ordinal: int, deadline: int) -> None:
+        """A group that was open in an earlier process is open again, with the deadline it had."""
         self._deadlines[ordinal] = deadline
         self._per_deadline[deadline] += 1
+
+    def deadline(self, ordinal: int) -> int:
+        """The last version that an open group may be trained in."""
+        return self._deadlines[ordinal]
 
     def finished(self, ordinal: int) -> None:
         """All samples of the group are generated and scored."""
@@ -91,6 +125,8 @@ class Schedule:
         """The weights are on their way as a new version, whose number is returned."""
         self.version += 1
         self.trained_in_version = 0
+        if self._sizes and self._sizes[0][0] <= self.version:
+            self.settings = replace(self.settings, groups_per_version=self._sizes.pop(0)[1])
         return self.version
 
     # --- what may happen next
@@ -127,7 +163,7 @@ class Schedule:
         if wanted == 0 or len(self._finished) < wanted:
             return None
         if self.settings.ordered:
-            return self._take(sorted(o for o in self._deadlines if o not in self._training)[:wanted])
+            return self._take(islice((o for o in self._deadlines if o not in self._training), wanted))
         return self._take(self._by_arrival(wanted))
 
     @property
@@ -151,22 +187,32 @@ class Schedule:
         if not self._per_deadline[deadline]:
             del self._per_deadline[deadline]
 
-    def _take(self, ordinals: list[int]) -> list[int] | None:
-        if not all(o in self._finished for o in ordinals):
-            return None
+    def _take(self, ordinals: Iterable[int]) -> list[int] | None:
+        taken = []
         for ordinal in ordinals:
+            if ordinal not in self._finished:
+                return None
+            taken.append(ordinal)
+        for ordinal in taken:
             del self._finished[ordinal]
-            self._training.add(ordinal)
-        return ordinals
+        self._training.update(taken)
+        return taken
 
     def _holds(self, deadlines: Counter[int], trained: int) -> bool:
         """Inequality (1) for every u at which the left side changes."""
         total = 0
         for u in sorted(deadlines):
             total += deadlines[u]
-            room = (self.settings.groups_per_version - trained) + (max(u, self.version) - self.version) * (
-                self.settings.groups_per_version
-            )
-            if total > room:
+            if total > self._room(max(u, self.version)) - trained:
                 return False
         return True
+
+    def _room(self, u: int) -> int:
+        """Groups that are trained from the beginning of the present version to the end of version ``u``."""
+        room, version, size = 0, self.version, self.settings.groups_per_version
+        for start, later in self._sizes:
+            if start > u:
+                break
+            room += (start - version) * size
+            version, size = start, later
+        return room + (u + 1 - version) * size

@@ -1,16 +1,26 @@
-"""What the driver and a reward worker say to each other, and how it travels: a length, then a pickle."""
+"""What the driver and a reward worker say to each other, and how it travels: a length, then a pickle.
+
+A worker's messages are many and small, and each one that travels alone costs both sides a wake-up. So they wait in an
+``Outbox`` for company, at most ``COMPANY_SECONDS``: in memory that the driver shares, so that what a worker had to say
+is not lost when it hangs or is killed.
+"""
 
 from __future__ import annotations
 
+import mmap
 import pickle
 import struct
+import tempfile
+import time
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any, BinaryIO, NamedTuple, Self
 
 from rljob_trainer.rewards.terms import Outcome, Response, TermSpec
 
+COMPANY_SECONDS = 0.02
+"""How long a message may wait for others while its worker goes on."""
 _HEADER = struct.Struct("<I")
-HEADER_BYTES = _HEADER.size
+_OUTBOX_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,34 +31,31 @@ class Setup:
     timeout_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """The functions are loaded, or why they are not."""
 
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A sample to be scored by all terms that apply to its source, but for those named in ``skip``."""
 
     response: Response
     skip: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Calling:
-    """This term's function is called for a sample now; sent only where several could be the one that hangs."""
+class Calling(NamedTuple):
+    """This term's function is called for a sample (its place in the list) now; sent only where several could be the one
+    that hangs."""
 
-    index: int
+    sample: int
     term: str
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Outcome of the sample at ``index`` of its list. Not ``final``: its async functions are still under way."""
+class Scored(NamedTuple):
+    """Outcome of a sample. Not ``final``: its async functions are still under way."""
 
-    index: int
+    sample: int
     outcome: Outcome
     final: bool = True
 
@@ -59,6 +66,94 @@ def frame(message: Any) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 
-def frame_length(header: bytes) -> int:
-    """Bytes of the body behind a header of ``HEADER_BYTES``."""
-    return int(_HEADER.unpack(header)[0])
+def read_frame(incoming: BinaryIO) -> Any:
+    """The next message of a blocking pipe, None when its other end has been closed."""
+    header = incoming.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    return pickle.loads(incoming.read(_HEADER.unpack(header)[0]))
+
+
+class Unframing:
+    """Messages out of bytes that arrive in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def messages(self, arrived: bytes) -> list[Any]:
+        """Those that ``arrived`` completes."""
+        data = self._rest + arrived
+        found, at = [], 0
+        while len(data) - at >= _HEADER.size:
+            end = at + _HEADER.size + _HEADER.unpack_from(data, at)[0]
+            if len(data) < end:
+                break
+            found.append(pickle.loads(data[at + _HEADER.size : end]))
+            at = end
+        self._rest = data[at:]
+        return found
+
+
+class SharedMemory:
+    """A few pages that a process shares with one that it starts: ``file`` is inherited, the other end attaches."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.pages = mmap.mmap(file.fileno(), _OUTBOX_BYTES)
+
+    @classmethod
+    def new(cls) -> Self:
+        file = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
+        file.truncate(_OUTBOX_BYTES)
+        return cls(file)
+
+    def messages(self) -> list[Any]:
+        """What its writer, who has ended, had not sent yet; some of it may have been sent all the same."""
+        length = _HEADER.unpack_from(self.pages)[0]
+        return Unframing().messages(self.pages[_HEADER.size : _HEADER.size + length])
+
+    def clear(self) -> None:
+        _HEADER.pack_into(self.pages, 0, 0)
+
+    def close(self) -> None:
+        self.pages.close()
+        self.file.close()
+
+
+class Outbox:
+    """A worker's way to say something: now (``flush``), or soon."""
+
+    def __init__(self, outgoing: BinaryIO, memory: SharedMemory) -> None:
+        self._outgoing = outgoing
+        self._memory = memory
+        self._end = _HEADER.size
+        self._sent = time.monotonic()
+
+    def post(self, message: Any) -> None:
+        """Raises ``BrokenPipeError`` when the driver is gone, as ``flush`` does."""
+        data = frame(message)
+        end = self._end + len(data)
+        if end > _OUTBOX_BYTES:
+            self.flush()
+            end = self._end + len(data)
+        if end > _OUTBOX_BYTES:
+            self._send(data)
+            return
+        pages = self._memory.pages
+        pages[self._end : end] = data
+        self._end = end
+        # Last, so that what it counts is whole.
+        _HEADER.pack_into(pages, 0, end - _HEADER.size)
+        if time.monotonic() - self._sent >= COMPANY_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._end > _HEADER.size:
+            self._send(self._memory.pages[_HEADER.size : self._end])
+            self._end = _HEADER.size
+            self._memory.clear()
+
+    def _send(self, data: bytes) -> None:
+        self._outgoing.write(data)
+        self._outgoing.flush()
+        self._sent = time.monotonic()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 from rljob_trainer.errors import JobFileError, RewardError
 from rljob_trainer.rewards.process import WorkerProcess
 from rljob_trainer.rewards.rules import Verdict
+from rljob_trainer.rewards.sharing import SharedWork
 from rljob_trainer.rewards.terms import (
     Failure,
     Outcome,
@@ -72,9 +72,7 @@ class RewardPool:
             WorkerProcess(self._pooled, reward.timeout_seconds, [os.fspath(path) for path in paths])
             for _ in range(reward.workers if self._pooled else 0)
         ]
-        self._idle: asyncio.Queue[WorkerProcess] = asyncio.Queue()
-        for worker in self._workers:
-            self._idle.put_nowait(worker)
+        self._work = SharedWork(self._workers)
         self._logged = 0
         self.failures = 0
         """Samples that got ``errorScore`` because a function failed on them."""
@@ -106,6 +104,7 @@ class RewardPool:
 
     async def close(self) -> None:
         """Ends all workers. May be called twice."""
+        await self._work.close()
         await asyncio.gather(*(worker.kill() for worker in self._workers))
 
     def check_sources(self, sources: Iterable[str]) -> None:
@@ -145,35 +144,13 @@ class RewardPool:
             {term.spec.name: term.score(response) for term in self._inline if term.applies_to(response.source)}
             for response in responses
         ]
-        elsewhere = [
-            i for i, response in enumerate(responses) if any(spec.applies_to(response.source) for spec in self._pooled)
-        ]
+        pooled = {s: any(spec.applies_to(s) for spec in self._pooled) for s in {r.source for r in responses}}
+        elsewhere = [i for i, response in enumerate(responses) if pooled[response.source]]
         if elsewhere:
-            await self._score_in_workers(responses, outcomes, elsewhere)
-        return [self._result(r, outcome) for r, outcome in zip(responses, outcomes, strict=True)]
-
-    async def _score_in_workers(
-        self, responses: Sequence[Response], outcomes: list[Outcome], indices: Sequence[int]
-    ) -> None:
-        """Shares the samples among the workers and adds what they say to ``outcomes``."""
-        size = math.ceil(len(indices) / len(self._workers))
-        pieces = [indices[start : start + size] for start in range(0, len(indices), size)]
-
-        async def one(piece: Sequence[int]) -> None:
-            worker = await self._idle.get()
-            try:
-                scored = await worker.score([responses[i] for i in piece])
-            finally:
-                self._idle.put_nowait(worker)
-            for i, outcome in zip(piece, scored, strict=True):
+            judged = await self._work.score([responses[i] for i in elsewhere])
+            for i, outcome in zip(elsewhere, judged, strict=True):
                 outcomes[i] |= outcome
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for piece in pieces:
-                    tasks.create_task(one(piece), name="reward")
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
+        return [self._result(r, outcome) for r, outcome in zip(responses, outcomes, strict=True)]
 
     def _result(self, response: Response, outcome: Outcome) -> RewardResult:
         """The sample's reward, or the job's answer to a function that failed on it."""

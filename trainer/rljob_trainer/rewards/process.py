@@ -5,19 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pickle
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rljob_trainer.errors import JobFileError, RewardError
-from rljob_trainer.rewards.frames import HEADER_BYTES, Calling, Ready, Request, Scored, Setup, frame, frame_length
+from rljob_trainer.rewards.frames import (
+    COMPANY_SECONDS,
+    Calling,
+    Request,
+    Scored,
+    Setup,
+    SharedMemory,
+    Unframing,
+    frame,
+)
 from rljob_trainer.rewards.terms import Failure, Outcome, Response, TermSpec
 
 START_SECONDS = 120.0
 """Interpreter, imports of the user's module, math-verify: seconds normally, much longer on a loaded machine."""
 _SECOND_LOOK_SECONDS = 1.0
+_READ_BYTES = 1 << 20
 _GONE = object()
 
 
@@ -30,6 +39,7 @@ class WorkerProcess:
         self._timeout = timeout_seconds
         self._paths = tuple(paths)
         self._process: asyncio.subprocess.Process | None = None
+        self._memory: SharedMemory | None = None
         self._reader: asyncio.Task[None] | None = None
         self._arrived: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -44,16 +54,20 @@ class WorkerProcess:
                 return
             # It ended while nobody used it (out of memory, say): no sample is to blame.
             await self.kill()
+        self._memory = SharedMemory.new()
+        descriptor = self._memory.file.fileno()
         search = os.pathsep.join(dict.fromkeys((*self._paths, *(p for p in sys.path if p))))
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "rljob_trainer.rewards.worker",
+            str(descriptor),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"},
             # A group of its own: Ctrl-C is the driver's to handle, and what the functions start ends with them.
             start_new_session=True,
+            pass_fds=[descriptor],
         )
         self._arrived = asyncio.Queue()
         self._reader = asyncio.create_task(self._read(self._process, self._arrived), name="reward worker frames")
@@ -63,13 +77,14 @@ class WorkerProcess:
         except BaseException:
             await self.kill()
             raise
-        if not isinstance(answer, Ready):
+        if not isinstance(answer, list):
             how = "ended" if answer is _GONE else f"did not answer within {START_SECONDS:.0f} s"
             code = await self.kill()
             raise RewardError(f"a reward worker {how} while it started (exit code {code}); see its output above")
-        if answer.problem is not None:
+        (ready,) = answer
+        if ready.problem is not None:
             await self.kill()
-            raise JobFileError(answer.problem)
+            raise JobFileError(ready.problem)
 
     async def score(self, responses: Sequence[Response]) -> list[Outcome]:
         """One outcome per response, each with a verdict or failure of every term that applies.
@@ -101,10 +116,14 @@ class WorkerProcess:
             pending = [i for i in pending if i not in final]
         return outcomes
 
-    async def kill(self) -> int | None:
-        """Ends the process and all that it started, at once. Returns its exit code."""
+    async def kill(self, progress: _Progress | None = None) -> int | None:
+        """Ends the process and all that it started, at once. Returns its exit code.
+
+        ``progress`` takes note of what the process had to say and had not sent.
+        """
         process, self._process = self._process, None
-        if process is None:
+        memory, self._memory = self._memory, None
+        if process is None or memory is None:
             return None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -113,6 +132,9 @@ class WorkerProcess:
         code = await process.wait()
         assert process.stdin is not None
         process.stdin.close()
+        if progress is not None:
+            progress.note(memory.messages())
+        memory.close()
         return code
 
     async def _attempt(self, progress: _Progress) -> str | None:
@@ -121,11 +143,13 @@ class WorkerProcess:
             await self.start()
             self._send(progress.requests)
             while not progress.finished:
-                arrived = await self._next(self._timeout)
-                if isinstance(arrived, Scored | Calling):
+                arrived = await self._next(self._timeout + COMPANY_SECONDS)
+                if isinstance(arrived, list):
                     progress.note(arrived)
                     continue
-                code = await self.kill()
+                code = await self.kill(progress)
+                if progress.finished:
+                    return None
                 if arrived is _GONE:
                     return f"its worker process died ({_exit_reason(code)})"
                 return f"no result within {self._timeout:g} s; its worker process was killed"
@@ -144,7 +168,7 @@ class WorkerProcess:
         self._process.stdin.write(frame(message))
 
     async def _next(self, seconds: float) -> Any:
-        """The next message, ``_GONE`` when the process ended, None when the time is over."""
+        """The next messages (a list), ``_GONE`` when the process ended, None when the time is over."""
         for wait in (seconds, _SECOND_LOOK_SECONDS):
             # The second look is for a driver that was busy elsewhere while the message lay in the pipe.
             with contextlib.suppress(TimeoutError):
@@ -154,12 +178,12 @@ class WorkerProcess:
     @staticmethod
     async def _read(process: asyncio.subprocess.Process, arrived: asyncio.Queue[Any]) -> None:
         assert process.stdout is not None
-        try:
-            while True:
-                header = await process.stdout.readexactly(HEADER_BYTES)
-                arrived.put_nowait(pickle.loads(await process.stdout.readexactly(frame_length(header))))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            arrived.put_nowait(_GONE)
+        unframing = Unframing()
+        with contextlib.suppress(ConnectionError):
+            while data := await process.stdout.read(_READ_BYTES):
+                if messages := unframing.messages(data):
+                    arrived.put_nowait(messages)
+        arrived.put_nowait(_GONE)
 
 
 class _Progress:
@@ -177,12 +201,13 @@ class _Progress:
     def finished(self) -> bool:
         return len(self.final) == len(self.requests)
 
-    def note(self, message: Scored | Calling) -> None:
-        if isinstance(message, Calling):
-            self.calling[message.index] = message.term
-        else:
-            self.outcomes[message.index] |= message.outcome
-            (self.final if message.final else self._begun_async).add(message.index)
+    def note(self, messages: Iterable[Any]) -> None:
+        for message in messages:
+            if isinstance(message, Scored):
+                self.outcomes[message.sample] |= message.outcome
+                (self.final if message.final else self._begun_async).add(message.sample)
+            elif isinstance(message, Calling):
+                self.calling[message.sample] = message.term
 
     def culprit(self) -> int | None:
         """The sample under way when the worker stopped; None when it may be any of several."""

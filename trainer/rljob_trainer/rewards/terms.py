@@ -13,7 +13,7 @@ import re
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.rules import Verdict, built_in, keyword_arguments, overlong
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from rljob_api.spec.reward import Reward
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):
     """All that a reward function may ask for by naming it; ``columns`` are the other columns of the row."""
 
     prompt: str
@@ -33,7 +32,7 @@ class Response:
     source: str
     tokens: int
     finish: str
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = {}
     label: str = ""
     """Which sample of which prompt this is, for messages."""
 

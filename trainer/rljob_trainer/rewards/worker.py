@@ -1,8 +1,9 @@
 """A process that calls reward functions, so that one that hangs or crashes takes nothing else with it.
 
-Started as ``python -m rljob_trainer.rewards.worker``; talks pickled frames (4 bytes of length first) over its
-standard input and output. What the functions print goes to standard error. It never imports torch. It ends when the
-driver closes the pipe, and is killed by the kernel should the driver die while a function hangs.
+Started as ``python -m rljob_trainer.rewards.worker FD``; talks pickled frames (``frames.py``) over its standard input
+and output, with an outbox in the shared memory behind the file descriptor FD. What the functions print goes to standard
+error. It never imports torch. It ends when the driver closes the pipe, and is killed by the kernel should the driver
+die while a function hangs.
 """
 
 from __future__ import annotations
@@ -11,35 +12,48 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import pickle
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.rewards.frames import HEADER_BYTES, Calling, Ready, Request, Scored, Setup, frame, frame_length
+from rljob_trainer.rewards.frames import Calling, Outbox, Ready, Request, Scored, Setup, SharedMemory, read_frame
 from rljob_trainer.rewards.terms import Failure, Outcome, Term
 
 
 def main() -> None:
     _die_with_parent()
     incoming, outgoing = _take_over_pipes()
-    setup = _receive(incoming)
+    # Functions may start processes of their own, which have no business here.
+    os.set_inheritable(descriptor := int(sys.argv[1]), False)
+    outbox = Outbox(outgoing, SharedMemory(os.fdopen(descriptor, "rb+")))
+    setup = read_frame(incoming)
     if not isinstance(setup, Setup):
         return
     try:
+        _serve(setup, incoming, outbox)
+    except BrokenPipeError:
+        # The driver is gone; nobody is left to hear about it.
+        os._exit(0)
+
+
+def _serve(setup: Setup, incoming: BinaryIO, outbox: Outbox) -> None:
+    try:
         terms = [Term(spec) for spec in setup.terms]
     except JobFileError as problem:
-        _send(outgoing, Ready(str(problem)))
+        outbox.post(Ready(str(problem)))
+        outbox.flush()
         return
     for term in terms:
         term.prepare()
-    _send(outgoing, Ready())
+    outbox.post(Ready())
+    outbox.flush()
     with asyncio.Runner() as runner:
-        while (batch := _receive(incoming)) is not None:
-            _score(batch, terms, setup.timeout_seconds, outgoing, runner)
+        while (batch := read_frame(incoming)) is not None:
+            _score(batch, terms, setup.timeout_seconds, outbox, runner)
+            outbox.flush()
 
 
 class _Sample:
@@ -54,7 +68,7 @@ class _Sample:
 
 
 def _score(
-    batch: Sequence[Request], terms: list[Term], timeout_seconds: float, outgoing: BinaryIO, runner: asyncio.Runner
+    batch: Sequence[Request], terms: list[Term], timeout_seconds: float, outbox: Outbox, runner: asyncio.Runner
 ) -> None:
     """Plain functions sample by sample, in order; then all async ones together, which mostly wait for somebody else."""
     waiting: list[_Sample] = []
@@ -63,18 +77,18 @@ def _score(
         sample = _Sample(index, request, terms)
         for term in sample.terms:
             if not term.is_async:
-                _announce(sample, term, outgoing)
+                _announce(sample, term, outbox)
                 sample.outcome[term.spec.name] = term.score(sample.response)
         final = not any(term.is_async for term in sample.terms)
         if not final:
             sample.seconds_left = timeout_seconds - (time.monotonic() - begin)
             waiting.append(sample)
-        _send(outgoing, Scored(index, sample.outcome, final))
+        outbox.post(Scored(index, sample.outcome, final))
     if waiting:
-        runner.run(_score_async(waiting, timeout_seconds, outgoing))
+        runner.run(_score_async(waiting, timeout_seconds, outbox))
 
 
-async def _score_async(samples: Sequence[_Sample], timeout_seconds: float, outgoing: BinaryIO) -> None:
+async def _score_async(samples: Sequence[_Sample], timeout_seconds: float, outbox: Outbox) -> None:
     async def one(sample: _Sample) -> None:
         asked = [term for term in sample.terms if term.is_async]
         too_late = f"no result within {timeout_seconds:g} s"
@@ -82,18 +96,18 @@ async def _score_async(samples: Sequence[_Sample], timeout_seconds: float, outgo
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(sample.seconds_left):
                 for term in asked:
-                    _announce(sample, term, outgoing)
+                    _announce(sample, term, outbox)
                     outcome[term.spec.name] = await term.score_async(sample.response)
-        _send(outgoing, Scored(sample.index, outcome))
+        outbox.post(Scored(sample.index, outcome))
 
     async with asyncio.TaskGroup() as tasks:
         for sample in samples:
             tasks.create_task(one(sample))
 
 
-def _announce(sample: _Sample, term: Term, outgoing: BinaryIO) -> None:
+def _announce(sample: _Sample, term: Term, outbox: Outbox) -> None:
     if len(sample.terms) > 1:
-        _send(outgoing, Calling(sample.index, term.spec.name))
+        outbox.post(Calling(sample.index, term.spec.name))
 
 
 def _die_with_parent() -> None:
@@ -112,23 +126,6 @@ def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
     os.close(null)
     os.dup2(2, 1)
     return incoming, outgoing
-
-
-def _receive(incoming: BinaryIO) -> Any:
-    """The next message, None when the driver has closed the pipe."""
-    header = incoming.read(HEADER_BYTES)
-    if len(header) < HEADER_BYTES:
-        return None
-    return pickle.loads(incoming.read(frame_length(header)))
-
-
-def _send(outgoing: BinaryIO, message: Any) -> None:
-    try:
-        outgoing.write(frame(message))
-        outgoing.flush()
-    except BrokenPipeError:
-        # The driver is gone; nobody is left to hear about it.
-        os._exit(0)
 
 
 if __name__ == "__main__":

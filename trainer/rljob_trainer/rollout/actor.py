@@ -7,12 +7,14 @@ The actor adds nothing to ``EngineLoop`` but its process. Its methods block, so 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rljob_trainer.rollout.columns import Results
 from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
-from rljob_trainer.rollout.protocol import Engine, GenerationRequest, GenerationResult
+from rljob_trainer.rollout.protocol import Engine, GenerationRequest
 from rljob_trainer.samples import FloatArray
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import ReceiveReport
@@ -38,6 +40,15 @@ class EngineSpec:
     seed: int = 0
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """torch: keyword arguments of ``TorchEngine.from_folder``; vllm: of vLLM's ``EngineArgs``."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """Where an engine's process is."""
+
+    pod: str
+    """The pod's name; outside Kubernetes that of the host."""
+    process: int
 
 
 def build_engine(spec: EngineSpec) -> Engine:
@@ -81,13 +92,17 @@ class EngineActor:
         """Returns the process id once the engine is built."""
         return os.getpid()
 
+    def place(self) -> EnginePlace:
+        # KubeRay puts the pod's name there; with the host's network the host name is another one.
+        return EnginePlace(os.environ.get("RAY_CLOUD_INSTANCE_ID") or socket.gethostname(), os.getpid())
+
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._loop.submit(requests)
 
-    def collect(self, wait_seconds: float, at_least: int = 1) -> list[GenerationResult]:
+    def collect(self, wait_seconds: float, at_least: int = 1) -> Results:
         return self._loop.collect(wait_seconds, at_least)
 
-    def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
+    def abort(self, request_ids: Iterable[str] | None = None) -> Results:
         return self._loop.abort(request_ids)
 
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.rollout.columns import Results
 from rljob_trainer.rollout.protocol import Engine, GenerationRequest, GenerationResult
 from rljob_trainer.samples import FloatArray
 from rljob_trainer.weights.group import WeightLink
@@ -49,7 +50,7 @@ class EngineLoop:
     def __init__(self, build: Callable[[], Engine], name: str) -> None:
         self.name = name
         self._inbox: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
-        self._outbox: list[GenerationResult] = []
+        self._outbox = Results()
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self._closed = False
@@ -79,7 +80,7 @@ class EngineLoop:
 
         self.call(enter)
 
-    def collect(self, wait_seconds: float, at_least: int = 1) -> list[GenerationResult]:
+    def collect(self, wait_seconds: float, at_least: int = 1) -> Results:
         """What has finished since the last call. Waits for ``at_least`` results, for the engine to run out of work, or
         for ``wait_seconds``, whatever comes first."""
         with self._changed:
@@ -88,13 +89,13 @@ class EngineLoop:
             )
             if not self._outbox:
                 self._check()
-            results, self._outbox = self._outbox, []
+            results, self._outbox = self._outbox, Results()
             return results
 
-    def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
+    def abort(self, request_ids: Iterable[str] | None = None) -> Results:
         """Ends the named (or all) requests and returns what they have. Finished ones come from ``collect``."""
         wanted = None if request_ids is None else list(request_ids)
-        return self.call(lambda engine: engine.abort(wanted))
+        return Results(self.call(lambda engine: engine.abort(wanted)))
 
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
         return self.call(lambda engine: engine.score(sequences, temperature))

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from rljob_trainer.errors import DeadlineError, EngineError, RLJobError
-from rljob_trainer.rollout.actor import ACTOR_OPTIONS, EngineActor, EngineSpec
+from rljob_trainer.rollout.actor import ACTOR_OPTIONS, EngineActor, EnginePlace, EngineSpec
 
 
 class EngineLostError(EngineError):
@@ -21,6 +21,8 @@ class EngineHandle(Protocol):
     """One engine, wherever it is. ``name`` is unique in the pool."""
 
     name: str
+    place: EnginePlace | None
+    """Where its process is; None: beside a learner rank."""
 
     async def call(self, method: str, *args: Any, seconds: float) -> Any:
         """Calls a method of ``EngineLoop`` or ``EngineActor`` by its name.
@@ -41,6 +43,7 @@ class RayEngine:
     def __init__(self, name: str, invoke: Callable[..., Any], kill: Callable[[], None]) -> None:
         """``invoke(method, *args)`` starts a call and returns its reference; ``kill`` ends the process."""
         self.name = name
+        self.place: EnginePlace | None = None
         self._invoke = invoke
         self._kill = kill
 
@@ -55,6 +58,7 @@ class RayEngine:
         )
         try:
             await handle.call("ready", seconds=seconds)
+            handle.place = await handle.call("place", seconds=seconds)
         except BaseException:
             handle.kill()
             raise

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.rollout.actor import EnginePlace
+from rljob_trainer.rollout.columns import Requests
 from rljob_trainer.rollout.engine_loop import EngineStatus
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued
@@ -27,6 +29,20 @@ _POLL_SECONDS = 5.0
 """One long poll of an engine's results."""
 _CALL_SECONDS = 60.0
 """Longest wait for an answer that takes no generation; an engine answers between two steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the pool knows of one engine without asking it."""
+
+    name: str
+    place: EnginePlace | None
+    state: Literal["joining", "serving", "leaving"]
+    running: int
+    """Requests it has in hand."""
+    oldest_seconds: float
+    """Since the oldest of them was asked for."""
+
 
 Replace = Callable[[str], Awaitable[EngineHandle]]
 """Starts an engine in place of the named one."""
@@ -93,11 +109,16 @@ class RolloutPool:
         self._replace, self.bring_up = replace, bring_up
         self._members: dict[str, _Member] = {}
         self._queue: deque[list[_Pending]] = deque()
+        self._groups: dict[int, list[_Pending]] = {}
         self._paused = False
         self._dispatcher: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
+        self._handed_back = asyncio.Event()
+        """Set when an engine has fewer requests in hand than before."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
+        self.replacing = 0
+        """Replacements of lost engines that are being started."""
         self.lost: list[str] = []
         """Names of the engines lost so far."""
 
@@ -119,12 +140,29 @@ class RolloutPool:
         loop = asyncio.get_running_loop()
         group = [_Pending(request, loop.create_future()) for request in requests]
         self._queue.append(group)
+        self._groups[id(group)] = group
         self._wake()
         try:
             return [await pending.done for pending in group]
         except BaseException:
             self._forget(group)
             raise
+        finally:
+            del self._groups[id(group)]
+
+    async def begun(self) -> list[GenerationRequest]:
+        """Every request that ``generate`` has not returned, with the tokens it has by now.
+
+        Running ones are interrupted for that, and go on from there.
+        """
+        if any(member.pending for member in self._members.values()) and not self._paused:
+            await self.pause(interrupt=True)
+            self.resume()
+        return [
+            continued(pending.request, pending.done.result()) if _is_there(pending.done) else pending.request
+            for group in self._groups.values()
+            for pending in group
+        ]
 
     def waiting_for(self) -> str:
         """One sentence: what is under way, and where the oldest request is."""
@@ -142,6 +180,30 @@ class RolloutPool:
             f"engine {name}) was asked for {time.monotonic() - oldest.since:.0f} s ago"
         )
 
+    @property
+    def queued(self) -> int:
+        """Requests that no engine has yet."""
+        return sum(len(group) for group in self._queue)
+
+    def standings(self) -> list[Standing]:
+        """Every engine, by name."""
+        now = time.monotonic()
+        return [
+            Standing(
+                name,
+                member.handle.place,
+                member.state,
+                len(member.pending),
+                max((now - pending.since for pending in member.pending.values()), default=0.0),
+            )
+            for name, member in sorted(self._members.items())
+        ]
+
+    @property
+    def paused(self) -> bool:
+        """Whether requests are held back, for a publication."""
+        return self._paused
+
     async def pause(self, *, interrupt: bool = False) -> None:
         """No request enters an engine until ``resume``; ``interrupt``: running ones stop and go on from there later."""
         self._paused = True
@@ -156,10 +218,15 @@ class RolloutPool:
         self._wake()
 
     async def wait_idle(self, seconds: float) -> None:
-        """Until what the engines have in hand now is finished. Raises ``DeadlineError`` saying what still runs."""
-        running = [pending.done for member in self._members.values() for pending in member.pending.values()]
-        if running and (await asyncio.wait(running, timeout=seconds))[1]:
-            raise DeadlineError(f"the engines are not idle after {seconds:g} s: {self.waiting_for()}")
+        """Until no engine of a paused pool has anything in hand: it is finished, or has returned to the queue because
+        its engine was lost or left. Raises ``DeadlineError`` saying what still runs."""
+        try:
+            async with asyncio.timeout(seconds):
+                while any(member.pending for member in self._members.values()):
+                    self._handed_back.clear()
+                    await self._handed_back.wait()
+        except TimeoutError:
+            raise DeadlineError(f"the engines are not idle after {seconds:g} s: {self.waiting_for()}") from None
 
     # ------------------------------------------------------------------ members
 
@@ -212,6 +279,7 @@ class RolloutPool:
         replaceable = self._replace is not None and member.state != "leaving"
         self._drop(member)
         if replaceable:
+            self.replacing += 1
             self._spawn(self._start_replacement(name))
         elif not self._members:
             self._fail(EngineError(f"no engine is left: {name} was the last one ({reason})"))
@@ -284,7 +352,7 @@ class RolloutPool:
 
     async def _submit(self, member: _Member, groups: list[list[_Pending]]) -> None:
         """All groups in one message; if the engine refuses one of them, one by one."""
-        requests = [pending.request for group in groups for pending in group]
+        requests = Requests(pending.request for group in groups for pending in group)
         try:
             await member.handle.call("submit", requests, seconds=_CALL_SECONDS)
         except (EngineError, DeadlineError) as error:
@@ -319,6 +387,7 @@ class RolloutPool:
             pending = member.pending.pop(result.request_id, None)
             if pending is not None and not pending.done.done():
                 pending.done.set_result(result)
+        self._handed_back.set()
         if results and self._queue:
             self._wake()
 
@@ -326,16 +395,18 @@ class RolloutPool:
         """Interrupts an engine's requests; they return to the queue's front with the tokens they have."""
         try:
             partials = await member.handle.call("abort", seconds=_CALL_SECONDS)
+            # Those that had finished before are still to be collected.
+            finished = await member.handle.call("collect", 0.0, seconds=_CALL_SECONDS)
         except (EngineError, DeadlineError) as error:
+            # Lost, or taken out of the pool by somebody else meanwhile: what it had in hand is made again.
             self.report_lost(member.handle.name, str(error))
             return
+        self._resolve(member, finished)
         for partial in reversed(partials):
             pending = member.pending.pop(partial.request_id, None)
             if pending is not None:
                 pending.request = continued(pending.request, partial)
                 self._queue.appendleft([pending])
-        # Those that had finished before are still to be collected.
-        self._resolve(member, await member.handle.call("collect", 0.0, seconds=_CALL_SECONDS))
         self._wake()
 
     def _drop(self, member: _Member) -> None:
@@ -348,12 +419,16 @@ class RolloutPool:
         for pending in reversed(member.pending.values()):
             self._queue.appendleft([pending])
         member.pending.clear()
+        self._handed_back.set()
         self._wake()
 
     async def _start_replacement(self, name: str) -> None:
         assert self._replace is not None
         try:
-            handle = await self._replace(name)
+            try:
+                handle = await self._replace(name)
+            finally:
+                self.replacing -= 1
             self.add(handle)
             if self.bring_up is not None:
                 await self.bring_up(handle)
@@ -373,6 +448,7 @@ class RolloutPool:
             for name in gone:
                 del member.pending[name]
             if gone:
+                self._handed_back.set()
                 self._spawn(self._abort(member, gone))
 
     async def _abort(self, member: _Member, names: list[str]) -> None:
@@ -407,3 +483,7 @@ class RolloutPool:
     def _check(self) -> None:
         if self._failure is not None:
             raise EngineError(f"the pool has failed: {self._failure}") from self._failure
+
+
+def _is_there(done: asyncio.Future[GenerationResult]) -> bool:
+    return done.done() and not done.cancelled() and done.exception() is None

@@ -135,26 +135,6 @@ def age_metrics(trainer_version: int, versions: Array, offsets: Array, groups: A
     return ages | {"age/mixed_ratio": float((oldest != newest).mean())}
 
 
-def mismatch_metrics(trainer: Array, engine: Array, mask: Array, offsets: Array) -> Metrics:
-    """Trainer and engine log-probs ``[tokens]`` of the same tokens under the same weights: how far they are apart."""
-    if not mask.any():
-        return {}
-    p, q = trainer[mask].astype(np.float64), engine[mask].astype(np.float64)
-    log_ratio = p - q
-    result = {"mismatch/tokens": float(p.size)}
-    result |= spread("mismatch/log_prob", np.abs(log_ratio), ("mean", "max"))
-    result |= spread("mismatch/probability", np.abs(np.exp(p) - np.exp(q)), ("mean", "max", "std"))
-    result["mismatch/kl"] = float((np.expm1(log_ratio) - log_ratio).mean())
-    if np.ptp(p) > 0 and np.ptp(q) > 0:
-        result["mismatch/correlation"] = float(np.corrcoef(np.exp(p), np.exp(q))[0, 1])
-    per_token = np.zeros(mask.size)
-    per_token[mask] = log_ratio
-    sequences = np.add.reduceat(per_token, offsets[:-1][np.diff(offsets) > 0])
-    weights = np.exp(sequences - sequences.max())
-    result["mismatch/effective_sample_size"] = float(weights.sum() ** 2 / (weights**2).sum() / weights.size)
-    return result
-
-
 @dataclass(frozen=True, slots=True)
 class BatchStreams:
     """Everything the batch metrics of a step are made of; shapes as in the module's docstring."""

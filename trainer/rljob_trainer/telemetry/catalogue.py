@@ -87,7 +87,7 @@ FAMILIES: dict[str, str] = {
     "timing": "Seconds of wall clock by stage. Stages may overlap, so they need not add up to the step.",
     "timing_per_token": "The same, per token.",
     "throughput": "Tokens and samples per second of the whole step.",
-    "memory": "Memory at its peak during the step.",
+    "memory": "Memory: of devices at its peak during the step, of hosts at its end.",
     "validation": "The held-out sets. n is the number of samples drawn per prompt, k at most n.",
 }
 """The families, in the order of the documentation."""
@@ -187,6 +187,7 @@ def _learning() -> Iterator[Metric]:
         )
     yield Metric("actor/policy_loss", "", "the policy loss without KL and entropy terms", "mean")
     yield Metric("actor/entropy", "nats", "entropy of the policy per token, at the sampling temperature", "mean")
+    yield Metric("actor/entropy_coefficient", "", "weight of the entropy bonus in this step, where it moves", "last")
     yield Metric(
         "actor/approx_kl", "nats", "mean of log pi_old - log pi_theta: how far the step moved the policy", "mean"
     )
@@ -339,9 +340,8 @@ def _time_and_space() -> Iterator[Metric]:
     yield Metric(
         "memory/device_reserved_gigabytes", "GB", "device memory held by the allocator, largest over ranks", "max"
     )
-    yield Metric(
-        "memory/host_gigabytes", "GB", "resident memory of the driver, the trainer's ranks and the engines", "last"
-    )
+    yield Metric("memory/host_gigabytes/driver", "GB", "resident memory of the driver's process", "last")
+    yield Metric("memory/host_gigabytes/trainer", "GB", "resident memory of all ranks' processes together", "last")
 
 
 def _validation() -> Iterator[Metric]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,7 @@ METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 REPORT = "report.html"
 TIMELINE = "timeline.json"
+STATUS = "status.json"
 SAMPLES = "samples"
 TENSORBOARD = "tensorboard"
 
@@ -62,7 +64,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_whole(path: Path, text: str) -> None:
     """Replaces ``path`` by ``text`` in one move: a reader sees the old file or the new one. Raises ``OutputError``."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

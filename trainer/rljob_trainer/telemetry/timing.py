@@ -116,6 +116,12 @@ class StageTimes:
         """The same without the stages nested in each: they add up, which is what ``summary.json`` shows."""
         return dict(self._exclusive)
 
+    @property
+    def current(self) -> tuple[str, float] | None:
+        """The innermost stage that is under way, and for how many seconds; None between stages."""
+        frame = next(reversed(self._open), None)
+        return None if frame is None else (frame.name, self._clock() - frame.start)
+
     def lap(self) -> dict[str, float]:
         """Seconds by stage since the previous lap; stages that did not run are left out."""
         lap = {name: seconds - self._at_last_lap.get(name, 0.0) for name, seconds in self._totals.items()}

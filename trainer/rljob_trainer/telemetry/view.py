@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, TextIO
@@ -66,6 +66,41 @@ class View(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class Views:
+    """Several views as one."""
+
+    def __init__(self, views: Sequence[View]) -> None:
+        self._views = tuple(views)
+
+    def start(self, job: JobSummary) -> None:
+        for view in self._views:
+            view.start(job)
+
+    def step(self, record: StepRecord) -> None:
+        for view in self._views:
+            view.step(record)
+
+    def message(self, text: str) -> None:
+        for view in self._views:
+            view.message(text)
+
+    def waiting(self, text: str | None) -> None:
+        for view in self._views:
+            view.waiting(text)
+
+    def close(self) -> None:
+        for view in self._views:
+            view.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def open_view(stream: TextIO | None = None, *, plain: bool | None = None) -> View:

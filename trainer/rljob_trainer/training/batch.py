@@ -41,9 +41,10 @@ def layout(groups: Sequence[Group]) -> TrainingBatch:
         if sample.reward is None:
             raise DataError(f"sample {sample.index} of prompt {prompt.ordinal} reached training without a reward")
     pieces: list[npt.NDArray[np.int32]] = []
-    for prompt, sample in zip(prompts, samples, strict=True):
-        pieces.append(np.asarray(prompt.token_ids, dtype=np.int32))
-        pieces.append(sample.token_ids)
+    for group in groups:
+        prompt_ids = np.asarray(group.prompt.token_ids, dtype=np.int32)
+        for sample in group.samples:
+            pieces += (prompt_ids, sample.token_ids)
     response_lengths = np.array([len(s.token_ids) for s in samples], dtype=np.int64)
     sequences = SequenceBatch(
         token_ids=np.concatenate(pieces),

@@ -3,13 +3,15 @@
     forward passes -> KL in the reward -> advantages -> correction -> update -> metrics
 
 The mathematics is in ``algorithms``, the models are in the learner; this module decides which streams a job needs, asks
-for them in one call, and hands them on. It keeps the only state of the algorithm itself: the KL controller.
+for them in one call, and hands them on. It keeps the only state of the algorithm itself: the controllers of
+the KL and entropy coefficients.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,25 +20,23 @@ import torch
 
 from rljob_api.resolved import ResolvedAlgorithm, ResolvedBatch
 from rljob_trainer.algorithms import (
-    AdaptiveKl,
     AdvantageInputs,
     AdvantageOutput,
-    Correction,
-    FixedKl,
-    KlController,
-    Rejection,
     Segments,
-    Weights,
     advantage_estimators,
     advantages,
+    agreement_metrics,
     correct,
+    gradient_noise,
     kl_penalised_rewards,
+    resampled,
 )
-from rljob_trainer.learner.protocol import Learner, LossSettings, ScoreResult
+from rljob_trainer.learner.protocol import Learner, ScoreResult, UpdateResult
 from rljob_trainer.pipeline.loop import Stage, unmeasured
 from rljob_trainer.samples import FloatArray, Group, RewardResult
-from rljob_trainer.telemetry.batch_metrics import BatchStreams, batch_metrics, mismatch_metrics
+from rljob_trainer.telemetry.batch_metrics import BatchStreams, batch_metrics
 from rljob_trainer.training.batch import TrainingBatch, layout
+from rljob_trainer.training.settings import correction_settings, entropy_controller, kl_controller, loss_settings
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,8 @@ class TrainingStep:
         report: Callable[[str], None] = _log.warning,
     ) -> None:
         self.algorithm = algorithm
-        self.kl = _controller(algorithm)
+        self.kl = kl_controller(algorithm)
+        self.entropy = entropy_controller(algorithm)
         self._batch = batch
         self._learner = learner
         self._temperature = temperature
@@ -88,28 +89,42 @@ class TrainingStep:
             metrics = self._batch_metrics(batch, inputs, version) | corrected
         critic = self.algorithm.critic
         with self._stage("update"):
+            loss = self._loss
+            if self.entropy is not None:
+                loss = replace(loss, entropy_coefficient=self.entropy.coefficient)
             result = await self._learner.update(
                 batch.sequences,
-                self._loss,
+                loss,
                 mini_batches,
                 update_actor=critic is None or number > critic.warmup_steps,
                 update_critic=critic is not None,
             )
+        metrics.update(scored.metrics)
         metrics.update(result.metrics)
+        metrics.update(self._agreement(batch, scored, result, version))
+        if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
+            of_batch = torch.from_numpy(batch.sequences.advantages)
+            metrics.update(gradient_noise(inputs, of_batch, metrics["actor/grad_norm"]))
         for skipped in result.skipped:
             self._report(f"step {number}: {skipped}")
         if kl_in_reward is not None:
             metrics["kl/in_reward"] = kl_in_reward
             metrics["kl/coefficient"] = self.kl.coefficient
             self.kl.update(kl_in_reward, len(batch))
+        if self.entropy is not None:
+            metrics["actor/entropy_coefficient"] = self.entropy.coefficient
+            if "actor/entropy" in metrics:
+                self.entropy.update(metrics["actor/entropy"])
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs besides the learner's state."""
-        return {"kl": self.kl.state_dict()}
+        return {"kl": self.kl.state_dict(), "entropy": None if self.entropy is None else self.entropy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.kl.load_state_dict(state["kl"])
+        if self.entropy is not None and state["entropy"] is not None:
+            self.entropy.load_state_dict(state["entropy"])
 
     # --- the stages
 
@@ -122,7 +137,7 @@ class TrainingStep:
         needs_old = mode != "bypass" and (
             not anchored_by_update or algorithm.kl.in_reward is not None or self._estimator.needs_sum_squared_probs
         )
-        needs_squares = self._estimator.needs_sum_squared_probs
+        needs_squares = self._estimator.needs_sum_squared_probs or algorithm.gradient_noise
         if not (needs_old or needs_squares or algorithm.needs_reference or algorithm.needs_critic):
             return ScoreResult()
         with self._stage("score"):
@@ -142,16 +157,12 @@ class TrainingStep:
             return {}
         assert scored.log_probs is not None
         assert sequences.rollout_log_probs is not None
-        weights = correction.weights
         corrected = correct(
             torch.from_numpy(scored.log_probs),
             torch.from_numpy(sequences.rollout_log_probs),
             torch.from_numpy(sequences.mask),
             _segments(batch),
-            Correction(
-                None if weights is None else Weights(weights.level, weights.high, weights.low, weights.normalize),
-                _rejection(self.algorithm),
-            ),
+            correction_settings(correction),
         )
         sequences.mask = corrected.mask.numpy()
         sequences.weights = None if corrected.weights is None else corrected.weights.to(torch.float32).numpy()
@@ -224,7 +235,7 @@ class TrainingStep:
     def _mini_batches(self, groups: int, batch: TrainingBatch, number: int) -> list[list[int]]:
         """Indices of sequences, one list per optimizer step: all mini-batches of the first epoch, then of the next."""
         members: list[list[int]] = [[] for _ in range(groups)]
-        for sequence, group in enumerate(batch.groups):
+        for sequence, group in zip(self._drawn(batch, number), batch.groups, strict=True):
             members[group].append(sequence)
         size = self._batch.mini_batch_groups
         mini_batches: list[list[int]] = []
@@ -235,6 +246,17 @@ class TrainingStep:
             for start in range(0, groups, size):
                 mini_batches.append([s for g in order[start : start + size] for s in members[g]])
         return mini_batches
+
+    def _drawn(self, batch: TrainingBatch, number: int) -> list[int]:
+        """The sequence that is trained on in the place of each; by itself, unless the job resamples (PF-PPO)."""
+        given = self.algorithm.resampling
+        if given is None:
+            return list(range(len(batch)))
+        # Made from the job's seed and the step: the same after a resume.
+        seed = int(np.random.default_rng([self._seed, number]).integers(1 << 62))
+        scores = torch.from_numpy(self._effective_scores(batch))
+        generator = torch.Generator().manual_seed(seed)
+        return [int(i) for i in resampled(scores, generator, kind=given.kind, power=given.power)]
 
     def _batch_metrics(self, batch: TrainingBatch, inputs: AdvantageInputs, version: int) -> dict[str, float]:
         sequences = batch.sequences
@@ -260,59 +282,25 @@ class TrainingStep:
             trainer_version=version,
             max_prompt_tokens=self._max_prompt_tokens,
         )
-        metrics = batch_metrics(streams)
-        old, rollout = sequences.old_log_probs, sequences.rollout_log_probs
-        if old is not None and rollout is not None and old is not rollout:
-            # Tokens of earlier versions differ because the policy has moved, which is no error.
-            same_weights = sequences.mask & (batch.versions == version)
-            metrics |= mismatch_metrics(old, rollout, same_weights, batch.offsets)
-        return metrics
+        return batch_metrics(streams)
 
+    def _agreement(
+        self, batch: TrainingBatch, scored: ScoreResult, result: UpdateResult, version: int
+    ) -> dict[str, float]:
+        """``mismatch/...``: trainer against engine, on the tokens that both saw with the same weights.
 
-def loss_settings(algorithm: ResolvedAlgorithm, temperature: float) -> LossSettings:
-    """The part of the job that the learner needs in order to turn streams into a loss."""
-    in_loss = algorithm.kl.in_loss
-    params: dict[str, Any] = {**algorithm.policy_loss.params, **_bypass_params(algorithm)}
-    return LossSettings(
-        policy_loss=algorithm.policy_loss.type,
-        policy_loss_params=params,
-        aggregation=algorithm.aggregation,
-        aggregation_params=algorithm.aggregation_params,
-        kl_kind=None if in_loss is None else in_loss.kind,
-        kl_coefficient=0.0 if in_loss is None else in_loss.coefficient,
-        entropy_coefficient=algorithm.entropy_coefficient,
-        value_clip=None if algorithm.critic is None else algorithm.critic.value_clip,
-        temperature=temperature,
-    )
-
-
-def _bypass_params(algorithm: ResolvedAlgorithm) -> dict[str, Any]:
-    """In bypass mode the correction happens inside the loss: there is no third policy to correct against before it."""
-    correction = algorithm.rollout_correction
-    loss = algorithm.policy_loss.type
-    if loss not in ("bypassPpoClip", "bypassReinforce"):
-        return {}
-    params: dict[str, Any] = {"rejection": _rejection(algorithm)}
-    if loss == "bypassReinforce":
-        weights = correction.weights
-        params["level"] = "none" if weights is None else weights.level
-        if weights is not None:
-            params |= {"low": weights.low, "high": weights.high}
-    return params
-
-
-def _rejection(algorithm: ResolvedAlgorithm) -> tuple[Rejection, ...]:
-    rules = algorithm.rollout_correction.rejection
-    return tuple(Rejection(rule.statistic, rule.over, rule.high, rule.low) for rule in rules)
-
-
-def _controller(algorithm: ResolvedAlgorithm) -> KlController:
-    in_reward = algorithm.kl.in_reward
-    if in_reward is None:
-        return FixedKl(0.0)
-    if in_reward.controller.type == "fixed":
-        return FixedKl(in_reward.coefficient)
-    return AdaptiveKl(in_reward.coefficient, in_reward.controller.target, in_reward.controller.horizon)
+        The trainer's log-probs are those that were scored before the update, else those of its first forward pass.
+        Tokens of earlier versions differ because the policy has moved, which is no error.
+        """
+        sequences = batch.sequences
+        trainer = result.first_log_probs if scored.log_probs is None else scored.log_probs
+        if trainer is None or sequences.rollout_log_probs is None:
+            return {}
+        compared = sequences.mask & (batch.versions == version) & np.isfinite(trainer)
+        if not compared.any():
+            return {}
+        streams = torch.from_numpy(trainer), torch.from_numpy(sequences.rollout_log_probs)
+        return agreement_metrics(*streams, torch.from_numpy(compared), _segments(batch))
 
 
 def _segments(batch: TrainingBatch) -> Segments:

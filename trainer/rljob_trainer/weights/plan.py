@@ -1,8 +1,10 @@
 """How a model's parameters are cut into buckets. Sender and receivers follow the same plan, in the same order.
 
-A large tensor is a bucket of its own: it can go straight from the learner's memory into the engine's. Small ones
-are packed together, or their number would cost more than their bytes. No tensor is split, so no process ever holds more
-than the buckets in flight; a tensor larger than a bucket makes its bucket that large.
+A large tensor is a bucket of its own: it can go straight from the learner's memory into the engine's. Others are packed
+together: on gloo 150 broadcasts of 3.6 MB take nearly half as long again as 20 of 27 MB, and copying a byte costs much
+less than sending it. Packs are small enough that the copies of one overlap with the journey of the next, and that the
+allocator hands out the same memory again. No tensor is split, so no process ever holds more than the buckets in flight;
+a tensor larger than a bucket makes its bucket that large.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from torch import Tensor
 
 _ALIGNMENT = 16
 """Offsets of packed tensors: any dtype can be viewed in place."""
-_ALONE_BYTES = 1 << 20
-"""Tensors from this size on are not packed."""
+_PACK_BYTES = 16 << 20
+"""Packs are at most this large; larger tensors are not packed."""
+_TRAVELLING_BYTES = 3 * _PACK_BYTES
+"""More at once is no faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +63,18 @@ class WeightPlan:
     def __init__(self, tensors: Sequence[TensorMeta], bucket_bytes: int) -> None:
         self.tensors = tuple(tensors)
         self.bucket_bytes = bucket_bytes
-        alone_from = min(_ALONE_BYTES, bucket_bytes)
+        most = min(_PACK_BYTES, bucket_bytes)
         packs: list[list[TensorMeta]] = [[]]
         for meta in self.tensors:
-            if meta.nbytes < alone_from:
-                if _pack([*packs[-1], meta]).nbytes > bucket_bytes:
+            if meta.nbytes < most:
+                if _pack([*packs[-1], meta]).nbytes > most:
                     packs.append([])
                 packs[-1].append(meta)
         complete = {pack[-1].name: pack for pack in packs if pack}
         self.buckets: list[Bucket] = []
         """In the order in which they are complete when the tensors come in the model's order."""
         for meta in self.tensors:
-            if meta.nbytes >= alone_from:
+            if meta.nbytes >= most:
                 self.buckets.append(Bucket((meta,), (0,), meta.nbytes))
             elif meta.name in complete:
                 self.buckets.append(_pack(complete[meta.name]))
@@ -82,8 +86,8 @@ class WeightPlan:
 
     @cached_property
     def budget(self) -> int:
-        """Bytes that may travel at once: a bucket's worth, or the largest tensor."""
-        return max(self.bucket_bytes, *(bucket.nbytes for bucket in self.buckets))
+        """Bytes that may travel at once; a bucket that is larger travels alone."""
+        return min(_TRAVELLING_BYTES, self.bucket_bytes)
 
     def to_json(self) -> str:
         tensors = [(meta.name, meta.shape, str(meta.dtype).removeprefix("torch.")) for meta in self.tensors]

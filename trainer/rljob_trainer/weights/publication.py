@@ -76,6 +76,10 @@ class WeightPublication:
             self._pool.activate([engine.name for engine in self._connected], version)
         return {}
 
+    def between(self) -> asyncio.Lock:
+        """``async with publication.between()``: inside, none is under way. For engines that leave."""
+        return self._busy
+
     async def bring_up(self, engine: EngineHandle) -> None:
         """Gives a new engine the pool's version as soon as the learner holds it, unless a publication comes first."""
         while engine in self._pool.engines and engine not in self._pool.serving:

@@ -143,7 +143,7 @@ class _Outgoing:
             return
         if name not in self._views:
             self._arrive(self._budget - pack.nbytes)
-            self._pack = torch.zeros(pack.nbytes, dtype=torch.uint8, device=self._device)
+            self._pack = torch.empty(pack.nbytes, dtype=torch.uint8, device=self._device)
             self._views = dict(pack.views(self._pack))
         self._views.pop(name).copy_(tensor)
         if not self._views:

@@ -1,0 +1,108 @@
+"""A job as it is mounted in a pod: the generation it has to have, claims as paths, and where its state belongs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_api import cluster
+from rljob_trainer.commands.mounted_job import mounted_job, options_of
+from rljob_trainer.driver.service import Listening
+from rljob_trainer.errors import DeadlineError, JobFileError
+
+LISTENING = Listening(0)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Path:
+    """A job of which everything lies in claims."""
+    storage = tmp_path / "mnt"
+    (storage / "data").mkdir(parents=True)
+    (storage / "data" / "train.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n' * 3)
+    write(tmp_path, generation=3)
+    return tmp_path / "job.json"
+
+
+def write(folder: Path, generation: int, **spec: Any) -> None:
+    tokenizer = {"characters": "0123456789+?"}
+    document = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "tiny", "annotations": {cluster.GENERATION_ANNOTATION: str(generation)}},
+        "spec": {
+            "model": {"random": {"contextLength": 64, "tokenizer": tokenizer}},
+            "data": {
+                "train": {"source": "pvc://data/train.jsonl"},
+                "prompt": "question",
+                "answer": "answer",
+                "maxPromptTokens": 16,
+            },
+            "reward": {"functions": [{"type": "exactMatch"}]},
+            "algorithm": {"preset": "grpo"},
+            "rollout": {"engine": "torch", "maxResponseTokens": 4},
+            "checkpoint": {"uri": "pvc://state/runs"},
+            **spec,
+        },
+    }
+    (folder / "job.json").write_text(json.dumps(document))
+
+
+def arguments(file: Path) -> argparse.Namespace:
+    return argparse.Namespace(file=file, storage=file.parent / "mnt", attempt=4, generation=3)
+
+
+def test_claims_become_paths_and_state_has_a_place_of_its_own(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = mounted.parent / "mnt"
+    job = mounted_job(mounted, 3, storage)
+    assert job.spec.data.train.sources[0].source == str(storage / "data" / "train.jsonl")
+    for name, value in {"RAY_ADDRESS": "x", "RLJOB_NAMESPACE": "team", "RLJOB_NAME": "tiny", "RLJOB_UID": "u1"}.items():
+        monkeypatch.setenv(name, value)
+    options = options_of(job, arguments(mounted), LISTENING)
+    assert options.output == storage / "state" / "runs" / "team" / "tiny-u1"
+    assert (options.attempt, options.resume, options.by_role, options.keeps_state) == (4, "auto", True, True)
+
+
+def test_another_job_s_checkpoint_is_taken_once(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "x")
+    storage = mounted.parent / "mnt"
+    other = storage / "state" / "other"
+    other.mkdir(parents=True)
+    write(mounted.parent, generation=3, restore={"from": "pvc://state/other"})
+    job = mounted_job(mounted, 3, storage)
+    options = options_of(job, arguments(mounted), LISTENING)
+    assert options.resume == str(other)
+    (options.output / "checkpoints" / "step-00000001").mkdir(parents=True)
+    assert options_of(job, arguments(mounted), LISTENING).resume == "auto"
+
+
+def test_without_storage_nothing_is_kept(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "x")
+    write(mounted.parent, generation=3, checkpoint={})
+    options = options_of(mounted_job(mounted, 3, mounted.parent / "mnt"), arguments(mounted), LISTENING)
+    assert not options.keeps_state
+
+
+def test_a_file_that_is_not_yet_up_to_date_is_waited_for(mounted: Path) -> None:
+    def update() -> None:
+        time.sleep(0.3)
+        write(mounted.parent, generation=4, checkpoint={"uri": "pvc://state/later"})
+
+    threading.Thread(target=update).start()
+    job = mounted_job(mounted, 4, mounted.parent / "mnt")
+    assert job.spec.checkpoint.uri == str(mounted.parent / "mnt" / "state" / "later")
+    with pytest.raises(DeadlineError, match="still has generation 4 after 0 s, and 5 was asked for"):
+        mounted_job(mounted, 5, mounted.parent / "mnt", patience=0.0)
+
+
+def test_what_the_operator_did_not_write_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobFileError, match=r"job\.json cannot be read"):
+        mounted_job(tmp_path / "job.json", 1, tmp_path)
+    (tmp_path / "job.json").write_text("- a list")
+    with pytest.raises(JobFileError, match="is not the JSON that the operator writes"):
+        mounted_job(tmp_path / "job.json", 1, tmp_path)

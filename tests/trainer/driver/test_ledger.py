@@ -1,0 +1,118 @@
+"""The ledger: what it says of prompts, how it goes back with a checkpoint, and that version numbers never return."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rljob_api.status import Desired
+from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.errors import CheckpointError, OutputError
+from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
+
+
+def prompt(ordinal: int) -> Prompt:
+    return Prompt(ordinal, 0, ordinal, "test", "", (1,), None)
+
+
+def group(ordinal: int, versions: list[int], score: float) -> Group:
+    made = np.array(versions, np.int32)
+    sample = Sample(0, made, made.astype(np.float32), made, made > -1, "stop", reward=RewardResult(score))
+    return Group(prompt(ordinal), [sample])
+
+
+def rows(path: Path, columns: str) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(path) as database:
+        return database.execute(f"SELECT {columns} FROM groups ORDER BY ordinal").fetchall()
+
+
+async def test_a_row_says_what_became_of_a_prompt(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", attempt=2)
+    assert ledger.fresh
+    for ordinal in range(4):
+        ledger.admitted(prompt(ordinal), version=3, deadline=4)
+    ledger.finished(0)
+    ledger.write()
+    ledger.finished(1)
+    ledger.dropped(2, "all samples have the same score")
+    ledger.trained([group(0, [3, 3, 4], 0.5)], step=7, version=4)
+    await ledger.close()
+    columns = "ordinal, state, reason, oldest_version, newest_version, tokens, reward, trained_step, trained_version"
+    assert rows(ledger.path, columns) == [
+        (0, "trained", None, 3, 4, 3, 0.5, 7, 4),
+        (1, "finished", None, None, None, None, None, None, None),
+        (2, "dropped", "all samples have the same score", None, None, None, None, None, None),
+        (3, "running", None, None, None, None, None, None, None),
+    ]
+    assert rows(ledger.path, "admitted_version, deadline, attempt, times_asked") == [(3, 4, 2, 1)] * 4
+
+
+async def test_going_back_undoes_what_came_after_but_keeps_the_versions(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
+    for ordinal in range(3):
+        ledger.admitted(prompt(ordinal), version=0, deadline=1)
+    ledger.trained([group(0, [0], 1.0)], step=1, version=0)
+    await ledger.announce(1, step=0)
+    await ledger.snapshot(tmp_path / "snapshot")
+    # What follows is lost with its process: 1 is trained, 2 dropped, 3 begun, two more versions are published.
+    ledger.admitted(prompt(3), version=1, deadline=2)
+    ledger.trained([group(1, [0], 1.0)], step=2, version=1)
+    ledger.dropped(2, "uniform")
+    await ledger.announce(2, step=1)
+    await ledger.announce(3, step=2)
+    await ledger.close()
+
+    again = Ledger(tmp_path / "ledger.sqlite", attempt=2)
+    assert not again.fresh
+    assert await again.roll_back(tmp_path / "snapshot", step=1, next_ordinal=3, again=[1, 2]) == 3
+    again.admitted(prompt(1), version=4, deadline=5)
+    await again.close()
+    assert rows(again.path, "ordinal, state, reason, trained_step, attempt, times_asked") == [
+        (0, "trained", None, 1, 1, 1),
+        (1, "running", None, None, 2, 2),
+        (2, "running", None, None, 1, 1),
+    ]
+
+
+async def test_without_its_own_file_the_snapshot_is_enough(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "first.sqlite", attempt=1)
+    first.admitted(prompt(0), version=0, deadline=0)
+    await first.announce(5, step=0)
+    await first.snapshot(tmp_path / "snapshot")
+    await first.close()
+    second = Ledger(tmp_path / "second.sqlite", attempt=2)
+    assert await second.roll_back(tmp_path / "snapshot", step=0, next_ordinal=1, again=[0]) == 5
+    await second.close()
+    assert rows(second.path, "ordinal, state") == [(0, "running")]
+
+
+async def test_a_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_text("something else, and long enough to be looked at as a database file" * 20)
+    with pytest.raises(OutputError, match=r"ledger\.sqlite: file is not a database"):
+        Ledger(path, attempt=1)
+
+
+async def test_a_ledger_of_another_run_is_named(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
+    ledger.admitted(prompt(0), version=0, deadline=1)
+    ledger.trained([group(0, [0], 1.0)], step=5, version=4)
+    ledger.write()
+    with pytest.raises(CheckpointError, match=r"ledger\.sqlite does not belong to the checkpoint of step 2: 1 groups"):
+        await ledger.roll_back(None, step=2, next_ordinal=1, again=[])
+    await ledger.close()
+
+
+async def test_a_command_that_cannot_be_written_is_said_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
+    with sqlite3.connect(ledger.path) as other:
+        other.execute("DROP TABLE commands")
+    ledger.command(Desired(generation=1, attempt=1))
+    await ledger.close()
+    assert "ledger.sqlite cannot be written (no such table: commands)" in caplog.text

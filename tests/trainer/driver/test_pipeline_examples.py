@@ -1,0 +1,92 @@
+"""The pipelines' examples: published settings, splits as overlays of one base, a small twin of every mode that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from real_runs import Runner, metrics_of
+
+from rljob_api import load_jobs, resolve
+from rljob_api.resolved import ResolvedSpec
+from rljob_trainer.cli import main
+from rljob_trainer.pipeline.schedule import ScheduleSettings
+from rljob_trainer.pipeline.shape import schedule_settings
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+DAPO = EXAMPLES / "fully-async-dapo-7b"
+TWINS = EXAMPLES / "pipelines"
+
+
+def spec_of(*files: Path) -> ResolvedSpec:
+    [job] = load_jobs(files[0], overlays=files[1:])
+    return resolve(job).spec
+
+
+@pytest.mark.parametrize("correction", [(), ("mismatch-correction",)], ids=["plain", "corrected"])
+@pytest.mark.parametrize(
+    ("split", "rollout", "trainer", "response", "fraction", "steps"),
+    [
+        ("4-4", 4, 4, 8192, 0.1, 100),
+        ("4-12", 4, 12, 8192, 0.1, 100),
+        ("8-8", 8, 8, 8192, 0.1, 100),
+        ("16-16", 16, 16, 28672, 0.5, 400),
+        ("32-32", 32, 32, 28672, 0.5, 400),
+        ("64-64", 64, 64, 28672, 0.5, 400),
+    ],
+)
+def test_a_split_has_the_published_settings(
+    split: str, rollout: int, trainer: int, response: int, fraction: float, steps: int, correction: tuple[str, ...]
+) -> None:
+    files = [DAPO / f"{name}.yaml" for name in ("base", split, *correction)]
+    assert main(["validate", "--merge", "--schema-only", *map(str, files)]) == 0
+    spec = spec_of(*files)
+    assert spec.rollout.replicas * spec.rollout.gpus_per_replica == rollout
+    assert spec.trainer.ranks == trainer
+    assert (spec.rollout.max_response_tokens, spec.data.max_prompt_tokens) == (response, 2048)
+    assert (spec.batch.samples_per_prompt, spec.batch.mini_batch_groups, spec.stop.steps) == (16, 32, steps)
+    assert schedule_settings(spec) == ScheduleSettings(512, 128, 4, fraction, ordered=False)
+    loss = spec.algorithm.policy_loss
+    assert (loss.type, loss.clip_low, loss.clip_high, loss.dual_clip) == ("ppoClip", 0.2, 0.28, 10.0)
+    assert (spec.algorithm.kl.in_loss, spec.algorithm.kl.in_reward) == (None, None)
+    assert spec.algorithm.rollout_correction.mode == ("decoupled" if correction else "bypass")
+    optimizer = spec.trainer.optimizer
+    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.weight_decay) == (1e-6, 10, 0.1)
+
+
+def test_one_step_off_has_the_published_settings() -> None:
+    spec = spec_of(EXAMPLES / "one-step-off.yaml")
+    assert (spec.rollout.replicas, spec.trainer.ranks, spec.trainer.backend) == (4, 12, "fsdp2")
+    assert (spec.batch.groups, spec.batch.mini_batch_groups, spec.rollout.max_response_tokens) == (512, 32, 20480)
+    assert schedule_settings(spec) == ScheduleSettings(512, 512, 1)
+
+
+MODES = {
+    "one-step-off": ScheduleSettings(512, 512, 1),
+    "on-policy": ScheduleSettings(512, 512, 0, ordered=False),
+    "stream": ScheduleSettings(512, 128, 0, ordered=False),
+    "stale-samples": ScheduleSettings(512, 128, 2, 0.5, ordered=False),
+    "partial-rollout": ScheduleSettings(512, 128, 2, 0.5, ordered=False),
+}
+
+
+def test_there_is_a_twin_of_every_mode() -> None:
+    assert {file.stem for file in TWINS.glob("*.yaml")} == set(MODES)
+    for name, shape in MODES.items():
+        spec = spec_of(EXAMPLES / "quickstart.yaml", TWINS / f"{name}.yaml")
+        assert schedule_settings(spec) == shape
+        assert spec.pipeline.partial_rollout == ("recompute" if name == "partial-rollout" else "none")
+
+
+@pytest.mark.parametrize("mode", ["stream", "partial-rollout"])
+def test_a_twin_runs_within_its_bound(runner: Runner, mode: str) -> None:
+    """The modes differ in nothing but these settings, so two of them stand for all."""
+    output = runner.folder / mode
+    runner.run(
+        "run", EXAMPLES / "quickstart.yaml", TWINS / f"{mode}.yaml", "--output", output, "--steps", "4",
+        "--set", "data.validation[0].limit=8",
+    )  # fmt: skip
+    records = metrics_of(output)
+    assert [record["step"] for record in records] == [0, 1, 2, 3, 4]
+    ages = [record["age/max"] for record in records[1:]]
+    assert max(ages) <= MODES[mode].max_age

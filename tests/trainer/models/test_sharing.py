@@ -1,0 +1,44 @@
+"""A model reaches storage that all nodes see: as it is, as a copy of what links lead to, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.models.folder import ModelFolder
+from rljob_trainer.models.sharing import on_shared_storage
+
+
+def folder(path: Path) -> ModelFolder:
+    path.mkdir(parents=True, exist_ok=True)
+    facts = {"family": "llama", "context_length": 8, "vocabulary_size": 4, "hidden_size": 32, "layers": 1, "heads": 1}
+    more = {"kv_heads": 1, "head_dim": 32, "tied": True, "parameters": 1, "eos_token_ids": (1,), "pad_token_id": 1}
+    return ModelFolder(path=path, **facts, **more)  # type: ignore[arg-type]
+
+
+def test_what_lies_there_is_used_there(tmp_path: Path) -> None:
+    model = folder(tmp_path / "mnt" / "claim" / "model")
+    (model.path / "config.json").write_text("{}")
+    assert on_shared_storage(model, tmp_path / "mnt", tmp_path / "mnt" / "run" / "model") is model
+
+
+def test_links_out_of_it_are_copied(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "blob").write_text("weights")
+    target = tmp_path / "mnt" / "run" / "model"
+    model = folder(target)
+    (target / "model.safetensors").symlink_to(cache / "blob")
+    shared = on_shared_storage(model, tmp_path / "mnt", target)
+    assert shared.path == target
+    assert not (target / "model.safetensors").is_symlink()
+    assert (target / "model.safetensors").read_text() == "weights"
+
+
+def test_without_a_place_for_a_copy_it_is_refused(tmp_path: Path) -> None:
+    model = folder(tmp_path / "cache" / "model")
+    (model.path / "config.json").write_text("{}")
+    with pytest.raises(JobFileError, match="where other nodes cannot see it"):
+        on_shared_storage(model, tmp_path / "mnt", None)

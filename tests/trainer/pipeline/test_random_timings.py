@@ -1,0 +1,362 @@
+"""The age bound under random timings: the real loop, schedule and pool, with engines that are slow, come, go and die.
+
+Everything but the engines' and the learner's work is the code that runs in production; time is virtual. In each
+scenario engines differ in speed, responses have long tails, engines join, are drained and are lost, rewards take their
+time, and the trainer is now faster, now slower than the engines. Whatever happens:
+
+- no group is older than maxAge when it is trained (by the versions that its tokens carry);
+- no group waits for longer than maxAge versions after its admission (nobody starves);
+- every prompt is trained exactly once;
+- the run ends (virtual time notices a deadlock at once).
+
+A few hundred scenarios run by default. Ten thousand:
+
+    RLJOB_TIMINGS=10000 .venv/bin/python -m pytest -n 2 tests/trainer/pipeline/test_random_timings.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
+from rljob_trainer.driver.training import Publication, QuietPublication
+from rljob_trainer.pipeline.loop import Pipeline
+from rljob_trainer.pipeline.parts import StepRecord
+from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
+from rljob_trainer.rollout.handle import EngineLostError
+from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.samples import Group, Prompt, RewardResult
+from rljob_trainer.simulation.clock import run_virtual
+
+SCENARIOS = int(os.environ.get("RLJOB_TIMINGS", "240"))
+PATIENCE = 2000.0
+"""Virtual seconds, ten times the longest response: who waits longer waits for ever."""
+PARTS = 24
+"""Tests that share the scenarios, so that several processes can."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A request in an engine: ``length`` tokens in all, of which ``versions`` tells those that exist."""
+
+    request: GenerationRequest
+    length: int
+    since: float
+    versions: list[int]
+
+
+class VirtualEngine:
+    """An engine behind the pool's handle. Each request makes ``speed`` tokens a second, whatever runs beside it."""
+
+    def __init__(self, name: str, rng: random.Random, speed: float, version: int, tail: float) -> None:
+        self.name = name
+        self.version = version
+        self._rng, self._speed, self._tail = rng, speed, tail
+        self._running: dict[str, Running] = {}
+        self._finished: list[GenerationResult] = []
+        self._news = asyncio.Event()
+        self._dead = False
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    async def call(self, method: str, *args: Any, seconds: float) -> Any:
+        await asyncio.sleep(0)
+        self._check()
+        if method == "collect" and not self._finished:
+            try:
+                async with asyncio.timeout(args[0]):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+        self._check()
+        return getattr(self, f"_{method}")(*args)
+
+    def kill(self) -> None:
+        self._dead = True
+        self._news.set()
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def load(self, version: int) -> None:
+        """New weights between two tokens; what runs goes on under them."""
+        for running in self._running.values():
+            self._make_tokens(running)
+        self.version = version
+
+    def _check(self) -> None:
+        if self._dead:
+            raise EngineLostError(f"engine {self.name} is gone")
+
+    def _submit(self, requests: Sequence[GenerationRequest]) -> None:
+        loop = asyncio.get_running_loop()
+        for request in requests:
+            # How long a response becomes does not depend on where it is made.
+            own = random.Random(request.seed)
+            length = min(request.sampling.max_tokens, 1 + int(3 * own.lognormvariate(0, self._tail)))
+            running = Running(request, length, loop.time(), list(request.versions))
+            self._running[request.request_id] = running
+            left = (length - len(running.versions)) / self._speed
+            self._timers[request.request_id] = loop.call_later(left, self._end, request.request_id)
+
+    def _collect(self, wait: float) -> list[GenerationResult]:
+        finished, self._finished = self._finished, []
+        self._news.clear()
+        return finished
+
+    def _abort(self, names: Sequence[str] | None = None) -> list[GenerationResult]:
+        aborted = []
+        for name in list(self._running) if names is None else [name for name in names if name in self._running]:
+            running = self._running.pop(name)
+            self._timers.pop(name).cancel()
+            self._make_tokens(running)
+            aborted.append(_result(running, "aborted"))
+        return aborted
+
+    def _close(self) -> None:
+        self.kill()
+
+    def _end(self, name: str) -> None:
+        running = self._running.pop(name)
+        del self._timers[name]
+        running.versions += [self.version] * (running.length - len(running.versions))
+        self._finished.append(_result(running, "stop"))
+        self._news.set()
+
+    def _make_tokens(self, running: Running) -> None:
+        """Those that have become complete since the last look."""
+        now = asyncio.get_running_loop().time()
+        made = min(int((now - running.since) * self._speed), running.length - len(running.versions))
+        running.versions += [self.version] * made
+        running.since += made / self._speed
+
+
+def _result(running: Running, finish: Any) -> GenerationResult:
+    versions = np.array(running.versions, np.int32)
+    return GenerationResult(running.request.request_id, versions, versions.astype(np.float32), versions, finish)
+
+
+@dataclass(slots=True)
+class Scenario:
+    """What one seed comes to."""
+
+    rng: random.Random
+    max_age: int
+    partial: str
+    shape: ScheduleSettings
+    prompts: int
+    n: int
+    tail: float
+    troubles: int
+    training: float
+    """Mean seconds of one pull."""
+    admitted: dict[int, int] = field(default_factory=dict)
+    trained: list[int] = field(default_factory=list)
+    ages: list[int] = field(default_factory=list)
+    mixed: int = 0
+    lost: int = 0
+
+    @classmethod
+    def of(cls, seed: int) -> Scenario:
+        rng = random.Random(seed)
+        max_age = seed % 9
+        pull, pulls = rng.randint(1, 5), rng.choice([1, 1, 2, 4])
+        fraction = rng.choice([None, None, 0.1, 0.5, 1.0]) if max_age else None
+        ordered = max_age < 2 and rng.random() < 0.3
+        return cls(
+            rng=rng,
+            max_age=max_age,
+            partial=rng.choice(["none", "recompute", "keepCache"]) if max_age and not ordered else "none",
+            shape=ScheduleSettings(pull * pulls, pull, max_age, fraction, ordered),
+            prompts=rng.randint(8, 60),
+            n=rng.choice([1, 2, 3]),
+            tail=rng.choice([0.1, 0.8, 1.6]),
+            troubles=rng.choice([0, 0, 2, 5]),
+            training=rng.choice([0.01, 1.0, 5.0]),
+        )
+
+
+class Feed:
+    def __init__(self, prompts: int) -> None:
+        self.left, self.ordinal = prompts, 0
+
+    def next(self) -> Prompt | None:
+        if self.ordinal == self.left:
+            return None
+        self.ordinal += 1
+        return Prompt(self.ordinal - 1, 0, self.ordinal - 1, "test", "", (1,), None)
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+
+class Rewards:
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    async def score(self, group: Group) -> list[RewardResult]:
+        await asyncio.sleep(self._rng.choice([0.0, 0.1, 2.0]))
+        return [RewardResult(0.0) for _ in group.samples]
+
+
+class World:
+    """The pool, its publication, and what happens to its engines."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self._rng = scenario.rng
+        self._started = 0
+        self._sending = asyncio.Lock()
+        self.pool = RolloutPool(
+            max_outstanding=scenario.rng.choice([2, 4, 64]), replace=self._replacement, bring_up=self._bring_up
+        )
+        for _ in range(scenario.rng.randint(1, 4)):
+            self.pool.add(self._engine())
+        self.pool.activate([engine.name for engine in self.pool.engines])
+
+    async def publish(self, version: int) -> dict[str, float]:
+        async with self._sending:
+            await asyncio.sleep(self._rng.choice([0.0, 0.2]))
+            names = []
+            for engine in self.pool.engines:
+                assert isinstance(engine, VirtualEngine)
+                engine.load(version)
+                names.append(engine.name)
+                if self.scenario.partial == "keepCache":
+                    await asyncio.sleep(0.01)  # not all at the same moment
+            self.pool.activate(names, version)
+        return {}
+
+    async def trouble(self) -> None:
+        """Engines join, are drained, and are lost, at random moments."""
+        for _ in range(self.scenario.troubles):
+            await asyncio.sleep(self._rng.expovariate(0.3))
+            event = self._rng.choice(["join", "lose", "drain"])
+            serving = [engine.name for engine in self.pool.serving]
+            if event == "join":
+                engine = self._engine()
+                self.pool.add(engine)
+                await self._bring_up(engine)
+            elif event == "lose" and serving:
+                self._named(self._rng.choice(serving)).kill()
+            elif event == "drain" and len(serving) > 1:
+                await self.pool.remove(self._rng.choice(serving))
+
+    def _named(self, name: str) -> Any:
+        return next(engine for engine in self.pool.engines if engine.name == name)
+
+    def _engine(self) -> VirtualEngine:
+        self._started += 1
+        speed = self._rng.choice([1.0, 4.0, 16.0])
+        return VirtualEngine(f"{self._started:03d}", self._rng, speed, self.pool.version, self.scenario.tail)
+
+    async def _replacement(self, name: str) -> VirtualEngine:
+        await asyncio.sleep(self._rng.choice([0.1, 5.0]))
+        return self._engine()
+
+    async def _bring_up(self, handle: Any) -> None:
+        await asyncio.sleep(self._rng.choice([0.0, 1.0]))
+        # As the real publication does it: one transfer at a time, and none to an engine that a publication has reached.
+        async with self._sending:
+            if handle in self.pool.engines and handle not in self.pool.serving:
+                handle.version = self.pool.version
+                self.pool.activate([handle.name])
+
+
+class Trainer:
+    """Sleeps, and checks what it is given."""
+
+    def __init__(self, scenario: Scenario, publication: Publication) -> None:
+        self._scenario, self._publication = scenario, publication
+
+    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
+        scenario = self._scenario
+        for group in groups:
+            ordinal, age = group.prompt.ordinal, version - group.oldest_version
+            assert 0 <= age <= scenario.max_age, f"prompt {ordinal} is {age} versions old"
+            waited = version - scenario.admitted[ordinal]
+            assert waited <= scenario.max_age, f"prompt {ordinal} waited for {waited} versions"
+            scenario.ages.append(age)
+            scenario.mixed += any(sample.versions.min() < sample.versions.max() for sample in group.samples)
+            scenario.trained.append(ordinal)
+        await asyncio.sleep(scenario.training * scenario.rng.lognormvariate(0, 0.5))
+        return {}
+
+    async def publish(self, version: int) -> dict[str, float]:
+        return await self._publication.publish(version)
+
+
+async def go_on(record: StepRecord) -> bool:
+    return True
+
+
+async def play(scenario: Scenario) -> None:
+    world = World(scenario)
+    sampling = SamplingSettings(max_tokens=200)
+    rollout = GroupRollout(
+        world.pool,
+        Rewards(scenario.rng),
+        lambda responses: [""] * len(responses),
+        GenerationSettings(scenario.n, sampling, seed=1),
+    )
+    publication: Publication = world
+    if scenario.partial != "keepCache":
+        interrupt = scenario.partial == "recompute"
+        publication = QuietPublication(world, world.pool, interrupt=interrupt, seconds=PATIENCE)
+    schedule = Schedule(scenario.shape)
+    admit = schedule.admitted
+
+    def admitted(ordinal: int, serving_version: int) -> None:
+        scenario.admitted[ordinal] = serving_version
+        admit(ordinal, serving_version)
+
+    schedule.admitted = admitted  # type: ignore[method-assign]
+    pipeline = Pipeline(
+        Feed(scenario.prompts),
+        rollout,
+        Trainer(scenario, publication),
+        schedule,
+        after_step=go_on,
+        sample_deadline_seconds=PATIENCE,
+    )
+    trouble = asyncio.create_task(world.trouble())
+    try:
+        await pipeline.run()
+    finally:
+        trouble.cancel()
+        scenario.lost = len(world.pool.lost)
+        await world.pool.close()
+    assert sorted(scenario.trained) == list(range(scenario.prompts))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_bound_holds_nobody_starves_and_nothing_is_lost(part: int) -> None:
+    for seed in range(part, SCENARIOS, PARTS):
+        scenario = Scenario.of(seed)
+        try:
+            run_virtual(play(scenario))
+        except BaseException as error:
+            error.add_note(f"scenario {seed}: {scenario.shape}, {scenario.partial}, {scenario.troubles} troubles")
+            raise
+
+
+def test_the_scenarios_are_what_they_are_meant_to_be() -> None:
+    """Stale, interrupted, lost: bounds that hold because nothing happens would prove nothing."""
+    ages, mixed, lost = [], 0, 0
+    for seed in range(90):
+        scenario = Scenario.of(seed)
+        run_virtual(play(scenario))
+        ages += scenario.ages
+        mixed += scenario.mixed
+        lost += scenario.lost
+    assert max(ages) >= 6
+    assert np.mean(ages) > 0.5
+    assert mixed > 100
+    assert lost > 15

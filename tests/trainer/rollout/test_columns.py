@@ -1,0 +1,44 @@
+"""What is sent by column arrives as it was."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+
+from rljob_trainer.rollout.columns import Requests, Results
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
+
+
+def test_requests_arrive_as_they_were() -> None:
+    sampling, prompt = SamplingSettings(max_tokens=7, stop_token_ids=(2,)), (5, 6, 7)
+    requests = Requests(
+        [
+            GenerationRequest("0/0", prompt, sampling, seed=2**62 + 1),
+            GenerationRequest("0/1", prompt, sampling, 3, (9,), (-0.5,), (4,), cache_salt="v4"),
+        ]
+    )
+    arrived = pickle.loads(pickle.dumps(requests))
+    assert arrived == requests
+    assert arrived[0].prompt_ids is arrived[1].prompt_ids
+
+
+def test_results_arrive_as_they_were_whatever_their_length() -> None:
+    def result(name: str, length: int) -> GenerationResult:
+        ids = np.arange(length, dtype=np.int32)
+        return GenerationResult(name, ids, -0.25 * ids.astype(np.float32), ids % 2, "stop" if length else "aborted")
+
+    results = Results([result("a", 3), result("none", 0), result("b", 5)])
+    arrived = pickle.loads(pickle.dumps(results))
+    assert [r.request_id for r in arrived] == ["a", "none", "b"]
+    assert [r.finish for r in arrived] == ["stop", "aborted", "stop"]
+    for got, sent in zip(arrived, results, strict=True):
+        for name in ("token_ids", "log_probs", "versions"):
+            ours, theirs = getattr(got, name), getattr(sent, name)
+            assert ours.dtype == theirs.dtype
+            assert np.array_equal(ours, theirs)
+
+
+def test_empty_lists_travel_too() -> None:
+    assert pickle.loads(pickle.dumps(Requests())) == []
+    assert pickle.loads(pickle.dumps(Results())) == []

@@ -1,0 +1,109 @@
+"""A job as the operator hands it to its pods: the mounted file, where claims are, and where the job's state belongs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rljob_api import cluster, load_jobs
+from rljob_api.resolved import ResolvedJob
+from rljob_trainer.commands.job_file import checked_job
+from rljob_trainer.driver.run import RunOptions
+from rljob_trainer.errors import DeadlineError, JobFileError
+
+if TYPE_CHECKING:
+    from rljob_trainer.driver.service import Listening
+
+_MOUNT_SECONDS = 180.0
+"""How long the kubelet may take to bring a changed ConfigMap into the pod (a minute or two by default)."""
+_LOCATIONS = ("model", "data", "checkpoint", "restore")
+"""Sections of the spec that name claims. (``code`` does too: those are mounted by the operator.)"""
+
+
+def mounted_job(file: Path, generation: int, storage: Path, *, patience: float = _MOUNT_SECONDS) -> ResolvedJob:
+    """The job of ``file`` with every ``pvc://claim/path`` as the path below ``storage``.
+
+    Waits until the file has the generation or a newer one. Raises ``DeadlineError`` when it doesn't get it,
+    ``JobFileError`` when it cannot be read, and ``JobInvalid``.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        document = _read(file)
+        found = _generation(document)
+        if found >= generation:
+            break
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"{file} still has generation {found} after {patience:.0f} s, and {generation} was asked for; is the "
+                "ConfigMap mounted with subPath, so that it is never updated?"
+            )
+        time.sleep(1.0)
+    for section in _LOCATIONS:
+        if section in document.get("spec", {}):
+            document["spec"][section] = _placed(document["spec"][section], storage)
+    jobs = load_jobs(json.dumps(document, indent=1) + "\n")
+    # Modules of custom rewards come from spec.code, which is on the interpreter's path.
+    return checked_job(jobs[0], file.parent, code=[Path(entry) for entry in sys.path if entry])
+
+
+def options_of(job: ResolvedJob, args: argparse.Namespace, listening: Listening) -> RunOptions:
+    """How `rljob drive` runs the job. Raises ``JobFileError`` for storage that this version cannot use."""
+    if "RAY_ADDRESS" not in os.environ:
+        raise JobFileError("rljob drive runs as a job of a Ray cluster, which sets RAY_ADDRESS; else use rljob run")
+    uri = job.spec.checkpoint.uri
+    if uri is not None and "://" in uri:
+        raise JobFileError(f"spec.checkpoint.uri: this version keeps state in pvc://claim/path only, not in {uri}")
+    identity = Path(
+        os.environ.get("RLJOB_NAMESPACE", job.metadata.namespace or "default"),
+        f"{os.environ.get('RLJOB_NAME', job.metadata.name)}-{os.environ.get('RLJOB_UID', 'local')}",
+    )
+    kept = uri is not None
+    output = (Path(uri) if uri is not None else Path("/tmp/rljob")) / identity
+    resume = "auto"
+    if job.spec.restore is not None and not any((output / "checkpoints").glob("step-*")):
+        resume = job.spec.restore.from_
+    return RunOptions(
+        output=output,
+        base=args.file.parent,
+        resume=resume,
+        listening=listening,
+        attempt=args.attempt,
+        generation=args.generation,
+        by_role=True,
+        storage=args.storage,
+        keeps_state=kept,
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(file.read_text())
+    except OSError as error:
+        raise JobFileError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise JobFileError(f"{file} is not the JSON that the operator writes: {error}") from error
+    if not isinstance(document, dict):
+        raise JobFileError(f"{file} is not the JSON that the operator writes: it holds no object")
+    return document
+
+
+def _generation(document: dict[str, Any]) -> int:
+    annotations = (document.get("metadata") or {}).get("annotations") or {}
+    text = str(annotations.get(cluster.GENERATION_ANNOTATION, "0"))
+    return int(text) if text.isdigit() else 0
+
+
+def _placed(value: Any, storage: Path) -> Any:
+    """``value`` with every location in a claim as a path."""
+    if isinstance(value, str):
+        return cluster.pod_path(value, str(storage))
+    if isinstance(value, list):
+        return [_placed(item, storage) for item in value]
+    if isinstance(value, dict):
+        return {name: _placed(item, storage) for name, item in value.items()}
+    return value

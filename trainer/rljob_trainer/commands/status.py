@@ -1,0 +1,108 @@
+"""Says what a run waits for at this moment, and where its last ten minutes went.
+
+A run is named by its output folder, or by the address of its status service (`rljob run --status-port`, `rljob drive`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rljob_api.status import STATUS_PATH, DriverStatus, EngineStatus
+from rljob_trainer.errors import RLJobError
+from rljob_trainer.telemetry import run_folder
+from rljob_trainer.telemetry.figures import duration, percent
+
+_ANSWER_SECONDS = 10.0
+_LARGEST_ANSWER = 4 << 20
+_LATE_SECONDS = 30.0
+"""A run writes its status every few seconds; one that is older than this is suspicious."""
+
+
+class NoStatusError(RLJobError):
+    """There is nothing to be read."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="DIR|URL", help="output folder, or address such as http://127.0.0.1:8470")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="token of the status service")
+    parser.add_argument("--json", action="store_true", help="print everything that is known, as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    where: str = args.run
+    remote = where.startswith(("http://", "https://"))
+    text = _from_service(where, args.token_file) if remote else _from_folder(Path(where))
+    try:
+        status = DriverStatus.model_validate_json(text)
+    except ValueError as error:
+        raise NoStatusError(f"what {where} says is not the status of a run: {error}") from error
+    if args.json:
+        json.dump(status.model_dump(mode="json", by_alias=True, exclude_none=True), sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join(lines(status, datetime.now(UTC))))
+    return 0
+
+
+def lines(status: DriverStatus, now: datetime) -> Iterator[str]:
+    """What is printed: one sentence for the trainer and for each engine, and the shares of time."""
+    total = f" of {status.total_steps}" if status.total_steps else ""
+    left = status.seconds_left(now)
+    facts = [f"step {status.step}{total}", f"version {status.version}", f"attempt {status.attempt}"]
+    if status.rewards.mean is not None:
+        facts.append(f"reward {status.rewards.mean:.3f}")
+    if status.ages is not None:
+        facts.append(f"age at most {status.ages.max} of {status.ages.bound}")
+    if left is not None and status.end is None:
+        facts.append(f"{duration(left)} left")
+    yield ", ".join(facts)
+    age = (now - status.time).total_seconds()
+    if status.end is None and age > _LATE_SECONDS:
+        yield f"the last sign of life is {duration(age)} old: the run was killed, or its machine is overloaded"
+    yield status.doing
+    if status.end is None:
+        yield from (_engine(engine) for engine in status.pools.rollout.engines)
+    if status.shares:
+        yield "last 10 minutes: " + ", ".join(
+            f"{stage.replace('_', ' ')} {percent(share)}" for stage, share in status.shares.items()
+        )
+    if status.throughput is not None:
+        yield f"engines without a request: {percent(status.throughput.rollout_idle)} of the time"
+    if status.checkpoint is not None:
+        yield f"last checkpoint: step {status.checkpoint.step}, {status.checkpoint.uri}"
+
+
+def _engine(engine: EngineStatus) -> str:
+    place = f" in {engine.pod}" if engine.pod else ""
+    return f"engine {engine.name}{place}: {engine.state}" + (f", {engine.doing}" if engine.doing else "")
+
+
+def _from_folder(folder: Path) -> str:
+    try:
+        return (folder / run_folder.STATUS).read_text()
+    except OSError as error:
+        raise NoStatusError(
+            f"{folder / run_folder.STATUS} cannot be read ({error.strerror}); is {folder} the output folder of a run?"
+        ) from error
+
+
+def _from_service(address: str, token_file: Path | None) -> str:
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(address.rstrip("/").removesuffix(STATUS_PATH) + STATUS_PATH)
+    if token_file is not None:
+        request.add_header("Authorization", f"Bearer {token_file.read_text().strip()}")
+    try:
+        with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
+            return str(answer.read(_LARGEST_ANSWER).decode())
+    except urllib.error.HTTPError as error:
+        hint = "; give --token-file" if error.code == 401 else ""
+        raise NoStatusError(f"{address} answers {error.code} {error.reason}{hint}") from error
+    except OSError as error:
+        raise NoStatusError(f"{address} does not answer ({error}); does the run still go on?") from error

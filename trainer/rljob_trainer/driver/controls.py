@@ -1,0 +1,24 @@
+"""How a run is watched and steered: there before its parts are, and still there when they end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_trainer.driver.signals import StopRequest
+from rljob_trainer.driver.standing import RunStanding
+from rljob_trainer.driver.steering import Steering
+from rljob_trainer.telemetry.timing import StageTimes
+from rljob_trainer.telemetry.view import View
+from rljob_trainer.telemetry.waits import Waits
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """``view`` is all views together, ``standing`` among them."""
+
+    view: View
+    standing: RunStanding
+    steering: Steering
+    stop: StopRequest
+    times: StageTimes
+    waits: Waits

@@ -1,0 +1,241 @@
+"""What became of every prompt: one row each in SQLite, so that nothing is lost or trained twice unnoticed.
+
+    groups    ordinal, where the prompt is from, state, versions, deadline, attempt
+    versions  every number that was ever published, whatever became of the weights
+    commands  what the operator wanted
+
+The pipeline reports (``Journal``); rows are gathered in memory and written by a thread, a step's rows in one
+transaction, so a step costs the event loop a few appends to lists. A checkpoint carries a snapshot; going back to it
+rolls the groups back with it, but never the versions: their numbers are not used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rljob_api.status import Desired
+from rljob_trainer.errors import CheckpointError, OutputError
+from rljob_trainer.samples import Group, Prompt
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+FILE = "ledger.sqlite"
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS groups (
+    ordinal INTEGER PRIMARY KEY,
+    epoch INTEGER NOT NULL, source TEXT NOT NULL, row INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('running', 'finished', 'trained', 'dropped')),
+    reason TEXT,
+    admitted_version INTEGER NOT NULL, deadline INTEGER NOT NULL,
+    oldest_version INTEGER, newest_version INTEGER, samples INTEGER, tokens INTEGER, reward REAL,
+    trained_step INTEGER, trained_version INTEGER,
+    attempt INTEGER NOT NULL, times_asked INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS versions (version INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, step INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS commands (generation INTEGER, attempt INTEGER, command TEXT NOT NULL, time TEXT NOT NULL);
+"""
+_ADMIT = """
+INSERT INTO groups (ordinal, epoch, source, row, state, admitted_version, deadline, attempt, times_asked)
+VALUES (?, ?, ?, ?, 'running', ?, ?, ?, 1)
+ON CONFLICT (ordinal) DO UPDATE SET state = 'running', reason = NULL, admitted_version = excluded.admitted_version,
+    deadline = excluded.deadline, attempt = excluded.attempt, times_asked = times_asked + 1
+"""
+_FINISH = "UPDATE groups SET state = 'finished' WHERE ordinal = ? AND state = 'running'"
+_DROP = "UPDATE groups SET state = 'dropped', reason = ? WHERE ordinal = ?"
+_TRAIN = """
+UPDATE groups SET state = 'trained', trained_step = ?, trained_version = ?, oldest_version = ?, newest_version = ?,
+    samples = ?, tokens = ?, reward = ? WHERE ordinal = ?
+"""
+
+
+@dataclass(slots=True)
+class _Changes:
+    """What happened since the last write, in the order of the statements that write it."""
+
+    admitted: list[tuple[Any, ...]]
+    finished: list[tuple[int]]
+    dropped: list[tuple[str, int]]
+    trained: list[tuple[Group, int, int]]
+
+    def __bool__(self) -> bool:
+        return bool(self.admitted or self.finished or self.dropped or self.trained)
+
+
+class Ledger:
+    """The ledger of one run, open from ``open`` to ``close``. Its methods are for the event loop's thread."""
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        """Opens or makes the file. Raises ``OutputError``."""
+        self.path, self.attempt = path, attempt
+        self.fresh = not path.exists()
+        """Whether nothing was known before."""
+        self._changes = _Changes([], [], [], [])
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
+        self._writing: Future[None] | None = None
+        self._broken = False
+        try:
+            self._thread.submit(self._open).result()
+        except sqlite3.Error as error:
+            self._thread.shutdown()
+            raise OutputError(
+                f"cannot open the ledger {path}: {error}; move it away or choose another folder"
+            ) from error
+
+    # --- what the pipeline reports (Journal)
+
+    def admitted(self, prompt: Prompt, version: int, deadline: int) -> None:
+        self._changes.admitted.append(
+            (prompt.ordinal, prompt.epoch, prompt.source, prompt.row, version, deadline, self.attempt)
+        )
+
+    def finished(self, ordinal: int) -> None:
+        self._changes.finished.append((ordinal,))
+
+    def dropped(self, ordinal: int, reason: str) -> None:
+        self._changes.dropped.append((reason, ordinal))
+
+    def trained(self, groups: Sequence[Group], step: int, version: int) -> None:
+        self._changes.trained.extend((group, step, version) for group in groups)
+
+    # --- writing
+
+    def write(self) -> None:
+        """Has the thread write what has been reported. One that cannot be written is said once; the run goes on."""
+        if not self._changes:
+            return
+        changes, self._changes = self._changes, _Changes([], [], [], [])
+        self._writing = self._thread.submit(self._write, changes)
+
+    async def announce(self, version: int, step: int) -> None:
+        """A version is about to be published: from now on its number is used. Raises ``OutputError``."""
+        await self._do(self._execute, "INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", (version, self.attempt, step))
+
+    def command(self, desired: Desired) -> None:
+        """What the operator wants."""
+        text = desired.model_dump_json(by_alias=True, exclude_none=True)
+        values = (desired.generation, self.attempt, text, datetime.now(UTC).isoformat())
+        self._thread.submit(self._record, "INSERT INTO commands VALUES (?, ?, ?, ?)", values)
+
+    async def snapshot(self, target: Path) -> None:
+        """Writes a copy with everything that has been reported. Raises ``OutputError``."""
+        self.write()
+        await self._do(self._copy_to, target)
+
+    async def roll_back(self, snapshot: Path | None, *, step: int, next_ordinal: int, again: Iterable[int]) -> int:
+        """Goes back to the end of ``step``; returns the highest version that was ever published (0: none). Raises
+        ``OutputError``, and ``CheckpointError`` when ledger and checkpoint are not of one run.
+
+        ``again`` are the prompts that were open then; those from ``next_ordinal`` on had not been handed out.
+        """
+        return await self._do(self._roll_back, snapshot, step, next_ordinal, list(again))
+
+    async def highest_version(self) -> int:
+        return await self._do(self._highest)
+
+    async def close(self) -> None:
+        """Writes what is left."""
+        self.write()
+        await asyncio.to_thread(self._thread.shutdown)
+        self._connection.close()
+
+    async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        except sqlite3.Error as error:
+            raise OutputError(f"the ledger {self.path} cannot be written: {error}; is the disk full?") from error
+
+    # --- in the thread
+
+    def _open(self) -> None:
+        self._connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.executescript(_SCHEMA)
+
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
+        self._connection.execute(statement, values)
+
+    def _write(self, changes: _Changes) -> None:
+        try:
+            with self._connection:
+                self._connection.execute("BEGIN")
+                self._connection.executemany(_ADMIT, changes.admitted)
+                self._connection.executemany(_FINISH, changes.finished)
+                self._connection.executemany(_DROP, changes.dropped)
+                self._connection.executemany(_TRAIN, map(_trained_row, changes.trained))
+        except sqlite3.Error as error:
+            self._complain(error)
+
+    def _record(self, statement: str, values: tuple[Any, ...]) -> None:
+        """For what nobody waits for."""
+        try:
+            self._execute(statement, values)
+        except sqlite3.Error as error:
+            self._complain(error)
+
+    def _complain(self, error: sqlite3.Error) -> None:
+        if not self._broken:
+            log.warning("the ledger %s cannot be written (%s); it has gaps from now on", self.path, error)
+        self._broken = True
+
+    def _copy_to(self, target: Path) -> None:
+        target.unlink(missing_ok=True)
+        self._connection.execute("VACUUM INTO ?", (str(target),))
+
+    def _highest(self) -> int:
+        return int(self._connection.execute("SELECT coalesce(max(version), 0) FROM versions").fetchone()[0])
+
+    def _roll_back(self, snapshot: Path | None, step: int, next_ordinal: int, again: list[int]) -> int:
+        database = self._connection
+        highest = self._highest()
+        if snapshot is not None and snapshot.exists():
+            database.execute("ATTACH ? AS past", (str(snapshot),))
+            with database:
+                database.execute("BEGIN")
+                database.execute("DELETE FROM groups")
+                database.execute("INSERT INTO groups SELECT * FROM past.groups")
+                database.execute("INSERT OR IGNORE INTO versions SELECT * FROM past.versions")
+            database.execute("DETACH past")
+        with database:
+            database.execute("BEGIN")
+            database.execute("DELETE FROM groups WHERE ordinal >= ?", (next_ordinal,))
+            # Open then, whatever became of them afterwards.
+            database.executemany(
+                "UPDATE groups SET state = 'running', reason = NULL, trained_step = NULL, trained_version = NULL "
+                "WHERE ordinal = ?",
+                [(ordinal,) for ordinal in again],
+            )
+        late = database.execute("SELECT count(*) FROM groups WHERE trained_step > ?", (step,)).fetchone()[0]
+        if late:
+            raise CheckpointError(
+                f"the ledger {self.path} does not belong to the checkpoint of step {step}: {late} groups were trained "
+                "later and are not open in it; start from another checkpoint or in another folder"
+            )
+        return max(highest, self._highest())
+
+
+def _trained_row(entry: tuple[Group, int, int]) -> tuple[Any, ...]:
+    group, step, version = entry
+    made = [sample.versions for sample in group.samples if sample.versions.size]
+    scores = [sample.reward.score for sample in group.samples if sample.reward is not None]
+    return (
+        step,
+        version,
+        min((int(versions.min()) for versions in made), default=version),
+        max((int(versions.max()) for versions in made), default=version),
+        len(group.samples),
+        sum(len(sample.token_ids) for sample in group.samples),
+        sum(scores) / len(scores) if scores else None,
+        group.prompt.ordinal,
+    )

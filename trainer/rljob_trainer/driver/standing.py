@@ -1,0 +1,302 @@
+"""Where the run stands: what ``GET /v1/status``, ``GET /metrics``, ``status.json`` and `rljob status` say.
+
+Watches the run as one more view, so that the loop knows nothing of it, and looks at the parts when somebody asks.
+Nothing here waits for another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rljob_api.status import (
+    Ages,
+    DriverStatus,
+    End,
+    EndKind,
+    EngineState,
+    EngineStatus,
+    LastCheckpoint,
+    Pools,
+    Rewards,
+    RolloutStatus,
+    Throughput,
+    TrainerStatus,
+    Waiting,
+)
+from rljob_trainer.checkpoint import Checkpoint
+from rljob_trainer.driver.engines import Engines
+from rljob_trainer.driver.steering import Steering
+from rljob_trainer.rollout.pool import Standing
+from rljob_trainer.rollout.size import engine_count
+from rljob_trainer.telemetry import prometheus, run_folder
+from rljob_trainer.telemetry.figures import duration
+from rljob_trainer.telemetry.names import metric
+from rljob_trainer.telemetry.timing import StageTimes
+from rljob_trainer.telemetry.view import JobSummary, Pace, StepRecord
+from rljob_trainer.telemetry.waits import Waits
+
+if TYPE_CHECKING:
+    from rljob_api.resolved import ResolvedJob
+
+_WINDOW_SECONDS = 600.0
+_LONGEST_TEXT = 1000
+_MANY_ENGINES = 128
+"""From here on engines are listed without a sentence each: the operator reads 64 KiB."""
+
+
+class RunStanding:
+    """A ``View`` that shows nothing and remembers what is asked for."""
+
+    def __init__(self, job: ResolvedJob, folder: Path, steering: Steering, times: StageTimes, waits: Waits) -> None:
+        self.engines: Engines | None = None
+        self.ranks_ready = 0
+        self._job, self._folder = job, folder
+        self._steering, self._times, self._waits = steering, times, waits
+        self._pace = Pace(job.spec.stop.steps)
+        self._metrics: dict[str, float] = {}
+        self._version = 0
+        self._step = 0
+        self._best: float | None = None
+        self._validation: dict[str, float] = {}
+        self._checkpoint: tuple[Checkpoint, datetime] | None = None
+        self._idle: deque[tuple[float, float]] = deque()
+        self._end: End | None = None
+        self._numbers = itertools.count(1)
+        self._stored = 0
+        self._storing = threading.Lock()
+
+    # --- what happens (View)
+
+    def start(self, job: JobSummary) -> None:
+        self._step = job.first_step - 1
+        self._pace = Pace(job.total_steps, job.first_step)
+
+    def step(self, record: StepRecord) -> None:
+        self._pace.step(record.step)
+        self._step = record.step
+        self._metrics.update(record.metrics)
+        self._version = int(record.metrics.get("progress/version", self._version))
+        reward = record.metrics.get("reward/mean")
+        if reward is not None and math.isfinite(reward):
+            self._best = reward if self._best is None else max(self._best, reward)
+        for held in self._job.spec.data.validation:
+            score = record.metrics.get(
+                metric("validation/<source>/mean@<n>", source=held.name, n=held.samples_per_prompt)
+            )
+            if score is not None and math.isfinite(score):
+                self._validation[held.name] = score
+
+    def message(self, text: str) -> None:
+        """Somebody else shows it."""
+
+    def waiting(self, text: str | None) -> None:
+        """Called twice a second: also the moment to see which engines have nothing to do."""
+        if self.engines is None:
+            return
+        now, engines = time.monotonic(), self.engines.pool.standings()
+        if engines:
+            self._idle.append((now, sum(engine.running == 0 for engine in engines) / len(engines)))
+        while self._idle and self._idle[0][0] < now - _WINDOW_SECONDS:
+            self._idle.popleft()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- what else happens
+
+    def checkpointed(self, checkpoint: Checkpoint, version: int) -> None:
+        """A checkpoint is whole; also the one that the run starts from."""
+        self._version = max(self._version, version)
+        self._checkpoint = (checkpoint, datetime.now(UTC))
+
+    def ended(self, kind: EndKind, reason: str, exit_code: int) -> None:
+        """The attempt is over."""
+        self._end = End(kind=kind, reason=_short(reason), exit_code=exit_code, time=datetime.now(UTC))
+
+    def write(self) -> None:
+        """``status.json`` as things stand. Raises ``OutputError``."""
+        self._store(next(self._numbers), self._text())
+
+    async def write_aside(self) -> None:
+        """The same, with the writing itself in a thread. A later status is never replaced by an earlier one."""
+        await asyncio.to_thread(self._store, next(self._numbers), self._text())
+
+    def _text(self) -> str:
+        return self.status().model_dump_json(by_alias=True, exclude_none=True, indent=1)
+
+    def _store(self, number: int, text: str) -> None:
+        with self._storing:
+            if number > self._stored:
+                run_folder.write_whole(self._folder / run_folder.STATUS, text)
+                self._stored = number
+
+    # --- what is asked
+
+    def status(self) -> DriverStatus:
+        now = datetime.now(UTC)
+        remaining = self._pace.remaining
+        checkpoint = self._checkpoint
+        return DriverStatus(
+            generation=self._steering.generation,
+            attempt=self._steering.attempt,
+            time=now,
+            step=self._step,
+            version=self._version,
+            total_steps=self._job.spec.stop.steps,
+            waiting=self._waiting(now),
+            doing=self._doing(),
+            shares=self._shares(),
+            pools=Pools(
+                rollout=self._rollout(),
+                trainer=TrainerStatus(desired=self._job.spec.trainer.ranks, ready=self.ranks_ready),
+            ),
+            ages=self._ages(),
+            throughput=self._throughput(),
+            rewards=Rewards(
+                mean=_finite(self._metrics.get("reward/mean")), best=self._best, validation=self._validation
+            ),
+            checkpoint=None
+            if checkpoint is None
+            else LastCheckpoint(uri=str(checkpoint[0].path), step=checkpoint[0].step, time=checkpoint[1]),
+            eta=None if remaining is None else now + timedelta(seconds=remaining),
+            end=self._end,
+        )
+
+    def metrics(self) -> str:
+        """``GET /metrics``."""
+        metadata = self._job.metadata
+        labels = {"job": metadata.name} | ({"namespace": metadata.namespace} if metadata.namespace else {})
+        states: dict[str, float] = {}
+        for engine in self._rollout().engines:
+            states[engine.state] = states.get(engine.state, 0) + 1
+        return (
+            prometheus.exposition(self._metrics, labels)
+            + prometheus.gauge("rljob_engines", "rollout engines by state", states, "state", labels)
+            + prometheus.gauge(
+                "rljob_time_share", "share of the last ten minutes by stage", self._shares(), "stage", labels
+            )
+        )
+
+    # --- parts of the answer
+
+    def _waiting(self, now: datetime) -> Waiting | None:
+        wait = self._waits.latest
+        if wait is None or self._end is not None:
+            return None
+        left = self._waits.left(wait)
+        return Waiting(
+            who=wait.who,
+            reason=_short(wait.reason()),
+            since=now - timedelta(seconds=self._waits.seconds(wait)),
+            until=None if left is None else now + timedelta(seconds=left),
+        )
+
+    def _doing(self) -> str:
+        """The trainer's present in one sentence."""
+        if self._end is not None:
+            return f"the run is over: {self._end.kind}, {self._end.reason}"
+        wait = self._waits.latest
+        if wait is not None:
+            left = self._waits.left(wait)
+            limit = "" if left is None else f", an error in {duration(left)}"
+            return _short(f"{wait.sentence} ({duration(self._waits.seconds(wait))} so far{limit})")
+        stage = self._times.current
+        if stage is None:
+            return "the trainer is between two steps"
+        return f"the trainer works: {stage[0].replace('_', ' ')} for {duration(stage[1])}"
+
+    def _shares(self) -> dict[str, float]:
+        return {name: min(1.0, share) for name, share in self._times.shares().items()}
+
+    def _rollout(self) -> RolloutStatus:
+        count = None if self.engines is None else self.engines.count
+        wanted = engine_count(self._job.spec) if count is None else count.wanted
+        if self.engines is None:
+            return RolloutStatus(desired=wanted, ready=0)
+        standings = self.engines.pool.standings()
+        brief = len(standings) > _MANY_ENGINES
+        engines = [self._engine(standing, brief) for standing in standings]
+        if count is not None:
+            here = {standing.name for standing in standings}
+            engines += [EngineStatus(name=name, state="starting") for name in count.starting if name not in here]
+            engines += [
+                EngineStatus(
+                    name=gone.name, pod=gone.place.pod if gone.place else None, state="drained", safe_to_delete=True
+                )
+                for gone in count.drained
+            ]
+        return RolloutStatus(
+            desired=wanted, ready=sum(standing.state == "serving" for standing in standings), engines=tuple(engines)
+        )
+
+    def _engine(self, standing: Standing, brief: bool) -> EngineStatus:
+        assert self.engines is not None
+        pool = self.engines.pool
+        states: dict[str, EngineState] = {"joining": "loading", "leaving": "draining"}
+        state: EngineState = states.get(standing.state, "paused" if pool.paused else "serving")
+        if standing.running:
+            doing = f"works on {standing.running} requests, the oldest for {duration(standing.oldest_seconds)}"
+        elif state == "loading":
+            doing = "waits for its first weights"
+        elif state == "paused":
+            doing = "waits for the publication of new weights"
+        elif pool.queued:
+            doing = "waits for its share of the queue"
+        else:
+            doing = "waits for prompts: the trainer has as many groups ahead as the schedule allows"
+        return EngineStatus(
+            name=standing.name,
+            pod=standing.place.pod if standing.place is not None else None,
+            state=state,
+            version=pool.version if standing.state == "serving" else None,
+            running=standing.running,
+            doing="" if brief else doing,
+        )
+
+    def _ages(self) -> Ages | None:
+        mean, largest = self._metrics.get("age/mean"), self._metrics.get("age/max")
+        if mean is None or largest is None:
+            return None
+        schedule = self._steering.schedule
+        bound = self._job.spec.pipeline.staleness.max_age if schedule is None else schedule.settings.max_age
+        return Ages(mean=max(0.0, mean), max=max(0, int(largest)), bound=bound)
+
+    def _throughput(self) -> Throughput | None:
+        metrics: Mapping[str, float] = self._metrics
+        seconds = self._pace.step_seconds
+        if seconds is None or "throughput/tokens_per_second" not in metrics:
+            return None
+        shares = self._shares()
+        return Throughput(
+            step_seconds=seconds,
+            generated_tokens_per_second=max(0.0, metrics.get("throughput/generated_tokens_per_second", 0.0)),
+            trained_tokens_per_second=max(0.0, metrics["throughput/tokens_per_second"]),
+            trainer_idle=min(1.0, shares.get("generate", 0.0) + shares.get("idle", 0.0)),
+            rollout_idle=sum(idle for _, idle in self._idle) / len(self._idle) if self._idle else 0.0,
+        )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"

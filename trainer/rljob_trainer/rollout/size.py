@@ -1,0 +1,20 @@
+"""How many engines a job has, and how many requests run at once in each. Known without starting anything."""
+
+from __future__ import annotations
+
+from rljob_api.resolved import ResolvedSpec
+from rljob_api.spec.pools import Rollout
+
+_TORCH_CONCURRENT = 512
+"""Small models, which the torch engine is for, profit from wide batches."""
+_VLLM_CONCURRENT = 256
+
+
+def engine_count(spec: ResolvedSpec) -> int:
+    """Colocated engines are as many as ranks."""
+    return spec.trainer.ranks if spec.placement == "colocated" else spec.rollout.replicas
+
+
+def max_concurrent(rollout: Rollout) -> int:
+    """Sequences that are sampled side by side in one engine."""
+    return rollout.max_concurrent or (_TORCH_CONCURRENT if rollout.engine == "torch" else _VLLM_CONCURRENT)
