@@ -18,10 +18,10 @@ from fakes.heads import FakeHeads
 from fakes.kubelet import FakeKubelet
 from fakes.kuberay import FakeKubeRay
 from kube.control_plane import ControlPlane
-from kube.programs import ProgramMissingError, find
 from world import World
 
 from rljob_api.crd import rendered
+from testcluster.programs import ProgramMissingError, find
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from kube.control_plane import ControlPlane
-from kube.programs import ProgramMissingError, find
+
+from testcluster.programs import ProgramMissingError, find
 
 CHART = Path(__file__).parents[2] / "charts" / "rljob-operator"
 EVERYTHING = [

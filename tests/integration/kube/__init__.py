@@ -1,4 +1,4 @@
-"""A real Kubernetes API server for tests: where its programs come from, and how it is started and stopped.
+"""A real Kubernetes API server for tests: how it is started and stopped. Nothing here knows rljob.
 
-`programs` builds and caches the binaries, `control_plane` runs them. Nothing here knows rljob.
+Where its programs come from is the business of `testcluster.programs` in `deploy/`.
 """

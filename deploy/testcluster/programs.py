@@ -1,9 +1,10 @@
-"""The programs the tests run: Kubernetes, KubeRay's operator, Helm and etcd, built or unpacked once and cached.
+"""The programs that tests and the test cluster run, built or unpacked once and cached.
 
-Kubernetes, KubeRay and Helm come from their Go modules, pinned by the go.mod and go.sum files beside this one; etcd
-comes from Debian's package. Each lies in a folder of the cache (`RLJOB_TEST_CACHE`, by default
-`~/.cache/rljob/programs`) that is named by a hash of everything that goes into it, so a second call builds nothing and
-a changed pin builds anew. With `KUBEBUILDER_ASSETS` set, the programs found in that folder are used instead.
+Kubernetes, KubeRay's operator, Helm, CoreDNS and the pause program come from Go modules, pinned by the go.mod and
+go.sum files in `go/`; the rest comes from Debian's packages (`debian`). Each lies in a folder of the cache
+(`RLJOB_TEST_CACHE`, by default `~/.cache/rljob/programs`) that is named by a hash of everything that goes into it, so a
+second call builds nothing and a changed pin builds anew. With `KUBEBUILDER_ASSETS` set, the programs found in that
+folder are used instead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,12 +20,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from testcluster import debian
+from testcluster.commands import CommandFailedError, run
+
 GO_MODULES = Path(__file__).parent / "go"
 KUBERNETES_VERSION = "v1.36.3"
 
 
 class ProgramMissingError(RuntimeError):
-    """A program the tests need isn't there and can't be made here; the message says in one line what to do."""
+    """A program that is needed isn't there and can't be made here; the message says in one line what to do."""
+
+
+PREPARE = "run `make programs` once (15 minutes on two cores; needs Go 1.26 and Debian's packages)"
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,8 @@ class GoProgram:
     package: str
     links: tuple[str, ...]
     ldflags: str = "-s -w"
-    crds_of: str | None = None
-    """A module whose `config/crd/bases` is copied beside the binary."""
+    manifests_of: str | None = None
+    """A module whose CRDs and roles (`config/crd/bases`, `config/rbac`) are copied beside the binary."""
 
 
 KUBERNETES = GoProgram(
@@ -54,23 +60,33 @@ KUBERAY = GoProgram(
     name="kuberay",
     package="github.com/ray-project/kuberay/ray-operator",
     links=("ray-operator",),
-    crds_of="github.com/ray-project/kuberay/ray-operator",
+    manifests_of="github.com/ray-project/kuberay/ray-operator",
 )
 HELM = GoProgram(name="helm", package="helm.sh/helm/v4/cmd/helm", links=("helm",))
+COREDNS = GoProgram(name="coredns", package=".", links=("coredns",))
+PAUSE = GoProgram(name="pause", package=".", links=("pause",))
+NODE_PACKAGES = (
+    *("containerd", "runc", "containernetworking-plugins", "busybox-static"),
+    *("nftables", "libnftables1", "libnftnl11", "libmnl0", "libjansson4", "libxtables12", "libedit2"),
+)
+"""What a node needs from Debian. containerd's and runc's other libraries belong to every Debian system."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Where each program lies, by the name it is called by, and KubeRay's CRDs."""
+    """Where each program lies, by the name it is called by, and what else came with them."""
 
     paths: dict[str, Path] = field(default_factory=dict)
     crds: tuple[Path, ...] = ()
+    """KubeRay's CRDs."""
+    roles: tuple[Path, ...] = ()
+    """What KubeRay's operator may do."""
+    debian: Path | None = None
+    """The root of the unpacked packages of a node; only with `cluster`."""
 
     def path(self, name: str) -> Path:
         if name not in self.paths:
-            raise ProgramMissingError(
-                f"{name} is missing: run `python tests/integration/prepare.py` (needs Go and Debian's etcd-server)"
-            )
+            raise ProgramMissingError(f"{name} is missing: {PREPARE}")
         return self.paths[name]
 
 
@@ -80,8 +96,14 @@ def cache_folder() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "rljob" / "programs"
 
 
-def find(*, build: bool, say: Callable[[str], None] = lambda _line: None, helm: bool = False) -> Programs:
-    """All programs; those not cached yet are made when `build` is set.
+def find(
+    *,
+    build: bool,
+    say: Callable[[str], None] = lambda _line: None,
+    helm: bool = False,
+    cluster: bool = False,
+) -> Programs:
+    """All programs; those not cached yet are made when `build` is set. `cluster` adds what a node with pods needs.
 
     Raises:
         ProgramMissingError: one is neither cached nor in `KUBEBUILDER_ASSETS`, and isn't to be or can't be built.
@@ -90,21 +112,30 @@ def find(*, build: bool, say: Callable[[str], None] = lambda _line: None, helm: 
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if assets:
         paths = {name: path for name in (*KUBERNETES.links, "etcd") if (path := Path(assets) / name).exists()}
-    wanted = [KUBERAY, HELM] if helm else [KUBERAY]
-    if not {"kube-apiserver", "kube-controller-manager", "kubectl"} <= paths.keys():
+    wanted = [KUBERAY, *([HELM] if helm or cluster else []), *([COREDNS, PAUSE] if cluster else [])]
+    needed = set(KUBERNETES.links) if cluster else {"kube-apiserver", "kube-controller-manager", "kubectl"}
+    if not needed <= paths.keys():
         wanted.insert(0, KUBERNETES)
     crds: tuple[Path, ...] = ()
+    roles: tuple[Path, ...] = ()
     for program in wanted:
         make = partial(_build_go, program, say=say)
-        folder = _cached(f"{program.name}-{_fingerprint(program)}", build, make)
+        folder = cached(f"{program.name}-{_fingerprint(program)}", build, make)
         for link in program.links:
             paths.setdefault(link, folder / "bin" / link)
-        if program.crds_of:
+        if program.manifests_of:
             crds = tuple(sorted((folder / "crds").glob("*.yaml")))
+            roles = tuple(sorted((folder / "roles").glob("role.yaml")))
     if "etcd" not in paths:
         installed = shutil.which("etcd")
-        paths["etcd"] = Path(installed) if installed else _cached("etcd", build, _unpack_etcd) / "usr" / "bin" / "etcd"
-    return Programs(paths, crds)
+        paths["etcd"] = Path(installed) if installed else _unpacked("etcd", ("etcd-server",), build) / "usr/bin/etcd"
+    root = _unpacked("node", NODE_PACKAGES, build) if cluster else None
+    return Programs(paths, crds, roles, root)
+
+
+def _unpacked(name: str, packages: tuple[str, ...], build: bool) -> Path:
+    digest = hashlib.sha256(repr(packages).encode()).hexdigest()[:12]
+    return cached(f"{name}-{digest}", build, partial(debian.unpack, packages))
 
 
 def _fingerprint(program: GoProgram) -> str:
@@ -114,16 +145,17 @@ def _fingerprint(program: GoProgram) -> str:
     return digest.hexdigest()[:12]
 
 
-def _cached(name: str, build: bool, make: Callable[[Path], None]) -> Path:
-    """The cache folder `name`, made whole by `make` or not at all; concurrent callers wait for the first."""
+def cached(name: str, build: bool, make: Callable[[Path], None]) -> Path:
+    """The cache folder `name`, made whole by `make` or not at all; concurrent callers wait for the first.
+
+    Raises:
+        ProgramMissingError: it isn't there, and isn't to be or can't be made.
+    """
     folder = cache_folder() / name
     if folder.exists():
         return folder
     if not build:
-        raise ProgramMissingError(
-            f"{name.split('-')[0]} isn't built yet: run `python tests/integration/prepare.py` once"
-            " (10 minutes on two cores), or set KUBEBUILDER_ASSETS"
-        )
+        raise ProgramMissingError(f"{name.split('-')[0]} isn't built yet: {PREPARE}, or set KUBEBUILDER_ASSETS")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.parent / f"{name}.lock"):
         if not folder.exists():
@@ -131,6 +163,8 @@ def _cached(name: str, build: bool, make: Callable[[Path], None]) -> Path:
             try:
                 make(unfinished)
                 unfinished.rename(folder)
+            except CommandFailedError as problem:
+                raise ProgramMissingError(f"{name.split('-')[0]} can't be made here: {problem}") from problem
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
     return folder
@@ -153,32 +187,15 @@ def _build_go(program: GoProgram, to: Path, *, say: Callable[[str], None]) -> No
     source = GO_MODULES / program.name
     environment = os.environ | {"CGO_ENABLED": "0"}
     binary = to / "bin" / program.name
-    _run(
+    run(
         [go, "build", "-trimpath", "-ldflags", program.ldflags, "-o", str(binary), program.package], source, environment
     )
     for link in program.links:
         if link != program.name:
             (to / "bin" / link).symlink_to(program.name)
-    if program.crds_of:
-        module = _run([go, "list", "-m", "-f", "{{.Dir}}", program.crds_of], source, environment).strip()
-        (to / "crds").mkdir()
-        for crd in Path(module, "config", "crd", "bases").glob("*.yaml"):
-            (to / "crds" / crd.name).write_bytes(crd.read_bytes())
-
-
-def _unpack_etcd(to: Path) -> None:
-    if shutil.which("apt-get") is None:
-        raise ProgramMissingError("etcd is missing: install etcd, or set KUBEBUILDER_ASSETS")
-    # The package isn't installed, only unpacked: installing it would start a service.
-    with tempfile.TemporaryDirectory() as downloads:
-        _run(["apt-get", "download", "etcd-server"], Path(downloads), dict(os.environ))
-        (package,) = Path(downloads).glob("etcd-server_*.deb")
-        _run(["dpkg", "-x", str(package), str(to)], to, dict(os.environ))
-
-
-def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        tail = " | ".join(done.stderr.strip().splitlines()[-3:])
-        raise ProgramMissingError(f"`{' '.join(command[:3])}` in {folder.name} failed: {tail}")
-    return done.stdout
+    if program.manifests_of:
+        module = Path(run([go, "list", "-m", "-f", "{{.Dir}}", program.manifests_of], source, environment).strip())
+        for folder, manifests in (("crds", "config/crd/bases/*.yaml"), ("roles", "config/rbac/role.yaml")):
+            (to / folder).mkdir()
+            for manifest in module.glob(manifests):
+                (to / folder / manifest.name).write_bytes(manifest.read_bytes())

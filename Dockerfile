@@ -1,0 +1,78 @@
+# Images of rljob:
+#   docker build --target operator --tag rljob/operator:0.1.0 .
+#   docker build --target trainer --tag rljob/trainer:0.1.0 .                                  # CPUs
+#   docker build --target trainer --build-arg ACCELERATOR=gpu --tag rljob/trainer:0.1.0-gpu .
+#
+# Packages are those that requirements/*.txt pins, checked against the hashes there. The GPU variant needs no CUDA base:
+# the wheels bring the libraries, and the node's runtime the driver.
+
+# Any image with Python 3.11 as `python`, its pip, and bash. `make images` passes one made of Debian packages.
+ARG PYTHON_IMAGE=docker.io/library/python:3.11.13-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+# Where the package index is a mirror, or its certificate isn't one that everybody trusts. None of it stays in the image.
+ARG PIP_INDEX_URL
+ARG UV_DEFAULT_INDEX
+ARG SSL_CERT_FILE
+ENV UV_LINK_MODE=copy UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /build
+COPY requirements/uv.txt requirements/
+RUN python -m pip install --quiet --no-cache-dir --target /opt/uv --require-hashes --requirement requirements/uv.txt \
+    && python -m venv --without-pip /opt/rljob
+ENV PATH=/opt/rljob/bin:/opt/uv/bin:$PATH VIRTUAL_ENV=/opt/rljob
+COPY pyproject.toml README.md LICENSE ./
+COPY deploy/images/sbom.py ./
+
+FROM build AS operator-build
+ARG UV_DEFAULT_INDEX
+ARG SSL_CERT_FILE
+COPY requirements/cpu.txt requirements/
+RUN uv pip install --quiet --constraints requirements/cpu.txt --requirement pyproject.toml --extra operator
+COPY api api
+COPY operator operator
+COPY trainer trainer
+# The distribution is one; what the operator must not import isn't installed, so its code may as well not be there.
+RUN uv pip install --quiet --no-deps . \
+    && rm -r /opt/rljob/lib/python3.11/site-packages/rljob_trainer /opt/rljob/bin/rljob \
+    && python sbom.py > /opt/rljob/sbom.spdx.json
+
+FROM build AS trainer-build
+ARG UV_DEFAULT_INDEX
+ARG SSL_CERT_FILE
+ARG ACCELERATOR=cpu
+# "cpu" takes torch's CPU build from PyTorch's own index; empty takes the ordinary wheel, where that index is out of reach.
+ARG TORCH_BACKEND=cpu
+COPY requirements requirements
+RUN case "${ACCELERATOR}" in \
+        cpu) set -- ${TORCH_BACKEND:+--torch-backend "${TORCH_BACKEND}"} --overrides requirements/cpu-overrides.txt ;; \
+        gpu) set -- ;; \
+        *) echo "ACCELERATOR is cpu or gpu, not ${ACCELERATOR}" >&2; exit 64 ;; \
+    esac \
+    && uv pip install --quiet "$@" --constraints "requirements/${ACCELERATOR}.txt" --requirement pyproject.toml \
+        --extra trainer --extra "${ACCELERATOR}"
+COPY api api
+COPY operator operator
+COPY trainer trainer
+RUN uv pip install --quiet --no-deps . && python sbom.py > /opt/rljob/sbom.spdx.json
+
+FROM ${PYTHON_IMAGE} AS operator
+LABEL org.opencontainers.image.title="rljob operator" \
+      org.opencontainers.image.description="Turns RLJobs into KubeRay clusters" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=operator-build /opt/rljob /opt/rljob
+ENV PATH=/opt/rljob/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 65532:65532
+ENTRYPOINT ["python", "-m", "rljob_operator"]
+
+FROM ${PYTHON_IMAGE} AS trainer
+LABEL org.opencontainers.image.title="rljob trainer" \
+      org.opencontainers.image.description="Driver, learner and rollout engines of rljob" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=trainer-build /opt/rljob /opt/rljob
+# Ray looks for a home and a user name.
+RUN (getent passwd 1000 >/dev/null || echo 'rljob:x:1000:1000::/home/rljob:/bin/bash' >> /etc/passwd) \
+    && mkdir -p /home/rljob && chown 1000:1000 /home/rljob
+ENV PATH=/opt/rljob/bin:$PATH HOME=/home/rljob PYTHONUNBUFFERED=1
+USER 1000:1000
+WORKDIR /home/rljob
+CMD ["rljob", "--help"]

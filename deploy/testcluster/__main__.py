@@ -1,0 +1,129 @@
+"""`python -m testcluster VERB`: the test cluster's command line. `make cluster-up` and `make cluster-down` call it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from testcluster import building, control, layout, life
+from testcluster.commands import CommandFailedError
+from testcluster.images import Ctr
+from testcluster.layout import MOST_WORKERS, Cluster
+from testcluster.namespaces import inside
+from testcluster.node import environment
+from testcluster.programs import ProgramMissingError, find
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.do(options) or 0)
+    except (CommandFailedError, ProgramMissingError, control.RefusedError, KeyError) as problem:
+        print(f"testcluster: {problem.args[0]}", file=sys.stderr)
+        return 1
+    except FileNotFoundError:
+        print(f"testcluster: no cluster was started in {options.folder}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="testcluster", description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=layout.default_folder(), help="where the cluster's files lie")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    def verb(name: str, do: object, text: str) -> argparse.ArgumentParser:
+        made = verbs.add_parser(name, help=text, description=text)
+        made.set_defaults(do=do)
+        return made
+
+    verb("programs", _programs, "build or unpack everything that is needed, and say where it lies")
+    up = verb("up", _up, "start a cluster")
+    up.add_argument("--workers", type=int, default=2, choices=range(1, MOST_WORKERS + 1), metavar="N")
+    image = verb("image", _image, "build a target of the Dockerfile without a registry, and say where its archive is")
+    image.add_argument("target", choices=["operator", "trainer"])
+    verb("kubeconfig", _kubeconfig, "print where the kubeconfig of an administrator is")
+    verb("down", _down, "end it; images stay for the next time")
+    verb("kill", _kill, "end a node as a power cut would").add_argument("node")
+    verb("start", _start, "start a killed node again").add_argument("node")
+    for name, text in (("stop-program", "kill a program of a node"), ("start-program", "start it again")):
+        program = verb(name, _program, text)
+        program.set_defaults(request=name.partition("-")[0])
+        program.add_argument("node")
+        program.add_argument("program", help="kube-apiserver, kubelet ...")
+    command = verb("run", _run, "run a command within a node's namespaces")
+    command.add_argument("node")
+    command.add_argument("command", nargs=argparse.REMAINDER)
+    archive = verb("import", _import, "import an image archive into the nodes")
+    archive.add_argument("archive", type=Path)
+    archive.add_argument("--node", help="into one node only")
+    return parser
+
+
+def _programs(_options: argparse.Namespace) -> None:
+    programs = find(build=True, say=_say, cluster=True)
+    for name, path in sorted(programs.paths.items()):
+        print(f"{name:26}{path}")
+
+
+def _up(options: argparse.Namespace) -> None:
+    cluster = life.up(options.folder, options.workers, _say)
+    kubectl = cluster.programs.path("kubectl")
+    print(f"\n  export KUBECONFIG={cluster.kubeconfig} PATH={kubectl.parent}:$PATH\n  kubectl get nodes\n")
+
+
+def _image(options: argparse.Namespace) -> None:
+    # PyTorch's own index isn't among the package indexes here.
+    arguments = {"TORCH_BACKEND": ""} if options.target == "trainer" else {}
+    print(building.project_image(options.target, _say, arguments))
+
+
+def _kubeconfig(options: argparse.Namespace) -> None:
+    print(layout.load(options.folder).kubeconfig)
+
+
+def _down(options: argparse.Namespace) -> None:
+    _say("the cluster is gone" if life.down(options.folder) else "no cluster runs")
+
+
+def _kill(options: argparse.Namespace) -> None:
+    life.kill(layout.load(options.folder).node(options.node))
+
+
+def _start(options: argparse.Namespace) -> None:
+    control.ask(layout.load(options.folder).socket, f"start {options.node}")
+
+
+def _program(options: argparse.Namespace) -> None:
+    node = layout.load(options.folder).node(options.node)
+    control.ask(node.socket, f"{options.request} {options.program}")
+
+
+def _run(options: argparse.Namespace) -> int:
+    cluster = layout.load(options.folder)
+    command = inside(_pid(cluster, options.node), *options.command)
+    return subprocess.run(command, env=os.environ | environment(cluster)).returncode
+
+
+def _import(options: argparse.Namespace) -> None:
+    cluster = layout.load(options.folder)
+    nodes = [cluster.node(options.node)] if options.node else cluster.nodes
+    for node in nodes:
+        Ctr(cluster, node, inside(_pid(cluster, node.name))).bring(options.archive.resolve())
+
+
+def _pid(cluster: Cluster, name: str) -> int:
+    pid = control.listener_of(cluster.node(name).socket)
+    if pid is None:
+        raise KeyError(f"{name} doesn't run")
+    return pid
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""Running a command to its end, with an error that says in one line what was run and why it failed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class CommandFailedError(RuntimeError):
+    """A command ended with an error or isn't installed; the message says in one line which, and why."""
+
+
+def run(
+    command: Sequence[str],
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    text: str | None = None,
+) -> str:
+    """The command's output; `text` is its input.
+
+    Raises:
+        CommandFailedError: it isn't there, or ended with an error.
+    """
+    try:
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, input=text)
+    except FileNotFoundError:
+        raise CommandFailedError(f"`{command[0]}` isn't installed") from None
+    if done.returncode:
+        tail = " | ".join(done.stderr.strip().splitlines()[-3:])
+        raise CommandFailedError(f"`{' '.join(command[:3])}` failed: {tail}")
+    return done.stdout

@@ -1,0 +1,3 @@
+module rljob.dev/tests/pause
+
+go 1.26

@@ -1,0 +1,179 @@
+"""Starting a cluster and ending it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from testcluster import addons, building, certificates, cgroups, control, layout
+from testcluster.commands import CommandFailedError
+from testcluster.layout import Cluster, Node
+from testcluster.namespaces import in_own_namespaces
+from testcluster.programs import find
+
+ENVIRONMENT = building.ROOT / ".venv"
+START_SECONDS = 300.0
+END_SECONDS = 20.0
+
+
+def up(folder: Path, workers: int, say: Callable[[str], None]) -> Cluster:
+    """Starts a cluster and installs what belongs into it; one that runs already is left as it is.
+
+    Raises:
+        CommandFailedError, ProgramMissingError: it can't be started here; what was started is ended again.
+    """
+    cgroups.hierarchies()
+    if os.geteuid() != 0:
+        raise CommandFailedError(
+            "namespaces and control groups are made by root: run this as root, or install Docker and kind"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        if control.listener_of(folder / "hub.sock") is not None:
+            say("the cluster runs already")
+            running = layout.load(folder)
+            addons.free_volumes(running)
+            return running
+        begun = time.monotonic()
+        programs = find(build=True, say=say, cluster=True)
+        with socket.create_server(("127.0.0.1", 0), backlog=64) as api:
+            images = (
+                *addons.program_images(programs),
+                building.mounted_image(ENVIRONMENT),
+                building.project_image("operator", say),
+            )
+            cluster = Cluster(folder, workers, api.getsockname()[1], programs, images)
+            _prepare(cluster)
+            hub = _start_hub(cluster, api)
+        try:
+            _wait_for_nodes(cluster, hub)
+            say(f"{len(cluster.nodes)} nodes started after {time.monotonic() - begun:.0f} s; installing operators")
+            addons.install(cluster, ENVIRONMENT)
+        except BaseException:
+            _end(folder)
+            raise
+        say(f"the cluster is ready after {time.monotonic() - begun:.0f} s")
+        return cluster
+
+
+def down(folder: Path) -> bool:
+    """Ends the cluster of a folder with everything in it. Images stay in the folder. False where nothing ran.
+
+    Raises:
+        CommandFailedError: something is still there after `END_SECONDS`.
+    """
+    if not folder.exists():
+        return False
+    with _locked(folder):
+        return _end(folder)
+
+
+def kill(node: Node) -> None:
+    """Ends a node as a power cut would.
+
+    Raises:
+        KeyError: it doesn't run.
+    """
+    pid = control.listener_of(node.socket)
+    if pid is None:
+        raise KeyError(f"{node.name} doesn't run")
+    os.kill(pid, signal.SIGKILL)
+    _wait_for_end(pid)
+
+
+def _prepare(cluster: Cluster) -> None:
+    for part in ("certificates", "log"):
+        shutil.rmtree(cluster.folder / part, ignore_errors=True)
+    for node in cluster.nodes:
+        for part in ("etcd", "log"):
+            shutil.rmtree(node.folder / part, ignore_errors=True)
+    (cluster.folder / "log").mkdir()
+    certificates.make(cluster)
+    cluster.save()
+
+
+def _start_hub(cluster: Cluster, api: socket.socket) -> subprocess.Popen[bytes]:
+    with (cluster.folder / "log" / "hub.log").open("ab") as log:
+        return subprocess.Popen(
+            in_own_namespaces("testcluster.hub", str(cluster.folder), str(api.fileno())),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env=_environment(),
+            pass_fds=[api.fileno()],
+            start_new_session=True,
+        )
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of the caller's shell reaches the cluster's programs, least of all its proxies."""
+    here = str(Path(__file__).resolve().parents[1])
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": here, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/"}
+
+
+def _wait_for_nodes(cluster: Cluster, hub: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    first_processes: dict[str, int] = {}
+    while waiting := [node for node in cluster.nodes if not node.ready.exists()]:
+        if hub.poll() is not None:
+            raise CommandFailedError(f"the hub ended: {_tail(cluster.folder / 'log' / 'hub.log')}")
+        for node in waiting:
+            # Asked once: a starting node doesn't take connections yet, and they would pile up.
+            if node.name not in first_processes and (pid := control.listener_of(node.socket)):
+                first_processes[node.name] = pid
+            if node.name in first_processes and not _lives(first_processes[node.name]):
+                raise CommandFailedError(f"{node.name} ended: {_tail(node.logs / 'node.log')}")
+        if time.monotonic() > deadline:
+            names = ", ".join(node.name for node in waiting)
+            raise CommandFailedError(f"not started after {START_SECONDS:.0f} s: {names}; see {waiting[0].logs}")
+        time.sleep(0.1)
+
+
+def _end(folder: Path) -> bool:
+    hub = control.listener_of(folder / "hub.sock")
+    if hub is not None:
+        os.kill(hub, signal.SIGKILL)
+        _wait_for_end(hub)
+    if (folder / "cluster.json").exists():
+        cgroups.remove(layout.load(folder).cgroup)
+    for socket_file in folder.glob("**/*.sock"):
+        socket_file.unlink()
+    return hub is not None
+
+
+def _wait_for_end(pid: int) -> None:
+    # The first process of a namespace is gone only after everything in it.
+    deadline = time.monotonic() + END_SECONDS
+    while _lives(pid):
+        if time.monotonic() > deadline:
+            raise CommandFailedError(f"process {pid} doesn't end")
+        time.sleep(0.02)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def _tail(log: Path, lines: int = 3) -> str:
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return " | ".join(text.strip().splitlines()[-lines:]) or "without a word"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,174 @@
+"""The test cluster itself: pods on several nodes that find each other, nodes that die and return, and no traces."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from testcluster import control, life
+from testcluster.addons import BUSYBOX_IMAGE, Kubectl
+from testcluster.commands import CommandFailedError
+from testcluster.layout import Cluster
+from testcluster.programs import find
+
+sys.path.insert(0, str(Path(__file__).parent))
+from traces import traces
+
+pytestmark = pytest.mark.timeout(300)
+RESTRICTED = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def pod(name: str, node: str, script: str, **spec: object) -> dict[str, object]:
+    container = {
+        "name": "main",
+        "image": BUSYBOX_IMAGE,
+        "command": ["/bin/sh", "-c", script],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        **({"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]} if "volumes" in spec else {}),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
+        "spec": {
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "terminationGracePeriodSeconds": 0,
+            "restartPolicy": "Never",
+            "securityContext": RESTRICTED,
+            "containers": [container],
+            **spec,
+        },
+    }
+
+
+def until(what: str, there: Callable[[], bool], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline, f"waited {seconds} s until {what}"
+        time.sleep(0.2)
+
+
+def is_ready(kubectl: Kubectl, node: str) -> bool:
+    answer = json.loads(kubectl("get", "node", node, "-o", "json"))
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in answer["status"]["conditions"])
+
+
+def test_pods_on_different_nodes_find_each_other_by_name(kubectl: Kubectl) -> None:
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "greeter", "namespace": "default"},
+        "spec": {"selector": {"app": "greeter"}, "ports": [{"port": 80, "targetPort": 8080}]},
+    }
+    serve = "mkdir /tmp/www && echo hello > /tmp/www/index.html && httpd -f -p 8080 -h /tmp/www"
+    ask = "until wget -q -O - http://greeter.default.svc.cluster.local/; do sleep 0.5; done"
+    kubectl.apply(service, pod("greeter", "worker1", serve), pod("guest", "worker2", ask))
+    kubectl("wait", "pod/guest", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s")
+    assert kubectl("logs", "guest") == "hello\n"
+    assert kubectl("exec", "greeter", "--", "cat", "/tmp/www/index.html") == "hello\n"
+
+
+def test_a_shared_volume_is_one_folder_on_all_nodes(kubectl: Kubectl) -> None:
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "shared", "namespace": "default"},
+        "spec": {
+            "storageClassName": "rljob-shared",
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
+    kubectl.apply(
+        claim,
+        pod("writer", "worker1", "echo written > /shared/note", volumes=volumes),
+        pod("reader", "worker2", "until cat /shared/note 2>/dev/null; do sleep 0.2; done", volumes=volumes),
+    )
+    kubectl("wait", "pod/reader", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s")
+    assert kubectl("logs", "reader") == "written\n"
+
+
+def test_a_second_start_finds_the_cluster_running(cluster: Cluster) -> None:
+    said: list[str] = []
+    again = life.up(cluster.folder, workers=2, say=said.append)
+    assert again.api_port == cluster.api_port
+    assert said == ["the cluster runs already"]
+
+
+def test_a_killed_node_is_noticed_and_returns(cluster: Cluster, kubectl: Kubectl) -> None:
+    life.kill(cluster.node("worker2"))
+    until("worker2 is lost", lambda: not is_ready(kubectl, "worker2"))
+    assert is_ready(kubectl, "worker1")
+    control.ask(cluster.socket, "start worker2")
+    until("worker2 is back", lambda: is_ready(kubectl, "worker2"))
+    kubectl.apply(pod("returned", "worker2", "echo back"))
+    kubectl("wait", "pod/returned", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s")
+
+
+def test_a_stopped_api_server_comes_back_with_everything_in_it(cluster: Cluster, kubectl: Kubectl) -> None:
+    kubectl("create", "configmap", "kept")
+    node = cluster.node("control")
+    control.ask(node.socket, "stop kube-apiserver")
+    assert "kube-apiserver" not in control.ask(node.socket, "programs").split()
+    with pytest.raises(CommandFailedError):
+        kubectl("get", "configmap", "kept")
+    control.ask(node.socket, "start kube-apiserver")
+
+    def answers() -> bool:
+        try:
+            return "kept" in kubectl("get", "configmap", "kept")
+        except CommandFailedError:
+            return False
+
+    until("the API server answers", answers)
+
+
+def test_a_program_that_crashes_is_started_again(cluster: Cluster) -> None:
+    node = cluster.node("worker1")
+    (before,) = _pids_of("kube-proxy", node.folder)
+    subprocess.run(["kill", "-KILL", str(before)], check=True)
+    until("kube-proxy runs again", lambda: _pids_of("kube-proxy", node.folder) not in ([], [before]), seconds=20)
+
+
+def _pids_of(program: str, folder: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = entry.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if Path(words[0]).name == program and any(str(folder) in word for word in words):
+                found.append(int(entry.name))
+    return found
+
+
+def test_nothing_is_left_of_a_cluster_that_ended(tmp_path: Path) -> None:
+    programs = find(build=False, cluster=True)
+    assert programs.debian is not None
+    nft, libraries = programs.debian / "usr/sbin/nft", programs.debian / "usr/lib/x86_64-linux-gnu"
+    cgroup = Cluster(tmp_path, 1, 0, programs).cgroup
+    before = traces(nft, libraries, tmp_path, cgroup)
+    assert before["processes"] == []
+    made = life.up(tmp_path, workers=1, say=lambda _line: None)
+    Kubectl(made).apply(pod("busy", "worker1", "sleep 1000"))
+    Kubectl(made)("wait", "pod/busy", "--for=condition=Ready", "--timeout=60s")
+    while_it_runs = traces(nft, libraries, tmp_path, cgroup)
+    # The pod's own process is found, so one that stays behind would be.
+    assert any("sleep 1000" in process for process in while_it_runs["processes"])
+    for kind in ("mounts", "links", "addresses", "routes", "firewall", "settings"):
+        assert while_it_runs[kind] == before[kind]
+    assert life.down(tmp_path)
+    assert traces(nft, libraries, tmp_path, cgroup) == before
+    assert not life.down(tmp_path)

@@ -1,0 +1,45 @@
+"""Archives of images: what a container engine reads in them agrees with the files they were packed from."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+
+from testcluster.images import Image, pack
+
+
+def packed(folder: Path, name: str = "image.tar") -> Path:
+    layers = [folder / "first", folder / "second"]
+    for layer in layers:
+        layer.mkdir(exist_ok=True)
+        (layer / f"{layer.name}.txt").write_text(layer.name)
+    image = Image("rljob.test/example:1", entrypoint=["/first"], user="65532", labels={"a": "b"})
+    pack(image, layers, folder / name)
+    return folder / name
+
+
+def test_layers_are_named_by_their_digests(tmp_path: Path) -> None:
+    with tarfile.open(packed(tmp_path)) as archive:
+        (manifest,) = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
+        config_bytes = archive.extractfile(manifest["Config"]).read()  # type: ignore[union-attr]
+        layers = [archive.extractfile(name).read() for name in manifest["Layers"]]  # type: ignore[union-attr]
+    assert manifest["RepoTags"] == ["rljob.test/example:1"]
+    assert manifest["Config"] == hashlib.sha256(config_bytes).hexdigest() + ".json"
+    config = json.loads(config_bytes)
+    assert config["rootfs"]["diff_ids"] == ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]
+    assert len(config["history"]) == len(layers)
+    assert (config["config"]["User"], config["config"]["Labels"]) == ("65532", {"a": "b"})
+    with tarfile.open(fileobj=io.BytesIO(layers[1])) as layer:
+        assert layer.extractfile("./second.txt").read() == b"second"  # type: ignore[union-attr]
+        assert {(member.uid, member.gid, member.mtime) for member in layer.getmembers()} == {(0, 0, 0)}
+
+
+def test_the_same_files_make_the_same_archive_layers(tmp_path: Path) -> None:
+    def layer_names(archive: Path) -> list[str]:
+        with tarfile.open(archive) as opened:
+            return opened.getnames()
+
+    assert layer_names(packed(tmp_path, "one.tar")) == layer_names(packed(tmp_path, "two.tar"))

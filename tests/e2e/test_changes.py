@@ -1,0 +1,69 @@
+"""Running jobs are resized and suspended: training goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from world import World
+
+pytestmark = pytest.mark.timeout(1500)
+FOREVER = 100_000
+RESULTS_OF_A_STEP = ("reward/mean", "actor/grad_norm", "response/length/mean")
+"""Numbers of a step that depend on every token and every weight before it, and on no clock."""
+
+
+def names(pods: list[dict[str, Any]]) -> set[str]:
+    return {pod["metadata"]["name"] for pod in pods}
+
+
+@pytest.mark.smoke
+def test_rollout_replicas_grow_and_shrink_while_training_goes_on(world: World) -> None:
+    world.apply(world.job_document("scaled", stop={"steps": FOREVER}, validation={"every": FOREVER, "atStart": False}))
+    world.until_condition("scaled", "Running", "True", "Training")
+    world.until_step("scaled", 3)
+    first = names(world.pods("scaled", "rollout"))
+
+    world.kubectl("scale", "rlj/scaled", "--replicas=2")
+    world.until_condition("scaled", "Resizing", "True")
+    world.until("two engines generate", lambda: world.get("rlj", "scaled")["status"]["progress"]["enginesReady"] == 2)
+    grown = world.step("scaled")
+    world.until_step("scaled", grown + 5)
+    assert names(world.pods("scaled", "rollout")) > first
+
+    world.kubectl("scale", "rlj/scaled", "--replicas=1")
+    world.until("one pod is left", lambda: len(world.pods("scaled", "rollout")) == 1)
+    world.until_condition("scaled", "Resizing", "False", "AtSize")
+    shrunk = world.step("scaled")
+    world.until_step("scaled", shrunk + 5)
+
+    # No step was lost or done twice, and nothing was started anew.
+    assert world.get("rlj", "scaled")["status"]["attempt"] == 1
+    steps = [line["step"] for line in world.metrics("scaled")]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.smoke
+def test_a_suspended_job_goes_on_where_it_was_and_ends_the_same(world: World) -> None:
+    steps = 60
+    common: dict[str, Any] = {"stop": {"steps": steps}, "validation": {"every": FOREVER, "atStart": False}}
+    world.apply(world.job_document("paused", **common))
+    world.until_condition("paused", "Running", "True", "Training")
+    world.until_step("paused", 3)
+    world.kubectl("patch", "rlj", "paused", "--type=merge", "--patch", '{"spec": {"suspend": true}}')
+    world.until_condition("paused", "Suspended", "True")
+    assert (world.pods("paused"), world.list("rayclusters")) == ([], [])
+    reached = world.get("rlj", "paused")["status"]["checkpoint"]["step"]
+    assert 3 <= reached < steps, "the job ended before it was suspended"
+
+    # The same job without a pause, in the meantime.
+    world.apply(world.job_document("straight", **common))
+    world.until_finished("straight")
+    world.kubectl("patch", "rlj", "paused", "--type=merge", "--patch", '{"spec": {"suspend": false}}')
+    job = world.until_finished("paused")
+    assert len(job["status"]["attempts"]) == 2
+
+    paused, straight = world.metrics("paused"), world.metrics("straight")
+    assert [line["step"] for line in paused] == list(range(1, steps + 1))
+    for ours, theirs in zip(paused, straight, strict=True):
+        assert {name: ours[name] for name in RESULTS_OF_A_STEP} == {name: theirs[name] for name in RESULTS_OF_A_STEP}

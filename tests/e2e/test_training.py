@@ -1,0 +1,68 @@
+"""RLJobs that train to the end in real pods under the real KubeRay: what kubectl shows, and what is on the volume."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from world import World
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.smoke
+def test_a_job_trains_in_pods_and_leaves_its_results(world: World) -> None:
+    world.apply(world.job_document("short", stop={"steps": 6}, validation={"every": 3, "atStart": False}))
+    world.until_condition("short", "ClusterReady", "True")
+    roles = {role: world.pods("short", role) for role in ("head", "rollout", "trainer")}
+    assert {role: len(pods) for role, pods in roles.items()} == {"head": 1, "rollout": 1, "trainer": 1}
+
+    job = world.until_finished("short")
+    assert world.step("short") == 6
+    assert [attempt["attempt"] for attempt in job["status"]["attempts"]] == [1]
+    assert job["status"]["checkpoint"]["step"] == 6
+
+    # The cluster is given back; the results stay.
+    world.until("the RayCluster is gone", lambda: not world.list("rayclusters"), seconds=30)
+    files = world.in_results("ls", "-R", world.state_folder("short"))
+    assert {"report.html", "summary.json", "metrics.jsonl", "checkpoints:"} <= {
+        name.rpartition("/")[2] for name in files.split()
+    }
+    summary = json.loads(world.in_results("cat", f"{world.state_folder('short')}/summary.json"))
+    assert summary["steps"] == 6
+
+    # What the docs show.
+    header, row = world.kubectl("get", "rlj", "short").splitlines()
+    assert header.split()[:3] == ["NAME", "ALGORITHM", "STATUS"]
+    assert row.split()[:3] == ["short", "grpo", "Completed"]
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        {"mode": "oneStepOff"},
+        pytest.param(
+            {"mode": "fullyAsync", "requireBatches": 8, "staleness": {"maxAge": 2}, "partialRollout": "keepCache"},
+            marks=pytest.mark.smoke,
+        ),
+    ],
+    ids=lambda pipeline: str(pipeline["mode"]),
+)
+def test_generation_and_training_overlap_on_different_nodes(world: World, pipeline: dict[str, Any]) -> None:
+    name = pipeline["mode"].lower()
+    beside = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"rljob.dev/role": "rollout"}}}
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [beside]}}
+    trainer = {"pod": world.pod() | {"affinity": apart}}
+    stop = {"steps": 20}
+    validation = {"every": 20, "atStart": False}
+    world.apply(world.job_document(name, pipeline=pipeline, trainer=trainer, stop=stop, validation=validation))
+    world.until_condition(name, "ClusterReady", "True")
+    (engine,), (rank,) = world.pods(name, "rollout"), world.pods(name, "trainer")
+    assert engine["spec"]["nodeName"] != rank["spec"]["nodeName"]
+    world.until_finished(name)
+    lines = world.metrics(name)
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    # Samples are older than the weights that they train, and never older than was promised.
+    oldest = max(line["age/max"] for line in lines)
+    assert 0 < oldest <= pipeline.get("staleness", {"maxAge": 1})["maxAge"]

@@ -1,0 +1,217 @@
+"""What an end-to-end test says: apply, kubectl, wait for a condition, read a file on the volume.
+
+Everything goes through kubectl, as a user would do it, so the tests run against any cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RESULTS = "results"
+ENVIRONMENT = "environment"
+READER = "reader"
+WAIT_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the suite has to be told about a cluster, by environment variables."""
+
+    image: str = field(default_factory=lambda: os.environ.get("RLJOB_E2E_IMAGE", ""))
+    """Image with the trainer in it. Empty: the operator's default image, with the environment from a volume."""
+    storage_class: str = field(default_factory=lambda: os.environ.get("RLJOB_E2E_STORAGE_CLASS", "rljob-shared"))
+    """Of volumes that pods of all nodes may write to."""
+    environment_class: str = field(
+        default_factory=lambda: os.environ.get("RLJOB_E2E_ENVIRONMENT_CLASS", "rljob-environment")
+    )
+    """Of volumes that hold the environment, annotated with the path where pods must mount it."""
+
+    @property
+    def mounts_environment(self) -> bool:
+        return not self.image
+
+
+@dataclass
+class World:
+    """A namespace whose pods must be `restricted`, with a volume for results."""
+
+    namespace: str
+    settings: Settings
+    environment_path: str = ""
+    kubeconfig: str = field(default_factory=lambda: os.environ.get("KUBECONFIG", ""))
+
+    def kubectl(self, *arguments: str, text: str | None = None, seconds: float = 60) -> str:
+        """Runs kubectl in the namespace; fails the test with what kubectl said."""
+        command = [program(), "--namespace", self.namespace, *arguments]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=seconds)
+        assert done.returncode == 0, f"{' '.join(arguments)}: {done.stderr.strip()}"
+        return done.stdout
+
+    def apply(self, *documents: dict[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(documents))
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, "-o", "json"))
+        return found
+
+    def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        only = ["--selector", selector] if selector else []
+        items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, *only, "-o", "json"))["items"]
+        return items
+
+    def pods(self, job: str, role: str = "") -> list[dict[str, Any]]:
+        """Pods of a job that are not being deleted."""
+        selector = f"rljob.dev/job={job}" + (f",rljob.dev/role={role}" if role else "")
+        return [pod for pod in self.list("pods", selector) if "deletionTimestamp" not in pod["metadata"]]
+
+    def condition(self, job: str, kind: str) -> dict[str, str]:
+        """A condition of a job; empty strings where it has none yet."""
+        for item in self.get("rlj", job).get("status", {}).get("conditions", []):
+            if item["type"] == kind:
+                return dict(item)
+        return {"status": "", "reason": "", "message": ""}
+
+    def step(self, job: str) -> int:
+        """The last step that the job reported."""
+        return int(self.get("rlj", job).get("status", {}).get("progress", {}).get("step", 0))
+
+    def until(self, what: str, there: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not there():
+            assert time.monotonic() < deadline, f"waited {seconds:.0f} s until {what}"
+            time.sleep(0.5)
+
+    def until_condition(
+        self, job: str, kind: str, status: str, reason: str = "", seconds: float = WAIT_SECONDS
+    ) -> dict[str, str]:
+        """Waits for a condition, and gives up at once when the job has failed instead."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = self.condition(job, kind)
+            if found["status"] == status and reason in ("", found["reason"]):
+                return found
+            failed = self.condition(job, "Failed")
+            assert kind == "Failed" or failed["status"] != "True", f"{job} failed: {failed['message']}"
+            running = self.condition(job, "Running")
+            assert time.monotonic() < deadline, (
+                f"waited {seconds:.0f} s for {kind}={status} {reason}; {kind} is {found['status']} {found['reason']}:"
+                f" {found['message']} and Running is {running['status']} {running['reason']}: {running['message']}"
+            )
+            time.sleep(0.5)
+
+    def state_folder(self, job: str) -> str:
+        """Where a job of `job_document` keeps its state on the results volume, relative to its root."""
+        uid = self.get("rlj", job)["metadata"]["uid"]
+        return f"runs/{self.namespace}/{job}-{uid}"
+
+    def metrics(self, job: str) -> list[dict[str, Any]]:
+        """What the job wrote about each of its steps, in order."""
+        text = self.in_results("cat", f"{self.state_folder(job)}/metrics.jsonl")
+        return [json.loads(line) for line in text.splitlines()]
+
+    def until_step(self, job: str, step: int, seconds: float = WAIT_SECONDS) -> None:
+        """Waits until a job has done that many steps."""
+        self.until(f"{job} has done step {step}", lambda: self.step(job) >= step, seconds)
+
+    def until_finished(self, job: str, seconds: float = 600) -> dict[str, Any]:
+        """Waits for the job's end, which must be a good one."""
+        timeout = f"--timeout={seconds:.0f}s"
+        self.kubectl("wait", f"rlj/{job}", "--for=condition=Finished", timeout, seconds=seconds + 10)
+        failed = self.condition(job, "Failed")
+        assert self.condition(job, "Succeeded")["status"] == "True", f"{failed['reason']}: {failed['message']}"
+        return self.get("rlj", job)
+
+    def in_results(self, *command: str) -> str:
+        """Runs a command in a pod at the root of the results volume."""
+        return self.kubectl("exec", READER, "--", *command)
+
+    def job_document(self, name: str, **spec: Any) -> dict[str, Any]:
+        """The quick start's job for this cluster, with small pods; `spec` replaces parts of sections."""
+        job: dict[str, Any] = yaml.safe_load((EXAMPLES / "quickstart.yaml").read_text())
+        job["metadata"] = {"name": name}
+        sections = {
+            "head": {"pod": self.pod()},
+            "rollout": {"replicas": 1, "gpusPerReplica": 0, "pod": self.pod()},
+            "trainer": {"replicas": 1, "gpusPerReplica": 0, "pod": self.pod()},
+            "checkpoint": {"uri": f"pvc://{RESULTS}/runs", "everySteps": 5, "keep": 2},
+        }
+        if self.settings.image:
+            job["spec"]["image"] = self.settings.image
+        for changes in (sections, spec):
+            for section, value in changes.items():
+                old = job["spec"].get(section)
+                job["spec"][section] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+        return job
+
+    def pod(self) -> dict[str, Any]:
+        """Pod settings for a small cluster: next to no CPU is reserved, and none is forbidden."""
+        pod: dict[str, Any] = {
+            "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}},
+            "sharedMemory": "256Mi",
+            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+            "template": {"spec": {"securityContext": {"runAsNonRoot": True}}},
+        }
+        if self.settings.mounts_environment:
+            claim = {"claimName": ENVIRONMENT, "readOnly": True}
+            pod["volumes"] = [{"name": ENVIRONMENT, "persistentVolumeClaim": claim}]
+            pod["volumeMounts"] = [{"name": ENVIRONMENT, "mountPath": self.environment_path, "readOnly": True}]
+        return pod
+
+
+def claim(name: str, storage_class: str, mode: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {
+            "storageClassName": storage_class,
+            "accessModes": [mode],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+
+
+def reader(image: str) -> dict[str, Any]:
+    """A pod that looks at the results volume."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": READER},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": READER,
+                    "image": image,
+                    "command": ["bash", "-c", "sleep infinity"],
+                    "workingDir": "/results",
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                    "resources": {"requests": {"cpu": "5m", "memory": "16Mi"}},
+                    "volumeMounts": [{"name": RESULTS, "mountPath": "/results"}],
+                }
+            ],
+            "volumes": [{"name": RESULTS, "persistentVolumeClaim": {"claimName": RESULTS}}],
+        },
+    }
+
+
+def program() -> str:
+    """kubectl: the installed one, or the one that the test cluster was built with."""
+    installed = shutil.which("kubectl")
+    if installed:
+        return installed
+    from testcluster.programs import find
+
+    return str(find(build=False).path("kubectl"))
