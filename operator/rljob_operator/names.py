@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from rljob_api import cluster as _cluster
+
 GROUP: Final = "rljob.dev"
 VERSION: Final = "v1alpha1"
 PLURAL: Final = "rljobs"
@@ -17,12 +19,12 @@ STATUS_MANAGER: Final = "rljob-operator-status"
 
 JOB_LABEL: Final = "rljob.dev/job"
 JOB_UID_LABEL: Final = "rljob.dev/job-uid"
-ROLE_LABEL: Final = "rljob.dev/role"
+ROLE_LABEL: Final = _cluster.ROLE_LABEL
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 ELASTIC_ANNOTATION: Final = "kueue.x-k8s.io/elastic-job"
 
 INCARNATION_ANNOTATION: Final = "rljob.dev/incarnation"
-GENERATION_ANNOTATION: Final = "rljob.dev/generation"
+GENERATION_ANNOTATION: Final = _cluster.GENERATION_ANNOTATION
 SPEC_HASH_ANNOTATION: Final = "rljob.dev/spec-hash"
 ATTEMPT_ANNOTATION: Final = "rljob.dev/attempt"
 """Highest attempt that was ever started on the cluster. Written before the attempt is submitted, so that no restart of
@@ -34,9 +36,9 @@ RAY_CLUSTER_LABEL: Final = "ray.io/cluster"
 RAY_GROUP_LABEL: Final = "ray.io/group"
 RAY_NODE_TYPE_LABEL: Final = "ray.io/node-type"
 
-HEAD_ROLE: Final = "head"
-ROLLOUT: Final = "rollout"
-TRAINER: Final = "trainer"
+HEAD_ROLE: Final = _cluster.HEAD
+ROLLOUT: Final = _cluster.ROLLOUT
+TRAINER: Final = _cluster.TRAINER
 
 DASHBOARD_PORT: Final = 8265
 
@@ -50,9 +52,8 @@ TOKEN_FOLDER: Final = "/etc/rljob/tokens"
 """Where the driver's token is mounted, in the head pod only."""
 DRIVER_TOKEN_KEY: Final = "driver_token"
 RAY_TOKEN_KEY: Final = "auth_token"
-CODE_FOLDER: Final = "/opt/rljob/code"
-STORAGE_FOLDER: Final = "/mnt/rljob"
-"""`pvc://claim/path` of the job file is this folder, then claim, then path."""
+CODE_FOLDER: Final = _cluster.CODE_FOLDER
+STORAGE_FOLDER: Final = _cluster.STORAGE_FOLDER
 
 
 def cluster(job: str, incarnation: int) -> str:

@@ -107,6 +107,8 @@ class Operator:
             clusterwide=not self._options.namespaces,
             namespaces=self._options.namespaces,
             ready_flag=self._listed,
+            # kopf's own would ask for the user's name, and a container's user has none. Its type isn't exported.
+            identity=self._options.identity,  # type: ignore[arg-type]
         )
         raise RuntimeError("the watches have ended; restarting is all that helps")
 

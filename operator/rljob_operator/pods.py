@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from rljob_api import ResolvedJob
+from rljob_api.cluster import PVC
 from rljob_api.spec.pod import Pod
 from rljob_api.status import DRIVER_PORT
 from rljob_operator import merging, names
@@ -170,9 +171,9 @@ def claims(job: ResolvedJob) -> list[str]:
 
 
 def _claim(location: str | None) -> str | None:
-    if location is None or not location.startswith("pvc://"):
+    if location is None or not location.startswith(PVC):
         return None
-    return location.removeprefix("pvc://").partition("/")[0]
+    return location.removeprefix(PVC).partition("/")[0]
 
 
 def _toleration(item: Any) -> dict[str, Any]:

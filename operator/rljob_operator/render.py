@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -25,6 +27,7 @@ FIRST = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = Settings()
     parser.add_argument("job", help="job file; - reads standard input")
+    parser.add_argument("overlays", metavar="OVERLAY", type=Path, nargs="*", help="files laid over the job, in order")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change a field of the job")
     parser.add_argument("--image", default=defaults.default_image, help="the operator's default image")
     parser.add_argument("--ray-version", default=defaults.ray_version, help="Ray in the images")
@@ -33,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     source = sys.stdin.read() + "\n" if args.job == "-" else args.job
     settings = Settings(default_image=args.image, ray_version=args.ray_version)
-    for index, document in enumerate(rendered(source, args.set, settings)):
+    for index, document in enumerate(rendered(source, args.set, settings, args.overlays)):
         if index:
             print("---")
         print(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True), end="")
@@ -41,14 +44,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def rendered(source: str, assignments: list[str], settings: Settings) -> list[dict[str, Any]]:
+def rendered(
+    source: str, assignments: list[str], settings: Settings, overlays: Sequence[Path] = ()
+) -> list[dict[str, Any]]:
     """The objects of every job in a file or text, in the order in which they are created.
 
     Raises:
         JobInvalid: with everything that is wrong with the jobs.
     """
     documents = []
-    for job in load_jobs(source, assignments):
+    for job in load_jobs(source, assignments, overlays):
         resolved = resolve(job)
         fingerprint = objects.spec_hash(job.spec)
         tokens = Tokens(ray="<derived from the operator's key>", driver="<derived from the operator's key>")
