@@ -45,6 +45,9 @@ class Spread:
             raise ValueError("a spread needs at least one value")
         return cls(min(values), median(values), max(values))
 
+    def multiplied(self, factor: float) -> Spread:
+        return Spread(self.min * factor, self.median * factor, self.max * factor)
+
     def show(self, form: str = ".2f") -> str:
         return f"{self.median:{form}} ({self.min:{form}} – {self.max:{form}})"
 

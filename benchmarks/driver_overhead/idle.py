@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.usage import Usage
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
 from rljob_trainer.samples import FloatArray
@@ -41,19 +42,17 @@ class IdleEngine:
 
     def step(self) -> list[GenerationResult]:
         requests, self._requests = self._requests, []
-        return [self._result(request) for request in requests]
-
-    def _result(self, request: GenerationRequest) -> GenerationResult:
-        length = request.sampling.max_tokens
-        self.tokens_made += length
-        return GenerationResult(
-            request.request_id,
-            # Above the special tokens.
-            self._random.integers(3, self._vocabulary, length, dtype=np.int32),
-            np.full(length, -np.log(self._vocabulary), np.float32),
-            np.full(length, self.version, np.int32),
-            "length",
-        )
+        longest = max(request.sampling.max_tokens for request in requests)
+        # Above the special tokens.
+        token_ids = self._random.integers(3, self._vocabulary, (len(requests), longest), dtype=np.int32)
+        log_probs = np.full(longest, -np.log(self._vocabulary), np.float32)
+        versions = np.full(longest, self.version, np.int32)
+        lengths = [request.sampling.max_tokens for request in requests]
+        self.tokens_made += sum(lengths)
+        return [
+            GenerationResult(request.request_id, ids[:length], log_probs[:length], versions[:length], "length")
+            for request, ids, length in zip(requests, token_ids, lengths, strict=True)
+        ]
 
     def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
         self._requests = []
@@ -99,7 +98,8 @@ def _once(method: Any) -> Any:
     def answer(*args: Any, **wanted: Any) -> Any:
         key = tuple(sorted(name for name, value in wanted.items() if value))
         if key not in answers:
-            answers[key] = method(*args, **wanted)
+            first = answers[key] = method(*args, **wanted)
+            first.usage = Usage()  # its seconds are not those of the steps that get it again
         return answers[key]
 
     return answer

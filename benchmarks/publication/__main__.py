@@ -25,8 +25,8 @@ from benchmarks.machine import Machine
 from benchmarks.measuring import Spread, interleaved, ratios, table, write_results
 from benchmarks.publication.raw import RawGroup, empty
 from benchmarks.publication.receiving import Received, checksumming, receiver_process
-from benchmarks.publication.resident import PeakMemory
 from benchmarks.real_model.model import smollm2
+from benchmarks.resident import PeakMemory
 from rljob_trainer.weights import sender as sending
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.plan import describe

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.publication.raw import RawGroup, empty
-from benchmarks.publication.resident import PeakMemory
+from benchmarks.resident import PeakMemory
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.weights import receiver as receiving

@@ -1,0 +1,237 @@
+"""A run that is killed again and again until it is done, and what its ledger and metrics must say then.
+
+The job goes over its data a fixed number of times and then ends, so every prompt has to end too. Killed are processes
+of the run's own tree, found by what Ray calls them; whatever a killed driver leaves is ended before the next start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import yaml
+
+Victim = Literal["driver", "rank", "engine", "all"]
+VICTIMS: tuple[Victim, ...] = ("driver", "rank", "engine", "all")
+MODES = ("sync", "oneStepOff", "fullyAsync")
+MAX_AGE = {"sync": 0, "oneStepOff": 1, "fullyAsync": 2}
+PROMPTS, EPOCHS, GROUPS = 48, 4, 8
+RUN_SECONDS = 1500.0
+_TITLES = {"rank": "ray::RankActor", "engine": "ray::EngineActor"}
+
+
+class KilledRunError(AssertionError):
+    """Something was lost, done twice, or broke its bound."""
+
+
+@dataclass(slots=True)
+class Story:
+    """What was done to a run."""
+
+    mode: str
+    seed: int
+    kills: list[str] = field(default_factory=list)
+    starts: int = 0
+    rolled_back: int = 0
+    """Steps that were done and are not part of the surviving lineage."""
+
+
+def job(mode: str) -> dict[str, Any]:
+    """Copy two digits: a tiny model, two engines beside one rank, all prompts ``EPOCHS`` times."""
+    characters = {"characters": "0123456789="}
+    model = {"hiddenSize": 64, "layers": 2, "heads": 2, "contextLength": 24, "tokenizer": characters}
+    batch: dict[str, Any] = {"samplesPerPrompt": 4, "miniBatchGroups": 4}
+    pipeline: dict[str, Any] = {"mode": mode}
+    if mode == "fullyAsync":
+        pipeline |= {"syncEvery": 2, "staleness": {"maxAge": MAX_AGE[mode]}, "partialRollout": "recompute"}
+    else:
+        batch["groups"] = GROUPS
+    return {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": f"kills-{mode.lower()}"},
+        "spec": {
+            "model": {"random": model},
+            "data": {
+                "train": {"task": {"type": "copy", "digits": 2, "size": PROMPTS}},
+                "prompt": "question",
+                "answer": "answer",
+                "maxPromptTokens": 6,
+            },
+            "reward": {"functions": [{"type": "exactMatch", "params": {"partial": True}}]},
+            "algorithm": {"preset": "grpo"},
+            "batch": batch,
+            "placement": "separate",
+            "pipeline": pipeline,
+            "rollout": {"engine": "torch", "maxResponseTokens": 12, "replicas": 2},
+            "trainer": {"optimizer": {"learningRate": 1e-3}},
+            "checkpoint": {"everySteps": 3},
+            "logging": {"tensorboard": False, "samplesEvery": 0},
+            "stop": {"epochs": EPOCHS},
+        },
+    }
+
+
+def run_to_the_end(mode: str, folder: Path, victims: Sequence[Victim], seed: int) -> Story:
+    """Starts the job, kills ``victims`` one after the other at random moments, and lets it end. Checks nothing."""
+    rng, story = random.Random(seed), Story(mode, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "job.yaml").write_text(yaml.safe_dump(job(mode)))
+    output = folder / "output"
+    left = list(victims)
+    deadline = time.monotonic() + RUN_SECONDS
+    while True:
+        process = _start(folder, output, story.starts)
+        story.starts += 1
+        try:
+            while process.poll() is None and left:
+                _wait_for_a_moment(process, output, rng, deadline)
+                if process.poll() is None and _kill(process, left[0]):
+                    story.kills.append(f"{left.pop(0)} at step {_last_step(output)}")
+            reached = _last_step(output)
+            code = process.wait(max(1.0, deadline - time.monotonic()))
+        finally:
+            _end(process)
+        if code == 0:
+            return story
+        if code not in (-signal.SIGKILL, 75):
+            raise KilledRunError(f"exit code {code} after {story.kills}:\n{_tail(folder, story.starts - 1)}")
+        story.rolled_back += max(0, max(reached, _last_step(output)) - _checkpointed(output))
+
+
+def check(output: Path, mode: str) -> dict[int, tuple[str, int | None]]:
+    """Every prompt ended once, ages kept their bound, the record agrees. Returns state and step by ordinal.
+
+    Raises ``KilledRunError``.
+    """
+    with sqlite3.connect(f"file:{output / 'ledger.sqlite'}?mode=ro", uri=True) as ledger:
+        rows = ledger.execute(
+            "SELECT ordinal, epoch, row, state, trained_step, trained_version, oldest_version, deadline FROM groups "
+            "ORDER BY ordinal"
+        ).fetchall()
+        versions = [version for (version,) in ledger.execute("SELECT version FROM versions ORDER BY rowid")]
+    _expect([row[0] for row in rows] == list(range(PROMPTS * EPOCHS)), "prompts are missing or were invented")
+    _expect(
+        {(row[1], row[2]) for row in rows} == {(e, r) for e in range(EPOCHS) for r in range(PROMPTS)}, "rows differ"
+    )
+    unended = [row[0] for row in rows if row[3] not in ("trained", "dropped")]
+    _expect(not unended, f"prompts {unended} have not ended")
+    for ordinal, _, _, state, _, version, oldest, last in rows:
+        if state == "trained":
+            _expect(0 <= version - oldest <= MAX_AGE[mode], f"prompt {ordinal} has age {version - oldest}")
+            _expect(version <= last, f"prompt {ordinal} was trained in version {version}, after its deadline {last}")
+    steps = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    steps = [step for step in steps if step["step"] > 0]
+    _expect([step["step"] for step in steps] == list(range(1, len(steps) + 1)), "steps are missing or repeated")
+    per_step: dict[int, int] = {}
+    for row in rows:
+        if row[4] is not None:
+            per_step[row[4]] = per_step.get(row[4], 0) + 1
+    total = 0
+    for step in steps:
+        total += per_step.get(step["step"], 0)
+        _expect(step["progress/groups"] == total, f"step {step['step']} counts {step['progress/groups']}, not {total}")
+        _expect(step["age/max"] <= MAX_AGE[mode], f"step {step['step']} has age {step['age/max']}")
+    numbers = [int(step["progress/version"]) for step in steps]
+    _expect(numbers == sorted(set(numbers)), "version numbers were used twice")
+    _expect(set(numbers) <= set(versions), "a version was published that the ledger does not know")
+    return {row[0]: (row[3], row[4]) for row in rows}
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise KilledRunError(otherwise)
+
+
+def _start(folder: Path, output: Path, number: int) -> subprocess.Popen[bytes]:
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    environment = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, "-m", "rljob_trainer.cli", "run", str(folder / "job.yaml"), "--output", str(output)]
+    with (folder / f"printed-{number}").open("wb") as printed:
+        return subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT)
+
+
+def _wait_for_a_moment(process: subprocess.Popen[bytes], output: Path, rng: random.Random, deadline: float) -> None:
+    """Some steps after what the record holds now, and then some part of a step more."""
+    step, patience = _last_step(output) + rng.randint(0, 4), rng.uniform(0.0, 0.4)
+    while process.poll() is None and (_last_step(output) < step or not _actors(process, "engine")):
+        if time.monotonic() > deadline:
+            raise KilledRunError(f"the run hangs after step {_last_step(output)}")
+        time.sleep(0.02)
+    time.sleep(patience)
+
+
+def _kill(process: subprocess.Popen[bytes], victim: Victim) -> bool:
+    """SIGKILL; False when there is no such process just now."""
+    if victim in _TITLES:
+        actors = _actors(process, victim)
+        if not actors:
+            return False
+        _send_kill(actors[:1])
+        return True
+    tree = _tree(process)
+    _send_kill([psutil.Process(process.pid)] if victim == "driver" else [psutil.Process(process.pid), *tree])
+    process.wait()
+    # What a killed driver leaves would end by itself, but not before the next one starts.
+    _send_kill(tree)
+    return True
+
+
+def _tree(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _actors(process: subprocess.Popen[bytes], kind: str) -> list[psutil.Process]:
+    found = []
+    for child in _tree(process):
+        try:
+            if any(part.startswith(_TITLES[kind]) for part in child.cmdline()):
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _send_kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    tree = _tree(process)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    _send_kill(tree)
+
+
+def _last_step(output: Path) -> int:
+    path = output / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def _checkpointed(output: Path) -> int:
+    return max((int(path.name.removeprefix("step-")) for path in (output / "checkpoints").glob("step-*")), default=0)
+
+
+def _tail(folder: Path, number: int) -> str:
+    return "\n".join((folder / f"printed-{number}").read_text().splitlines()[-20:])

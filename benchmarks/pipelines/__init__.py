@@ -1,0 +1,1 @@
+"""What overlap gains with real processes, and what the pipeline itself costs."""

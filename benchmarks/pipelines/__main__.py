@@ -1,0 +1,136 @@
+"""One step off and fully asynchronous against our own sync, with real processes and long-tailed lengths on two cores.
+
+    .venv/bin/python -m benchmarks.pipelines
+
+All sides run the same processes (an engine and a learner rank of one thread each) on the same job; only the schedule
+differs. The limit is the slower of both stages alone, measured in the sync runs. The same runs are what `rljob plan` is
+fed with, and its forecasts stand beside what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.machine import Machine
+from benchmarks.measuring import Spread, interleaved, ratios, table, write_results
+from benchmarks.rljob_run import Run, rljob_run
+from rljob_api import load_jobs, resolve
+from rljob_trainer.simulation.measured import Measured, measure
+from rljob_trainer.simulation.planning import Planner, calibrated
+
+HERE = Path(__file__).parent
+JOB = HERE / "job.yaml"
+WARM_UP = 4
+GOAL = 0.9
+ASYNC = {
+    "pipeline.mode": "fullyAsync",
+    "pipeline.syncEvery": 2,
+    "pipeline.requireBatches": 2,
+    "pipeline.staleness.maxAge": 2,
+    "pipeline.staleness.fraction": 1.0,
+    "batch.groups": "null",
+}
+SIDES: dict[str, dict[str, Any]] = {
+    "sync": {},
+    "oneStepOff": {"pipeline.mode": "oneStepOff"},
+    "fullyAsync": ASYNC,
+    "fullyAsync, partial": ASYNC | {"pipeline.partialRollout": "recompute"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One run of one schedule."""
+
+    step_seconds: float
+    mean_age: float
+    measured: Measured | None
+    """Compute times of a sync run."""
+
+    @property
+    def limit_seconds(self) -> float:
+        """The slower of both stages alone; the trainer's includes the publication and what belongs to no stage."""
+        assert self.measured is not None
+        seconds = self.measured.seconds
+        return max(seconds.generation, seconds.training + seconds.publication + seconds.rest)
+
+
+def run_side(name: str, folder: Path, steps: int, repetition: int) -> Side:
+    """Seconds of a step by the clock of the whole run, after the warm-up and before the last step's checkpoint."""
+    output = folder / f"{name.replace(', ', '-')}-{repetition}"
+    run = rljob_run(JOB, output, steps=steps, settings=SIDES[name])
+    ends = run.column("progress/seconds")[WARM_UP - 1 : -1]
+    return Side(
+        step_seconds=(ends[-1] - ends[0]) / (len(ends) - 1),
+        mean_age=_mean_age(run),
+        measured=measure(output) if name == "sync" else None,
+    )
+
+
+def _mean_age(run: Run) -> float:
+    ages = run.column("age/mean")[WARM_UP:]
+    return sum(ages) / len(ages)
+
+
+def forecast(name: str, measured: Measured, steps: int = 60) -> float:
+    """Seconds of a step as `rljob plan` sees it."""
+    assignments = [f"{path}={value}" for path, value in SIDES[name].items()]
+    job = resolve(load_jobs(JOB, assignments)[0])
+    speeds = calibrated(measured.job, measured.lengths, measured.seconds)
+    planner = Planner(job, measured.lengths, speeds)
+    return planner.row(planner.own, steps).forecast.step_seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipelines", description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    args = parser.parse_args()
+    machine = Machine.here()
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {name: partial(run_side, name, Path(folder), args.steps) for name in SIDES}
+        results = interleaved(sides, args.repetitions)
+    sync = results["sync"]
+    limits = [side.limit_seconds for side in sync]
+    rows = []
+    for name, runs in results.items():
+        seconds = [side.step_seconds for side in runs]
+        planned = [forecast(name, side.measured) for side in sync if side.measured is not None]
+        gains = ratios([side.step_seconds for side in sync], seconds)
+        reached = ratios(limits, seconds)
+        rows.append(
+            [
+                name,
+                Spread.of(seconds).show(),
+                Spread.of(gains).show(),
+                Spread.of(reached).show(),
+                f"{median(side.mean_age for side in runs):.2f}",
+                f"{median(planned):.2f}",
+                f"{median(ratios(planned, seconds)) - 1:+.0%}",
+            ]
+        )
+    stages = [side.measured.seconds for side in sync if side.measured is not None]
+    text = "\n".join(
+        [
+            "# Overlap against lockstep, on two cores",
+            "",
+            table(["schedule", "step s", "over sync", "of the limit", "mean age", "planned s", "plan is off by"], rows),
+            f"Stages alone, from the sync runs (s): generation {median(s.generation for s in stages):.2f}, training "
+            f"{median(s.training for s in stages):.2f}, publication {median(s.publication for s in stages):.3f}, rest "
+            f"{median(s.rest for s in stages):.3f}. Limit: {median(limits):.2f} s a step, "
+            f"{median(ratios([side.step_seconds for side in sync], limits)):.2f} over sync. Goal: {GOAL:.0%} of it.",
+        ]
+    )
+    steps = {name: [side.step_seconds for side in runs] for name, runs in results.items()}
+    write_results(args.output, "pipelines", machine, {"step_seconds": steps, "stages": stages, "limits": limits}, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The simulator against published tables, and how fast it is."""
