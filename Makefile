@@ -3,10 +3,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test lint unit integration generate constraints clean
+CLUSTER := PYTHONPATH=deploy $(BIN)/python -m testcluster
+
+.PHONY: help install quickstart test lint unit programs integration cluster-up cluster-down cluster-test images e2e e2e-smoke generate constraints clean
 
 help:            ## what there is
-	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 install:         ## make or mend the virtual environment (.venv); nothing to do when it is right
 	@$(PYTHON) requirements/install.py
@@ -19,15 +21,39 @@ test: lint unit  ## everything that is fast: lint, types, import rules, tests
 lint: install    ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy api/rljob_api trainer/rljob_trainer operator/rljob_operator
+	$(BIN)/mypy api/rljob_api trainer/rljob_trainer operator/rljob_operator deploy/testcluster
 	$(BIN)/lint-imports
 
 unit: install    ## the tests alone
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-integration: install  ## the operator against a real API server (its programs are built once from Go modules: ten minutes)
-	$(BIN)/python tests/integration/prepare.py
+programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 15 minutes, once
+	$(CLUSTER) programs
+
+integration: programs  ## the operator against a real API server
 	$(BIN)/python -m pytest tests/integration
+
+cluster-up: install  ## a test cluster with KubeRay and rljob: in Docker by kind where both work, else of plain processes (root, 20 s)
+	@if [ -z "$$PLAIN" ] && docker info >/dev/null 2>&1 && kind version >/dev/null 2>&1; \
+	then deploy/kind/up.sh; else $(CLUSTER) up; fi
+
+cluster-down:    ## end it; nothing stays behind but its images
+	@if [ -z "$$PLAIN" ] && docker info >/dev/null 2>&1 && kind version >/dev/null 2>&1; \
+	then kind delete cluster --name rljob; else $(CLUSTER) down; fi
+
+cluster-test: programs  ## the test cluster's own tests: it comes up, heals, and leaves nothing behind
+	$(BIN)/python -m pytest tests/cluster
+
+images: install  ## build both images without Docker or a registry (Debian's packages and buildah), as archives
+	$(CLUSTER) image operator
+	$(CLUSTER) image trainer
+
+e2e: install     ## RLJobs in real pods on the test cluster, which stays up; or on the cluster of KUBECONFIG, if that is set
+	@test -n "$$KUBECONFIG" || $(CLUSTER) up
+	KUBECONFIG=$${KUBECONFIG:-$$($(CLUSTER) kubeconfig)} $(BIN)/python -m pytest tests/e2e $(E2E)
+
+e2e-smoke:       ## the end-to-end cases that say most in the least time: sync, async, scale, suspend, a lost pod
+	$(MAKE) e2e E2E="-m smoke"
 
 generate: install  ## what is generated from the code: CRD, list of metrics, table of conditions (tests check them for drift)
 	$(BIN)/python -m rljob_api.crd
