@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from rljob_trainer.driver.local_ray import ray_for_run
+from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner.group import GroupOptions, LearnerGroup
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
@@ -39,6 +40,10 @@ def multiply(rank: LearnerRank, factor: float) -> None:
     with torch.no_grad():
         for parameter in rank.actor_model.parameters():
             parameter.mul_(factor)
+
+
+def process_of(_rank: LearnerRank) -> int:
+    return os.getpid()
 
 
 def scores_of(folder: Path, factor: float) -> np.ndarray:
@@ -117,6 +122,16 @@ async def test_an_engine_that_died_is_left_out_and_its_successor_gets_the_weight
         assert started == ["0"]
         for engine in pool.engines:
             np.testing.assert_allclose(await served(engine), scores_of(folder, 1.25), atol=1e-5)
+
+
+async def test_a_sender_that_died_is_the_learners_failure_and_not_the_engines(folder: Path) -> None:
+    async with run_of(folder, ranks=1, engines=2) as (learner, pool, publication):
+        await publication.publish(1)
+        (process,) = await learner.run(process_of)
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(LearnerError, match="rank 0"):
+            await publication.publish(2)
+        assert len(pool.engines) == 2
 
 
 async def test_requests_that_run_across_a_publication_carry_both_versions(folder: Path) -> None:

@@ -232,6 +232,11 @@ def test_a_meeting_that_is_called_off_ends_at_once() -> None:
         publisher.connect(link, timeout=30)
 
 
+def test_a_meeting_whose_sender_is_gone_needs_no_calling_off() -> None:
+    link = WeightLink("127.0.0.1:1", 1, ("the learner", "engine 7"))
+    call_off(link, "the learner is gone")
+
+
 def test_a_receiver_expecting_another_version_says_so(processes: Callable[[int], list[Member]]) -> None:
     meeting = Meeting(processes(1))
     (member,) = meeting.members

@@ -27,6 +27,8 @@ dist: Any = torch.distributed
 INTERRUPTED = "interrupted"
 """How the answer of a receiver begins that did nothing wrong."""
 _POLL_SECONDS = 0.002
+_REACH_SECONDS = 5.0
+"""For somebody outside the group to reach the sender's store."""
 _GRACE_SECONDS = 2.0
 """After a broken broadcast: how long survivors have to say that they live."""
 
@@ -60,10 +62,14 @@ def serve_store(host: str) -> tuple[Any, str]:
 
 
 def call_off(link: WeightLink, reason: str) -> None:
-    """Ends the waiting of all members of a group, from outside: they raise ``EngineError`` with the reason."""
+    """Ends the waiting of all members of a group, from outside: they raise ``EngineError`` with the reason.
+
+    When it was the sender that failed, its store may be gone with it: then the members' own connections have broken.
+    """
     host, port = link.address.rsplit(":", 1)
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=10))
-    dist.PrefixStore(_prefix(link), store).set("called off", reason)
+    with suppress(dist.DistError):
+        store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_REACH_SECONDS))
+        dist.PrefixStore(_prefix(link), store).set("called off", reason)
 
 
 def _prefix(link: WeightLink) -> str:
