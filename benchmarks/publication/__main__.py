@@ -28,8 +28,9 @@ from benchmarks.publication.receiving import Received, checksumming, receiver_pr
 from benchmarks.real_model.model import smollm2
 from benchmarks.resident import PeakMemory
 from rljob_trainer.weights import sender as sending
+from rljob_trainer.weights.blocks import lay_out
 from rljob_trainer.weights.group import WeightLink
-from rljob_trainer.weights.plan import describe
+from rljob_trainer.weights.plan import WeightPlan, describe
 from rljob_trainer.weights.sender import SENDER, Publisher
 
 HERE = Path(__file__).parent
@@ -68,6 +69,8 @@ class Bench:
     def __init__(self, engine: EngineKind, folder: Path, bucket_bytes: int) -> None:
         self.tensors = load_file(folder / "model.safetensors")
         self.metas = describe(self.tensors.items())
+        for pack in WeightPlan(self.metas, bucket_bytes).packs:  # as a learner does
+            lay_out([self.tensors[meta.name] for meta in pack.tensors], pack)
         self.nbytes = sum(meta.nbytes for meta in self.metas)
         self.version = 0
         spawn = multiprocessing.get_context("spawn")

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.weights.blocks import block_of, lay_out
 from rljob_trainer.weights.checksum import checksum
-from rljob_trainer.weights.group import WeightLink, call_off
+from rljob_trainer.weights.group import WeightGroup, WeightLink, call_off
 from rljob_trainer.weights.plan import TensorMeta, WeightPlan, describe
 from rljob_trainer.weights.sender import Publisher, SendReport
 
@@ -139,10 +141,40 @@ def test_no_process_holds_more_than_two_buckets(processes: Callable[[int], list[
         meeting = Meeting(processes(1))
         report, (answer,) = meeting.publish(1, **way)
         assert 0 < report.peak_buffer_bytes <= 2 * largest
-        assert 0 < answer["peak"] <= 2 * largest
-        if way.get("in_place"):
-            # Only the packed small ones need memory.
-            assert answer["peak"] <= 2 * BUCKET
+        # What is received in place needs no memory of its own.
+        assert (answer["peak"] == 0) == bool(way)
+        assert answer["peak"] <= 2 * largest
+
+
+def test_what_lies_together_is_neither_copied_to_be_sent_nor_to_be_received(
+    processes: Callable[[int], list[Member]],
+) -> None:
+    meeting = Meeting(processes(1))
+    named = weight_member.model(5)
+    metas = describe(named.items())
+    aliases = {name: tensor.clone() for name, tensor in named.items()}
+    for pack in WeightPlan(metas, BUCKET).packs:
+        members = [named[meta.name] for meta in pack.tensors]
+        assert block_of(members, pack) is None
+        lay_out(members, pack)
+        block = block_of(members, pack)
+        assert block is not None
+        assert block.data_ptr() == members[0].data_ptr()
+    assert all(torch.equal(named[name], aliases[name]) for name in named)
+    sent: list[int] = []
+    broadcast = WeightGroup.broadcast
+
+    def remember(group: WeightGroup, tensor: torch.Tensor) -> Any:
+        sent.append(tensor.data_ptr())
+        return broadcast(group, tensor)
+
+    meeting.members[0].tell(do="receive", version=5, timeout=20, in_place=True)
+    with patch.object(WeightGroup, "broadcast", remember):
+        meeting.publisher.publish(metas, named.items(), 5, 20)
+    answer = meeting.members[0].hear()
+    assert answer["fingerprint"] == weight_member.fingerprint(named)
+    assert answer["peak"] == 0
+    assert set(sent) <= {tensor.data_ptr() for tensor in named.values()}
 
 
 def test_the_set_of_receivers_may_change_between_publications(processes: Callable[[int], list[Member]]) -> None:

@@ -7,7 +7,7 @@ touches a model is called on all ranks at once, with shares that have equal numb
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.learner.usage import Meter
 from rljob_trainer.learner.work import RankReport, RankScores, Share, StepReport
+from rljob_trainer.weights.blocks import lay_out
+from rljob_trainer.weights.plan import Bucket
 
 _log = logging.getLogger(__name__)
 
@@ -233,6 +235,17 @@ class LearnerRank:
         """
         for name, parameter in self._policy.published():
             yield name, parallel.full(parameter, self._dtype)
+
+    def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None:
+        """Moves the actor's parameters together as the packs want them, where the live tensors are what is published.
+
+        Aliases of them (a colocated engine's) would keep the old memory: not for a rank that shares its weights.
+        """
+        if self.mesh is not None or self._dtype != torch.float32:
+            return  # gathered or converted anew for every publication
+        parameters = dict(self._policy.published())
+        for pack in packs:
+            lay_out([parameters[meta.name] for meta in pack.tensors], pack)
 
     # --- memory -------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ them whatever becomes of the broadcast, and an engine's failure is not the learn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.weights.group import WeightLink
-from rljob_trainer.weights.plan import TensorMeta, describe
+from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan, describe
 from rljob_trainer.weights.sender import Publisher, SendReport
 
 _KEY = "weights"
@@ -29,6 +29,8 @@ class Rank(Protocol):
     attachments: dict[str, Any]
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -76,6 +78,8 @@ def publish(rank: Rank, version: int, timeout: float) -> SendReport | Failure | 
     side = _side(rank)
     if side.metas is None:
         side.metas = describe(rank.named_parameters_for_publish())
+        if side.publisher is not None:
+            rank.lay_out_for_publish(WeightPlan(side.metas, side.publisher.bucket_bytes).packs)
     parameters = rank.named_parameters_for_publish()
     result: SendReport | Failure | None = None
     if side.publisher is not None:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.errors import EngineError
+from rljob_trainer.weights.blocks import block_of, lay_out
 from rljob_trainer.weights.checksum import checksum
 from rljob_trainer.weights.group import INTERRUPTED, CalledOffError, WeightGroup, WeightLink
-from rljob_trainer.weights.plan import Bucket, WeightPlan
+from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan
 
 Load = Callable[[Iterable[tuple[str, Tensor]]], None]
 Destination = Callable[[str], Tensor | None]
@@ -51,7 +52,8 @@ class Receiver:
         """Receives a publication and gives it to ``load``, some tensors at a time. Nothing is written into them later:
         an engine may hold on to them until a layer is complete.
 
-        A tensor for which ``destination`` returns a contiguous one of the same shape and dtype is received there.
+        A tensor for which ``destination`` returns a contiguous one of the same shape and dtype is received there; those
+        that travel in one pack are moved into one block of memory first (``blocks.py``).
         Raises ``EngineError`` when the sender is lost or the bytes differ from those sent, ``DeadlineError`` when the
         publication does not begin in time. The generation is over then: join the next one.
         """
@@ -136,12 +138,19 @@ class _Incoming:
 
     def _memory(self, bucket: Bucket) -> tuple[Tensor, int]:
         """Where a bucket is received, ``[nbytes]`` of uint8, and how many bytes had to be allocated for it."""
-        meta = bucket.tensors[0]
-        if len(bucket.tensors) == 1:
-            target = self._destination(meta.name)
-            fits = target is not None and target.is_contiguous() and target.device.type == self._device.type
-            if target is not None and fits and (tuple(target.shape), target.dtype) == (meta.shape, meta.dtype):
-                return target.view(-1).view(torch.uint8), 0
+        targets = [self._target(meta) for meta in bucket.tensors]
+        if (own := [target for target in targets if target is not None]) and len(own) == len(targets):
+            if len(own) == 1:
+                return own[0].view(-1).view(torch.uint8), 0
+            block = block_of(own, bucket)
+            return lay_out(own, bucket) if block is None else block, 0
         self._bytes_held += bucket.nbytes
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self._bytes_held)
         return torch.empty(bucket.nbytes, dtype=torch.uint8, device=self._device), bucket.nbytes
+
+    def _target(self, meta: TensorMeta) -> Tensor | None:
+        """The engine's own tensor, if it can be written as it is."""
+        target = self._destination(meta.name)
+        if target is None or not target.is_contiguous() or target.device.type != self._device.type:
+            return None
+        return target if (tuple(target.shape), target.dtype) == (meta.shape, meta.dtype) else None

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.errors import EngineError
+from rljob_trainer.weights.blocks import block_of
 from rljob_trainer.weights.checksum import checksum
 from rljob_trainer.weights.group import WeightGroup, WeightLink, serve_store
-from rljob_trainer.weights.plan import TensorMeta, WeightPlan
+from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan
 
 SENDER = "the learner"
 
@@ -118,11 +119,9 @@ class _Outgoing:
     def __init__(self, group: WeightGroup, plan: WeightPlan, deadline: float, device: torch.device) -> None:
         self._group, self._deadline, self._device = group, deadline, device
         self._expected = iter(plan.tensors)
-        self._home = {
-            meta.name: bucket for bucket in plan.buckets if len(bucket.tensors) > 1 for meta in bucket.tensors
-        }
-        self._views: dict[str, Tensor] = {}
-        self._pack = torch.empty(0, dtype=torch.uint8)
+        self._home = {meta.name: pack for pack in plan.packs for meta in pack.tensors}
+        self._gathered: list[Tensor] = []
+        """Of the pack that is being filled."""
         self._budget = plan.budget
         self._travelling: deque[tuple[Any, Tensor]] = deque()
         self._bytes_travelling = 0
@@ -141,22 +140,29 @@ class _Outgoing:
         if pack is None:
             self._send(tensor.detach().to(self._device).contiguous().view(-1).view(torch.uint8))
             return
-        if name not in self._views:
-            self._arrive(self._budget - pack.nbytes)
-            self._pack = torch.empty(pack.nbytes, dtype=torch.uint8, device=self._device)
-            self._views = dict(pack.views(self._pack))
-        self._views.pop(name).copy_(tensor)
-        if not self._views:
-            self._send(self._pack)
-            self._pack = torch.empty(0, dtype=torch.uint8)
+        self._gathered.append(tensor.detach())
+        if len(self._gathered) == len(pack.tensors):
+            self._send(self._packed(pack))
+            self._gathered = []
+
+    def _packed(self, pack: Bucket) -> Tensor:
+        """A pack's bytes: where its tensors lie, if they lie together, else a copy."""
+        block = block_of(self._gathered, pack)
+        if block is not None and block.device.type == self._device.type:
+            return block
+        self._arrive(self._budget - pack.nbytes)
+        block = torch.empty(pack.nbytes, dtype=torch.uint8, device=self._device)
+        for (_, place), tensor in zip(pack.views(block), self._gathered, strict=True):
+            place.copy_(tensor)
+        return block
 
     def _send(self, data: Tensor) -> None:
         started = time.perf_counter()
         self.sums.append(checksum(data))
         self.checksum_seconds += time.perf_counter() - started
-        waiting = self._pack.numel() if data is not self._pack else 0
+        waiting = sum(tensor.nbytes for tensor in self._gathered)
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self._bytes_travelling + waiting + data.numel())
-        self._arrive(self._budget - data.numel() - waiting)
+        self._arrive(self._budget - data.numel())
         self._travelling.append((self._group.broadcast(data), data))
         self._bytes_travelling += data.numel()
 
