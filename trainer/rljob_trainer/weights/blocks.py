@@ -24,7 +24,7 @@ def block_of(tensors: Sequence[Tensor], bucket: Bucket) -> Tensor | None:
         same = tensor.untyped_storage().data_ptr() == storage.data_ptr() and tensor.data_ptr() == start + offset
         if not (same and tensor.is_contiguous() and (tuple(tensor.shape), tensor.dtype) == (meta.shape, meta.dtype)):
             return None
-    return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage, first, (bucket.nbytes,))
+    return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage, first, (bucket.nbytes,), (1,))
 
 
 @torch.no_grad()
