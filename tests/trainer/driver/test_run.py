@@ -53,7 +53,11 @@ def test_a_run_leaves_everything_and_one_that_was_killed_twice_leaves_the_same(r
     assert set(summary["validation"]["held-out"]["mean@1"]) == {"first", "last", "best"}
     assert yaml.safe_load((whole / "job.yaml").read_text())["spec"]["batch"]["groups"] == 8
     assert "<svg" in (whole / "report.html").read_text()
-    assert json.loads((whole / "timeline.json").read_text())["traceEvents"]
+    events = json.loads((whole / "timeline.json").read_text())["traceEvents"]
+    rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert {"trainer", "engine 0"} <= rows.keys()
+    sampled = [event["name"] for event in events if event["ph"] == "X" and event["tid"] == rows["engine 0"]]
+    assert {"version 0", "version 5"} <= set(sampled)
     assert (whole / "samples" / "step-000000.jsonl").exists()
     assert (whole / "samples" / "step-000006.jsonl").exists()
 

@@ -107,6 +107,7 @@ async def assemble(
             job, inputs.model, learner, busy=lambda: trainer is not None and trainer.busy, by_role=by_role
         )
     stack.push_async_callback(engines.close)
+    engines.pool.activity.report = times.trace.span
     sampling = training_sampling(spec, inputs)
     step = TrainingStep(
         spec.algorithm,

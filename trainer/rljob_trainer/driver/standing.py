@@ -39,6 +39,8 @@ from rljob_trainer.driver.steering import Steering
 from rljob_trainer.rollout.pool import Standing
 from rljob_trainer.rollout.size import engine_count
 from rljob_trainer.telemetry import prometheus, run_folder
+from rljob_trainer.telemetry.advice import Waiting as Shares
+from rljob_trainer.telemetry.advice import advice
 from rljob_trainer.telemetry.figures import duration
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.telemetry.timing import StageTimes
@@ -164,6 +166,7 @@ class RunStanding:
             waiting=self._waiting(now),
             doing=self._doing(),
             shares=self._shares(),
+            advice=self.advice() or "",
             pools=Pools(
                 rollout=self._rollout(),
                 trainer=TrainerStatus(desired=self._job.spec.trainer.ranks, ready=self.ranks_ready),
@@ -194,6 +197,14 @@ class RunStanding:
                 "rljob_time_share", "share of the last ten minutes by stage", self._shares(), "stage", labels
             )
         )
+
+    def advice(self) -> str | None:
+        """What would make the run faster, as its waits of the last minutes say."""
+        speed, spec = self._throughput(), self._job.spec
+        if speed is None:
+            return None
+        waiting = Shares(speed.trainer_idle, speed.rollout_idle, self._rollout().desired, spec.trainer.ranks)
+        return advice(spec.pipeline.mode, waiting, colocated=spec.placement == "colocated")
 
     # --- parts of the answer
 

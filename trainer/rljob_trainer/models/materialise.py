@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 RECORD = "rljob_model.json"
 """Inside a made folder: the part of the job file that it was made from."""
 
+_ROPE_BASE_PER_TOKEN = 1 / 3
+"""RoPE's base over the context length: the slowest pair of a random model turns once within about twice its context.
+The usual 10,000 is made for thousands of tokens; in a context of 32 most pairs would hardly turn at all, and a model
+that has to tell places apart (addition) learns more slowly."""
+
 _TOKENIZER_FILES = (
     "tokenizer*",
     "vocab*",
@@ -154,6 +159,7 @@ def _write_random(random: RandomModel, spec: Model, target: Path, base: Path) ->
         num_attention_heads=random.heads,
         num_key_value_heads=kv_heads,
         max_position_embeddings=random.context_length,
+        rope_parameters={"rope_type": "default", "rope_theta": random.context_length * _ROPE_BASE_PER_TOKEN},
         tie_word_embeddings=random.tie_embeddings,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

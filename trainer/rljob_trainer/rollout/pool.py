@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.rollout.activity import Activity
 from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.columns import Requests
 from rljob_trainer.rollout.engine_loop import EngineStatus
@@ -121,6 +122,7 @@ class RolloutPool:
         """Replacements of lost engines that are being started."""
         self.lost: list[str] = []
         """Names of the engines lost so far."""
+        self.activity = Activity()
 
     async def __aenter__(self) -> RolloutPool:
         return self
@@ -257,6 +259,8 @@ class RolloutPool:
             member = self._members.get(name)
             if member is not None and member.state == "joining":
                 member.state = "serving"
+        for member in self._members.values():
+            self._follow(member)
         self._wake()
 
     async def remove(self, name: str, *, drain: bool = True) -> None:
@@ -348,6 +352,8 @@ class RolloutPool:
             group = [pending for pending in self._queue.popleft() if not pending.done.done()]
             member.pending.update((pending.request.request_id, pending) for pending in group)
             placed.setdefault(member.handle.name, (member, []))[1].append(group)
+        for member, _ in placed.values():
+            self._follow(member)
         return list(placed.values())
 
     async def _submit(self, member: _Member, groups: list[list[_Pending]]) -> None:
@@ -388,6 +394,7 @@ class RolloutPool:
             if pending is not None and not pending.done.done():
                 pending.done.set_result(result)
         self._handed_back.set()
+        self._follow(member)
         if results and self._queue:
             self._wake()
 
@@ -407,6 +414,7 @@ class RolloutPool:
             if pending is not None:
                 pending.request = continued(pending.request, partial)
                 self._queue.appendleft([pending])
+        self._follow(member)
         self._wake()
 
     def _drop(self, member: _Member) -> None:
@@ -420,7 +428,11 @@ class RolloutPool:
             self._queue.appendleft([pending])
         member.pending.clear()
         self._handed_back.set()
+        self._follow(member)
         self._wake()
+
+    def _follow(self, member: _Member) -> None:
+        self.activity.follow(member.handle.name, self.version, busy=bool(member.pending))
 
     async def _start_replacement(self, name: str) -> None:
         assert self._replace is not None
