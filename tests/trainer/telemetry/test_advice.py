@@ -53,3 +53,9 @@ def test_pools_that_work_in_turn_are_told_to_overlap_if_that_helps() -> None:
     assert "oneStepOff" in said
     assert "1.67 times" in said
     assert advice("sync", waiting(0.95, 0.05), colocated=False) is None
+
+
+def test_a_pool_that_did_nothing_at_all_is_no_division_by_zero() -> None:
+    assert advice("fullyAsync", waiting(1.0, 0.0), colocated=False)
+    assert advice("fullyAsync", waiting(0.0, 1.0), colocated=False)
+    assert advice("sync", waiting(1.0, 0.0), colocated=False) is None

@@ -15,6 +15,8 @@ from rljob_trainer.telemetry.figures import percent
 
 WORTH_SAYING = 0.1
 """Waits below this share of the time are not worth a change."""
+_LEAST_WORK = 0.01
+"""Nobody is told of more than a hundredfold gain: a pool that did nothing at all was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def advice(mode: Literal["sync", "oneStepOff", "fullyAsync"], waiting: Waiting, 
             f"pipeline.mode: oneStepOff lets both work at once: up to {gain:.2f} times as fast."
         )
     if trainer >= rollout:
-        gain = 1.0 / max(1.0 - trainer, 1e-3)
+        gain = 1.0 / max(1.0 - trainer, _LEAST_WORK)
         wanted = math.ceil(waiting.engines * gain - 1e-9)
         return (
             f"Rollout is the bottleneck: the trainer waits {percent(trainer)} of the time. "
@@ -58,7 +60,7 @@ def advice(mode: Literal["sync", "oneStepOff", "fullyAsync"], waiting: Waiting, 
     bottleneck = f"The trainer is the bottleneck: engines have nothing to do {percent(rollout)} of the time. "
     if spare == 0:
         return bottleneck + "More trainer ranks would shorten a step."
-    gain = min((waiting.ranks + spare) / waiting.ranks, 1.0 / (1.0 - rollout))
+    gain = min((waiting.ranks + spare) / waiting.ranks, 1.0 / max(1.0 - rollout, _LEAST_WORK))
     return bottleneck + (
         f"rollout.replicas: {needed} instead of {waiting.engines} is enough; with the devices of the other {spare} the "
         f"trainer would be up to {gain:.2f} times as fast."
