@@ -110,7 +110,12 @@ def _container(job: ResolvedJob, role: Role, mounts: list[dict[str, Any]], setti
 def _environment(job: ResolvedJob, role: Role) -> list[dict[str, Any]]:
     theirs = [item.document() for item in role.pod.env]
     theirs += [{"name": name, "value": value} for name, value in role.env.items()]
-    ours = {"RLJOB_NAME": job.metadata.name, "RLJOB_ROLE": role.name}
+    ours = {
+        "RLJOB_NAME": job.metadata.name,
+        "RLJOB_ROLE": role.name,
+        # Ray would report its use to its makers; a job that wants that sets it in pod.env, which comes later and wins.
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     folders = [f"{names.CODE_FOLDER}/{index}" for index in range(len(job.spec.code))]
     paths = [item["value"] for item in theirs if item["name"] == "PYTHONPATH" and item.get("value")]
     if folders:

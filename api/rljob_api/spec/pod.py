@@ -49,9 +49,9 @@ class Toleration(SpecModel):
 class KeyReference(SpecModel):
     """One key of a Secret or ConfigMap."""
 
-    name: DnsName = Field(description="Name of the object.")
+    name: DnsName = Field(description="Its name.")
     key: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="Key in it.")
-    optional: bool = Field(default=False, description="Go on when it does not exist.")
+    optional: bool = Field(default=False, description="It may be missing.")
 
 
 class FieldReference(SpecModel):
@@ -108,9 +108,7 @@ class Pod(SpecModel):
     """How the pods of a pool look."""
 
     resources: Resources = Field(default=Resources(), description="CPU, memory and others of the Ray container.")
-    gpu_resource: LabelKey = Field(
-        default="nvidia.com/gpu", description="Name of the resource that gpusPerReplica counts."
-    )
+    gpu_resource: LabelKey = Field(default="nvidia.com/gpu", description="The resource that gpusPerReplica counts.")
     shared_memory: Quantity | None = Field(
         default=None, description="Size of /dev/shm; counts against the memory limit. Default: 30 % of that limit."
     )
@@ -124,18 +122,18 @@ class Pod(SpecModel):
     )
     topology: Topology | None = Field(default=None, description="Closeness of the pods; needs queueName.")
     env: Annotated[Listed[EnvVar], Field(max_length=64), MapKeys(("name",))] = Field(
-        default=(), description="Environment of the container, with references to Secrets and ConfigMaps."
+        default=(), description="Environment variables of the container."
     )
     volumes: Annotated[Listed[FreeForm], Field(max_length=32)] = Field(default=(), description="As a pod's volumes.")
     volume_mounts: Annotated[Listed[VolumeMount], Field(max_length=64), MapKeys(("mountPath",))] = Field(
         default=(), description="Where volumes appear in the Ray container."
     )
-    labels: LabelMap = Field(default={}, description="Further labels of the pods.")
-    annotations: AnnotationMap = Field(default={}, description="Further annotations of the pods.")
+    labels: LabelMap = Field(default={}, description="More labels.")
+    annotations: AnnotationMap = Field(default={}, description="More annotations.")
     priority_class_name: DnsName | None = Field(default=None, description="Priority class of the pods.")
     runtime_class_name: DnsName | None = Field(default=None, description="Runtime class of the pods.")
     service_account_name: DnsName | None = Field(
-        default=None, description="Service account; its token is never mounted. Default: the namespace's default."
+        default=None, description="Service account (its token is never mounted). Default: the namespace's."
     )
     image_pull_secrets: Annotated[Listed[LocalReference], Field(max_length=8), MapKeys(("name",))] = Field(
         default=(), description="Secrets for pulling the image."

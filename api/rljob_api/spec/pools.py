@@ -143,3 +143,9 @@ class Weights(SpecModel):
     bucket_megabytes: int = Field(
         default=256, ge=1, le=65536, description="Size of one bucket (MiB); two exist in each process at a time."
     )
+    canaries: int = Field(
+        default=4, ge=0, le=64, description="Sequences scored by trainer and engines after a publication. 0: none."
+    )
+    canary_tolerance: float = Field(
+        default=0.1, gt=0, le=100, description="Mean |log-prob difference| beyond which an engine is reloaded."
+    )

@@ -147,6 +147,10 @@ def test_every_mode_and_placement_trains_within_its_age_bound(runner: Runner, ch
     mode = changes.get("pipeline", {}).get("mode", "sync")
     ages = [r["age/max"] for r in records]
     assert {"sync": ages == [0, 0, 0], "oneStepOff": ages == [0, 1, 1], "fullyAsync": max(ages) <= 2}[mode], ages
+    apart = changes.get("placement") == "separate" or mode != "sync"
+    distances = [r["mismatch/canary/max"] for r in records if "mismatch/canary/max" in r]
+    assert len(distances) == (3 if apart else 0)  # after every publication to engines with weights of their own
+    assert all(distance < 1e-4 for distance in distances)
 
 
 def test_a_job_that_cannot_run_is_refused_before_anything_is_made(runner: Runner) -> None:

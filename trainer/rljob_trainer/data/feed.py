@@ -169,6 +169,15 @@ class PromptFeed:
             )
         return owner.prompt(encoded, row, ordinal=ordinal, epoch=epoch)
 
+    def first_prompts(self, count: int) -> list[Prompt]:
+        """Up to ``count`` prompts of the first rows that give one, whatever the order and position of the feed."""
+        source = self._sources[0]
+        rows = range(min(len(source.rows), 8 * count))
+        encoded = zip(rows, source.encode(rows), strict=True)
+        return [source.prompt(prompt, row, ordinal=row, epoch=0) for row, prompt in encoded if prompt is not None][
+            :count
+        ]
+
     def state_dict(self) -> dict[str, Any]:
         """The position, small and JSON-ready. ``sources`` guards against resuming on other data."""
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from rljob_trainer.algorithms import advantage_estimators
 from rljob_trainer.checkpoint import CheckpointStore
 from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.tokenisation import load_tokenizer
+from rljob_trainer.driver.canaries import Canaries, GuardedPublication
 from rljob_trainer.driver.engines import Engines, learner_options, start_engines
 from rljob_trainer.driver.fence import Fence
 from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
@@ -120,8 +122,12 @@ async def assemble(
         stage=times.stage,
         report=view.message,
     )
+    canaries = canaries_of(spec, inputs, learner, engines, view.message)
     trainer = PipelineTrainer(
-        step, publication_of(spec, engines, waits), engines.turns, undisturbed=engines.undisturbed
+        step,
+        publication_of(spec, engines, waits, canaries),
+        engines.turns,
+        undisturbed=engines.undisturbed,
     )
     generation = GenerationSettings(
         n=spec.batch.samples_per_prompt,
@@ -167,13 +173,38 @@ def devices(spec: ResolvedSpec) -> int:
     return spec.trainer.ranks + engines
 
 
-def publication_of(spec: ResolvedSpec, engines: Engines, waits: Waits) -> Publication:
-    """What a publication does to running requests, where there can be any."""
+def canaries_of(
+    spec: ResolvedSpec, inputs: Inputs, learner: LearnerGroup, engines: Engines, report: Callable[[str], None]
+) -> Canaries | None:
+    """The mismatch guard of engines that have weights of their own, elsewhere; None without one.
+
+    vLLM scores only while it has no request, so it is not asked where requests run on through a publication.
+    """
+    goes_on = spec.pipeline.mode != "sync" and spec.pipeline.partial_rollout == "keepCache"
+    if not spec.weights.canaries or engines.resend is None or (goes_on and spec.rollout.engine == "vllm"):
+        return None
+    return Canaries(
+        learner,
+        engines.pool,
+        engines.resend,
+        [prompt.token_ids for prompt in inputs.feed.first_prompts(spec.weights.canaries)],
+        tolerance=spec.weights.canary_tolerance,
+        temperature=spec.rollout.sampling.temperature,
+        seconds=float(spec.deadlines.progress_seconds),
+        report=report,
+    )
+
+
+def publication_of(spec: ResolvedSpec, engines: Engines, waits: Waits, canaries: Canaries | None) -> Publication:
+    """What a publication does to running requests, where there can be any, and what is looked at after it."""
+    publication = engines.publication
+    if canaries is not None:
+        publication = GuardedPublication(publication, canaries)
     if spec.pipeline.mode == "sync" or spec.pipeline.partial_rollout == "keepCache":
-        return engines.publication
+        return publication
     interrupt = spec.pipeline.partial_rollout == "recompute"
     wait = float(spec.deadlines.progress_seconds)
-    return QuietPublication(engines.publication, engines.pool, interrupt=interrupt, seconds=wait, waits=waits)
+    return QuietPublication(publication, engines.pool, interrupt=interrupt, seconds=wait, waits=waits)
 
 
 def group_filter(spec: ResolvedSpec) -> Keep:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from rljob_trainer.learner.group import GroupOptions, LearnerGroup
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.rollout.actor import EngineSpec
-from rljob_trainer.rollout.handle import RayEngine
+from rljob_trainer.rollout.handle import EngineHandle, RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.size import engine_count, max_concurrent
 from rljob_trainer.weights.publication import WeightPublication
@@ -43,6 +43,8 @@ class Engines:
     """``async with undisturbed()``: inside, no weights are on their way."""
     count: EngineCount | None = None
     """Changes the number of engines while the run is under way; None where it is fixed."""
+    resend: Callable[[EngineHandle], Awaitable[None]] | None = None
+    """Gives one engine its weights once more; None for engines that are not sent any, or share their devices."""
 
     async def close(self) -> None:
         await self.pool.close()
@@ -178,7 +180,7 @@ async def start_pool(
         shared = spec.rollout.free_cache_engine and built.device == "cuda"
         return Engines(pool, publication, SharedDevices(pool, learner) if shared else None, between)
     count = EngineCount(pool, len(names), start=start, bring_up=publication.bring_up, between=between)
-    return Engines(pool, publication, undisturbed=between, count=count)
+    return Engines(pool, publication, undisturbed=between, count=count, resend=publication.resend)
 
 
 def _engine_options(spec: ResolvedSpec, by_role: bool) -> dict[str, Any]:

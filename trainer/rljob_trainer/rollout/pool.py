@@ -263,6 +263,12 @@ class RolloutPool:
             self._follow(member)
         self._wake()
 
+    def hold(self, name: str) -> None:
+        """No more requests for an engine until ``activate``; what it has in hand goes on."""
+        member = self._members.get(name)
+        if member is not None and member.state == "serving":
+            member.state = "joining"
+
     async def remove(self, name: str, *, drain: bool = True) -> None:
         """Takes an engine out and ends it. ``drain``: its requests go on elsewhere from where they are; else they start
         again."""

@@ -228,6 +228,10 @@ def _mismatch() -> Iterator[Metric]:
     yield Metric(
         "mismatch/effective_sample_size", "fraction", "of the sequences, were they reweighted from engine to trainer"
     )
+    yield Metric(
+        "mismatch/canary/max", "nats", "mean |log pi_trainer - log pi_engine| per token of the canaries, worst engine"
+    )
+    yield Metric("mismatch/canary/reloaded", "engines", "engines that got their weights once more")
 
 
 def _rollout_correction() -> Iterator[Metric]:

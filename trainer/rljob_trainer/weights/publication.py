@@ -80,6 +80,11 @@ class WeightPublication:
         """``async with publication.between()``: inside, none is under way. For engines that leave."""
         return self._busy
 
+    async def resend(self, engine: EngineHandle) -> None:
+        """Gives one engine the pool's version once more, from a learner that still holds it."""
+        async with self._busy:
+            await self._send_to(lambda: [e for e in self._pool.engines if e is engine], self._pool.version)
+
     async def bring_up(self, engine: EngineHandle) -> None:
         """Gives a new engine the pool's version as soon as the learner holds it, unless a publication comes first."""
         while engine in self._pool.engines and engine not in self._pool.serving:

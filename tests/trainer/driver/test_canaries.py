@@ -1,0 +1,154 @@
+"""The mismatch guard against real engines with wrong weights: found, mended, or replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rljob_trainer.driver.canaries import Canaries, GuardedPublication
+from rljob_trainer.learner.protocol import ScoreResult, SequenceBatch
+from rljob_trainer.rollout.engine_loop import EngineLoop
+from rljob_trainer.rollout.torch_engine import TorchEngine
+
+PROMPTS = ((1, 2, 3, 4, 5), (6, 7), (8,))
+
+
+class Handle:
+    """An engine in this process."""
+
+    place = None
+
+    def __init__(self, name: str, engine: TorchEngine) -> None:
+        self.name, self.engine = name, engine
+        self.loop = EngineLoop(lambda: engine, name)
+
+    async def call(self, method: str, *args: Any, seconds: float) -> Any:
+        return await asyncio.to_thread(getattr(self.loop, method), *args)
+
+    def kill(self) -> None: ...
+
+
+class Pool:
+    def __init__(self, engines: list[Handle]) -> None:
+        self.serving: list[Handle] = engines
+        self.held: list[str] = []
+        self.lost: dict[str, str] = {}
+
+    def hold(self, name: str) -> None:
+        self.held.append(name)
+
+    def activate(self, names: list[str]) -> None:
+        self.held = [name for name in self.held if name not in names]
+
+    def report_lost(self, name: str, reason: str) -> None:
+        self.lost[name] = reason
+
+
+class Learner:
+    """Scores with the right weights."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self.engine = engine
+
+    async def score(self, batch: SequenceBatch, *, temperature: float, log_probs: bool) -> ScoreResult:
+        ends = np.cumsum(batch.prompt_lengths + batch.response_lengths)
+        rows = np.split(batch.token_ids, ends[:-1])
+        pairs = [(r[:p].tolist(), r[p:].tolist()) for r, p in zip(rows, batch.prompt_lengths, strict=True)]
+        return ScoreResult(log_probs=np.concatenate(self.engine.score(pairs, temperature)))
+
+
+class World:
+    """Three engines, and a learner whose weights are those of the folder."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.right = TorchEngine.from_folder(folder)
+        self.engines = [Handle(str(i), TorchEngine.from_folder(folder)) for i in range(3)]
+        self.pool = Pool(self.engines)
+        self.said: list[str] = []
+        self.resent: list[str] = []
+        self.resending_helps = True
+        self.canaries = Canaries(
+            Learner(self.right),  # type: ignore[arg-type]
+            self.pool,  # type: ignore[arg-type]
+            self.resend,  # type: ignore[arg-type]
+            PROMPTS,
+            **{"tolerance": 0.05, "temperature": 0.7, "seconds": 10.0, "report": self.said.append} | options,
+        )
+
+    async def resend(self, engine: Handle) -> None:
+        self.resent.append(engine.name)
+        if self.resending_helps:
+            for name, tensor in self.right.parameters.items():
+                engine.engine.parameters[name].copy_(tensor)
+
+    def spoil(self, number: int, by: float = 2.0) -> None:
+        with torch.no_grad():
+            self.engines[number].engine.parameters["model.layers.0.mlp.down_proj.weight"].add_(by)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("canaries")
+    torch.manual_seed(0)
+    shape = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=2, max_position_embeddings=64))
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def world(folder: Path) -> World:
+    return World(folder)
+
+
+async def test_engines_that_agree_are_left_alone(world: World) -> None:
+    metrics = await world.canaries.check()
+    assert metrics["mismatch/canary/max"] < 1e-5
+    assert metrics["mismatch/canary/reloaded"] == 0
+    assert (world.said, world.resent, world.pool.lost) == ([], [], {})
+
+
+async def test_an_engine_with_other_weights_gets_them_once_more(world: World) -> None:
+    world.spoil(1)
+    metrics = await world.canaries.check()
+    assert metrics["mismatch/canary/max"] > 0.05
+    assert metrics["mismatch/canary/reloaded"] == 1
+    assert world.resent == ["1"]
+    assert world.pool.held == []
+    assert "engine 1 deviates from the trainer" in world.said[0]
+    assert (await world.canaries.check())["mismatch/canary/max"] < 1e-5
+
+
+async def test_one_that_stays_wrong_is_replaced(world: World) -> None:
+    world.spoil(2, float("nan"))
+    world.resending_helps = False
+    metrics = await world.canaries.check()
+    assert metrics["mismatch/canary/max"] == float("inf")
+    assert list(world.pool.lost) == ["2"]
+    assert world.pool.held == ["2"]  # it never served again
+
+
+async def test_what_all_engines_share_is_said_now_and_again_and_nobody_is_thrown_out(world: World) -> None:
+    for number in range(3):
+        world.spoil(number)
+    for _ in range(150):
+        await world.canaries.check()
+    assert (world.resent, world.pool.lost) == ([], {})
+    assert len(world.said) == 2
+    assert "every engine deviates" in world.said[0]
+
+
+async def test_a_publication_ends_with_the_canaries(world: World) -> None:
+    class Publication:
+        async def publish(self, version: int) -> dict[str, float]:
+            return {"published": float(version)}
+
+    metrics = await GuardedPublication(Publication(), world.canaries).publish(7)
+    assert metrics["published"] == 7
+    assert "mismatch/canary/max" in metrics

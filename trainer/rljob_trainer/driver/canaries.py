@@ -1,0 +1,150 @@
+"""The mismatch guard: after a publication the trainer and every engine score the same sequences, and must agree.
+
+Checksums prove that the bytes arrived; canaries prove that the engine computes with them. The sequences are the first
+prompts of the data, whose tokens are scored as if a model had written them: the same in every attempt of a run. An
+engine that is further from the trainer than the tolerance gets no requests, receives its weights once more and is asked
+again; one that still deviates is taken for lost, and the pool replaces it. When all engines deviate alike, the fault is
+in none of them (another kernel, another precision): they go on, and the run says so. Whether the difference matters to
+training is for ``mismatch/...`` and rollout correction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rljob_trainer.driver.training import Publication
+from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.learner.protocol import Learner, SequenceBatch
+from rljob_trainer.rollout.handle import EngineHandle
+from rljob_trainer.samples import FloatArray
+
+_LONGEST = 256
+"""Tokens of a canary: enough to tell, cheap to score."""
+_REMINDER = 100
+"""Checks between two sentences about a mismatch that all engines share."""
+
+
+class Pool(Protocol):
+    """The engines of a run, as the guard needs them."""
+
+    @property
+    def serving(self) -> Sequence[EngineHandle]: ...
+
+    def hold(self, name: str) -> None:
+        """No more requests for an engine until ``activate``."""
+        ...
+
+    def activate(self, names: Sequence[str]) -> None: ...
+
+    def report_lost(self, name: str, reason: str) -> None: ...
+
+
+Resend = Callable[[EngineHandle], Awaitable[None]]
+"""Publishes the present version to one engine once more."""
+
+
+class Canaries:
+    """Compares engines with the learner on ``prompts`` (token ids).
+
+    ``tolerance``: largest mean |log pi_trainer - log pi_engine| per token, in nats, that is accepted of an engine.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        pool: Pool,
+        resend: Resend,
+        prompts: Sequence[Sequence[int]],
+        *,
+        tolerance: float,
+        temperature: float,
+        seconds: float,
+        report: Callable[[str], None],
+    ) -> None:
+        self._learner, self._pool, self._resend = learner, pool, resend
+        self._tolerance = tolerance
+        self._temperature, self._seconds, self._report = temperature, seconds, report
+        # Nothing comes before the first token, so it can only be read.
+        cut = [tuple(prompt[: _LONGEST + 1]) for prompt in prompts if len(prompt) > 1]
+        self._pairs = [(tokens[:1], tokens[1:]) for tokens in cut]
+        self._checks_since_told: int | None = None
+
+    async def check(self) -> dict[str, float]:
+        """Compares, repairs, and returns metrics."""
+        if not self._pairs:
+            return {}
+        trainer = (await self._learner.score(self._batch(), temperature=self._temperature, log_probs=True)).log_probs
+        assert trainer is not None
+        engines = list(self._pool.serving)
+        distances = await asyncio.gather(*(self._distance(engine, trainer) for engine in engines))
+        known = {engine.name: distance for engine, distance in zip(engines, distances, strict=True)}
+        deviating = [engine for engine in engines if not known[engine.name] <= self._tolerance]
+        metrics = {"mismatch/canary/max": max(known.values(), default=0.0), "mismatch/canary/reloaded": 0.0}
+        if not deviating:
+            self._checks_since_told = None
+        elif len(deviating) == len(engines) > 1:
+            self._tell_of_all(known)
+        else:
+            metrics["mismatch/canary/reloaded"] = float(len(deviating))
+            for engine in deviating:
+                await self._repair(engine, trainer, known[engine.name], alone=len(engines) == 1)
+        return metrics
+
+    def _batch(self) -> SequenceBatch:
+        prompts = np.array([len(prompt) for prompt, _ in self._pairs])
+        responses = np.array([len(response) for _, response in self._pairs])
+        ids = np.array([token for prompt, response in self._pairs for token in (*prompt, *response)], dtype=np.int32)
+        return SequenceBatch(ids, prompts, responses, np.ones(int(responses.sum()), dtype=np.bool_))
+
+    async def _distance(self, engine: EngineHandle, trainer: FloatArray) -> float:
+        """Mean |difference| per token; infinite for one that is no number. An engine that is lost is the pool's
+        business."""
+        try:
+            scores = await engine.call("score", self._pairs, self._temperature, seconds=self._seconds)
+        except (EngineError, DeadlineError) as error:
+            self._pool.report_lost(engine.name, str(error))
+            return 0.0
+        distance = float(np.abs(np.concatenate(scores) - trainer).mean())
+        return distance if np.isfinite(distance) else float("inf")
+
+    async def _repair(self, engine: EngineHandle, trainer: FloatArray, distance: float, *, alone: bool) -> None:
+        self._report(
+            f"engine {engine.name} deviates from the trainer by {distance:.3g} nats per token under the same weights "
+            f"(weights.canaryTolerance {self._tolerance:g}): it gets its weights once more"
+        )
+        self._pool.hold(engine.name)
+        await self._resend(engine)
+        again = await self._distance(engine, trainer)
+        if again <= self._tolerance:
+            self._pool.activate([engine.name])
+        elif alone:
+            self._pool.activate([engine.name])
+            self._tell_of_all({engine.name: again})
+        else:
+            self._pool.report_lost(engine.name, f"it still deviates from the trainer by {again:.3g} nats per token")
+
+    def _tell_of_all(self, distances: dict[str, float]) -> None:
+        """A mismatch that no reload mends: said at once, and then now and again."""
+        if self._checks_since_told is None or self._checks_since_told >= _REMINDER:
+            self._report(
+                f"every engine deviates from the trainer by {min(distances.values()):.3g} nats per token or more under "
+                "the same weights: not a fault of one engine, but of precision or kernels; correct for it "
+                "(algorithm.rolloutCorrection) or set model.dtype alike for both"
+            )
+            self._checks_since_told = 0
+        self._checks_since_told += 1
+
+
+class GuardedPublication:
+    """A publication that ends with a look at the canaries."""
+
+    def __init__(self, publication: Publication, canaries: Canaries) -> None:
+        self._publication, self._canaries = publication, canaries
+
+    async def publish(self, version: int) -> dict[str, float]:
+        metrics = await self._publication.publish(version)
+        return metrics | await self._canaries.check()
