@@ -1,6 +1,6 @@
 "use strict";
 // Shows the values under the pointer. A chart carries its data; without this script the page only loses the hints.
-for (const svg of document.querySelectorAll("svg.chart")) {
+for (const svg of document.querySelectorAll("svg.chart[data-chart]")) {
   const { plot: [left, top, width, height], xRange: [low, high], xLabel, percent, series } = JSON.parse(svg.dataset.chart);
   const card = svg.closest("figure");
   const tip = Object.assign(document.createElement("div"), { className: "tip", hidden: true });

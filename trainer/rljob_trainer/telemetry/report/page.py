@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from rljob_trainer.telemetry.catalogue import STAGES
 from rljob_trainer.telemetry.figures import duration, number, percent
+from rljob_trainer.telemetry.gantt import gantt_chart
 from rljob_trainer.telemetry.report import charts
 from rljob_trainer.telemetry.report.markup import Markup, join, tag
 from rljob_trainer.telemetry.report.record import RunRecord
@@ -60,6 +61,7 @@ def sections(run: RunRecord) -> Iterator[Markup | None]:
     stages = charts.stage_card(run)
     yield _section("Speed", _grid([*charts.cards(run, charts.SPEED), *([stages] if stages else [])]))
     yield _where_time_went(run)
+    yield _timeline(run)
     yield _validation_table(run)
     yield _samples(run)
     yield _job(run)
@@ -190,6 +192,13 @@ def _where_time_went(run: RunRecord) -> Markup | None:
 def _bar_piece(stage: str, share: float, colour: int) -> Markup:
     label = charts.readable(stage) if share > 0.09 else ""
     return tag("span", label, class_=f"c{colour}", style=f"flex-grow:{share:.4f}", title=f"{stage} {percent(share)}")
+
+
+def _timeline(run: RunRecord) -> Markup | None:
+    """The last steps, side by side; a run that was killed has left no timeline."""
+    if not run.timeline:
+        return None
+    return _section("The last steps, side by side", tag("div", Markup(gantt_chart(run.timeline)), class_="card scroll"))
 
 
 def _validation_table(run: RunRecord) -> Markup | None:

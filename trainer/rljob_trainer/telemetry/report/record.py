@@ -10,6 +10,7 @@ from typing import Any
 
 from rljob_trainer.errors import DataError
 from rljob_trainer.telemetry import run_folder
+from rljob_trainer.telemetry.gantt import Bar, last_steps
 from rljob_trainer.telemetry.run_folder import SampleRow, read_lines, read_samples, sample_files
 from rljob_trainer.telemetry.summary import Summary, ValidationHistory, ValidationResult
 
@@ -28,6 +29,8 @@ class RunRecord:
     before: Samples | None = None
     after: Samples | None = None
     validation: Mapping[str, Mapping[str, ValidationResult]] = field(default_factory=dict)
+    timeline: Sequence[Bar] = ()
+    """The last steps."""
 
     @property
     def last_step(self) -> int:
@@ -58,6 +61,7 @@ def read_run(folder: Path) -> RunRecord:
     if not steps and summary is None:
         raise DataError(f"{folder} holds neither {run_folder.METRICS} nor {run_folder.SUMMARY}: no run to report on")
     job = folder / run_folder.JOB
+    timeline = folder / run_folder.TIMELINE
     before, after = _first_and_last_samples(folder)
     return RunRecord(
         name=summary.job if summary else folder.resolve().name,
@@ -67,6 +71,7 @@ def read_run(folder: Path) -> RunRecord:
         before=before,
         after=after,
         validation=ValidationHistory.read(folder).by_source(),
+        timeline=last_steps(timeline) if timeline.exists() else (),
     )
 
 
