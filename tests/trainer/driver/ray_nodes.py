@@ -7,7 +7,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rljob_api import cluster as contract
 
@@ -29,13 +31,16 @@ class RayNodes:
         return str(self._cluster.address)
 
     def add(self, pod: str, role: str, cpus: int = 1) -> None:
-        self._nodes[pod] = self._cluster.add_node(
-            num_cpus=cpus,
-            labels={contract.ROLE_LABEL: role},
-            env_vars={"RAY_CLOUD_INSTANCE_ID": pod, "OMP_NUM_THREADS": "1"},
-            temp_dir=self._folder,
-            include_dashboard=False,
-        )
+        # Ray notes the newest cluster's address in a folder of the whole machine, which need not be there.
+        with patch.dict(os.environ, RAY_TMPDIR=self._folder):
+            Path(self._folder, "ray").mkdir(exist_ok=True)
+            self._nodes[pod] = self._cluster.add_node(
+                num_cpus=cpus,
+                labels={contract.ROLE_LABEL: role},
+                env_vars={"RAY_CLOUD_INSTANCE_ID": pod, "OMP_NUM_THREADS": "1"},
+                temp_dir=self._folder,
+                include_dashboard=False,
+            )
 
     def remove(self, pod: str) -> None:
         """The pod goes: every process of its node is killed."""
