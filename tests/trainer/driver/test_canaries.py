@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rljob_trainer.driver.canaries import Canaries, GuardedPublication
+from rljob_trainer.errors import EngineError
 from rljob_trainer.learner.protocol import ScoreResult, SequenceBatch
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.torch_engine import TorchEngine
@@ -132,6 +133,16 @@ async def test_one_that_stays_wrong_is_replaced(world: World) -> None:
     assert metrics["mismatch/canary/max"] == float("inf")
     assert list(world.pool.lost) == ["2"]
     assert world.pool.held == ["2"]  # it never served again
+
+
+async def test_one_that_dies_while_it_is_mended_does_not_end_the_run(world: World) -> None:
+    async def fails(engine: Handle) -> None:
+        raise EngineError("no engine is left to take version 3")
+
+    world.spoil(1)
+    world.canaries._resend = fails  # type: ignore[assignment]
+    assert (await world.canaries.check())["mismatch/canary/reloaded"] == 1
+    assert "no engine is left" in world.pool.lost["1"]
 
 
 async def test_what_all_engines_share_is_said_now_and_again_and_nobody_is_thrown_out(world: World) -> None:

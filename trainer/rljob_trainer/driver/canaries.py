@@ -117,7 +117,12 @@ class Canaries:
             f"(weights.canaryTolerance {self._tolerance:g}): it gets its weights once more"
         )
         self._pool.hold(engine.name)
-        await self._resend(engine)
+        try:
+            await self._resend(engine)
+        except (EngineError, DeadlineError) as error:
+            # The others hold the version: losing this one is no reason to end the run.
+            self._pool.report_lost(engine.name, f"it did not get its weights once more: {error}")
+            return
         again = await self._distance(engine, trainer)
         if again <= self._tolerance:
             self._pool.activate([engine.name])
