@@ -2,20 +2,22 @@
 
 All sources form one pool of rows. Each epoch visits every row once, in an order that is a pure function of
 (seed, epoch); the position is therefore all there is to remember, and a resumed feed goes on with exactly the
-prompt that came next. Rows are read and tokenised a block ahead of their use, by a thread of the feed's own: whoever
-asks for prompts mostly finds them ready.
+prompt that came next. Rows are read and tokenised some blocks ahead of their use (``data/ahead.py``): whoever asks for
+prompts mostly finds them ready.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
 
+from rljob_trainer.data.ahead import ReadAhead
 from rljob_trainer.data.columns import Row
 from rljob_trainer.data.order import Int64Array, permutation
 from rljob_trainer.data.tokenisation import EncodedPrompt, PromptEncoder
@@ -89,7 +91,7 @@ class PromptFeed:
                 raise DataError(f"data source {source.name!r} has no rows")
             source.encoder.check_columns(source.rows.columns, f"data source {source.name!r}")
         self._sources = tuple(sources)
-        self._starts = np.cumsum([0, *(len(source.rows) for source in sources)])
+        self._starts = [0, *accumulate(len(source.rows) for source in sources)]
         self._seed, self._shuffle, self._epochs = seed, shuffle, epochs
         self._ordinal = 0
         self._epoch = 0
@@ -97,16 +99,13 @@ class PromptFeed:
         self.dropped = 0
         """Rows left out because their prompt is too long, counted once per visit."""
         self.truncated = 0
-        self._order = self._order_of(0)
-        self._ahead: deque[EncodedPrompt | None] = deque()
-        """Encoded rows from ``_position`` on; never part of the state."""
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="prompts")
-        self._coming: Future[list[EncodedPrompt | None]] | None = None
-        """The block behind those."""
+        self._order_of = lru_cache(maxsize=3)(self._new_order)
+        self._ahead = ReadAhead(self._encode, len(self), BLOCK, epochs)
+        """Never part of the state."""
 
     def __len__(self) -> int:
         """Rows per epoch, overlong ones included."""
-        return int(self._starts[-1])
+        return self._starts[-1]
 
     @property
     def ordinal(self) -> int:
@@ -139,11 +138,8 @@ class PromptFeed:
                 if self._epochs is not None and self._epoch + 1 >= self._epochs:
                     return None
                 self._epoch, self._position = self._epoch + 1, 0
-                self._order = self._order_of(self._epoch)
-            if not self._ahead:
-                self._ahead.extend(self._next_block())
-            source, row = self._locate(int(self._order[self._position]))
-            encoded = self._ahead.popleft()
+            source, row = self._locate(int(self._order_of(self._epoch)[self._position]))
+            encoded = self._ahead.take(self._epoch, self._position)
             self._position += 1
             if encoded is not None:
                 break
@@ -202,30 +198,18 @@ class PromptFeed:
                 )
         self._ordinal, self._epoch, self._position = state["ordinal"], state["epoch"], state["position"]
         self.dropped, self.truncated = state["dropped"], state["truncated"]
-        self._order = self._order_of(self._epoch)
-        self._ahead.clear()
-        self._coming = None
 
-    def _order_of(self, epoch: int) -> Int64Array:
+    def _new_order(self, epoch: int) -> Int64Array:
         return permutation(len(self), self._seed, epoch) if self._shuffle else np.arange(len(self))
 
     def _locate(self, index: int) -> tuple[Source, int]:
         """The source of a row of the pool, and its position there."""
-        which = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return self._sources[which], index - int(self._starts[which])
+        which = bisect_right(self._starts, index) - 1
+        return self._sources[which], index - self._starts[which]
 
-    def _next_block(self) -> list[EncodedPrompt | None]:
-        """The block at the present position; the one behind it begins to be read. Blocks end with the epoch."""
-        block, self._coming = self._coming, None
-        encoded = self._encode(self._position, self._order) if block is None else block.result()
-        behind = self._position + len(encoded)
-        if behind < len(self):
-            self._coming = self._reader.submit(self._encode, behind, self._order)
-        return encoded
-
-    def _encode(self, position: int, order: Int64Array) -> list[EncodedPrompt | None]:
-        """The rows from ``position`` of ``order`` on, each source's together."""
-        block = [self._locate(int(i)) for i in order[position : position + BLOCK]]
+    def _encode(self, epoch: int, position: int) -> list[EncodedPrompt | None]:
+        """A block of rows from ``position`` of the epoch's order on, each source's together."""
+        block = [self._locate(int(i)) for i in self._order_of(epoch)[position : position + BLOCK]]
         encoded: list[EncodedPrompt | None] = [None] * len(block)
         for source in self._sources:
             places = [i for i, (owner, _) in enumerate(block) if owner is source]

@@ -7,7 +7,7 @@ tokens again, so what is logged as the prompt's text is exactly what was tokenis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,6 +54,19 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
 
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     return tokenizer
+
+
+def response_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[list[int]]], list[str]]:
+    """The texts of responses, as ``tokenizer.batch_decode(ids, skip_special_tokens=True)`` gives them.
+
+    That method checks every token of every response for being a tensor, which costs more than decoding. A fast tokenizer
+    decodes lists itself, unless its texts are to be cleaned up afterwards.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or tokenizer.clean_up_tokenization_spaces:
+        return lambda responses: tokenizer.batch_decode(responses, skip_special_tokens=True)
+    decode = backend.decode_batch
+    return lambda responses: decode(responses, skip_special_tokens=True)
 
 
 class PromptEncoder:

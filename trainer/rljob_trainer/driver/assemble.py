@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from rljob_trainer.algorithms import advantage_estimators
 from rljob_trainer.checkpoint import CheckpointStore
 from rljob_trainer.data.build import training_feed, validation_sets
-from rljob_trainer.data.tokenisation import load_tokenizer
+from rljob_trainer.data.tokenisation import load_tokenizer, response_decoder
 from rljob_trainer.driver.canaries import Canaries, GuardedPublication
 from rljob_trainer.driver.engines import Engines, learner_options, start_engines
 from rljob_trainer.driver.fence import Fence
-from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
+from rljob_trainer.driver.generation import Decode, GenerationSettings, GroupRollout
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.step_speed import StepSpeed
@@ -54,10 +54,7 @@ class Inputs:
     tokenizer: PreTrainedTokenizerBase
     feed: PromptFeed
     validation: dict[str, list[Prompt]]
-
-    def decode(self, token_ids: list[list[int]]) -> list[str]:
-        """The texts of responses, without special tokens."""
-        return self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+    decode: Decode
 
 
 def read_inputs(job: ResolvedJob, base: Path, model_folder: Path) -> Inputs:
@@ -72,7 +69,8 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path) -> Inputs:
         )
     tokenizer = load_tokenizer(model.path, trust_remote_code=spec.model.trust_remote_code)
     feed = training_feed(spec.data, tokenizer, base=base, epochs=spec.stop.epochs)
-    return Inputs(model, tokenizer, feed, validation_sets(spec.data, tokenizer, base=base))
+    validation = validation_sets(spec.data, tokenizer, base=base)
+    return Inputs(model, tokenizer, feed, validation, response_decoder(tokenizer))
 
 
 async def assemble(
