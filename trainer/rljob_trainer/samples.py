@@ -67,6 +67,8 @@ class Sample:
     finish: FinishReason
     text: str = ""
     reward: RewardResult | None = None
+    seconds: float = 0.0
+    """From its first request to its end."""
 
 
 @dataclass(slots=True)

@@ -24,6 +24,8 @@ MEASURED = (
     "progress/version",
     "memory",
     "pipeline/learner_idle_ratio",
+    "pipeline/engine_idle_ratio",
+    "rollout",
     "time",
 )
 """What differs between two runs that do the same."""

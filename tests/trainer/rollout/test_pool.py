@@ -87,7 +87,9 @@ async def process_of(handle: EngineHandle) -> int:
 async def test_results_come_in_the_order_of_the_requests_from_several_engines(spec: EngineSpec) -> None:
     groups = [group(number, length=10 + number) for number in range(12)]
     async with pool_of(spec, 2) as pool:
+        began = time.monotonic()
         results = await asyncio.gather(*map(pool.generate, groups))
+        assert all(0 < result.seconds <= time.monotonic() - began for result in chain(*results))
         assert tokens(results) == expected(spec.folder, groups)
         made = [status.tokens_made for status in await pool.status()]
         assert min(made) > 0.3 * sum(made), f"the work was not shared: {made}"

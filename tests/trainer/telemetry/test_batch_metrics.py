@@ -16,6 +16,7 @@ from rljob_trainer.telemetry.batch_metrics import (
     balance_metrics,
     batch_metrics,
     explained_variance,
+    generation_metrics,
     length_metrics,
     reward_metrics,
     spread,
@@ -134,6 +135,17 @@ def test_when_all_are_aborted_nothing_is_said_about_completed_ones() -> None:
     got = length_metrics(np.array([1]), np.array([5]), ["aborted"])
     assert got["response/aborted_ratio"] == 1
     assert not [name for name in got if "completed" in name]
+
+
+def test_the_slowest_sample_is_described() -> None:
+    assert generation_metrics(np.array([1.0, 4.0, 1.0]), np.array([5, 6, 7]), np.array([8, 90, 10])) == {
+        "rollout/seconds/mean": 2.0,
+        "rollout/seconds/min": 1.0,
+        "rollout/seconds/max": 4.0,
+        "rollout/slowest/seconds": 4.0,
+        "rollout/slowest/prompt_length": 6.0,
+        "rollout/slowest/response_length": 90.0,
+    }
 
 
 def test_age_is_that_of_a_groups_oldest_token() -> None:

@@ -1,7 +1,7 @@
 """Blocks of rows read before they are asked for, by a thread of their own.
 
-The reader stays two blocks ahead, more when they are taken faster than that, across the ends of epochs: a step that takes
-four blocks at once finds the next four ready if there was time to make them.
+The reader stays two blocks ahead, more when they are taken faster than that, across the ends of epochs: a step that
+takes four blocks at once finds the next four ready if there was time to make them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MOST_BLOCKS = 16
 
 
 class ReadAhead(Generic[T]):
-    """Rows in their order, one at a time: ``take`` of the place that follows the last one is quick, any other starts anew.
+    """Rows in their order, one at a time: ``take`` of the place behind the last one is quick, any other starts anew.
 
-    ``read(epoch, position)`` returns the block of ``block`` rows there (fewer at an epoch's end) and runs on the reader's
-    thread. What it raises is raised by ``take``.
+    ``read(epoch, position)`` returns the block of ``block`` rows there (fewer at an epoch's end) and runs on the
+    reader's thread. What it raises is raised by ``take``.
     """
 
     def __init__(

@@ -59,8 +59,8 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
 def response_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[list[int]]], list[str]]:
     """The texts of responses, as ``tokenizer.batch_decode(ids, skip_special_tokens=True)`` gives them.
 
-    That method checks every token of every response for being a tensor, which costs more than decoding. A fast tokenizer
-    decodes lists itself, unless its texts are to be cleaned up afterwards.
+    That method checks every token of every response for being a tensor, which costs more than decoding. A fast
+    tokenizer decodes lists itself, unless its texts are to be cleaned up afterwards.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or tokenizer.clean_up_tokenization_spaces:

@@ -191,6 +191,7 @@ def samples_of(results: Sequence[GenerationResult], decode: Decode) -> list[Samp
             mask=np.ones(len(result.token_ids), dtype=np.bool_),
             finish=result.finish,
             text=text,
+            seconds=result.seconds,
         )
         for index, (result, text) in enumerate(zip(results, texts, strict=True))
     ]

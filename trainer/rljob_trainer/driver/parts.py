@@ -59,8 +59,10 @@ class Parts:
 
     def pipeline_metrics(self, pipeline: Pipeline) -> dict[str, float]:
         """What the pipeline looks like at a step's boundary."""
-        return {
+        metrics = {
             "pipeline/open_groups": float(pipeline.schedule.open),
             "pipeline/ready_groups": float(pipeline.schedule.waiting_finished),
             "pipeline/dropped_groups": float(pipeline.take_dropped()),
         }
+        idle = self.engines.pool.activity.take_idle_ratio()
+        return metrics if idle is None else metrics | {"pipeline/engine_idle_ratio": idle}

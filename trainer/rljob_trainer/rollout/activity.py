@@ -1,4 +1,4 @@
-"""When each engine had requests in hand: the engines' rows of the timeline.
+"""When each engine had requests in hand: the engines' rows of the timeline, and the share of time they had none.
 
 A span lasts from an engine's first request to its last, and is cut where the weights change, so that a row shows under
 which version the engine sampled and where it had nothing to do.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Report = Callable[[str, str, float, float], None]
 """(row, name, start, end), times in seconds since 1970: ``Trace.span``."""
@@ -20,20 +20,53 @@ class _Working:
     since: float
 
 
+@dataclass(slots=True)
+class _Lap:
+    """One engine since the idle ratio was asked for last."""
+
+    began: float
+    busy_seconds: float = 0.0
+    working: _Working | None = field(default=None)
+
+
 class Activity:
     """Follows engines by name. Whoever wants to know sets ``report``."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.report: Report | None = None
         self._clock = clock
-        self._working: dict[str, _Working] = {}
+        self._laps: dict[str, _Lap] = {}
 
     def follow(self, engine: str, version: int, *, busy: bool) -> None:
         """As things stand now: whether the engine has requests, and under which version they are sampled."""
-        begun = self._working.get(engine)
-        if begun is not None and (not busy or begun.version != version):
-            del self._working[engine]
-            if self.report is not None:
-                self.report(f"engine {engine}", f"version {begun.version}", begun.since, self._clock())
-        if busy and engine not in self._working:
-            self._working[engine] = _Working(version, self._clock())
+        now = self._clock()
+        lap = self._laps.setdefault(engine, _Lap(now))
+        if lap.working is not None and (not busy or lap.working.version != version):
+            self._end(engine, lap, now)
+        if busy and lap.working is None:
+            lap.working = _Working(version, now)
+
+    def forget(self, engine: str) -> None:
+        """The engine is gone."""
+        lap = self._laps.pop(engine, None)
+        if lap is not None and lap.working is not None:
+            self._end(engine, lap, self._clock())
+
+    def take_idle_ratio(self) -> float | None:
+        """Share of the time since the last call in which engines had no request, mean over those that are there."""
+        now = self._clock()
+        shares = []
+        for engine, lap in self._laps.items():
+            # What goes on was busy from its start, or from the last call if that was later.
+            busy = lap.busy_seconds + (0.0 if lap.working is None else now - max(lap.working.since, lap.began))
+            if now > lap.began:
+                shares.append(1.0 - min(1.0, busy / (now - lap.began)))
+            self._laps[engine] = _Lap(now, working=lap.working)
+        return sum(shares) / len(shares) if shares else None
+
+    def _end(self, engine: str, lap: _Lap, now: float) -> None:
+        working, lap.working = lap.working, None
+        assert working is not None
+        lap.busy_seconds += now - max(working.since, lap.began)
+        if self.report is not None:
+            self.report(f"engine {engine}", f"version {working.version}", working.since, now)

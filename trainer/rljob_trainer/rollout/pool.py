@@ -395,9 +395,11 @@ class RolloutPool:
             self.report_lost(member.handle.name, str(error))
 
     def _resolve(self, member: _Member, results: Sequence[GenerationResult]) -> None:
+        now = time.monotonic()
         for result in results:
             pending = member.pending.pop(result.request_id, None)
             if pending is not None and not pending.done.done():
+                result.seconds = now - pending.since
                 pending.done.set_result(result)
         self._handed_back.set()
         self._follow(member)
@@ -434,7 +436,7 @@ class RolloutPool:
             self._queue.appendleft([pending])
         member.pending.clear()
         self._handed_back.set()
-        self._follow(member)
+        self.activity.forget(member.handle.name)
         self._wake()
 
     def _follow(self, member: _Member) -> None:

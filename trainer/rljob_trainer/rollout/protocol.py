@@ -66,6 +66,8 @@ class GenerationResult:
     log_probs: FloatArray
     versions: IntArray
     finish: FinishReason
+    seconds: float = 0.0
+    """From the first request to the response, waiting and interruptions included; the pool measures it."""
 
 
 def continued(request: GenerationRequest, partial: GenerationResult) -> GenerationRequest:

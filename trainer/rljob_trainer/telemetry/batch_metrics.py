@@ -120,6 +120,17 @@ def length_metrics(
     return result
 
 
+def generation_metrics(seconds: Array, prompt_lengths: Array, response_lengths: Array) -> Metrics:
+    """How long samples took ``[S]``, and the one that took longest: what a long tail is made of."""
+    result = spread("rollout/seconds", seconds, ("mean", "min", "max"))
+    if result:
+        slowest = int(seconds.argmax())
+        result["rollout/slowest/seconds"] = float(seconds[slowest])
+        result["rollout/slowest/prompt_length"] = float(prompt_lengths[slowest])
+        result["rollout/slowest/response_length"] = float(response_lengths[slowest])
+    return result
+
+
 def age_metrics(trainer_version: int, versions: Array, offsets: Array, groups: Array) -> Metrics:
     """Ages of the groups: ``trainer_version`` less the oldest of ``versions [tokens]`` in each of ``groups [S]``."""
     sequences = np.flatnonzero(np.diff(offsets))  # reduceat needs sequences that have tokens
@@ -157,6 +168,7 @@ class BatchStreams:
     ref_log_probs: Array | None = None  # [tokens]
     versions: Array | None = None  # [tokens]
     trainer_version: int = 0
+    seconds: Array | None = None  # [S]
     max_prompt_tokens: int | None = None
 
 
@@ -180,6 +192,8 @@ def batch_metrics(batch: BatchStreams) -> Metrics:
             result["critic/explained_variance"] = explained
     lengths = np.diff(batch.offsets)
     result |= length_metrics(batch.prompt_lengths, lengths, batch.finish, max_prompt_tokens=batch.max_prompt_tokens)
+    if batch.seconds is not None:
+        result |= generation_metrics(batch.seconds, batch.prompt_lengths, lengths)
     if mask.size:
         result["response/trained_ratio"] = float(mask.mean())
     if batch.old_log_probs is not None and batch.ref_log_probs is not None and mask.any():

@@ -74,7 +74,6 @@ FAMILIES: dict[str, str] = {
     "variance": "How much of the policy gradient is signal.",
     "prompt": "Prompts of the step.",
     "response": "Responses of the step.",
-    "turns": "Conversations of several turns; absent for single-turn jobs.",
     "actor": "The policy's optimizer steps.",
     "critic": "The value model's optimizer steps; absent without a critic.",
     "kl": "Distance to the reference policy; absent without one.",
@@ -171,8 +170,6 @@ def _lengths() -> Iterator[Metric]:
     )
     yield Metric("response/aborted_ratio", "fraction", "responses that were aborted or are empty")
     yield Metric("response/trained_ratio", "fraction", "response tokens that are trained on (not masked)")
-    yield from _spread("turns/count", "turns", "the turns of a conversation", "mean min max")
-    yield from _spread("turns/tool_calls", "calls", "the tool calls of a conversation", "mean min max")
 
 
 def _learning() -> Iterator[Metric]:
@@ -277,25 +274,20 @@ def _pipeline() -> Iterator[Metric]:
     yield Metric("pipeline/open_groups", "groups", "groups admitted and neither trained nor dropped", "last")
     yield Metric("pipeline/ready_groups", "groups", "groups scored and waiting for the learner", "last")
     yield Metric("pipeline/dropped_groups", "groups", "groups dropped during the step", "sum")
-    yield Metric("pipeline/interrupted_samples", "samples", "samples under way when weights were published", "sum")
     yield Metric("pipeline/learner_idle_ratio", "fraction", "of the step in which the learner waited")
     yield Metric(
         "pipeline/engine_idle_ratio", "fraction", "of the step in which engines had no request, mean over engines"
     )
-    yield from _spread("rollout/seconds", "s", "the samples' times from request to end", "mean min max")
-    yield from _spread("rollout/tool_seconds", "s", "the seconds a sample spent in tools", "mean min max")
     yield from _spread(
-        "rollout/preempted", "times", "how often an engine put a sample aside for lack of cache", "mean min max"
+        "rollout/seconds",
+        "s",
+        "the samples' times from request to end, waits and interruptions included",
+        "mean min max",
     )
     slowest = "of the sample that took longest"
     yield Metric("rollout/slowest/seconds", "s", f"generation time {slowest}")
-    yield Metric("rollout/slowest/tool_seconds", "s", f"time in tools {slowest}")
     yield Metric("rollout/slowest/prompt_length", "tokens", f"prompt length {slowest}")
     yield Metric("rollout/slowest/response_length", "tokens", f"response length {slowest}")
-    yield Metric("rollout/slowest/preempted", "times", f"preemptions {slowest}")
-    for bound in ("max", "min", "mean"):
-        of = f"{_STATISTICS[bound]} over a mixture-of-experts layer of (tokens of an expert / even share - 1)"
-        yield Metric(f"rollout/expert_load/<layer>/{bound}", "fraction", f"{of}; layers are numbers, `max` or `mean`")
     yield from _spread("balance/rank_tokens", "tokens", "the tokens given to each rank", "mean min max")
     yield Metric("balance/rank_tokens/spread", "tokens", "largest less smallest")
     yield from _spread(

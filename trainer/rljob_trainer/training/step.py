@@ -280,6 +280,7 @@ class TrainingStep:
             ref_log_probs=sequences.ref_log_probs,
             versions=batch.versions,
             trainer_version=version,
+            seconds=np.array([sample.seconds for sample in batch.samples]),
             max_prompt_tokens=self._max_prompt_tokens,
         )
         return batch_metrics(streams)
