@@ -78,8 +78,11 @@ class TrainerParallelism(SpecModel):
 
 
 class Optimizer(SpecModel):
-    """AdamW and its schedule. A step is one version of the policy, as everywhere."""
+    """An optimizer and its schedule. A step is one version of the policy, as everywhere."""
 
+    type: Literal["adamw", "muon"] = Field(
+        default="adamw", description="muon: for the layers' matrices, AdamW for the rest (arXiv:2502.16982)."
+    )
     learning_rate: float = Field(default=1e-6, gt=0, le=1, description="Peak learning rate.")
     warmup_steps: int = Field(
         default=0, ge=0, le=10000000, description="Steps over which the rate grows linearly to its peak."
@@ -94,7 +97,7 @@ class Optimizer(SpecModel):
     weight_decay: float = Field(default=0.01, ge=0, le=1, description="Decoupled weight decay.")
     betas: Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=2, max_length=2, strict=False)
-    ] = Field(default=(0.9, 0.999), description="Decay rates of both moments.")
+    ] = Field(default=(0.9, 0.999), description="AdamW: decay rates of both moments.")
     epsilon: float = Field(default=1e-8, gt=0, le=1, description="Added to the divisor.")
     gradient_clip: float = Field(
         default=1.0, ge=0, le=1000000, description="Largest norm of the gradient. 0 turns it off."
@@ -114,7 +117,7 @@ class Trainer(SpecModel):
     parallelism: Annotated[TrainerParallelism, SUSPENDED] = Field(
         default=TrainerParallelism(), description="How the ranks share the work."
     )
-    optimizer: Optimizer = Field(default=Optimizer(), description="AdamW and its schedule.")
+    optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer and schedule.")
     micro_batch_tokens: Annotated[int, SUSPENDED] = Field(
         default=16384,
         ge=1,

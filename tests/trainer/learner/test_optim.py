@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rljob_trainer.learner.optim import AdamW, learning_rate
+from rljob_trainer.learner.optim import Optimizer
+from rljob_trainer.learner.rates import learning_rate
 from rljob_trainer.learner.settings import OptimizerSettings
 
 PEAK = OptimizerSettings(learning_rate=0.4, warmup_steps=4, min_learning_rate_ratio=0.1)
@@ -48,7 +49,7 @@ def test_adamw_by_its_definition() -> None:
     """Algorithm 2 of arXiv:1711.05101 in float64: bias-corrected moments, decay of matrices only, clipped gradient."""
     settings = OptimizerSettings(learning_rate=0.1, weight_decay=0.2, betas=(0.8, 0.9), epsilon=1e-6, gradient_clip=0.5)
     ours = parameters()
-    optimizer = AdamW(ours.items(), settings)
+    optimizer = Optimizer(ours.items(), settings)
     theirs = {name: p.detach().double() for name, p in ours.items()}
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in theirs.items()}
     generator = torch.Generator().manual_seed(1)
@@ -76,7 +77,7 @@ def test_adamw_by_its_definition() -> None:
 
 def test_clipping_can_be_off() -> None:
     ours = parameters()
-    optimizer = AdamW(ours.items(), OptimizerSettings(gradient_clip=0.0, learning_rate=1.0))
+    optimizer = Optimizer(ours.items(), OptimizerSettings(gradient_clip=0.0, learning_rate=1.0))
     for parameter in ours.values():
         parameter.grad = torch.full_like(parameter, 1000.0)
     optimizer.step(0.1)
@@ -87,7 +88,7 @@ def test_clipping_can_be_off() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_named(bad: float) -> None:
     ours = parameters()
-    optimizer = AdamW(ours.items(), OptimizerSettings(learning_rate=0.1))
+    optimizer = Optimizer(ours.items(), OptimizerSettings(learning_rate=0.1))
     for parameter in ours.values():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step(0.1)

@@ -5,7 +5,8 @@
     rank.py       one rank's models and what is done with them; gradients.py from a share to gradients
     packing.py    which rank trains what, in which micro-batches, and how one becomes a packed row
     attention.py, logprobs.py, models.py          the mathematics of a forward pass
-    parallel.py, optim.py, residence.py           sharding, AdamW on shards, what rests in host memory
+    parallel.py, shards.py, residence.py          sharding, a rank's part of a tensor, what rests in host memory
+    optim.py, adamw.py, muon.py, rates.py         clipping and refused steps, the rules, the learning rate
     state.py, export.py                           checkpoints that reshard, Hugging Face folders
 
 Nothing here knows an algorithm: token streams and ``LossSettings`` come in (``protocol.py``).

@@ -118,7 +118,7 @@ class Policy(nn.Module):
 
     @property
     def layers(self) -> list[nn.Module]:
-        return _layers(self.language_model)
+        return _layers(self.language_model, set(self.language_model._no_split_modules or ()))
 
     def published(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names; a shared matrix once, as in the folder's own files."""
@@ -131,7 +131,7 @@ class Critic(nn.Module):
     def __init__(self, language_model: PreTrainedModel) -> None:
         super().__init__()
         self.backbone = language_model.base_model
-        self._no_split = list(language_model._no_split_modules or ())
+        self._no_split = set(language_model._no_split_modules or ())
         self.head = nn.Linear(language_model.config.hidden_size, 1, dtype=language_model.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -146,7 +146,7 @@ class Critic(nn.Module):
 
     @property
     def layers(self) -> list[nn.Module]:
-        return [m for m in self.backbone.modules() if type(m).__name__ in self._no_split]
+        return _layers(self.backbone, self._no_split)
 
 
 def load_policy(
@@ -159,6 +159,13 @@ def load_policy(
 def load_critic(folder: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Critic:
     """A value model that starts from the same folder."""
     return Critic(_load(folder, dtype, trust_remote_code))
+
+
+def layer_matrices(module: nn.Module) -> list[str]:
+    """Names of the matrices inside a model's layers: not embeddings, output matrix, value head, norms and biases."""
+    layers: list[nn.Module] = module.layers  # type: ignore[assignment]  # a Policy or a Critic
+    inside = {id(p) for layer in layers for p in layer.parameters() if p.ndim in (2, 3)}
+    return [name for name, parameter in module.named_parameters() if id(parameter) in inside]
 
 
 def checkpoint_activations(layers: list[nn.Module]) -> None:
@@ -186,9 +193,9 @@ def _hidden(backbone: nn.Module, row: PackedRow) -> torch.Tensor:
     return hidden
 
 
-def _layers(model: PreTrainedModel) -> list[nn.Module]:
-    names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+def _layers(model: nn.Module, names: set[str]) -> list[nn.Module]:
+    """Modules of the classes ``names``; sharding makes a class of its own out of each."""
+    return [m for m in model.modules() if any(cls.__name__ in names for cls in type(m).__mro__)]
 
 
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:

@@ -1,43 +1,22 @@
-"""AdamW on a rank's own shards: schedule, clipping by the global norm, and steps that are refused.
+"""A model's optimizer: clipping by the global norm, steps that are refused, and which rule moves which parameter.
 
-The optimizer works on plain local tensors, so that it neither knows about sharding nor pays for it. The learning rate
-is a function of the number of updates (policy versions) done, not of optimizer steps: all mini-batches of one update
-share it.
+Rules (``adamw.py``, ``muon.py``) work on plain local tensors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
-from torch.optim.adamw import adamw
 
+from rljob_trainer.learner.adamw import AdamW
+from rljob_trainer.learner.muon import Muon
 from rljob_trainer.learner.settings import OptimizerSettings
-
-
-def learning_rate(settings: OptimizerSettings, update: int, total_updates: int | None) -> float:
-    """The rate of update number ``update`` (from 0): linear warm-up to the peak, then the schedule.
-
-    The first of ``warmup_steps`` updates has 1 / warmup_steps of the peak, none has 0. ``cosine`` and ``linear`` fall
-    from the peak, right after the warm-up, to ``min_learning_rate_ratio`` of it at the last of ``total_updates``
-    and stay there.
-    """
-    peak = settings.learning_rate
-    if update < settings.warmup_steps:
-        return peak * (update + 1) / settings.warmup_steps
-    if settings.schedule == "constant":
-        return peak
-    if total_updates is None:
-        raise ValueError(f"the {settings.schedule} schedule needs to know the number of steps: set stop.steps")
-    length = max(1, total_updates - 1 - settings.warmup_steps)
-    progress = min(1.0, (update - settings.warmup_steps) / length)
-    falling = 0.5 * (1.0 + math.cos(math.pi * progress)) if settings.schedule == "cosine" else 1.0 - progress
-    floor = settings.min_learning_rate_ratio
-    return peak * (floor + (1.0 - floor) * falling)
+from rljob_trainer.learner.shards import local
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +27,25 @@ class StepOutcome:
     problem: str | None = None
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """A rank's own part of a parameter or gradient, sharing its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+class Rule(Protocol):
+    """How the parameters that it was made with are moved; they are named by their place among them."""
+
+    def apply(self, chosen: Sequence[int], gradients: Sequence[torch.Tensor], rate: float) -> None:
+        """One step of the parameters ``chosen``, by their local gradients."""
+        ...
+
+    def state(self, index: int) -> dict[str, torch.Tensor]:
+        """What one parameter's next step depends on, in the parameter's sharding, sharing the rule's memory."""
+        ...
+
+    def move(self, device: torch.device) -> None: ...
 
 
-class AdamW:
-    """Decoupled weight decay (arXiv:1711.05101) on matrices only: norms and biases are not decayed.
+class Optimizer:
+    """AdamW for all parameters, or Muon for some and AdamW for the others.
 
-    ``shards`` is the process group over which parameters are sharded (None: this rank has all of them).
+    ``shards`` is the process group over which parameters are sharded (None: this rank has all of them). ``matrices``
+    are the names of those that Muon may have, if the settings ask for it.
     """
 
     def __init__(
@@ -64,32 +53,33 @@ class AdamW:
         parameters: Iterable[tuple[str, torch.nn.Parameter]],
         settings: OptimizerSettings,
         shards: dist.ProcessGroup | None = None,
+        matrices: Collection[str] = (),
     ) -> None:
         self.settings = settings
         self._shards = shards
-        named = list(parameters)
-        self.names = [name for name, _ in named]
-        self._parameters = [parameter for _, parameter in named]
-        shards_of = [local(parameter.detach()) for parameter in self._parameters]
-        self._first = [torch.zeros_like(shard) for shard in shards_of]
-        self._second = [torch.zeros_like(shard) for shard in shards_of]
-        # Each parameter counts its own steps, as torch's kernels want it.
-        self._steps = [torch.zeros((), dtype=torch.float32, device=shard.device) for shard in shards_of]
+        self._named = dict(parameters)
+        orthogonalised = matrices if settings.kind == "muon" else ()
+        self._rules: list[tuple[Rule, list[str]]] = []
+        for make, names in (
+            (Muon, [name for name in self._named if name in orthogonalised]),
+            (AdamW, [name for name in self._named if name not in orthogonalised]),
+        ):
+            if names:
+                self._rules.append((make([self._named[name] for name in names], settings), names))
 
     def step(self, rate: float) -> StepOutcome:
         """Clips, applies and clears the gradients. A gradient that is not finite changes nothing and is reported."""
-        used = [i for i, parameter in enumerate(self._parameters) if parameter.grad is not None]
-        gradients = [local(g) for p in self._parameters if (g := p.grad) is not None]
-        norm = self._norm(gradients)
+        gradients = {name: local(p.grad) for name, p in self._named.items() if p.grad is not None}
+        norm = self._norm(list(gradients.values()))
         value = float(norm)
         problem = None
         if math.isfinite(value):
             if self.settings.gradient_clip > 0:
-                torch._foreach_mul_(gradients, (self.settings.gradient_clip / (norm + 1e-6)).clamp(max=1.0))
-            # A parameter with one dimension is a norm's scale or a bias.
-            for decayed in (True, False):
-                chosen = [n for n, i in enumerate(used) if (self._parameters[i].ndim > 1) == decayed]
-                self._apply([used[n] for n in chosen], [gradients[n] for n in chosen], rate, decayed)
+                factor = (self.settings.gradient_clip / (norm + 1e-6)).clamp(max=1.0)
+                torch._foreach_mul_(list(gradients.values()), factor)
+            for rule, names in self._rules:
+                chosen = [i for i, name in enumerate(names) if name in gradients]
+                rule.apply(chosen, [gradients[names[i]] for i in chosen], rate)
         else:
             problem = self._first_bad() or f"the norm of the gradient is {value}"
         self.clear()
@@ -97,29 +87,8 @@ class AdamW:
 
     def clear(self) -> None:
         """Drops all gradients."""
-        for parameter in self._parameters:
+        for parameter in self._named.values():
             parameter.grad = None
-
-    @torch.no_grad()
-    def _apply(self, chosen: list[int], gradients: list[torch.Tensor], rate: float, decayed: bool) -> None:
-        settings = self.settings
-        adamw(
-            [local(self._parameters[i].detach()) for i in chosen],
-            gradients,
-            [self._first[i] for i in chosen],
-            [self._second[i] for i in chosen],
-            [],
-            [self._steps[i] for i in chosen],
-            fused=True,
-            has_complex=False,
-            amsgrad=False,
-            beta1=settings.betas[0],
-            beta2=settings.betas[1],
-            lr=rate,
-            weight_decay=settings.weight_decay if decayed else 0.0,
-            eps=settings.epsilon,
-            maximize=False,
-        )
 
     def _norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         total = torch.stack(torch._foreach_norm(gradients)).square().sum()
@@ -129,7 +98,7 @@ class AdamW:
 
     def _first_bad(self) -> str | None:
         """The first parameter, on this rank, whose gradient is not finite."""
-        for name, parameter in zip(self.names, self._parameters, strict=True):
+        for name, parameter in self._named.items():
             if parameter.grad is not None and not bool(local(parameter.grad).isfinite().all()):
                 return f"the gradient of {name} is not finite"
         return None
@@ -137,32 +106,18 @@ class AdamW:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, torch.Tensor]:
-        """``NAME.exp_avg``, ``NAME.exp_avg_sq`` in the shape and sharding of each parameter, and ``NAME.step``.
+        """``NAME.WHAT`` for every parameter and what its rule keeps of it, in the parameter's shape and sharding.
 
         The tensors share memory with the optimizer's own, so that a checkpoint is read in place.
         """
-        result: dict[str, torch.Tensor] = {}
-        for i, (name, parameter) in enumerate(zip(self.names, self._parameters, strict=True)):
-            result[f"{name}.step"] = self._steps[i]
-            result[f"{name}.exp_avg"] = _like(self._first[i], parameter)
-            result[f"{name}.exp_avg_sq"] = _like(self._second[i], parameter)
-        return result
+        return {
+            f"{name}.{what}": tensor
+            for rule, names in self._rules
+            for i, name in enumerate(names)
+            for what, tensor in rule.state(i).items()
+        }
 
     def move(self, device: torch.device) -> None:
-        """Moves the moments (to host memory between updates, and back)."""
-        for tensors in (self._first, self._second, self._steps):
-            tensors[:] = [tensor.to(device) for tensor in tensors]
-
-
-def _like(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """``shard`` as a distributed tensor laid out like ``parameter``; itself if that is not distributed."""
-    if not isinstance(parameter, DTensor):
-        return shard
-    return DTensor.from_local(
-        shard,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+        """Moves the rules' state (to host memory between updates, and back)."""
+        for rule, _ in self._rules:
+            rule.move(device)

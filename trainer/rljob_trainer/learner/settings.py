@@ -18,8 +18,10 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW and its schedule, which counts updates (policy versions). ``gradient_clip`` 0 turns clipping off."""
+    """An optimizer and its schedule, which counts updates (policy versions). ``gradient_clip`` 0 turns clipping off."""
 
+    kind: Literal["adamw", "muon"] = "adamw"
+    """muon: for the matrices of the layers, and AdamW for all else."""
     learning_rate: float = 1e-6
     warmup_steps: int = 0
     schedule: Schedule = "constant"
@@ -32,6 +34,7 @@ class OptimizerSettings:
     @classmethod
     def from_spec(cls, spec: Optimizer) -> OptimizerSettings:
         return cls(
+            kind=spec.type,
             learning_rate=spec.learning_rate,
             warmup_steps=spec.warmup_steps,
             schedule=spec.schedule,

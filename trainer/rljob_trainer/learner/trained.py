@@ -6,8 +6,10 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from rljob_trainer.learner.optim import AdamW, StepOutcome, learning_rate
+from rljob_trainer.learner.models import layer_matrices
+from rljob_trainer.learner.optim import Optimizer, StepOutcome
 from rljob_trainer.learner.parallel import shard_group
+from rljob_trainer.learner.rates import learning_rate
 from rljob_trainer.learner.settings import OptimizerSettings
 
 
@@ -27,7 +29,8 @@ class Trained:
         self.module = module
         self.settings = settings
         self.total_updates = total_updates
-        self.optimizer = AdamW(module.named_parameters(), settings, shard_group(mesh))
+        matrices = layer_matrices(module) if settings.kind == "muon" else ()
+        self.optimizer = Optimizer(module.named_parameters(), settings, shard_group(mesh), matrices)
         self.updates = 0
         """Updates (policy versions) begun so far: the schedule's clock."""
         learning_rate(settings, settings.warmup_steps, total_updates)  # a schedule without an end is refused now

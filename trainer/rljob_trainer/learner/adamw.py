@@ -1,0 +1,65 @@
+"""AdamW's rule on plain local tensors: it neither knows about sharding nor pays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.optim.adamw import adamw
+
+from rljob_trainer.learner.settings import OptimizerSettings
+from rljob_trainer.learner.shards import like, local
+
+
+class AdamW:
+    """Decoupled weight decay (arXiv:1711.05101) on matrices only: norms and biases are not decayed."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self._parameters = list(parameters)
+        shards = [local(parameter.detach()) for parameter in self._parameters]
+        self._first = [torch.zeros_like(shard) for shard in shards]
+        self._second = [torch.zeros_like(shard) for shard in shards]
+        # Each parameter counts its own steps, as torch's kernels want it.
+        self._steps = [torch.zeros((), dtype=torch.float32, device=shard.device) for shard in shards]
+
+    @torch.no_grad()
+    def apply(self, chosen: Sequence[int], gradients: Sequence[torch.Tensor], rate: float) -> None:
+        """One step of the parameters ``chosen``, by their local gradients."""
+        settings = self.settings
+        # A parameter with one dimension is a norm's scale or a bias.
+        for decayed in (True, False):
+            part = [(i, g) for i, g in zip(chosen, gradients, strict=True) if (self._parameters[i].ndim > 1) == decayed]
+            if not part:
+                continue
+            adamw(
+                [local(self._parameters[i].detach()) for i, _ in part],
+                [gradient for _, gradient in part],
+                [self._first[i] for i, _ in part],
+                [self._second[i] for i, _ in part],
+                [],
+                [self._steps[i] for i, _ in part],
+                fused=True,
+                has_complex=False,
+                amsgrad=False,
+                beta1=settings.betas[0],
+                beta2=settings.betas[1],
+                lr=rate,
+                weight_decay=settings.weight_decay if decayed else 0.0,
+                eps=settings.epsilon,
+                maximize=False,
+            )
+
+    def state(self, index: int) -> dict[str, torch.Tensor]:
+        """``exp_avg`` and ``exp_avg_sq`` in the parameter's shape and sharding, and ``step``; they share memory."""
+        parameter = self._parameters[index]
+        return {
+            "step": self._steps[index],
+            "exp_avg": like(self._first[index], parameter),
+            "exp_avg_sq": like(self._second[index], parameter),
+        }
+
+    def move(self, device: torch.device) -> None:
+        """Moves the moments."""
+        for tensors in (self._first, self._second, self._steps):
+            tensors[:] = [tensor.to(device) for tensor in tensors]
