@@ -83,6 +83,7 @@ class ResolvedTruncated(Truncated):
 
 class ResolvedRolloutCorrection(RolloutCorrection):
     mode: Literal["none", "bypass", "decoupled"]
+    proximal: Literal["recomputed", "interpolated"]
 
 
 class ResolvedGroupFilter(GroupFilter):

@@ -62,6 +62,8 @@ class RunStanding:
     def __init__(self, job: ResolvedJob, folder: Path, steering: Steering, times: StageTimes, waits: Waits) -> None:
         self.engines: Engines | None = None
         self.ranks_ready = 0
+        self.mismatch = ""
+        """What the limits of the mismatch say; empty: nothing."""
         self._job, self._folder = job, folder
         self._steering, self._times, self._waits = steering, times, waits
         self._pace = Pace(job.spec.stop.steps)
@@ -167,6 +169,7 @@ class RunStanding:
             doing=self._doing(),
             shares=self._shares(),
             advice=self.advice() or "",
+            mismatch=_short(self.mismatch),
             pools=Pools(
                 rollout=self._rollout(),
                 trainer=TrainerStatus(desired=self._job.spec.trainer.ranks, ready=self.ranks_ready),

@@ -27,6 +27,7 @@ from rljob_trainer.algorithms import (
     advantages,
     agreement_metrics,
     correct,
+    drift_metrics,
     gradient_noise,
     kl_penalised_rewards,
     resampled,
@@ -36,7 +37,13 @@ from rljob_trainer.pipeline.loop import Stage, unmeasured
 from rljob_trainer.samples import FloatArray, Group, RewardResult
 from rljob_trainer.telemetry.batch_metrics import BatchStreams, batch_metrics
 from rljob_trainer.training.batch import TrainingBatch, layout
-from rljob_trainer.training.settings import correction_settings, entropy_controller, kl_controller, loss_settings
+from rljob_trainer.training.settings import (
+    correction_settings,
+    entropy_controller,
+    kl_controller,
+    loss_settings,
+    with_correction,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +83,9 @@ class TrainingStep:
         self._report = report
         self._estimator = advantage_estimators[algorithm.advantage.estimator]
         self._loss = loss_settings(algorithm, temperature)
+        self.correcting = False
+        """Whether the correction has been switched on beyond what the job says."""
+        self._trained_version: int | None = None
 
     async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
         """Trains on the groups as step ``number`` and returns its metrics. Raises what learner and algorithms raise."""
@@ -102,6 +112,7 @@ class TrainingStep:
         metrics.update(scored.metrics)
         metrics.update(result.metrics)
         metrics.update(self._agreement(batch, scored, result, version))
+        self._trained_version = version
         if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
             of_batch = torch.from_numpy(batch.sequences.advantages)
             metrics.update(gradient_noise(inputs, of_batch, metrics["actor/grad_norm"]))
@@ -119,12 +130,24 @@ class TrainingStep:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs besides the learner's state."""
-        return {"kl": self.kl.state_dict(), "entropy": None if self.entropy is None else self.entropy.state_dict()}
+        return {
+            "kl": self.kl.state_dict(),
+            "entropy": None if self.entropy is None else self.entropy.state_dict(),
+            "correcting": self.correcting,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.kl.load_state_dict(state["kl"])
         if self.entropy is not None and state["entropy"] is not None:
             self.entropy.load_state_dict(state["entropy"])
+        if state.get("correcting", False):
+            self.switch_correction_on()
+
+    def switch_correction_on(self) -> None:
+        """From the next batch on: mode decoupled, with importance weights."""
+        self.algorithm = with_correction(self.algorithm)
+        self._loss = loss_settings(self.algorithm, self._temperature)
+        self.correcting = True
 
     # --- the stages
 
@@ -289,18 +312,25 @@ class TrainingStep:
     ) -> dict[str, float]:
         """``mismatch/...``: trainer against engine, on the tokens that both saw with the same weights.
 
+        ``drift/...``: on all tokens, where some are of other weights.
+
         The trainer's log-probs are those that were scored before the update, else those of its first forward pass.
-        Tokens of earlier versions differ because the policy has moved, which is no error.
+        Tokens of earlier versions differ because the policy has moved, which is no error. So do all of them once a
+        batch has been trained since the publication.
         """
         sequences = batch.sequences
         trainer = result.first_log_probs if scored.log_probs is None else scored.log_probs
         if trainer is None or sequences.rollout_log_probs is None:
             return {}
-        compared = sequences.mask & (batch.versions == version) & np.isfinite(trainer)
-        if not compared.any():
-            return {}
+        known = sequences.mask & np.isfinite(trainer)
+        alike = known & (batch.versions == version) & (version != self._trained_version)
         streams = torch.from_numpy(trainer), torch.from_numpy(sequences.rollout_log_probs)
-        return agreement_metrics(*streams, torch.from_numpy(compared), _segments(batch))
+        metrics: dict[str, float] = {}
+        if alike.any():
+            metrics |= agreement_metrics(*streams, torch.from_numpy(alike), _segments(batch))
+        if (known & ~alike).any():
+            metrics |= drift_metrics(*streams, torch.from_numpy(known), _segments(batch))
+        return metrics
 
 
 def _segments(batch: TrainingBatch) -> Segments:
