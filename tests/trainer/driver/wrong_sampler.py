@@ -1,7 +1,7 @@
 """`rljob` whose engines sample some prompts at another temperature than the job's, and report log-probs of that one.
 
-`python wrong_sampler.py run job.yaml ...` with WRONG_SAMPLER in the environment, as JSON: ``temperature``; ``first`` and
-``last``, the ordinals of the prompts it holds for; ``times``, how often each of them is sampled wrongly.
+`python wrong_sampler.py run job.yaml ...` with WRONG_SAMPLER in the environment, as JSON: ``temperature``; ``first``
+and ``last``, the ordinals of the prompts it holds for; ``times``, how often each of them is sampled wrongly.
 """
 
 from __future__ import annotations

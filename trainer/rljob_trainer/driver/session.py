@@ -151,8 +151,10 @@ class Session:
         pipeline = self._pipeline
         assert pipeline is not None
         metrics = dict(record.metrics) | parts.pipeline_metrics(pipeline)
-        metrics |= parts.limits.look(record.step, metrics)
-        self._controls.standing.mismatch = parts.limits.sentence
+        try:
+            metrics |= parts.limits.look(record.step, metrics)
+        finally:
+            self._controls.standing.mismatch = parts.limits.sentence
         self._unwritten = (record.step, metrics)
         self._boundary = self._state()
         parts.ledger.write()
