@@ -113,6 +113,12 @@ class ResolvedAlgorithm(Algorithm):
         return {}
 
     @property
+    def interpolates(self) -> bool:
+        """Whether pi_old is made of pi_roll and the present policy, in the loss."""
+        correction = self.rollout_correction
+        return correction.mode == "decoupled" and correction.proximal == "interpolated"
+
+    @property
     def needs_critic(self) -> bool:
         return self.critic is not None
 

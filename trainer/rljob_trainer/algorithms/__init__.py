@@ -27,6 +27,7 @@ from rljob_trainer.algorithms.correction import (
     Correction,
     correct,
     interpolated_log_probs,
+    rollout_share,
 )
 from rljob_trainer.algorithms.estimators import AdvantageInputs, AdvantageOutput, advantage_estimators, advantages
 from rljob_trainer.algorithms.gradient_noise import gradient_noise
@@ -88,6 +89,7 @@ __all__ = [
     "overlong_penalty",
     "policy_losses",
     "resampled",
+    "rollout_share",
     "veto",
     "whiten",
     "without_truncated",

@@ -226,7 +226,7 @@ class RunStanding:
     def _doing(self) -> str:
         """The trainer's present in one sentence."""
         if self._end is not None:
-            return f"the run is over: {self._end.kind}, {self._end.reason}"
+            return _short(f"the run is over: {self._end.kind}, {self._end.reason}")
         wait = self._waits.latest
         if wait is not None:
             left = self._waits.left(wait)

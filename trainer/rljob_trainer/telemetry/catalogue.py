@@ -202,6 +202,9 @@ def _learning() -> Iterator[Metric]:
     yield Metric(
         "actor/rejected_fraction", "fraction", "tokens that a bypass loss rejects against the engine's policy", "mean"
     )
+    yield Metric(
+        "actor/correction_weight", "", "mean importance weight of a token, where pi_old is interpolated", "mean"
+    )
     yield Metric("actor/selected_fraction", "fraction", "tokens that clipCov or klCov pick by their covariance", "mean")
     yield Metric("actor/ratio/mean", "", "mean of pi_theta / pi_old", "mean")
     yield Metric("actor/ratio/max", "", "largest pi_theta / pi_old", "max")

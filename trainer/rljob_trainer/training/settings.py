@@ -33,6 +33,7 @@ def loss_settings(algorithm: ResolvedAlgorithm, temperature: float) -> LossSetti
         entropy_coefficient=algorithm.entropy_coefficient,
         value_clip=None if algorithm.critic is None else algorithm.critic.value_clip,
         temperature=temperature,
+        correction=correction_settings(algorithm.rollout_correction) if algorithm.interpolates else None,
     )
 
 

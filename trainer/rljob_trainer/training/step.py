@@ -31,6 +31,7 @@ from rljob_trainer.algorithms import (
     gradient_noise,
     kl_penalised_rewards,
     resampled,
+    rollout_share,
 )
 from rljob_trainer.learner.protocol import Learner, ScoreResult, UpdateResult
 from rljob_trainer.pipeline.loop import Stage, unmeasured
@@ -95,7 +96,8 @@ class TrainingStep:
         with self._stage("advantage"):
             corrected = self._correct(batch, scored)
             inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored)
-            self._fill(batch, scored, advantages(self._estimator.name, inputs, **self.algorithm.advantage.params))
+            estimated = advantages(self._estimator.name, inputs, **self.algorithm.advantage.params)
+            self._fill(batch, scored, estimated, version)
             metrics = self._batch_metrics(batch, inputs, version) | corrected
         critic = self.algorithm.critic
         with self._stage("update"):
@@ -156,7 +158,7 @@ class TrainingStep:
         algorithm = self.algorithm
         mode = algorithm.rollout_correction.mode
         # One optimizer step on the weights that are to be scored: its own forward pass gives pi_old for nothing.
-        anchored_by_update = mode == "none" and optimizer_steps == 1
+        anchored_by_update = algorithm.interpolates or (mode == "none" and optimizer_steps == 1)
         needs_old = mode != "bypass" and (
             not anchored_by_update or algorithm.kl.in_reward is not None or self._estimator.needs_sum_squared_probs
         )
@@ -176,7 +178,7 @@ class TrainingStep:
     def _correct(self, batch: TrainingBatch, scored: ScoreResult) -> dict[str, float]:
         """Decoupled mode: weights and a narrowed mask for what engine and trainer disagree about; its diagnostics."""
         correction, sequences = self.algorithm.rollout_correction, batch.sequences
-        if correction.mode != "decoupled":
+        if correction.mode != "decoupled" or self.algorithm.interpolates:
             return {}
         assert scored.log_probs is not None
         assert sequences.rollout_log_probs is not None
@@ -239,7 +241,7 @@ class TrainingStep:
             return np.where(batch.truncated, np.float32(truncated.replacement), batch.scores)
         return batch.scores
 
-    def _fill(self, batch: TrainingBatch, scored: ScoreResult, output: AdvantageOutput) -> None:
+    def _fill(self, batch: TrainingBatch, scored: ScoreResult, output: AdvantageOutput, version: int) -> None:
         """Completes the streams that the learner gets."""
         sequences = batch.sequences
         sequences.advantages = output.advantages.to(torch.float32).numpy()
@@ -249,6 +251,8 @@ class TrainingStep:
         sequences.ref_log_probs = scored.ref_log_probs
         if self.algorithm.rollout_correction.mode == "bypass":
             sequences.old_log_probs = sequences.rollout_log_probs
+        elif self.algorithm.interpolates:
+            sequences.rollout_share = rollout_share(torch.from_numpy(version - batch.versions)).numpy()
         else:
             sequences.old_log_probs = scored.log_probs
         if self.algorithm.truncated.mask:
