@@ -16,7 +16,7 @@ from torch import Tensor
 from rljob_trainer.algorithms.mismatch import DifferenceSeen, LogRatios, LossSeen, RuleSeen, WeightsSeen
 from rljob_trainer.algorithms.moments import floats, joined
 from rljob_trainer.algorithms.rejection import Rejection, judge, rejected
-from rljob_trainer.algorithms.segments import Segments, fresh_like, kept_only
+from rljob_trainer.algorithms.segments import Segments, kept_only
 from rljob_trainer.algorithms.weights import Weights, importance_ratio, within_bounds
 
 
@@ -56,8 +56,8 @@ def correct(
     sequence when a log-prob of a masked token is NaN.
     """
     settings, rules = correction.weights, correction.rejection
-    weights = None if settings is None else fresh_like(old_log_probs)
-    kept = fresh_like(mask) if rules else mask
+    weights = None if settings is None else torch.empty_like(old_log_probs)
+    kept = torch.empty_like(mask) if rules else mask
     differences, weighed = [], []
     judged: list[list[RuleSeen]] = [[] for _ in rules]
     lost: list[list[LossSeen]] = [[] for _ in (*rules, None)]  # to each rule, and to all together

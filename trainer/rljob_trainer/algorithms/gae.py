@@ -13,7 +13,7 @@ from rljob_trainer.algorithms.estimators import (
 )
 from rljob_trainer.algorithms.kept import Kept
 from rljob_trainer.algorithms.scan import Grid
-from rljob_trainer.algorithms.segments import Spread, fresh_like
+from rljob_trainer.algorithms.segments import Spread
 
 
 @advantage_estimator("gae", needs_critic=True)
@@ -29,7 +29,7 @@ def gae(inputs: AdvantageInputs, *, gamma: float = 1.0, lambda_: float = 1.0, wh
     """
     assert inputs.values is not None
     mask, values = inputs.mask, inputs.values
-    returns, estimates = fresh_like(values), fresh_like(values)
+    returns, estimates = torch.empty_like(values), torch.empty_like(values)
     bootstrap = None
     if inputs.final_values is not None and inputs.truncated is not None:
         bootstrap = gamma * torch.where(inputs.truncated, inputs.final_values, 0).double()

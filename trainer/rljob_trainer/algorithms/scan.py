@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.algorithms.kept import Kept
-from rljob_trainer.algorithms.segments import Segments, fresh_like
+from rljob_trainer.algorithms.segments import Segments
 
 BLOCK = 16
 WIDE_BLOCK = 64  # of the levels above, where the number of operations counts more than their size
@@ -28,7 +28,7 @@ def discounted_sum(stream: Tensor, decay: float, segments: Segments, mask: Tenso
     ``decay`` is in [0, 1]. Tokens with mask False are skipped (they cost no discount) and get 0. Kept values must be
     finite: one that is not spoils its neighbours' sequences too.
     """
-    sums = fresh_like(stream)
+    sums = torch.empty_like(stream)
     for piece in segments.pieces:
         kept = Kept.of(mask[piece.tokens], piece.segments)
         grid = Grid.of(kept.segments, stream.device)

@@ -32,17 +32,6 @@ def kept_only(stream: Tensor, mask: Tensor) -> Tensor:
     return stream if all_kept(mask) else torch.where(mask, stream, 0)
 
 
-def fresh_like(stream: Tensor) -> Tensor:
-    """Uninitialised, as ``torch.empty_like``. For results as long as a batch: NumPy asks the operating system for huge
-    pages, which it hands out several times faster than the small ones that torch gets."""
-    if stream.device.type != "cpu":
-        return torch.empty_like(stream)
-    return torch.from_numpy(np.empty(stream.shape, dtype=_NUMPY[stream.dtype]))
-
-
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.bool: np.bool_}
-
-
 def parts(stream: Tensor) -> Iterator[slice]:
     """Where to cut a stream whose tokens are worked on one by one."""
     size = PIECE_TOKENS if stream.device.type == "cpu" else max(stream.numel(), 1)
