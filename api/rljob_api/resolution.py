@@ -142,7 +142,7 @@ def _correction(given: RolloutCorrection, preset: RolloutCorrection, mode: str) 
     if given.preset is not None:
         named = CORRECTION_PRESETS[given.preset]
         preset = RolloutCorrection(mode=named.mode, weights=named.weights, rejection=named.rejection)
-    filled = _filled(given, ResolvedRolloutCorrection, preset, mode=mode)
+    filled = _filled(given, ResolvedRolloutCorrection, preset, mode=mode, proximal="recomputed")
     return filled.model_copy(update={"rejection": given.rejection or preset.rejection})
 
 

@@ -83,6 +83,7 @@ class ResolvedTruncated(Truncated):
 
 class ResolvedRolloutCorrection(RolloutCorrection):
     mode: Literal["none", "bypass", "decoupled"]
+    proximal: Literal["recomputed", "interpolated"]
 
 
 class ResolvedGroupFilter(GroupFilter):
@@ -110,6 +111,12 @@ class ResolvedAlgorithm(Algorithm):
             assert self.aggregation_scale is not None
             return {"scale": self.aggregation_scale}
         return {}
+
+    @property
+    def interpolates(self) -> bool:
+        """Whether pi_old is made of pi_roll and the present policy, in the loss."""
+        correction = self.rollout_correction
+        return correction.mode == "decoupled" and correction.proximal == "interpolated"
 
     @property
     def needs_critic(self) -> bool:

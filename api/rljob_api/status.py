@@ -164,6 +164,7 @@ class DriverStatus(StatusModel):
     doing: Text = Field(default="", description="What the trainer works on or waits for, in one sentence.")
     shares: ShareMap = Field(default={}, description="Shares of the last ten minutes by stage of the trainer.")
     advice: Text = Field(default="", description="What would make the run faster, by its waits; empty: nothing.")
+    mismatch: Text = Field(default="", description="Which limits of the mismatch are exceeded; empty: none.")
     pools: Pools = Field(description="Engines and ranks.")
     ages: Ages | None = Field(default=None, description="Ages of the samples last trained.")
     throughput: Throughput | None = Field(default=None, description="Speed; None before the first step.")

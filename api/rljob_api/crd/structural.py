@@ -109,7 +109,7 @@ def _key_rules(node: Node) -> list[Schema]:
     return [
         {
             "rule": f"self.all(k, k.matches({text(node.keys.pattern)}){length})",
-            "message": f"a name must match {node.keys.pattern}",
+            "message": f"keys must match {node.keys.pattern}",
         }
     ]
 

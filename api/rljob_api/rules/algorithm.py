@@ -278,6 +278,53 @@ def rejections_differ(job: Job) -> Iterator[Violation]:
 
 
 @rule
+def limits_limit_something(job: Job) -> Iterator[Violation]:
+    limits = job.spec.algorithm.rollout_correction.limits
+    if limits and limits.kl is limits.effective_sample_size is limits.chi_square is None:
+        yield Violation(
+            "spec.algorithm.rolloutCorrection.limits",
+            "has none of kl, effectiveSampleSize and chiSquare",
+            "give one of them, or remove it",
+        )
+
+
+@rule
+def correction_can_be_switched_on(job: Job) -> Iterator[Violation]:
+    correction, loss = job.resolved.algorithm.rollout_correction, job.resolved.algorithm.policy_loss.type
+    if correction.limits is None or correction.limits.action != "correct":
+        return
+    path, remedy = "spec.algorithm.rolloutCorrection.limits.action", "use warn or rollBack"
+    if correction.mode == "decoupled" and correction.weights is not None:
+        yield Violation(path, "correct has nothing to switch on: mode decoupled has weights already", remedy)
+    if job.policy_loss.needs_bypass:
+        yield Violation(path, f"the loss {loss} stays with mode bypass, so that correct cannot leave it", remedy)
+
+
+@rule
+def interpolation_belongs_to_decoupled(job: Job) -> Iterator[Violation]:
+    correction = job.resolved.algorithm.rollout_correction
+    if correction.proximal == "interpolated" and correction.mode != "decoupled":
+        yield Violation(
+            "spec.algorithm.rolloutCorrection.proximal",
+            f"mode {correction.mode} has no third policy to interpolate",
+            "set mode: decoupled, or remove it",
+        )
+
+
+@rule
+def interpolation_is_made_in_the_loss(job: Job) -> Iterator[Violation]:
+    algorithm = job.resolved.algorithm
+    correction = algorithm.rollout_correction
+    if correction.proximal != "interpolated":
+        return
+    path, remedy = "spec.algorithm.rolloutCorrection.proximal", "use recomputed"
+    if correction.weights is not None and correction.weights.normalize:
+        yield Violation(path, "the weights of a batch are not known before its update: no weights.normalize", remedy)
+    if algorithm.policy_loss.type in ("clipCov", "klCov"):
+        yield Violation(path, f"{algorithm.policy_loss.type} chooses its tokens before pi_old is made", remedy)
+
+
+@rule
 def bypass_losses_need_bypass(job: Job) -> Iterator[Violation]:
     algorithm = job.resolved.algorithm
     if job.policy_loss.needs_bypass and algorithm.rollout_correction.mode != "bypass":

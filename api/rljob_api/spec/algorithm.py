@@ -256,6 +256,23 @@ class Rejection(SpecModel):
     high: float = Field(gt=0, le=1000000, description="Upper bound.")
 
 
+class MismatchLimits(SpecModel):
+    """How far engine and trainer may be apart on the tokens of a step, and what happens beyond that."""
+
+    kl: float | None = Field(default=None, gt=0, le=1000, description="Largest mismatch/kl.")
+    effective_sample_size: float | None = Field(
+        default=None, gt=0, lt=1, description="Smallest mismatch/effective_sample_size."
+    )
+    chi_square: float | None = Field(default=None, gt=0, le=1000000, description="Largest mismatch/chi_square.")
+    action: Literal["warn", "correct", "rollBack"] = Field(
+        default="warn",
+        description="warn: say so. correct: decoupled with weights from then on. rollBack: back to the last good "
+        "checkpoint, with new engines.",
+    )
+    patience: int = Field(default=3, ge=1, le=1000, description="Steps in a row beyond a limit until the action.")
+    roll_backs: int = Field(default=2, ge=1, le=100, description="How often, before the run fails.")
+
+
 class RolloutCorrection(SpecModel):
     """What is done about engine and trainer not being the same policy."""
 
@@ -268,6 +285,11 @@ class RolloutCorrection(SpecModel):
         "trainer's, and weights and rejection correct from engine to it. Default: the preset's, else none in "
         "pipeline mode sync, bypass otherwise.",
     )
+    proximal: Literal["recomputed", "interpolated"] | None = Field(
+        default=None,
+        description="decoupled: pi_old by a forward pass (default), or made of pi_roll and pi_theta "
+        "(arXiv 2512.06547).",
+    )
     weights: CorrectionWeights | None = Field(default=None, description="Importance weights. Default: none.")
     rejection: Annotated[Listed[Rejection], Field(max_length=8)] = Field(
         default=(), description="What is left out; several apply together."
@@ -275,6 +297,7 @@ class RolloutCorrection(SpecModel):
     veto: float | None = Field(
         default=None, gt=0, lt=1, description="Leave out sequences with a token whose pi_old / pi_roll is below it."
     )
+    limits: MismatchLimits | None = Field(default=None, description="Bounds of the mismatch. Default: none.")
 
 
 class EntropyTarget(SpecModel):

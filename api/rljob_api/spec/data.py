@@ -14,16 +14,14 @@ TaskType = Literal["addition", "copy"]
 class Task(SpecModel):
     """A generated data set with the columns question and answer."""
 
-    type: TaskType = Field(description="addition: two numbers are added. copy: a string of digits is repeated.")
+    type: TaskType = Field(description="addition: of two numbers. copy: of a string of digits.")
     digits: int = Field(default=2, ge=1, le=64, description="Digits of each number.")
-    size: int | None = Field(
-        default=None, ge=1, le=100000000, description="Number of distinct problems that are drawn. Default: all."
-    )
+    size: int | None = Field(default=None, ge=1, le=100000000, description="Distinct problems drawn. Default: all.")
     seed: int = Field(
         default=0,
         ge=0,
         le=2147483647,
-        description="Seed of the draw. One problem in ten is held out for validation, whatever the seed.",
+        description="Seed of the draw. One in ten is held out for validation, whatever the seed.",
     )
 
 
@@ -37,7 +35,7 @@ class TrainPart(SpecModel):
         default=None,
         description="JSONL or Parquet file (or folder of them), hf://dataset[:configuration], pvc://claim/path, s3://...",
     )
-    task: Task | None = Field(default=None, description="A generated task instead of a source.")
+    task: Task | None = Field(default=None, description="A generated task.")
     split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
     limit: int | None = Field(default=None, ge=1, le=1000000000, description="Use only the first rows.")
 
@@ -62,7 +60,7 @@ class TrainData(SpecModel):
         default=None,
         description="JSONL or Parquet file (or folder of them), hf://dataset[:configuration], pvc://claim/path, s3://...",
     )
-    task: Task | None = Field(default=None, description="A generated task instead of a source.")
+    task: Task | None = Field(default=None, description="A generated task.")
     parts: Annotated[Listed[TrainPart], Field(max_length=32)] = Field(
         default=(), description="Several sources, mixed in proportion to their sizes; each part needs a name."
     )
@@ -107,7 +105,7 @@ class ValidationSet(SpecModel):
 
     name: SourceName = Field(description="Names its metrics and routes rewards.")
     source: Location | None = Field(default=None, description="As data.train.source.")
-    task: Task | None = Field(default=None, description="A generated task instead of a source.")
+    task: Task | None = Field(default=None, description="A generated task.")
     split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
     limit: int | None = Field(default=None, ge=1, le=1000000, description="Use only the first rows.")
     samples_per_prompt: int = Field(

@@ -26,44 +26,42 @@ LabelMap = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 
 
 class Resources(SpecModel):
-    """Requests and limits of the Ray container. GPUs come from gpusPerReplica."""
+    """Of the Ray container. GPUs come from gpusPerReplica."""
 
-    requests: ResourceMap = Field(default={}, description="What the scheduler reserves, e.g. {cpu: 8, memory: 64Gi}.")
-    limits: ResourceMap = Field(default={}, description="What the container may use at most.")
+    requests: ResourceMap = Field(default={}, description="Such as {cpu: 8, memory: 64Gi}.")
+    limits: ResourceMap = Field(default={}, description="The most it may use.")
 
 
 class Toleration(SpecModel):
     """As a pod's toleration."""
 
     key: Annotated[str, Field(max_length=317)] | None = Field(default=None, description="Taint key. Default: all.")
-    operator: Literal["Exists", "Equal"] = Field(default="Equal", description="How key and value are compared.")
+    operator: Literal["Exists", "Equal"] = Field(default="Equal", description="How it is compared.")
     value: LabelValue | None = Field(default=None, description="Taint value (operator Equal).")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         default=None, description="Taint effect. Default: all."
     )
     toleration_seconds: int | None = Field(
-        default=None, ge=0, le=315360000, description="NoExecute: how long the pod stays. Default: for ever."
+        default=None, ge=0, le=315360000, description="NoExecute. Default: for ever."
     )
 
 
 class KeyReference(SpecModel):
-    """One key of a Secret or ConfigMap."""
+    """One of its keys."""
 
     name: DnsName = Field(description="Its name.")
     key: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="Key in it.")
-    optional: bool = Field(default=False, description="It may be missing.")
+    optional: bool = Field(default=False, description="May be missing.")
 
 
 class FieldReference(SpecModel):
     """A field of the pod."""
 
-    field_path: Annotated[str, Field(min_length=1, max_length=253)] = Field(
-        description="Path of the field, e.g. status.podIP."
-    )
+    field_path: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="Such as status.podIP.")
 
 
 class EnvSource(SpecModel):
-    """Where a variable's value comes from; exactly one field."""
+    """Exactly one field."""
 
     secret_key_ref: KeyReference | None = Field(default=None, description="A key of a Secret.")
     config_map_key_ref: KeyReference | None = Field(default=None, description="A key of a ConfigMap.")
@@ -71,77 +69,76 @@ class EnvSource(SpecModel):
 
 
 class EnvVar(SpecModel):
-    """One environment variable. Secrets by reference only."""
+    """A variable. Secrets by reference only."""
 
-    name: EnvName = Field(description="Name of the variable.")
+    name: EnvName = Field(description="Its name.")
     value: Annotated[str, Field(max_length=4096)] | None = Field(default=None, description="Its value.")
-    value_from: EnvSource | None = Field(default=None, description="Or where its value comes from.")
+    value_from: EnvSource | None = Field(default=None, description="Or where it comes from.")
 
 
 class VolumeMount(SpecModel):
-    """Where a volume appears in the Ray container."""
+    """Where a volume appears."""
 
-    name: DnsLabel = Field(description="Name of the volume.")
+    name: DnsLabel = Field(description="Its name.")
     mount_path: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^/[^:]*$")] = Field(
-        description="Absolute path in the container."
+        description="Absolute path."
     )
     sub_path: Annotated[str, Field(max_length=1024)] | None = Field(default=None, description="Folder in the volume.")
     read_only: bool = Field(default=False, description="Refuse writes.")
 
 
 class LocalReference(SpecModel):
-    """An object in the job's namespace."""
+    """An object of the namespace."""
 
     name: DnsName = Field(description="Its name.")
 
 
 class Topology(SpecModel):
-    """Closeness of the pool's pods (Kueue's topology-aware scheduling)."""
+    """Kueue's topology-aware scheduling."""
 
-    mode: Literal["required", "preferred"] = Field(description="Wait for such a place, or take it if there is one.")
+    mode: Literal["required", "preferred"] = Field(description="Wait for such a place, or not.")
     level: Annotated[str, Field(min_length=1, max_length=317)] = Field(
-        description="Node label that all pods share, e.g. topology.kubernetes.io/zone."
+        description="Such as topology.kubernetes.io/zone."
     )
 
 
 class Pod(SpecModel):
     """How the pods of a pool look."""
 
-    resources: Resources = Field(default=Resources(), description="CPU, memory and others of the Ray container.")
-    gpu_resource: LabelKey = Field(default="nvidia.com/gpu", description="The resource that gpusPerReplica counts.")
+    resources: Resources = Field(default=Resources(), description="CPU, memory and others.")
+    gpu_resource: LabelKey = Field(default="nvidia.com/gpu", description="As gpusPerReplica counts.")
     shared_memory: Quantity | None = Field(
-        default=None, description="Size of /dev/shm; counts against the memory limit. Default: 30 % of that limit."
+        default=None, description="/dev/shm, within the memory limit. Default: 30 % of it."
     )
-    node_selector: LabelMap = Field(default={}, description="Labels that a node must have.")
+    node_selector: LabelMap = Field(default={}, description="Labels a node must have.")
     tolerations: Annotated[Listed[Toleration], Field(max_length=32)] = Field(
-        default=(), description="Taints that the pods tolerate."
+        default=(), description="Tolerated taints."
     )
     affinity: FreeForm = Field(default={}, description="As a pod's affinity.")
     topology_spread_constraints: Annotated[Listed[FreeForm], Field(max_length=8)] = Field(
         default=(), description="As a pod's topologySpreadConstraints."
     )
-    topology: Topology | None = Field(default=None, description="Closeness of the pods; needs queueName.")
+    topology: Topology | None = Field(default=None, description="Closeness; needs queueName.")
     env: Annotated[Listed[EnvVar], Field(max_length=64), MapKeys(("name",))] = Field(
-        default=(), description="Environment variables of the container."
+        default=(), description="Environment variables."
     )
     volumes: Annotated[Listed[FreeForm], Field(max_length=32)] = Field(default=(), description="As a pod's volumes.")
     volume_mounts: Annotated[Listed[VolumeMount], Field(max_length=64), MapKeys(("mountPath",))] = Field(
-        default=(), description="Where volumes appear in the Ray container."
+        default=(), description="Where volumes appear."
     )
     labels: LabelMap = Field(default={}, description="More labels.")
     annotations: AnnotationMap = Field(default={}, description="More annotations.")
-    priority_class_name: DnsName | None = Field(default=None, description="Priority class of the pods.")
-    runtime_class_name: DnsName | None = Field(default=None, description="Runtime class of the pods.")
+    priority_class_name: DnsName | None = Field(default=None, description="Priority class.")
+    runtime_class_name: DnsName | None = Field(default=None, description="Runtime class.")
     service_account_name: DnsName | None = Field(
-        default=None, description="Service account (its token is never mounted). Default: the namespace's."
+        default=None, description="Its token is never mounted. Default: the namespace's."
     )
     image_pull_secrets: Annotated[Listed[LocalReference], Field(max_length=8), MapKeys(("name",))] = Field(
-        default=(), description="Secrets for pulling the image."
+        default=(), description="For pulling the image."
     )
     template: FreeForm = Field(
         default={},
-        description="Pod template that is merged over all this. It may not touch Ray's command, ports, "
-        "restartPolicy or token mounting.",
+        description="Pod template, merged over all this. Not for Ray's command, ports, restartPolicy or token.",
     )
 
 

@@ -6,24 +6,30 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import oracle_correction
 import oracle_losses as oracle
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracle_losses import Sequence
 from ragged import PRECISIONS, Ragged, batches, make_batch, near
 
 from rljob_trainer.algorithms import (
+    Correction,
     Loss,
     LossCounts,
     PolicyInputs,
+    Rejection,
     Segments,
+    Weights,
     actor_loss,
     aggregate,
     aggregations,
     critic_loss,
     kl_estimators,
     policy_losses,
+    rollout_share,
 )
 from rljob_trainer.learner.protocol import LossSettings
 
@@ -87,6 +93,70 @@ def test_the_actor_loss_is_the_sum_of_its_terms(dtype: torch.dtype, kind: str, b
     near("actor loss (entropy)", result.metrics["actor/entropy"], oracle.aggregate(kept[5], "tokenMean"))
     near("actor loss (kl)", result.metrics["kl/in_loss"], oracle.aggregate(kl, "tokenMean"))
     assert not any(value.requires_grad for value in result.metrics.values())
+
+
+@PRECISION
+@settings(max_examples=15)
+@given(batch=batches(), ages=st.lists(st.integers(0, 4), min_size=3, max_size=3))
+def test_an_interpolated_anchor_is_made_and_corrected_in_the_loss(
+    dtype: torch.dtype, batch: Ragged, ages: list[int]
+) -> None:
+    """arXiv 2512.06547: log pi_old = alpha log pi_roll + (1 - alpha) log pi_theta, alpha = 1 / age (0 for age 0);
+    min(pi_old / pi_roll, 2) times PPO's loss of pi_theta / pi_old, both constants for the gradient."""
+    age = [[ages[(i + t) % 3] for t in range(length)] for i, length in enumerate(batch.lengths)]
+    kept = [[a for a, k in zip(row, keep, strict=True) if k] for row, keep in zip(age, batch.keep, strict=True)]
+    old, rollout = [], batch.kept("rollout")
+    for row, own, roll in zip(kept, batch.kept("log_probs"), rollout, strict=True):
+        share = [1 / a if a else 0.0 for a in row]
+        old.append([s * r + (1 - s) * x for s, r, x in zip(share, roll, own, strict=True)])
+    weights = oracle_correction.weights(oracle_correction.log_ratios(old, rollout), "token", None, 2.0, False)
+    policy = [
+        [x * y for x, y in zip(oracle.ppo(Sequence(lp, lp, anchor, adv), 0.2, 0.28), w, strict=True)]
+        for lp, anchor, adv, w in zip(batch.kept("log_probs"), old, batch.kept("advantages"), weights, strict=True)
+    ]
+    plain = LossSettings(policy_loss_params={"clip_high": 0.28})
+    counts = LossCounts.of(batch.mask, batch.segments)
+    share = rollout_share(torch.tensor([a for row in age for a in row]))
+    given_ = inputs(batch, dtype, old_log_probs=None, weights=None, rollout_share=share)
+    own = given_.log_probs.requires_grad_()
+    result = actor_loss(given_, replace(plain, correction=Correction(Weights("token", 2.0))), counts)
+    near("interpolated anchor", result.loss, oracle.aggregate(policy, "tokenMean"))
+    near("interpolated anchor (weights)", result.metrics["actor/correction_weight"],
+         oracle.aggregate(weights, "tokenMean"))  # fmt: skip
+    assert result.metrics["actor/rejected_fraction"] == 0
+
+    # The same anchor and weights given as streams, which other tests hold against finite differences.
+    flat = torch.full_like(batch.stream("old", dtype), torch.nan)
+    streams = []
+    for rows in (old, weights):
+        streams.append(flat.clone())
+        streams[-1][batch.mask] = torch.tensor([x for row in rows for x in row], dtype=dtype)
+    again = batch.stream("log_probs", dtype).requires_grad_()
+    explicit = inputs(batch, dtype, log_probs=again, old_log_probs=streams[0], weights=streams[1])
+    if batch.mask.any():
+        (expected,) = torch.autograd.grad(actor_loss(explicit, plain, counts).loss, again)
+        (actual,) = torch.autograd.grad(result.loss, own)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_rejection_of_an_interpolated_anchor_takes_the_gradient_and_leaves_the_counts() -> None:
+    batch = make_batch([4, 4], [8, 5, 0, 3, 6, 2, 9, 1], 0.2, seed=6)
+    rule = Rejection("k1", "token", high=1.2)
+    share = torch.full((batch.mask.numel(),), 0.5)
+    logs = [[(x - r) / 2 for x, r in zip(*rows, strict=True)]
+            for rows in zip(batch.kept("log_probs"), batch.kept("rollout"), strict=True)]  # fmt: skip
+    passes = [p for row in oracle_correction.kept(logs, "k1", "token", 1 / 1.2, 1.2) for p in row]
+    given_ = inputs(batch, torch.float64, old_log_probs=None, weights=None, rollout_share=share)
+    own = given_.log_probs.requires_grad_()
+    counts = LossCounts.of(batch.mask, batch.segments)
+    result = actor_loss(given_, LossSettings(policy_loss="reinforce", correction=Correction(None, (rule,))), counts)
+    assert 0 < sum(passes) < len(passes)
+    assert float(result.metrics["actor/rejected_fraction"]) == pytest.approx(1 - sum(passes) / len(passes))
+    (gradient,) = torch.autograd.grad(result.loss, own)
+    kept_tokens = torch.zeros_like(batch.mask)
+    kept_tokens[batch.mask] = torch.tensor(passes)
+    expected = torch.where(kept_tokens, -batch.stream("advantages", torch.float64) / int(batch.mask.sum()), 0)
+    torch.testing.assert_close(gradient, expected)
 
 
 def parts_of(batch: Ragged, pieces: int) -> list[Ragged]:

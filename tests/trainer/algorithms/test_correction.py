@@ -23,6 +23,7 @@ from rljob_trainer.algorithms import (
     correct,
     interpolated_log_probs,
     policy_losses,
+    rollout_share,
     veto,
 )
 from rljob_trainer.algorithms.rejection import Over, Statistic
@@ -194,7 +195,7 @@ def test_agreement_of_trainer_and_engine() -> None:
 def test_interpolation_anchors_old_tokens_at_the_policy_that_sampled_them() -> None:
     """arXiv 2512.06547: alpha = 1 / age, and 0 for a token of the present version."""
     rollout, present = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.full((4,), -3.0, requires_grad=True)
-    result = interpolated_log_probs(rollout, present, torch.tensor([0, 1, 2, 4]))
+    result = interpolated_log_probs(rollout, present, rollout_share(torch.tensor([0, 1, 2, 4])))
     assert not result.requires_grad
     assert result.tolist() == [-3.0, -1.0, -2.0, -2.5]
 

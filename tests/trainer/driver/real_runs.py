@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,13 @@ class Runner:
         path.write_text(yaml.safe_dump(job))
         return path
 
-    def start(self, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Process:
+    def start(
+        self,
+        *arguments: str | Path,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "rljob_trainer.cli"),
+    ) -> Process:
+        """``program`` is what Python runs: `rljob`, or a test's own version of it."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         whole = {
@@ -89,14 +95,14 @@ class Runner:
             "HF_HUB_OFFLINE": "1",
             **(environment or {}),
         }
-        command = [sys.executable, "-m", "rljob_trainer.cli", *map(str, arguments)]
+        command = [sys.executable, *program, *map(str, arguments)]
         process = Process(command, self.folder / f"printed-{len(self._started)}", env=whole, cwd=self.folder)
         self._started.append(process)
         return process
 
-    def run(self, *arguments: str | Path, expect: int = 0) -> str:
-        """Runs to the end and returns what was printed."""
-        process = self.start(*arguments)
+    def run(self, *arguments: str | Path, expect: int = 0, **options: Any) -> str:
+        """Runs to the end and returns what was printed; ``options`` as for ``start``."""
+        process = self.start(*arguments, **options)
         printed, _ = process.communicate(timeout=SECONDS)
         assert process.returncode == expect, printed
         return printed

@@ -18,6 +18,7 @@ import torch
 from rljob_api import resolve
 from rljob_api.resolved import ResolvedSpec
 from rljob_api.spec.job import RLJob
+from rljob_trainer.algorithms import Correction, Weights
 from rljob_trainer.errors import DataError
 from rljob_trainer.learner.metrics import update_result, usage_metrics
 from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch, UpdateResult
@@ -201,6 +202,57 @@ async def test_decoupled_corrects_what_engine_and_trainer_disagree_about(folder:
     expected = np.minimum(np.exp(batch.old_log_probs - batch.rollout_log_probs), 1.05)
     np.testing.assert_allclose(batch.weights, expected, rtol=1e-5)
     assert metrics["rollout_correction/weight/max"] == pytest.approx(1.05)
+
+
+async def test_an_interpolated_anchor_needs_no_forward_pass_and_one_of_a_version_ago_is_the_engine_s(
+    folder: Path,
+) -> None:
+    correction = {"mode": "decoupled", "proximal": "interpolated", "weights": {"high": 3}}
+    step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection=correction), folder)
+    groups = groups_of(SCORES, version=4)
+    for age, group in zip((0, 1, 2), groups, strict=True):
+        for sample in group.samples:
+            sample.versions[:] = 4 - age
+    metrics = await step.run(groups, number=1, version=4)
+    assert learner.scored == []
+    batch, loss = learner.updates[0][:2]
+    assert (batch.old_log_probs, batch.weights) == (None, None)
+    assert loss.correction == Correction(Weights("token", 3.0))
+    assert batch.rollout_share.tolist() == [s for g, a in zip(groups, (0, 1, 0.5), strict=True)
+                                            for sample in g.samples for s in [a] * len(sample.token_ids)]  # fmt: skip
+    assert metrics["actor/correction_weight"] > 0
+    assert metrics["drift/kl"] > 0
+
+
+async def test_figures_of_one_version_are_mismatch_and_of_several_drift_too(folder: Path) -> None:
+    """On paper: k3 = rho - 1 - log rho, chi-square rho^2 - 1, per token; the sizes of sequences' products."""
+    step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection={"mode": "decoupled"}), folder)
+    groups = groups_of(SCORES, version=7)
+    alone = await step.run(groups, number=1, version=7)
+    batch = learner.updates[0][0]
+    logs = batch.old_log_probs.astype(float) - batch.rollout_log_probs
+    rho, whole = np.exp(logs), np.exp([part.sum() for part in np.split(logs, np.cumsum(batch.response_lengths)[:-1])])
+    assert alone["mismatch/kl"] == pytest.approx(np.mean(rho - 1 - logs), rel=1e-4)
+    assert alone["mismatch/chi_square"] == pytest.approx(np.mean(rho**2) - 1, rel=1e-4, abs=1e-6)
+    assert alone["mismatch/effective_sample_size"] == pytest.approx(whole.mean() ** 2 / np.mean(whole**2), rel=1e-4)
+    assert "drift/kl" not in alone
+    # The weights have moved since the publication of version 7: nothing is comparable any more.
+    later = await step.run(groups, number=1, version=7)
+    assert "mismatch/kl" not in later
+    assert later["drift/kl"] > 0
+
+
+async def test_a_correction_that_is_switched_on_weighs_the_next_batch_and_survives(folder: Path) -> None:
+    step, learner = step_of(spec_of(kl=NO_KL), folder)
+    await step.run(groups_of(SCORES), number=1, version=0)
+    assert learner.updates[0][0].weights is None
+    step.switch_correction_on()
+    again, watched = step_of(spec_of(kl=NO_KL), folder)
+    again.load_state_dict(step.state_dict())
+    await again.run(groups_of(SCORES), number=2, version=1)
+    batch = watched.updates[0][0]
+    ratios = np.exp(batch.old_log_probs - batch.rollout_log_probs)
+    np.testing.assert_allclose(batch.weights, np.minimum(ratios, 2.0), rtol=1e-5)
 
 
 async def test_a_correction_preset_acts_as_what_it_stands_for(folder: Path) -> None:

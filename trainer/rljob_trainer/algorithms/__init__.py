@@ -27,12 +27,13 @@ from rljob_trainer.algorithms.correction import (
     Correction,
     correct,
     interpolated_log_probs,
+    rollout_share,
 )
 from rljob_trainer.algorithms.estimators import AdvantageInputs, AdvantageOutput, advantage_estimators, advantages
 from rljob_trainer.algorithms.gradient_noise import gradient_noise
 from rljob_trainer.algorithms.kl import kl_estimators, kl_penalised_rewards
 from rljob_trainer.algorithms.losses import Loss, LossSettings, actor_loss, critic_loss
-from rljob_trainer.algorithms.mismatch import agreement_metrics
+from rljob_trainer.algorithms.mismatch import agreement_metrics, drift_metrics
 from rljob_trainer.algorithms.policy_losses import PolicyInputs, PolicyLossOutput, policy_losses
 from rljob_trainer.algorithms.rejection import Rejection, veto
 from rljob_trainer.algorithms.segments import Segments, masked_mean, whiten
@@ -75,6 +76,7 @@ __all__ = [
     "clipped_scores",
     "correct",
     "critic_loss",
+    "drift_metrics",
     "exact_kl",
     "gradient_noise",
     "has_signal",
@@ -87,6 +89,7 @@ __all__ = [
     "overlong_penalty",
     "policy_losses",
     "resampled",
+    "rollout_share",
     "veto",
     "whiten",
     "without_truncated",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rljob_trainer.algorithms.mismatch import DifferenceSeen, LogRatios, LossSeen, RuleSeen, WeightsSeen
 from rljob_trainer.algorithms.moments import floats, joined
-from rljob_trainer.algorithms.rejection import Rejection, judge
+from rljob_trainer.algorithms.rejection import Rejection, judge, rejected
 from rljob_trainer.algorithms.segments import Segments, kept_only
 from rljob_trainer.algorithms.weights import Weights, importance_ratio, within_bounds
 
@@ -110,12 +110,36 @@ def _refuse_nan(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, 
         )
 
 
-def interpolated_log_probs(rollout_log_probs: Tensor, log_probs: Tensor, age: Tensor) -> Tensor:
+def rollout_share(age: Tensor) -> Tensor:
+    """``[tokens]`` float32: alpha = 1 / age, 0 for a token of the present version (A-3PO, arXiv 2512.06547)."""
+    return torch.where(age > 0, 1.0 / age.clamp(min=1).to(torch.float32), 0)
+
+
+def interpolated_log_probs(rollout_log_probs: Tensor, log_probs: Tensor, share: Tensor) -> Tensor:
     """``[tokens]``: a stand-in for log pi_old that needs no forward pass (A-3PO, arXiv 2512.06547).
 
-    alpha log pi_roll + (1 - alpha) log pi_theta, alpha = 1 / age: a token of the present version (age 0) is anchored
-    at the current policy, one that is a version old at the policy that sampled it. ``log_probs`` are used without
-    gradient.
+    alpha log pi_roll + (1 - alpha) log pi_theta, alpha = ``share`` (`rollout_share`): a token of the present version is
+    anchored at the current policy, one that is a version old at the policy that sampled it. ``log_probs`` are used
+    without gradient.
     """
-    alpha = torch.where(age > 0, 1.0 / age.clamp(min=1).to(log_probs.dtype), 0)
-    return torch.lerp(log_probs.detach(), rollout_log_probs, alpha)
+    return torch.lerp(log_probs.detach(), rollout_log_probs, share.to(log_probs.dtype))
+
+
+@torch.no_grad()
+def corrected_in_loss(
+    old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, segments: Segments, correction: Correction
+) -> tuple[Tensor, Tensor]:
+    """``correct`` for a micro-batch of whole sequences, whose pi_old is only known in the loss.
+
+    Returns ``[tokens]`` weights, 0 where a rule rejects (the counts by which losses are divided stay), and ``[tokens]``
+    bool: what was rejected. Weights cannot be normalised here, for want of the rest of the batch.
+    """
+    settings = correction.weights
+    log_ratio = kept_only(old_log_probs - rollout_log_probs, mask)
+    weights = torch.ones_like(log_ratio)
+    if settings is not None:
+        ratio = importance_ratio(log_ratio, mask, segments, settings.level)
+        ratio = segments.spread(ratio) if settings.level == "sequence" else ratio
+        weights = within_bounds(ratio, settings.low, settings.high)
+    gone = rejected(log_ratio, mask, segments, correction.rejection)
+    return torch.where(gone | ~mask, 0, weights), gone

@@ -6,13 +6,14 @@ Losses and metrics of a micro-batch are shares of its mini-batch's: add them up 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rljob_trainer.algorithms.aggregation import LossCounts, aggregate
+from rljob_trainer.algorithms.correction import Correction, corrected_in_loss, interpolated_log_probs
 from rljob_trainer.algorithms.kl import kl_estimators
 from rljob_trainer.algorithms.policy_losses import (
     LOG_RATIO_BOUND,
@@ -43,6 +44,8 @@ class LossSettings(Protocol):
     def entropy_coefficient(self) -> float: ...
     @property
     def value_clip(self) -> float | None: ...
+    @property
+    def correction(self) -> Correction | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +64,15 @@ class Loss:
 def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts) -> Loss:
     """policy loss + kl_coefficient * KL(pi_theta, pi_ref) - entropy_coefficient * entropy, each aggregated alike.
 
-    ``counts`` are those of the whole mini-batch over all ranks. ``inputs.weights`` multiply the policy loss only.
+    ``counts`` are those of the whole mini-batch over all ranks. ``inputs.weights`` multiply the policy loss only. With
+    ``inputs.rollout_share`` pi_old is interpolated between the present policy and pi_roll, and ``settings.correction``
+    corrects from pi_roll to it.
     Raises ``ValueError`` for unknown methods or settings and for streams that they need and do not get.
     """
     mask, segments = inputs.mask, inputs.segments
+    made: dict[str, Tensor] = {}
+    if inputs.rollout_share is not None:
+        inputs, made = _interpolated(inputs, inputs.rollout_share, settings.correction or Correction())
 
     def aggregated(stream: Tensor) -> Tensor:
         return aggregate(settings.aggregation, stream, segments, mask, counts, **settings.aggregation_params)
@@ -75,7 +83,8 @@ def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts)
     if inputs.weights is not None:
         per_token = per_token * torch.where(mask, inputs.weights, 0)
     loss = aggregated(per_token)
-    metrics = {f"actor/{name}": total / max(counts.tokens, 1) for name, total in policy.metrics.items()}
+    totals = {**policy.metrics, **made}
+    metrics = {f"actor/{name}": total / max(counts.tokens, 1) for name, total in totals.items()}
     metrics["actor/policy_loss"] = loss.detach()
 
     if settings.kl_kind is not None:
@@ -92,6 +101,17 @@ def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts)
     metrics["actor/loss"] = loss.detach()
     anchor = inputs.rollout_log_probs if method.needs_rollout_log_probs else inputs.old_log_probs
     return Loss(loss, metrics, _ratio_extremes(inputs, anchor))
+
+
+def _interpolated(
+    inputs: PolicyInputs, share: Tensor, correction: Correction
+) -> tuple[PolicyInputs, dict[str, Tensor]]:
+    """The same with pi_old and its weights, and sums over masked tokens for the metrics."""
+    rollout, mask = inputs.rollout("with an interpolated pi_old"), inputs.mask
+    old = interpolated_log_probs(rollout, inputs.log_probs, share)
+    weights, gone = corrected_in_loss(old, rollout, mask, inputs.segments, correction)
+    sums = {"correction_weight": masked_sum(weights, mask), "rejected_fraction": masked_count(gone, mask)}
+    return replace(inputs, old_log_probs=old, weights=weights), sums
 
 
 def _ratio_extremes(inputs: PolicyInputs, anchor: Tensor | None) -> dict[str, Tensor]:

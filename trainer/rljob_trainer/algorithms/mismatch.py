@@ -1,4 +1,4 @@
-"""How far two policies are apart on the tokens of a batch: the metrics `mismatch/...` and `rollout_correction/...`.
+"""How far two policies are apart on the tokens of a batch: `mismatch/...`, `drift/...`, `rollout_correction/...`.
 
 l = log pi_old - log pi_roll. What needs every token is added up piece by piece (`...Seen`); the metrics are made of
 those sums and of vectors ``[S]``. Names are those of the metric catalogue; all are tensors ``[]`` until
@@ -218,13 +218,11 @@ def agreement_metrics(
     trainer = torch.where(mask, trainer_log_probs, 0).double()
     engine = torch.where(mask, engine_log_probs, 0).double()
     log_ratio = trainer - engine
-    clamped = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     probability = Moments.of((trainer.exp() - engine.exp()).abs(), mask).metrics("mismatch/probability")
     log_prob = Moments.of(log_ratio.abs(), mask).metrics("mismatch/log_prob")
     p = torch.where(mask, trainer.exp() - masked_mean(trainer.exp(), mask), 0)
     q = torch.where(mask, engine.exp() - masked_mean(engine.exp(), mask), 0)
     scale = (p.square().sum() * q.square().sum()).sqrt()
-    whole = segments.sum(log_ratio, mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
     return floats(
         {
             "mismatch/tokens": mask.sum(),
@@ -234,7 +232,30 @@ def agreement_metrics(
             "mismatch/probability/max": probability["mismatch/probability/max"],
             "mismatch/probability/std": probability["mismatch/probability/std"],
             "mismatch/correlation": torch.where(scale > 0, (p * q).sum() / scale.clamp(min=1e-300), 1.0),
-            "mismatch/kl": masked_mean(torch.expm1(clamped) - clamped, mask),
-            "mismatch/effective_sample_size": Moments.of(whole, segments.count(mask) > 0).effective_size,
+            **_distance("mismatch", log_ratio, mask, segments),
         }
     )
+
+
+@torch.no_grad()
+def drift_metrics(
+    trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, segments: Segments
+) -> dict[str, float]:
+    """The ``drift/...`` metrics: the trainer's weights against those that sampled, whatever the tokens' versions.
+
+    What engine and trainer disagree about is in it, and what the policy has learned since. All ``[tokens]``.
+    """
+    log_ratio = torch.where(mask, trainer_log_probs.double() - engine_log_probs.double(), 0)
+    return floats(_distance("drift", log_ratio, mask, segments))
+
+
+def _distance(root: str, log_ratio: Tensor, mask: Tensor, segments: Segments) -> Metrics:
+    """KL and chi-square of tokens, effective sample size of sequences, of rho = exp(``log_ratio [tokens]``)."""
+    clamped = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    excess = torch.expm1(clamped)
+    whole = segments.sum(log_ratio, mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    return {
+        f"{root}/kl": masked_mean(excess - clamped, mask),
+        f"{root}/chi_square": masked_mean(excess * (excess + 2.0), mask),
+        f"{root}/effective_sample_size": Moments.of(whole, segments.count(mask) > 0).effective_size,
+    }

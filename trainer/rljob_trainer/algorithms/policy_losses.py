@@ -34,6 +34,7 @@ class PolicyInputs:
     rollout_log_probs: Tensor | None = None  # [tokens] pi_roll
     ref_log_probs: Tensor | None = None  # [tokens] pi_ref
     weights: Tensor | None = None  # [tokens] rollout-correction weights, multiply the policy loss of each token
+    rollout_share: Tensor | None = None  # [tokens] in [0, 1]: pi_old is interpolated, see `losses.actor_loss`
     entropy: Tensor | None = None  # [tokens]
     vocabulary_kl: Tensor | None = None  # [tokens] exact KL to the reference (kl kind `full`)
     selection: Tensor | None = None  # [tokens] bool, from `Selector` for the methods that have one

@@ -167,39 +167,63 @@ def masked_mean(stream: Tensor, mask: Tensor) -> Tensor:
     return kept_only(stream, mask).sum() / torch.count_nonzero(mask).clamp(min=1)
 
 
+class Spread:
+    """Mean and unbiased (Bessel) variance of masked values that are given piece by piece.
+
+    Measured from the first of them, so that values which are all alike have variance 0 and not rounding noise, and the
+    stream's own precision is enough within a piece; pieces add up in float64.
+    """
+
+    def __init__(self) -> None:
+        self._anchor: Tensor | None = None
+        self._total: Tensor | float = 0.0
+        self._squares: Tensor | float = 0.0
+        self._count: Tensor | int = 0
+
+    @torch.no_grad()
+    def add(self, values: Tensor, mask: Tensor) -> None:
+        """Both ``[tokens]``. A GPU, which is not asked whether anything is masked, gets everything as one piece."""
+        whole = all_kept(mask)
+        if values.numel() == 0 or (mask.device.type == "cpu" and not (whole or bool(mask.numpy().any()))):
+            return
+        if self._anchor is None:
+            self._anchor = values[0 if whole else mask.to(torch.uint8).argmax()].clone()
+        shifted = values - self._anchor
+        if not whole:
+            shifted = torch.where(mask, shifted, 0)
+        self._total = self._total + shifted.sum().double()
+        self._squares = self._squares + shifted.square_().sum().double()
+        self._count = self._count + (mask.numel() if whole else torch.count_nonzero(mask))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all values were finite (a GPU is waited for)."""
+        return bool(torch.as_tensor(self._total).isfinite())
+
+    def normalise_(self, stream: Tensor, mask: Tensor, epsilon: float) -> Tensor:
+        """(x - mean) / sqrt(variance + epsilon) in the place of ``stream``; 0 where the mask is False."""
+        if self._anchor is None:
+            return stream.zero_()
+        total, squares = torch.as_tensor(self._total), torch.as_tensor(self._squares)
+        count = torch.as_tensor(self._count, device=total.device)
+        mean = total / count.clamp(min=1)
+        scale = torch.rsqrt((squares - total * mean).clamp(min=0) / (count - 1).clamp(min=1) + epsilon)
+        centre, scale = (self._anchor.double() + mean).to(stream.dtype), scale.to(stream.dtype)
+        whole = all_kept(mask)
+        for part in parts(stream):
+            stream[part].sub_(centre).mul_(scale)
+            if not whole:
+                stream[part] = torch.where(mask[part], stream[part], 0)
+        return stream
+
+
 @torch.no_grad()
 def whiten(stream: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) over all masked tokens; 0 where the mask is False.
 
     The variance is unbiased (Bessel). A single token has variance 0, so its result is 0.
     """
-    return whiten_(stream.clone(), mask, epsilon)
-
-
-@torch.no_grad()
-def whiten_(stream: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """`whiten` in the place of ``stream``, which is returned.
-
-    Measured from one of the values, so that a stream whose tokens are all alike gives exactly 0 and not rounding noise
-    over sqrt(epsilon).
-    """
-    if stream.numel() == 0:
-        return stream
-    whole = all_kept(mask)
-    count = torch.count_nonzero(mask)
-    anchor = stream[0 if whole else mask.to(torch.uint8).argmax()].double()
-    total, squares = torch.zeros_like(anchor), torch.zeros_like(anchor)
+    spread = Spread()
     for part in parts(stream):
-        shifted = stream[part] - anchor if stream.dtype == torch.float64 else stream[part].double().sub_(anchor)
-        if not whole:
-            shifted = torch.where(mask[part], shifted, 0)
-        total += shifted.sum()
-        squares += torch.dot(shifted, shifted)
-    mean = total / count.clamp(min=1)
-    scale = torch.rsqrt((squares - total * mean).clamp(min=0) / (count - 1).clamp(min=1) + epsilon)
-    centre, scale = (anchor + mean).to(stream.dtype), scale.to(stream.dtype)
-    for part in parts(stream):
-        stream[part].sub_(centre).mul_(scale)
-        if not whole:
-            stream[part] = torch.where(mask[part], stream[part], 0)
-    return stream
+        spread.add(stream[part], mask[part])
+    return spread.normalise_(stream.clone(), mask, epsilon)

@@ -17,6 +17,7 @@ from rljob_trainer.driver.engines import Engines, learner_options, start_engines
 from rljob_trainer.driver.fence import Fence
 from rljob_trainer.driver.generation import Decode, GenerationSettings, GroupRollout
 from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.driver.limits import Limits
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer, Publication, QuietPublication
@@ -151,6 +152,7 @@ async def assemble(
         times=times,
         speed=StepSpeed(times, devices(spec), spec.trainer.ranks, spec.batch.epochs, learner.facts),
         waits=waits,
+        limits=Limits(spec.algorithm.rollout_correction.limits, correct=step.switch_correction_on, report=view.message),
         keep=group_filter(spec),
         most_dropped=spec.algorithm.group_filter.max_batches * spec.batch.groups,
     )

@@ -9,6 +9,7 @@ from rljob_trainer.driver.engines import Engines
 from rljob_trainer.driver.fence import Fence
 from rljob_trainer.driver.generation import GroupRollout
 from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.driver.limits import Limits
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.driver.validating import Validator
@@ -49,6 +50,7 @@ class Parts:
     times: StageTimes
     speed: StepSpeed
     waits: Waits
+    limits: Limits
     keep: Keep = field(default=keep_all)
     most_dropped: int = 10_000
     """Groups that ``keep`` may drop before a batch is full."""

@@ -29,6 +29,7 @@ from rljob_trainer.driver.engines import inside_ranks
 from rljob_trainer.driver.fence import Fence
 from rljob_trainer.driver.ledger import FILE as LEDGER
 from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.driver.limits import RollBackError, start_again
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.driver.output import OutputFolder
 from rljob_trainer.driver.resuming import Start, where_to_start
@@ -94,7 +95,9 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
             watching = asyncio.create_task(_watch(controls))
             stack.callback(watching.cancel)
             try:
-                training = asyncio.create_task(_train(job, options, output, store, fence, start, controls, record))
+                training = asyncio.create_task(
+                    _train_within_limits(job, options, output, store, fence, start, controls, record)
+                )
                 ending = await _unless_stopped_early(training, stop, record)
             except BaseException as error:
                 controls.standing.ended("failed", _described(error), getattr(error, "exit_code", 1))
@@ -152,6 +155,33 @@ async def _unless_stopped_early(training: asyncio.Task[Ending], stop: StopReques
         training.cancel()
 
 
+async def _train_within_limits(
+    job: ResolvedJob,
+    options: RunOptions,
+    output: OutputFolder,
+    store: CheckpointStore,
+    fence: Fence,
+    start: Start,
+    controls: Controls,
+    record: _Record,
+) -> Ending:
+    """Trains; goes back to the last good checkpoint when the limits of the mismatch say so, with all parts new."""
+    given = job.spec.algorithm.rollout_correction.limits
+    times = 0
+    while True:
+        try:
+            return await _train(job, options, output, store, fence, start, controls, record, roll_backs=times)
+        except RollBackError as beyond:
+            assert given is not None
+            times += 1
+            start = start_again(beyond, times, given.roll_backs, store, controls.view.message)
+        now = time.time()
+        controls.times.trace.span("limits", f"rolled back to step {record.begins_again(start)}", now, now)
+        controls.times.lap()
+        controls.standing.engines, controls.standing.ranks_ready = None, 0
+        controls.steering.engines, controls.steering.schedule = None, None
+
+
 async def _train(
     job: ResolvedJob,
     options: RunOptions,
@@ -161,6 +191,8 @@ async def _train(
     start: Start,
     controls: Controls,
     record: _Record,
+    *,
+    roll_backs: int,
 ) -> Ending:
     spec = job.spec
     with run_folder.writing(output.path):
@@ -173,7 +205,8 @@ async def _train(
     record.model = f"{inputs.model.family}, {inputs.model.parameters / 1e6:.3g} M parameters"
     engines = 0 if inside_ranks(spec) else engine_count(spec)
     async with AsyncExitStack() as stack:
-        controls.view.start(_summary_of(job, inputs, output, start))
+        if roll_backs == 0:
+            controls.view.start(_summary_of(job, inputs, output, start))
         sinks = _open_sinks(job, output, start, controls.view)
         stack.callback(sinks.close)
         ledger = Ledger(_ledger_path(options, output), fence.attempt)
@@ -194,6 +227,7 @@ async def _train(
             ledger=ledger,
             fence=fence,
         )
+        parts.limits.roll_backs = roll_backs
         controls.standing.engines, controls.standing.ranks_ready = parts.engines, spec.trainer.ranks
         session = Session(parts, controls)
         record.session = session
@@ -220,6 +254,12 @@ class _Record:
         self._output = output
         self._start = start
         self._began = datetime.datetime.now(datetime.UTC)
+
+    def begins_again(self, start: Start) -> int:
+        """The run goes on from a checkpoint of its own; returns its step."""
+        assert start.checkpoint is not None
+        self.session, self._start = None, start
+        return start.checkpoint.step
 
     def write(self, outcome: Outcome, reason: str) -> None:
         """Status, summary, timeline and report. A folder that cannot be written is logged: the run's own error matters

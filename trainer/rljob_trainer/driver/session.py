@@ -88,7 +88,7 @@ class Session:
             await self._validate_at_start()
         stopped = await self._train()
         self._write()
-        await self._checkpoint_boundary()
+        await self._checkpoint_boundary(last=stopped is None)
         return stopped or Ending("succeeded", self._reason)
 
     async def _train(self) -> Ending | None:
@@ -151,6 +151,10 @@ class Session:
         pipeline = self._pipeline
         assert pipeline is not None
         metrics = dict(record.metrics) | parts.pipeline_metrics(pipeline)
+        try:
+            metrics |= parts.limits.look(record.step, metrics)
+        finally:
+            self._controls.standing.mismatch = parts.limits.sentence
         self._unwritten = (record.step, metrics)
         self._boundary = self._state()
         parts.ledger.write()
@@ -165,7 +169,7 @@ class Session:
             reward = await self._validate(record.step, metrics) if due else None
         reason = reason or reason_to_stop(spec.stop, self._progress(reward))
         if reason is not None or self._stop or self._is_due(spec.checkpoint.every_steps, record.step):
-            await self._checkpoint_boundary()
+            await self._checkpoint_boundary(last=reason is not None)
         now = time.monotonic()
         seconds, self._step_began = now - self._step_began, now
         metrics |= parts.speed.of(record.groups, metrics, seconds)
@@ -302,6 +306,7 @@ class Session:
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint {checkpoint.path} was written by another version: {error!r}") from error
         self._feed = RunFeed(self.parts.feed)
+        self.parts.limits.resumed(correcting=self.parts.step.correcting)
         # Versions that were published after the checkpoint are gone, and their numbers with them.
         used = await self.parts.ledger.roll_back(
             checkpoint.path / ledger.FILE,
@@ -327,13 +332,21 @@ class Session:
         await self.parts.learner.load(checkpoint.learner)
         await self.parts.trainer.publish(self.totals.version)
 
-    async def _checkpoint_boundary(self) -> None:
-        """Saves the last boundary, unless it is saved already or an unfinished update has gone beyond it."""
+    async def _checkpoint_boundary(self, *, last: bool) -> None:
+        """Saves the last boundary, unless it is saved already or an unfinished update has gone beyond it.
+
+        Weights that may have to be given up are saved only as the ``last`` of the job.
+        """
         if self.parts.checkpoints is None:
             return
         step = int(self._boundary["step"])
         saved = 0 if self.checkpoint is None else self.checkpoint.step
         if step == saved:
+            return
+        if self.parts.limits.suspect and not last:
+            self.parts.view.message(
+                f"no checkpoint of step {step}: {self.parts.limits.sentence}; the last one is that of step {saved}"
+            )
             return
         if self.parts.trainer.busy:
             self.parts.view.message(

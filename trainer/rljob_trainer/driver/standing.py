@@ -62,6 +62,8 @@ class RunStanding:
     def __init__(self, job: ResolvedJob, folder: Path, steering: Steering, times: StageTimes, waits: Waits) -> None:
         self.engines: Engines | None = None
         self.ranks_ready = 0
+        self.mismatch = ""
+        """What the limits of the mismatch say; empty: nothing."""
         self._job, self._folder = job, folder
         self._steering, self._times, self._waits = steering, times, waits
         self._pace = Pace(job.spec.stop.steps)
@@ -167,6 +169,7 @@ class RunStanding:
             doing=self._doing(),
             shares=self._shares(),
             advice=self.advice() or "",
+            mismatch=_short(self.mismatch),
             pools=Pools(
                 rollout=self._rollout(),
                 trainer=TrainerStatus(desired=self._job.spec.trainer.ranks, ready=self.ranks_ready),
@@ -223,7 +226,7 @@ class RunStanding:
     def _doing(self) -> str:
         """The trainer's present in one sentence."""
         if self._end is not None:
-            return f"the run is over: {self._end.kind}, {self._end.reason}"
+            return _short(f"the run is over: {self._end.kind}, {self._end.reason}")
         wait = self._waits.latest
         if wait is not None:
             left = self._waits.left(wait)

@@ -125,6 +125,7 @@ def actor_gradient(
                 rollout_log_probs=micro.stream("rollout_log_probs"),
                 ref_log_probs=micro.stream("ref_log_probs") if loss.kl_kind is not None else None,
                 weights=micro.stream("weights"),
+                rollout_share=micro.stream("rollout_share"),
                 entropy=out.entropy if loss.entropy_coefficient != 0.0 else out.entropy.detach(),
                 vocabulary_kl=out.vocabulary_kl,
                 selection=selection,

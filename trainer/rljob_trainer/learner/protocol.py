@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rljob_trainer.algorithms.correction import Correction
 from rljob_trainer.samples import BoolArray, FloatArray, IntArray
 
 Int64Array = npt.NDArray[np.int64]
@@ -38,6 +39,7 @@ class SequenceBatch:
     rollout_log_probs: FloatArray | None = None  # [tokens] pi_roll
     ref_log_probs: FloatArray | None = None  # [tokens] pi_ref
     weights: FloatArray | None = None  # [tokens] rollout-correction weights, multiply the per-token loss
+    rollout_share: FloatArray | None = None  # [tokens] log pi_old = share x log pi_roll + the rest x log pi_theta
 
     def __len__(self) -> int:
         return len(self.prompt_lengths)
@@ -57,6 +59,8 @@ class LossSettings:
     entropy_coefficient: float = 0.0
     value_clip: float | None = None
     temperature: float = 1.0
+    correction: Correction | None = None
+    """What corrects from pi_roll to the pi_old that ``SequenceBatch.rollout_share`` makes in the loss."""
 
 
 @dataclass(slots=True)

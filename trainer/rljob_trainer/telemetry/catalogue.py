@@ -78,6 +78,7 @@ FAMILIES: dict[str, str] = {
     "critic": "The value model's optimizer steps; absent without a critic.",
     "kl": "Distance to the reference policy; absent without one.",
     "mismatch": "Numerical error: the trainer's log-probs against the engine's, for tokens of the same weights.",
+    "drift": "The trainer's weights against those that sampled; only where some tokens are of older weights.",
     "rollout_correction": "The proximal policy against the one that sampled, and what the correction does about it.",
     "age": "Policy versions between sampling and training. Age 0 is on-policy.",
     "pipeline": "Groups under way and what became of them.",
@@ -198,6 +199,9 @@ def _learning() -> Iterator[Metric]:
     yield Metric(
         "actor/rejected_fraction", "fraction", "tokens that a bypass loss rejects against the engine's policy", "mean"
     )
+    yield Metric(
+        "actor/correction_weight", "", "mean importance weight of a token, where pi_old is interpolated", "mean"
+    )
     yield Metric("actor/selected_fraction", "fraction", "tokens that clipCov or klCov pick by their covariance", "mean")
     yield Metric("actor/ratio/mean", "", "mean of pi_theta / pi_old", "mean")
     yield Metric("actor/ratio/max", "", "largest pi_theta / pi_old", "max")
@@ -221,10 +225,17 @@ def _mismatch() -> Iterator[Metric]:
     yield from _spread("mismatch/log_prob", "nats", "|log pi_trainer - log pi_engine| per token", "mean max")
     yield from _spread("mismatch/probability", "fraction", "|pi_trainer - pi_engine| per token", "mean max std")
     yield Metric("mismatch/correlation", "", "Pearson correlation of the two probabilities")
-    yield Metric("mismatch/kl", "nats", "KL(engine, trainer) estimated by k3 on the sampled tokens")
-    yield Metric(
-        "mismatch/effective_sample_size", "fraction", "of the sequences, were they reweighted from engine to trainer"
-    )
+    for family in ("mismatch", "drift"):
+        yield Metric(f"{family}/kl", "nats", "KL(engine, trainer) estimated by k3 on the sampled tokens")
+        yield Metric(f"{family}/chi_square", "", "chi-squared divergence of token ratios, E[rho^2] - 1")
+        yield Metric(
+            f"{family}/effective_sample_size",
+            "fraction",
+            "of the sequences, were they reweighted from engine to trainer",
+        )
+    yield Metric("mismatch/beyond_limits", "steps", "steps in a row beyond rolloutCorrection.limits", "last")
+    yield Metric("mismatch/correcting", "", "1 once the limits have switched the correction on", "last")
+    yield Metric("mismatch/roll_backs", "", "how often the limits have sent this process back", "last")
     yield Metric(
         "mismatch/canary/max", "nats", "mean |log pi_trainer - log pi_engine| per token of the canaries, worst engine"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rljob_api.resolved import ResolvedAlgorithm, ResolvedRolloutCorrection
+from rljob_api.spec.algorithm import CorrectionWeights
 from rljob_trainer.algorithms import (
     AdaptiveKl,
     Correction,
@@ -32,6 +33,7 @@ def loss_settings(algorithm: ResolvedAlgorithm, temperature: float) -> LossSetti
         entropy_coefficient=algorithm.entropy_coefficient,
         value_clip=None if algorithm.critic is None else algorithm.critic.value_clip,
         temperature=temperature,
+        correction=correction_settings(algorithm.rollout_correction) if algorithm.interpolates else None,
     )
 
 
@@ -59,6 +61,13 @@ def correction_settings(given: ResolvedRolloutCorrection) -> Correction:
     return Correction(
         None if weights is None else Weights(weights.level, weights.high, weights.low, weights.normalize), tuple(rules)
     )
+
+
+def with_correction(algorithm: ResolvedAlgorithm) -> ResolvedAlgorithm:
+    """The same with mode decoupled and importance weights: the job's own, or one a token, cut at 2."""
+    given = algorithm.rollout_correction
+    switched = given.model_copy(update={"mode": "decoupled", "weights": given.weights or CorrectionWeights()})
+    return algorithm.model_copy(update={"rollout_correction": switched})
 
 
 def kl_controller(algorithm: ResolvedAlgorithm) -> KlController:

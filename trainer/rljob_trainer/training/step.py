@@ -27,16 +27,24 @@ from rljob_trainer.algorithms import (
     advantages,
     agreement_metrics,
     correct,
+    drift_metrics,
     gradient_noise,
     kl_penalised_rewards,
     resampled,
+    rollout_share,
 )
 from rljob_trainer.learner.protocol import Learner, ScoreResult, UpdateResult
 from rljob_trainer.pipeline.loop import Stage, unmeasured
 from rljob_trainer.samples import FloatArray, Group, RewardResult
 from rljob_trainer.telemetry.batch_metrics import BatchStreams, batch_metrics
 from rljob_trainer.training.batch import TrainingBatch, layout
-from rljob_trainer.training.settings import correction_settings, entropy_controller, kl_controller, loss_settings
+from rljob_trainer.training.settings import (
+    correction_settings,
+    entropy_controller,
+    kl_controller,
+    loss_settings,
+    with_correction,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +84,9 @@ class TrainingStep:
         self._report = report
         self._estimator = advantage_estimators[algorithm.advantage.estimator]
         self._loss = loss_settings(algorithm, temperature)
+        self.correcting = False
+        """Whether the correction has been switched on beyond what the job says."""
+        self._trained_version: int | None = None
 
     async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
         """Trains on the groups as step ``number`` and returns its metrics. Raises what learner and algorithms raise."""
@@ -85,7 +96,8 @@ class TrainingStep:
         with self._stage("advantage"):
             corrected = self._correct(batch, scored)
             inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored)
-            self._fill(batch, scored, advantages(self._estimator.name, inputs, **self.algorithm.advantage.params))
+            estimated = advantages(self._estimator.name, inputs, **self.algorithm.advantage.params)
+            self._fill(batch, scored, estimated, version)
             metrics = self._batch_metrics(batch, inputs, version) | corrected
         critic = self.algorithm.critic
         with self._stage("update"):
@@ -102,6 +114,7 @@ class TrainingStep:
         metrics.update(scored.metrics)
         metrics.update(result.metrics)
         metrics.update(self._agreement(batch, scored, result, version))
+        self._trained_version = version
         if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
             of_batch = torch.from_numpy(batch.sequences.advantages)
             metrics.update(gradient_noise(inputs, of_batch, metrics["actor/grad_norm"]))
@@ -119,12 +132,24 @@ class TrainingStep:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs besides the learner's state."""
-        return {"kl": self.kl.state_dict(), "entropy": None if self.entropy is None else self.entropy.state_dict()}
+        return {
+            "kl": self.kl.state_dict(),
+            "entropy": None if self.entropy is None else self.entropy.state_dict(),
+            "correcting": self.correcting,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.kl.load_state_dict(state["kl"])
         if self.entropy is not None and state["entropy"] is not None:
             self.entropy.load_state_dict(state["entropy"])
+        if state.get("correcting", False):
+            self.switch_correction_on()
+
+    def switch_correction_on(self) -> None:
+        """From the next batch on: mode decoupled, with importance weights."""
+        self.algorithm = with_correction(self.algorithm)
+        self._loss = loss_settings(self.algorithm, self._temperature)
+        self.correcting = True
 
     # --- the stages
 
@@ -133,7 +158,7 @@ class TrainingStep:
         algorithm = self.algorithm
         mode = algorithm.rollout_correction.mode
         # One optimizer step on the weights that are to be scored: its own forward pass gives pi_old for nothing.
-        anchored_by_update = mode == "none" and optimizer_steps == 1
+        anchored_by_update = algorithm.interpolates or (mode == "none" and optimizer_steps == 1)
         needs_old = mode != "bypass" and (
             not anchored_by_update or algorithm.kl.in_reward is not None or self._estimator.needs_sum_squared_probs
         )
@@ -153,7 +178,7 @@ class TrainingStep:
     def _correct(self, batch: TrainingBatch, scored: ScoreResult) -> dict[str, float]:
         """Decoupled mode: weights and a narrowed mask for what engine and trainer disagree about; its diagnostics."""
         correction, sequences = self.algorithm.rollout_correction, batch.sequences
-        if correction.mode != "decoupled":
+        if correction.mode != "decoupled" or self.algorithm.interpolates:
             return {}
         assert scored.log_probs is not None
         assert sequences.rollout_log_probs is not None
@@ -216,7 +241,7 @@ class TrainingStep:
             return np.where(batch.truncated, np.float32(truncated.replacement), batch.scores)
         return batch.scores
 
-    def _fill(self, batch: TrainingBatch, scored: ScoreResult, output: AdvantageOutput) -> None:
+    def _fill(self, batch: TrainingBatch, scored: ScoreResult, output: AdvantageOutput, version: int) -> None:
         """Completes the streams that the learner gets."""
         sequences = batch.sequences
         sequences.advantages = output.advantages.to(torch.float32).numpy()
@@ -226,6 +251,8 @@ class TrainingStep:
         sequences.ref_log_probs = scored.ref_log_probs
         if self.algorithm.rollout_correction.mode == "bypass":
             sequences.old_log_probs = sequences.rollout_log_probs
+        elif self.algorithm.interpolates:
+            sequences.rollout_share = rollout_share(torch.from_numpy(version - batch.versions)).numpy()
         else:
             sequences.old_log_probs = scored.log_probs
         if self.algorithm.truncated.mask:
@@ -290,18 +317,25 @@ class TrainingStep:
     ) -> dict[str, float]:
         """``mismatch/...``: trainer against engine, on the tokens that both saw with the same weights.
 
+        ``drift/...``: on all tokens, where some are of other weights.
+
         The trainer's log-probs are those that were scored before the update, else those of its first forward pass.
-        Tokens of earlier versions differ because the policy has moved, which is no error.
+        Tokens of earlier versions differ because the policy has moved, which is no error. So do all of them once a
+        batch has been trained since the publication.
         """
         sequences = batch.sequences
         trainer = result.first_log_probs if scored.log_probs is None else scored.log_probs
         if trainer is None or sequences.rollout_log_probs is None:
             return {}
-        compared = sequences.mask & (batch.versions == version) & np.isfinite(trainer)
-        if not compared.any():
-            return {}
+        known = sequences.mask & np.isfinite(trainer)
+        alike = known & (batch.versions == version) & (version != self._trained_version)
         streams = torch.from_numpy(trainer), torch.from_numpy(sequences.rollout_log_probs)
-        return agreement_metrics(*streams, torch.from_numpy(compared), _segments(batch))
+        metrics: dict[str, float] = {}
+        if alike.any():
+            metrics |= agreement_metrics(*streams, torch.from_numpy(alike), _segments(batch))
+        if (known & ~alike).any():
+            metrics |= drift_metrics(*streams, torch.from_numpy(known), _segments(batch))
+        return metrics
 
 
 def _segments(batch: TrainingBatch) -> Segments:

@@ -23,6 +23,8 @@ NOT_IN_CEL: Mapping[str, str] = {
     "volumes_have_names": "the content of volumes is hidden from CEL",
     "mounts_have_volumes": "the content of volumes is hidden from CEL",
     "templates_leave_ray_alone": "the content of the template is hidden from CEL",
+    "correction_can_be_switched_on": "lists of presets and losses would take the CRD beyond the size it may have",
+    "interpolation_is_made_in_the_loss": "lists of losses would take the CRD beyond the size it may have",
     "variables_differ": "the list is a map by name: the API server itself refuses duplicates",
     "validation_names_differ": "the list is a map by name: the API server itself refuses duplicates",
     "name_leaves_room_for_children": "bounds of metadata.name stand in the schema",

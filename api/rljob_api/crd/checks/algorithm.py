@@ -286,3 +286,17 @@ def _correction() -> Iterator[Check]:
         "a statistic is there twice over the same; keep one of them",
         ".rejection",
     )
+    yield Check(
+        "limits_limit_something",
+        (*CORRECTION, "limits"),
+        "has(self.kl) || has(self.effectiveSampleSize) || has(self.chiSquare)",
+        "give one of kl, effectiveSampleSize and chiSquare",
+    )
+    yield Check(
+        "interpolation_belongs_to_decoupled",
+        CORRECTION,
+        "!has(self.proximal) || self.proximal != 'interpolated' || (has(self.mode) ? self.mode == 'decoupled' : "
+        "has(self.preset) && !self.preset.startsWith('bypass'))",
+        "needs mode: decoupled",
+        ".proximal",
+    )

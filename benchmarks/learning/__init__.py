@@ -1,0 +1,1 @@
+"""Does every method learn, and which correction rescues a run whose engines sample wrongly?"""

@@ -1,0 +1,119 @@
+"""Trains every case of a study with several seeds, keeps each run's result at once, and writes table and curves.
+
+    .venv/bin/python -m benchmarks.learning                                  # both studies, three seeds: some hours
+    .venv/bin/python -m benchmarks.learning --study methods --only grpo rloo --seeds 1
+    .venv/bin/python -m benchmarks.learning --show                           # from what is there, without a run
+
+What was measured before is not measured again: the same command goes on where it was stopped. `--task addition` takes
+the quick start's task in place of copying three digits; it needs `--steps 900`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.environments import ROOT
+from benchmarks.learning.methods import CORRECTIONS, METHODS, SAMPLERS, Study, cases
+from benchmarks.learning.runs import GOAL, WINDOW, Learned, keep, kept, run
+from benchmarks.machine import Machine
+from benchmarks.measuring import Spread, table, write_results
+from rljob_trainer.telemetry.svg import Axes, Series, line_chart
+
+HERE = Path(__file__).parent
+STUDIES: tuple[Study, ...] = ("methods", "corrections")
+FIGURES = ROOT / "docs" / "algorithms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--study", choices=STUDIES, nargs="+", default=list(STUDIES))
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="methods or corrections of these names")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--task", choices=["copy", "addition"], default="copy")
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of every process (default 1)")
+    parser.add_argument("--show", action="store_true", help="run nothing: table and curves of what is there")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    arguments = parser.parse_args()
+    machine, task, folder = Machine.here(), arguments.task, arguments.results / "runs"
+    for study in arguments.study:
+        there: list[Learned] = []
+        for case in cases(study, arguments.seeds, arguments.only):
+            learned = kept(case, task, folder)
+            if learned is None and not arguments.show:
+                print(f"{study}: {case.name}, sampler {case.sampler}, seed {case.seed}", flush=True)
+                learned = run(case, task, arguments.steps, arguments.threads)
+                keep(learned, case, task, folder)
+                print(f"  reached {learned.reached}, final {learned.final:.3f}, {learned.seconds:.0f} s", flush=True)
+            if learned is not None:
+                there.append(learned)
+        if not there:
+            continue
+        text = show_methods(there) if study == "methods" else show_corrections(there)
+        brief = [{k: v for k, v in vars_of(one).items() if k not in ("rewards", "ages")} for one in there]
+        write_results(arguments.results, f"{study}-{task}", machine, brief, text)
+        if study == "corrections" and arguments.results == HERE / "results" and task == "copy":
+            draw(there, FIGURES)
+
+
+def vars_of(learned: Learned) -> dict[str, object]:
+    return {name: getattr(learned, name) for name in Learned.__dataclass_fields__}
+
+
+def figures(of: Sequence[Learned]) -> list[str]:
+    """Seeds that reached the goal, steps to it, final reward, seconds."""
+    reached = [float(one.reached) for one in of if one.reached is not None]
+    steps = Spread.of(reached).show(".0f") if reached else "never"
+    final, seconds = Spread.of([one.final for one in of]), Spread.of([one.seconds for one in of])
+    failed = sum(bool(one.failed) for one in of)
+    good = f"{len(reached)} of {len(of)}" + (f" ({failed} failed)" if failed else "")
+    return [good, steps, final.show(".3f"), seconds.show(".0f")]
+
+
+HEADER = [f"at {GOAL:.0%}", "steps to it", "final reward", "seconds"]
+NOTE = (
+    f"Median (smallest – largest) over the seeds. Rewards are means of {WINDOW} steps: the share of right characters."
+)
+
+
+def show_methods(learned: Sequence[Learned]) -> str:
+    rows = []
+    for name in METHODS:
+        of = [one for one in learned if one.name == name]
+        if of:
+            rows.append([name, *figures(of)])
+    return f"{NOTE}\n\n{table(['estimator', *HEADER], rows)}"
+
+
+def show_corrections(learned: Sequence[Learned]) -> str:
+    rows = []
+    for sampler in SAMPLERS:
+        for name in CORRECTIONS:
+            of = [one for one in learned if (one.sampler, one.name) == (sampler, name)]
+            if of:
+                age = Spread.of([sum(one.ages) / max(len(one.ages), 1) for one in of]).median
+                rows.append([sampler, name, *figures(of), f"{age:.1f}"])
+    return f"{NOTE}\n\n{table(['engines', 'correction', *HEADER, 'mean age'], rows)}"
+
+
+def draw(learned: Sequence[Learned], folder: Path) -> None:
+    """One figure for each sampler: the mean reward of the seeds, step by step, for each correction."""
+    for sampler in SAMPLERS:
+        series = []
+        for name in CORRECTIONS:
+            curves = [one.rewards for one in learned if (one.sampler, one.name) == (sampler, name) and one.rewards]
+            if curves:
+                length = min(map(len, curves))
+                mean = [sum(curve[i] for curve in curves) / len(curves) for i in range(length)]
+                series.append(Series(name, list(range(1, length + 1)), mean, smoothing=WINDOW))
+        if series:
+            file = f"learning-{''.join(c if c.isalnum() else '-' for c in sampler)}.svg"
+            title = f"engines: {sampler}"
+            axes = Axes(y_label="reward", from_zero=True)
+            (folder / file).write_text(line_chart(series, axes, title=title, standalone=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

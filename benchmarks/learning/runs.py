@@ -1,0 +1,155 @@
+"""One run of a study: its job, the whole `rljob run`, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from benchmarks.environments import ROOT, peer_environment
+from benchmarks.learning.methods import SAMPLERS, Case
+from benchmarks.rljob_run import RunFailedError, read_run
+
+Task = Literal["copy", "addition"]
+DIGITS: dict[Task, int] = {"copy": 3, "addition": 2}
+SEQUENCES = 512
+"""A step, whatever the number of samples of a prompt."""
+GOAL = 0.9
+ENOUGH = 0.97
+"""Mean reward of one step at which a run is over."""
+WINDOW = 5
+"""Steps that a reward is averaged over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a run showed. ``rewards``: mean share of right characters, step by step."""
+
+    study: str
+    name: str
+    sampler: str
+    seed: int
+    task: str
+    rewards: list[float]
+    ages: list[float]
+    reached: int | None
+    """The first step at which the mean of the last five rewards is 0.9 or more; None: never."""
+    final: float
+    """Mean of the last five steps."""
+    seconds: float
+    """Of training, without start and end of the command."""
+    failed: str = ""
+    """The end of what was printed, if the run failed."""
+
+
+def job_of(case: Case, task: Task, steps: int) -> dict[str, Any]:
+    """Random weights (0.3 M parameters), 512 sequences a step. Stops early once it is far above the goal."""
+    method, sampler = case.method, SAMPLERS[case.sampler]
+    groups = SEQUENCES // method.samples
+    mini = groups if method.whole_batch else groups // 4
+    copied = {"type": "exactMatch", "name": "copied", "params": {"partial": True}}
+    form = {"type": "pattern", "name": "form", "weight": 0.2, "pattern": f"^[0-9]{{{DIGITS[task]}}}$"}
+    batch: dict[str, Any] = {"samplesPerPrompt": method.samples, "miniBatchGroups": mini, "epochs": method.epochs}
+    pipeline: dict[str, Any] = {"mode": "sync"}
+    if sampler.age:
+        pipeline = {
+            "mode": "fullyAsync",
+            "requireBatches": groups // mini,
+            "staleness": {"maxAge": sampler.age},
+        }
+    else:
+        batch["groups"] = groups
+    return {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "learning"},
+        "spec": {
+            "seed": case.seed,
+            "model": {
+                "random": {
+                    "hiddenSize": 128,
+                    "layers": 2,
+                    "heads": 4,
+                    "contextLength": 32,
+                    "seed": case.seed,
+                    "tokenizer": {"characters": "0123456789+="},
+                }
+            },
+            "data": {
+                "train": {"task": {"type": task, "digits": DIGITS[task]}},
+                "prompt": "question",
+                "answer": "answer",
+                "maxPromptTokens": 8,
+            },
+            "reward": {"functions": [copied, form] if method.two_rewards else [copied]},
+            "algorithm": case.algorithm,
+            "batch": batch,
+            "pipeline": pipeline,
+            "rollout": {"engine": "torch", "maxResponseTokens": DIGITS[task] + 1},
+            "trainer": {"optimizer": {"learningRate": 5e-4}},
+            "checkpoint": {"everySteps": 0},
+            "logging": {"tensorboard": False, "samplesEvery": 0},
+            "stop": {"steps": steps} | ({} if method.two_rewards else {"reward": ENOUGH}),
+        },
+    }
+
+
+def run(case: Case, task: Task, steps: int, threads: int) -> Learned:
+    """The whole command. A run that fails is a result, too."""
+    with tempfile.TemporaryDirectory() as folder:
+        job, output = Path(folder) / "job.yaml", Path(folder) / "output"
+        job.write_text(yaml.safe_dump(job_of(case, task, steps)))
+        command = [sys.executable, "-m", "benchmarks.learning.sampler", "run", str(job), "--output", str(output)]
+        said = json.dumps(SAMPLERS[case.sampler].said)
+        started = time.perf_counter()
+        ended = subprocess.run(
+            command, cwd=ROOT, env=peer_environment(threads, WRONG_SAMPLER=said), capture_output=True, text=True
+        )
+        rows = read_run(output).rows if (output / "metrics.jsonl").exists() else []
+        if ended.returncode not in (0, 1, 65, 75) or (ended.returncode and not rows):
+            printed = "\n".join((ended.stdout + ended.stderr).splitlines()[-30:])
+            raise RunFailedError(f"{case.study}, {case.name}, {case.sampler}, seed {case.seed}:\n{printed}")
+        seconds = rows[-1]["progress/seconds"] if rows else time.perf_counter() - started
+    rewards = [row.get("reward/part/copied/mean", row["reward/mean"]) for row in rows]
+    means = [sum(rewards[i - WINDOW : i]) / WINDOW for i in range(WINDOW, len(rewards) + 1)]
+    reached = next((i + WINDOW for i, mean in enumerate(means) if mean >= GOAL), None)
+    return Learned(
+        study=case.study,
+        name=case.name,
+        sampler=case.sampler,
+        seed=case.seed,
+        task=task,
+        rewards=rewards,
+        ages=[row.get("age/mean", 0.0) for row in rows],
+        reached=reached,
+        final=means[-1] if means else 0.0,
+        seconds=seconds,
+        failed=ended.stdout.splitlines()[-1] if ended.returncode else "",
+    )
+
+
+def file_of(case: Case, task: Task, folder: Path) -> Path:
+    """Where a run's result lies; what is there is not run again."""
+    words = "-".join((task, case.study, case.sampler, case.name, f"seed-{case.seed}"))
+    return folder / (re.sub(r"[^A-Za-z0-9_.-]+", "_", words) + ".json")
+
+
+def kept(case: Case, task: Task, folder: Path) -> Learned | None:
+    path = file_of(case, task, folder)
+    return Learned(**json.loads(path.read_text())) if path.exists() else None
+
+
+def keep(learned: Learned, case: Case, task: Task, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    rounded = asdict(learned) | {
+        name: [round(value, 4) for value in getattr(learned, name)] for name in ("rewards", "ages")
+    }
+    file_of(case, task, folder).write_text(json.dumps(rounded) + "\n")

@@ -1,0 +1,38 @@
+"""`rljob` whose engines sample some prompts at another temperature than the job's, and report log-probs of that one.
+
+`python wrong_sampler.py run job.yaml ...` with WRONG_SAMPLER in the environment, as JSON: ``temperature``; ``first``
+and ``last``, the ordinals of the prompts it holds for; ``times``, how often each of them is sampled wrongly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from rljob_trainer import cli
+from rljob_trainer.driver import generation
+from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
+from rljob_trainer.samples import Prompt
+
+WRONG = {"first": 0, "last": 10**9, "times": 10**9} | json.loads(os.environ["WRONG_SAMPLER"])
+asked: Counter[int] = Counter()
+right = generation.requests_of
+
+
+def wrong(
+    prompt: Prompt, indices: Iterable[int], sampling: SamplingSettings, seed: int, prefix: str = ""
+) -> list[GenerationRequest]:
+    asked[prompt.ordinal] += 1
+    if WRONG["first"] <= prompt.ordinal <= WRONG["last"] and asked[prompt.ordinal] <= WRONG["times"]:
+        sampling = replace(sampling, temperature=WRONG["temperature"])
+    return right(prompt, indices, sampling, seed, prefix)
+
+
+generation.requests_of = wrong
+
+if __name__ == "__main__":
+    sys.exit(cli.main())
