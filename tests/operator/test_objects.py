@@ -130,7 +130,7 @@ def test_rendering_shows_the_same_objects_and_no_tokens() -> None:
         {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}, "spec": job_spec()}
     )
     kinds = [document["kind"] for document in rendered(text + "\n", [], SETTINGS)]
-    assert kinds == ["ConfigMap", "Secret", "RayCluster"]
+    assert kinds == ["ConfigMap", "Secret", "NetworkPolicy", "RayCluster"]
 
 
 def test_tokens_are_stable_distinct_and_not_printed() -> None:

@@ -49,6 +49,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   # Never get, list or watch: tokens are derived, and nobody's Secrets are read.
   resources: [secrets]
   verbs: [create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create, patch, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]
