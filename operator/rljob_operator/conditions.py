@@ -61,6 +61,16 @@ class Reason(Enum):
         "The cluster has no RayCluster resource, or one that is too old.",
         "Install KubeRay 1.6 or newer, its CRDs included.",
     )
+    VOLUME_MISSING = (
+        "VolumeMissing",
+        "A PersistentVolumeClaim that the job names does not exist or has lost its volume.",
+        "Create the claim that the message names, in the job's namespace; the job goes on by itself.",
+    )
+    VOLUME_NOT_SHARED = (
+        "VolumeNotShared",
+        "A PersistentVolumeClaim cannot be mounted by all pods of the job.",
+        "Use a claim with the access mode that the message names.",
+    )
     # Admitted
     NO_QUEUE = ("NoQueue", "The job uses no queue.", "Nothing.")
     ADMITTED_BY_QUEUE = ("AdmittedByQueue", "The queue has admitted the job.", "Nothing.")
@@ -77,6 +87,11 @@ class Reason(Enum):
         "Unschedulable",
         "Pods find no node.",
         "Add nodes, ask for fewer GPUs, or correct nodeSelector and tolerations; the message quotes the scheduler.",
+    )
+    VOLUME_UNBOUND = (
+        "VolumeUnbound",
+        "Pods wait for a PersistentVolumeClaim that has no volume yet.",
+        "Nothing, unless it stays: then look at the claim that the message names: `kubectl describe pvc`.",
     )
     IMAGE_ERROR = (
         "ImageError",

@@ -18,6 +18,8 @@ WARNINGS = {
     Reason.INVALID_SPEC,
     Reason.NEEDS_NEW_INCARNATION,
     Reason.KUBERAY_MISSING,
+    Reason.VOLUME_MISSING,
+    Reason.VOLUME_NOT_SHARED,
     Reason.UNSCHEDULABLE,
     Reason.IMAGE_ERROR,
     Reason.POD_ERROR,

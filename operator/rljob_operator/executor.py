@@ -122,6 +122,7 @@ class Executor:
             job=job,
             clusters=self._store.clusters(key, job.uid),
             pods=self._store.pods(key),
+            claims=self._store.claims(key),
             kuberay=self._kuberay,
             rejection=memory.rejection,
         )

@@ -13,7 +13,7 @@ from typing import Any
 from rljob_api import API_VERSION, KIND, ResolvedJob, Spec, schema
 from rljob_operator import names, pods
 from rljob_operator.metadata import metadata
-from rljob_operator.pools import Pool, pools
+from rljob_operator.pools import Pool, Role, pools
 from rljob_operator.settings import Settings
 from rljob_operator.tokens import Tokens
 
@@ -66,7 +66,7 @@ def ray_cluster(
     if job.spec.queue_name is not None:
         described["labels"][names.QUEUE_LABEL] = job.spec.queue_name
         described["annotations"][names.ELASTIC_ANNOTATION] = "true"
-    head = pods.Role(names.HEAD_ROLE, job.spec.head.pod, {})
+    head = Role(names.HEAD_ROLE, job.spec.head.pod, {})
     spec: Document = {
         "rayVersion": settings.ray_version,
         "enableInTreeAutoscaling": False,

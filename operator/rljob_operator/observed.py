@@ -101,6 +101,19 @@ class PodView:
 
 
 @dataclass(frozen=True)
+class ClaimView:
+    """A PersistentVolumeClaim that the job names."""
+
+    name: str
+    phase: str
+    """Pending, Bound or Lost."""
+    modes: tuple[str, ...]
+    """Access modes: of the volume once there is one, else as asked for."""
+    storage_class: str = ""
+    deleting: bool = False
+
+
+@dataclass(frozen=True)
 class RayJobView:
     """Ray's record of a submission."""
 
@@ -148,6 +161,8 @@ class Observed:
     ray: RayView | None = None
     """None: not asked."""
     driver: DriverView | None = None
+    claims: tuple[ClaimView, ...] = ()
+    """Those of the claims named by the job that exist."""
     queue_message: str = ""
     """What Kueue's Workload says while it waits."""
     kuberay: bool = True

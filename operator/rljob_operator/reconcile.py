@@ -5,14 +5,16 @@
 Nothing is remembered between two calls but what the job's status and the cluster's annotations say, so it doesn't
 matter how often it is called, what was missed, or when the operator was replaced. The stages, in order:
 
-    finished?  valid?  KubeRay?  too late?  old clusters gone?  suspend?  cluster?  admitted?  head?  pools?  attempt
+    finished?  valid?  KubeRay?  too late?  old clusters gone?  suspend?  volumes?  cluster?  admitted?  head?  pools?
+    attempt
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from rljob_operator import attempts, kuberay_limits, progress
+from rljob_operator import attempts, kuberay_limits, progress, storage
 from rljob_operator.actions import ApplyConfigMap, CreateCluster, DeleteJob, NoteGeneration, StopDriver
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Decision, Draft
@@ -132,6 +134,14 @@ def _create(draft: Draft) -> None:
         draft.say(Type.ACCEPTED, False, Reason.INVALID_SPEC, "; ".join(problems))
         draft.say(Type.RUNNING, False, Reason.INVALID_SPEC, "; ".join(problems))
         return
+    obstacle = next((found for found in _obstacles(draft) if found.lasting), None)
+    if obstacle is not None:
+        # Pods would wait for the volume while they hold their GPUs.
+        for kind in (Type.ACCEPTED, Type.CLUSTER_READY, Type.RUNNING):
+            draft.say(kind, False, obstacle.reason, obstacle.sentence)
+        draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+        draft.wake_in(draft.settings.resync_seconds)
+        return
     draft.do(ApplyConfigMap(), CreateCluster(draft.status.incarnation))
     rejection = draft.observed.rejection
     if rejection:
@@ -185,8 +195,16 @@ def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
     was_ready = draft.job.status.is_true(Type.CLUSTER_READY)
     degraded = draft.job.status.has(Type.CLUSTER_READY, Reason.POOL_DEGRADED)
     ready = readiness(draft.observed, cluster, pools(draft.resolved), was_ready or degraded)
+    if ready.reason in (Reason.UNSCHEDULABLE, Reason.WAITING_FOR_PODS):
+        obstacle = next(iter(_obstacles(draft)), None)
+        if obstacle is not None:
+            ready = replace(ready, reason=obstacle.reason, sentence=f"{obstacle.sentence}; {ready.sentence}")
     draft.say(Type.CLUSTER_READY, ready.enough, ready.reason, ready.sentence)
     return ready
+
+
+def _obstacles(draft: Draft) -> list[storage.Obstacle]:
+    return storage.obstacles(draft.resolved, {claim.name: claim for claim in draft.observed.claims})
 
 
 def _resize(draft: Draft, cluster: ClusterView) -> None:

@@ -13,7 +13,7 @@ from rljob_api import API_VERSION, KIND, check, resolve
 from rljob_operator import names
 from rljob_operator.conditions import parse_time
 from rljob_operator.objects import spec_hash
-from rljob_operator.observed import ClusterView, GroupView, JobView, PodView, Trouble
+from rljob_operator.observed import ClaimView, ClusterView, GroupView, JobView, PodView, Trouble
 from rljob_operator.status import JobStatus
 
 Object = Mapping[str, Any]
@@ -112,6 +112,19 @@ def pod_view(raw: Object) -> PodView:
     )
 
 
+def claim_view(raw: Object) -> ClaimView:
+    """A PersistentVolumeClaim."""
+    metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
+    modes = status.get("accessModes") or spec.get("accessModes") or ()
+    return ClaimView(
+        name=str(metadata.get("name", "")),
+        phase=str(status.get("phase", "Pending")),
+        modes=tuple(str(mode) for mode in modes),
+        storage_class=str(spec.get("storageClassName") or ""),
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
 def _trouble(status: Object, conditions: Mapping[Any, Object]) -> tuple[Trouble | None, str]:
     """Why a pod isn't ready, as far as Kubernetes says."""
     scheduled = conditions.get("PodScheduled", {})
@@ -138,6 +151,17 @@ def _trouble(status: Object, conditions: Mapping[Any, Object]) -> tuple[Trouble 
 def _containers(status: Object) -> Iterable[Object]:
     yield from status.get("initContainerStatuses") or ()
     yield from status.get("containerStatuses") or ()
+
+
+def trimmed_claim(raw: Object) -> dict[str, Any]:
+    """A claim without what `claim_view` doesn't read: those of everybody are held in memory."""
+    metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
+    kept = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
+    return {
+        "metadata": {name: metadata[name] for name in kept if name in metadata},
+        "spec": {name: spec[name] for name in ("accessModes", "storageClassName") if name in spec},
+        "status": {name: status[name] for name in ("accessModes", "phase") if name in status},
+    }
 
 
 def trimmed_pod(raw: Object) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from rljob_operator import actions as do
 from rljob_operator.draft import Decision
 from rljob_operator.objects import ray_cluster, spec_hash
 from rljob_operator.observed import (
+    ClaimView,
     ClusterView,
     DriverView,
     JobView,
@@ -92,6 +93,7 @@ class World:
     reachable: bool = True
     leftovers: int = 0
     checkpoint_step: int | None = None
+    claims: dict[str, ClaimView] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     """Worker pods that KubeRay removed on purpose, in order."""
     submissions: list[int] = field(default_factory=list)
@@ -125,7 +127,9 @@ class World:
             status=JobStatus.read(self.status.document()),
             deleting=self.job_deleted,
         )
-        observed = Observed(view, tuple(self.clusters.values()), tuple(self.pods.values()))
+        observed = Observed(
+            view, tuple(self.clusters.values()), tuple(self.pods.values()), claims=tuple(self.claims.values())
+        )
         asked = questions(observed)
         if asked is None:
             return observed

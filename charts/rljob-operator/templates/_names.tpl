@@ -43,6 +43,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [pods]
   verbs: [get, list, watch, delete]
 - apiGroups: [""]
+  # Whether the claims that jobs name exist, and can be shared by pods on several nodes.
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch]
+- apiGroups: [""]
   resources: [configmaps]
   verbs: [create, patch]
 - apiGroups: [""]
