@@ -29,6 +29,7 @@ unit: install    ## the tests alone
 
 programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 15 minutes, once
 	$(CLUSTER) programs
+	PYTHONPATH=deploy $(BIN)/python tests/integration/kube/kueue.py
 
 integration: programs  ## the operator against a real API server
 	$(BIN)/python -m pytest tests/integration

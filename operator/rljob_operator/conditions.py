@@ -79,6 +79,11 @@ class Reason(Enum):
         "The queue has not admitted the job yet.",
         "Wait, ask for less, or look at the queue: `kubectl describe workload` in the job's namespace.",
     )
+    QUOTA_TAKEN_BACK = (
+        "QuotaTakenBack",
+        "The queue has taken the job's quota back; the job goes on from its last checkpoint once it is admitted again.",
+        "Nothing; the message says for whom or why. A higher priority or another queue keeps it from happening.",
+    )
     # ClusterReady
     CREATING_CLUSTER = ("CreatingCluster", "The Ray cluster is being created.", "Nothing.")
     POOLS_READY = ("PoolsReady", "The head and enough pods of each pool are ready.", "Nothing.")

@@ -25,6 +25,7 @@ WARNINGS = {
     Reason.POD_ERROR,
     Reason.POOL_DEGRADED,
     Reason.CLUSTER_REJECTED,
+    Reason.QUOTA_TAKEN_BACK,
     Reason.BACKING_OFF,
     Reason.HEAD_LOST,
     Reason.RAY_UNREACHABLE,

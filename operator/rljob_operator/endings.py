@@ -12,6 +12,9 @@ from rljob_operator.observed import ClusterView, PodView
 from rljob_operator.settings import Settings
 from rljob_operator.status import Attempt
 
+AT_ONCE = {reason.title for reason in (Reason.JOB_SUSPENDED, Reason.LEFTOVER_PROCESSES, Reason.QUOTA_TAKEN_BACK)}
+"""After an attempt that ended like this the next one needs no pause."""
+
 
 def attempt_failed(draft: Draft, reason: Reason, message: str, *, counts: bool) -> bool:
     """Closes the open attempt as failed; False when that was one failure too many and the job is given up."""
@@ -102,11 +105,7 @@ def mark_disruptions(draft: Draft, pods: list[PodView]) -> None:
 def pause_of(draft: Draft, settings: Settings) -> datetime | None:
     """When the next attempt may begin; None: at once."""
     last = draft.status.last
-    if (
-        last is None
-        or last.ended is None
-        or last.reason in (Reason.JOB_SUSPENDED.title, Reason.LEFTOVER_PROCESSES.title)
-    ):
+    if last is None or last.ended is None or last.reason in AT_ONCE:
         return None
     retry = draft.resolved.spec.retry
     return next_start(last, draft.status.failures, retry.backoff_seconds, retry.max_backoff_seconds)

@@ -25,6 +25,7 @@ from rljob_operator.head import Head, Heads
 from rljob_operator.network_policy import network_policy
 from rljob_operator.observed import DriverView, JobView, Observed, RayView
 from rljob_operator.questions import Questions, questions
+from rljob_operator.queueing import QueueView
 from rljob_operator.reconcile import reconcile
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
@@ -118,11 +119,13 @@ class Executor:
     async def _observe(self, key: Key, job: JobView, memory: Memory) -> Observed:
         if not self._kuberay:
             await self._look_for_kuberay()
+        clusters = self._store.clusters(key, job.uid)
         observed = Observed(
             job=job,
-            clusters=self._store.clusters(key, job.uid),
+            clusters=clusters,
             pods=self._store.pods(key),
             claims=self._store.claims(key),
+            queue=self._store.queue(clusters[-1].uid) if clusters else QueueView(),
             kuberay=self._kuberay,
             rejection=memory.rejection,
         )

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from rljob_api import ResolvedJob
 from rljob_api.status import DriverStatus
+from rljob_operator.queueing import QueueView
 from rljob_operator.status import JobStatus
 
 RayState = Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
@@ -163,8 +164,8 @@ class Observed:
     driver: DriverView | None = None
     claims: tuple[ClaimView, ...] = ()
     """Those of the claims named by the job that exist."""
-    queue_message: str = ""
-    """What Kueue's Workload says while it waits."""
+    queue: QueueView = field(default_factory=QueueView)
+    """What Kueue says about the newest cluster."""
     kuberay: bool = True
     """The RayCluster resource is served."""
     rejection: str = ""

@@ -22,6 +22,7 @@ from rljob_operator.endings import finish, free, new_incarnation, remove_stuck_p
 from rljob_operator.objects import ray_cluster
 from rljob_operator.observed import ClusterView, Observed
 from rljob_operator.pools import pools
+from rljob_operator.queueing import NOT_SEEN
 from rljob_operator.readiness import Readiness, pool_status, readiness
 from rljob_operator.resizing import resize
 from rljob_operator.settings import Settings
@@ -177,18 +178,36 @@ def _follow_spec(draft: Draft, cluster: ClusterView) -> None:
 
 
 def _admitted(draft: Draft, cluster: ClusterView) -> bool:
-    if cluster.suspended:
-        message = draft.observed.queue_message
-        draft.say(Type.ADMITTED, False, Reason.WAITING_FOR_QUOTA, message)
-        draft.say(Type.RUNNING, False, Reason.WAITING_FOR_QUOTA, message)
-        draft.say(Type.CLUSTER_READY, False, Reason.WAITING_FOR_QUOTA, message)
-        draft.wake_in(draft.settings.resync_seconds)
+    queue, name = draft.observed.queue, draft.resolved.spec.queue_name
+    if cluster.suspended or queue.taken_back:
+        _wait_in_queue(draft, cluster)
         return False
-    queued = draft.resolved.spec.queue_name is not None
-    draft.say(Type.ADMITTED, True, Reason.ADMITTED_BY_QUEUE if queued else Reason.NO_QUEUE)
+    if name is None:
+        draft.say(Type.ADMITTED, True, Reason.NO_QUEUE)
+    elif queue.known:
+        draft.say(Type.ADMITTED, True, Reason.ADMITTED_BY_QUEUE)
+    else:
+        message = f"spec.queueName is {name}, but Kueue has made no Workload for the cluster: nothing holds it back"
+        draft.say(Type.ADMITTED, True, Reason.NO_QUEUE, message)
     if draft.status.start_time is None:
         draft.set(start_time=draft.now)
     return True
+
+
+def _wait_in_queue(draft: Draft, cluster: ClusterView) -> None:
+    """Kueue holds the cluster back, or has stopped it. Only Kueue writes `spec.suspend`; the job waits."""
+    message = draft.observed.queue.message or (NOT_SEEN if not draft.observed.queue.known else "")
+    attempts.quota_taken_back(draft, cluster, message)
+    last = draft.status.last
+    begun = last is not None and last.reason == Reason.QUOTA_TAKEN_BACK.title
+    reason = Reason.QUOTA_TAKEN_BACK if begun else Reason.WAITING_FOR_QUOTA
+    for kind in (Type.ADMITTED, Type.RUNNING, Type.CLUSTER_READY):
+        draft.say(kind, False, reason, message)
+    draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+    # Asking for less, or for more, while waiting changes what is waited for.
+    _resize(draft, cluster)
+    remove_stuck_pods(draft, {cluster.name})
+    draft.wake_in(draft.settings.resync_seconds)
 
 
 def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
@@ -199,6 +218,10 @@ def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
         obstacle = next(iter(_obstacles(draft)), None)
         if obstacle is not None:
             ready = replace(ready, reason=obstacle.reason, sentence=f"{obstacle.sentence}; {ready.sentence}")
+    queue = draft.observed.queue
+    if queue.message and ready.reason in (Reason.WAITING_FOR_PODS, Reason.POOL_DEGRADED):
+        # A larger size waits for quota while the job goes on with what it has.
+        ready = replace(ready, reason=Reason.WAITING_FOR_QUOTA, sentence=f"{queue.message}; {ready.sentence}")
     draft.say(Type.CLUSTER_READY, ready.enough, ready.reason, ready.sentence)
     return ready
 

@@ -12,8 +12,19 @@ from typing import Any
 
 from rljob_operator import names
 from rljob_operator.observed import ClaimView, ClusterView, JobView, PodView
+from rljob_operator.queueing import QueueView, queue_view
 from rljob_operator.storage import used_claims
-from rljob_operator.views import claim_view, cluster_view, job_view, pod_view, trimmed_claim, trimmed_pod
+from rljob_operator.views import (
+    claim_view,
+    cluster_view,
+    job_view,
+    pod_view,
+    trimmed_claim,
+    trimmed_pod,
+    trimmed_workload,
+    workload_owner,
+    workload_view,
+)
 
 Key = tuple[str, str]
 """Namespace and name of a job."""
@@ -28,6 +39,10 @@ class Store:
         self._views: dict[Key, JobView] = {}
         self._clusters: dict[Key, dict[str, Mapping[str, Any]]] = {}
         self._pods: dict[Key, dict[str, Mapping[str, Any]]] = {}
+        self._workloads: dict[str, dict[str, Mapping[str, Any]]] = {}
+        """By the UID of their cluster and their own."""
+        self._jobs_of: dict[str, Key] = {}
+        """The job of each cluster, by the cluster's UID."""
         self._claims: dict[Key, Mapping[str, Any]] = {}
         """By namespace and name of the claim."""
         self._named: dict[Key, frozenset[str]] = {}
@@ -47,7 +62,10 @@ class Store:
         return key
 
     def put_cluster(self, raw: Mapping[str, Any]) -> Key | None:
-        return self._put(self._clusters, raw, raw)
+        key = self._put(self._clusters, raw, raw)
+        if key is not None and raw["metadata"]["uid"] in self._clusters[key]:
+            self._jobs_of[raw["metadata"]["uid"]] = key
+        return key
 
     def put_pod(self, raw: Mapping[str, Any]) -> Key | None:
         return self._put(self._pods, raw, trimmed_pod(raw))
@@ -67,6 +85,30 @@ class Store:
             del self._claims[name]
         return self._users.get(name, set())
 
+    def put_workload(self, raw: Mapping[str, Any]) -> Key | None:
+        """Takes a Workload of Kueue's; returns the job whose cluster it was made for, if there is one."""
+        cluster = workload_owner(raw)
+        if not cluster:
+            return None
+        known = self._workloads.setdefault(cluster, {})
+        uid = raw["metadata"]["uid"]
+        if self._is_news(known.get(uid), raw):
+            known[uid] = trimmed_workload(raw)
+        return self._jobs_of.get(cluster)
+
+    def drop_workload(self, raw: Mapping[str, Any]) -> Key | None:
+        cluster = workload_owner(raw)
+        self._forget(raw)
+        known = self._workloads.get(cluster, {})
+        known.pop(raw["metadata"]["uid"], None)
+        if not known:
+            self._workloads.pop(cluster, None)
+        return self._jobs_of.get(cluster)
+
+    def queue(self, cluster_uid: str) -> QueueView:
+        """What Kueue says about a cluster."""
+        return queue_view([workload_view(raw) for raw in self._workloads.get(cluster_uid, {}).values()])
+
     def drop_job(self, raw: Mapping[str, Any]) -> Key:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
         self._forget(raw)
@@ -78,6 +120,7 @@ class Store:
         return key
 
     def drop_cluster(self, raw: Mapping[str, Any]) -> Key | None:
+        self._jobs_of.pop(raw["metadata"]["uid"], None)
         return self._drop(self._clusters, raw)
 
     def drop_pod(self, raw: Mapping[str, Any]) -> Key | None:

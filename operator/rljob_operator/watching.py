@@ -16,6 +16,7 @@ import kopf
 from rljob_operator import names
 from rljob_operator.store import Key, Store
 
+KUEUE = "kueue.x-k8s.io"
 WATCHED_CHILDREN = (("ray.io", "v1", "rayclusters"), ("", "v1", "pods"))
 
 
@@ -47,6 +48,11 @@ def registry(store: Store, changed: Callable[[Key], None], connection: kopf.Conn
     async def claims(body: kopf.Body, **_: Any) -> None:
         store.put_claim(dict(body))
 
+    # Whichever version of Kueue's API is preferred: what is read of it is the same in all. Without Kueue it is empty.
+    @kopf.index(KUEUE, "workloads", registry=handlers)
+    async def workloads(body: kopf.Body, **_: Any) -> None:
+        store.put_workload(dict(body))
+
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)
     async def job_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
@@ -67,6 +73,11 @@ def registry(store: Store, changed: Callable[[Key], None], connection: kopf.Conn
         body = event["object"]
         for key in store.drop_claim(body) if event["type"] == "DELETED" else store.put_claim(body):
             changed(key)
+
+    @kopf.on.event(KUEUE, "workloads", registry=handlers)
+    async def workload_changed(event: kopf.RawEvent, **_: Any) -> None:
+        body = event["object"]
+        note(store.drop_workload(body) if event["type"] == "DELETED" else store.put_workload(body))
 
     return handlers
 

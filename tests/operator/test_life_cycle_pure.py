@@ -320,19 +320,3 @@ def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     world = running()
     world.job_deleted = True
     assert world.look().actions == ()
-
-
-def test_a_queue_that_holds_the_cluster_back_is_named() -> None:
-    from dataclasses import replace
-
-    world = World(spec=job_spec(queueName="rl"))
-    world.look()
-    name = next(iter(world.clusters))
-    world.clusters[name] = replace(world.clusters[name], suspended=True)
-    world.look()
-    assert (world.value("Admitted"), world.reason("Running")) == ("False", "WaitingForQuota")
-    assert world.status.start_time is None
-    world.clusters[name] = replace(world.clusters[name], suspended=False)
-    world.settle(5)
-    assert world.reason("Admitted") == "AdmittedByQueue"
-    assert world.reason("Running") == "Training"

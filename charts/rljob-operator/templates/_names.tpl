@@ -53,6 +53,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   # Never get, list or watch: tokens are derived, and nobody's Secrets are read.
   resources: [secrets]
   verbs: [create, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  # Why a job waits in its queue.
+  resources: [workloads]
+  verbs: [get, list, watch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [create, patch, delete]
