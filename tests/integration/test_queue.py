@@ -1,4 +1,4 @@
-"""A queued job on the real API server with Kueue's own CRD: it waits in Kueue's words, loses its quota, gets it back."""
+"""A queued job on the real API server, with Kueue's own CRD: it waits in Kueue's words, loses its quota, goes on."""
 
 from __future__ import annotations
 

@@ -76,6 +76,7 @@ class Driver:
     desired: Desired | None = None
     drained: set[str] = field(default_factory=set)
     end: End | None = None
+    lines: tuple[str, ...] = ()
 
 
 @dataclass
@@ -147,7 +148,7 @@ class World:
         if driver is None:
             return replace(observed, ray=RayView(True))
         found = RayJobView(f"job-a{driver.attempt}", driver.state, "", driver.exit_code)  # type: ignore[arg-type]
-        observed = replace(observed, ray=RayView(True, job=found))
+        observed = replace(observed, ray=RayView(True, job=found, lines=driver.lines if found.over else ()))
         return replace(observed, driver=DriverView(self.answer(driver)))
 
     def look(self, writes: int | None = None) -> Decision:

@@ -320,3 +320,14 @@ def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     world = running()
     world.job_deleted = True
     assert world.look().actions == ()
+
+
+def test_a_failed_job_quotes_the_end_of_its_drivers_log() -> None:
+    world = running()
+    world.drivers[0].lines = ("loading", "reading data", "no column question", "giving up")
+    world.end(world.drivers[0], "failed", 65)
+    world.look()
+    said = world.status.conditions["Failed"]
+    assert (said.status, said.reason) == ("True", "BadData")
+    assert said.message == "ends with 65; its log ends: reading data | no column question | giving up"
+    assert world.status.attempts[0].lines == ("loading", "reading data", "no column question", "giving up")

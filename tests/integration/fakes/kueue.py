@@ -1,8 +1,8 @@
 """Kueue's part in a job's life: its webhook, its Workloads and its `spec.suspend`, with Kueue's own CRD.
 
-What is played here is what Kueue 0.19 does to RayClusters that name a queue: it suspends them when they appear, makes a
-Workload owned by the cluster, and, as a test tells it, reserves quota, admits, takes back, admits again. The order of its
-writes at an eviction is Kueue's: first the Workload is Evicted, then the cluster is suspended, then the quota is free.
+What is played is what Kueue 0.19 does to RayClusters that name a queue: it suspends them when they appear, makes a
+Workload owned by the cluster, and, as a test tells it, reserves quota, admits, takes back, admits again. The order of
+its writes at an eviction is Kueue's: the Workload is Evicted, then the cluster is suspended, then the quota is free.
 """
 
 from __future__ import annotations
