@@ -40,7 +40,8 @@ def template(job: ResolvedJob, role: Role, cluster: str, settings: Settings) -> 
         # a head that has forgotten everything would look like the old one.
         "restartPolicy": "Never",
         "enableServiceLinks": False,
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        # For an image whose user is root the job's own template says otherwise.
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "tolerations": [*(_toleration(item) for item in pod.tolerations), *_node_loss(pod)],
         "containers": [_container(job, role, mounts, settings)],
         "volumes": [*volumes, *pod.volumes],

@@ -74,6 +74,18 @@ def test_every_pod_is_without_api_credentials_and_privileges() -> None:
         }
 
 
+def test_pods_are_not_root_unless_the_job_says_so() -> None:
+    override = {"pod": {"template": {"spec": {"securityContext": {"runAsNonRoot": False, "runAsUser": 0}}}}}
+    head, rollout, trainer = (
+        part["template"]["spec"]["securityContext"]
+        for spec in [cluster(trainer=override)["spec"]]
+        for part in (spec["headGroupSpec"], *spec["workerGroupSpecs"])  # type: ignore[index]
+    )
+    seccomp = {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert head == rollout == {"runAsNonRoot": True, **seccomp}
+    assert trainer == {"runAsNonRoot": False, "runAsUser": 0, **seccomp}
+
+
 def test_shared_memory_is_a_share_of_the_limit() -> None:
     made = cluster(trainer={"pod": {"resources": {"limits": {"memory": "10Gi"}}}})
     trainer = made["spec"]["workerGroupSpecs"][1]["template"]["spec"]  # type: ignore[index]
