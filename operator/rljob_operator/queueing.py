@@ -68,7 +68,8 @@ def _why(workload: WorkloadView) -> str:
     if workload.is_true("QuotaReserved") and not workload.is_true("Evicted"):
         parts.append(f"waits for admission: {'; '.join(workload.checks) or said.get('Admitted', '')}")
     else:
-        words = said.get("QuotaReserved", "")
+        # At an eviction the reservation outlives the pods, and its words are about having quota.
+        words = "" if workload.is_true("QuotaReserved") else said.get("QuotaReserved", "")
         if not parts or words not in (said.get("Evicted"), said.get("Preempted"), ""):
             parts.append(f"waits for quota: {words or 'Kueue has not looked at it yet'}")
     return "; ".join(parts)
