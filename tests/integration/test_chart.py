@@ -101,6 +101,20 @@ def test_the_operators_arguments_are_the_programs(helm: Path) -> None:
     assert options.lease_namespace == "default"
 
 
+def test_ingress_rules_reach_the_program_as_they_were_written(helm: Path) -> None:
+    from rljob_operator.__main__ import options_of, parser
+
+    rules = [{"from": [{"namespaceSelector": {"matchLabels": {"name": 'a "quoted" one'}}}], "ports": [{"port": 8080}]}]
+    documents = render(helm, f"--set-json=trainingNetworkPolicy.extraIngress={json.dumps(rules)}", namespace="ops")
+    arguments = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    settings = options_of(parser().parse_args(arguments)).settings
+    assert settings.ingress == tuple(rules)
+    assert (settings.network_policy, settings.operator_namespace) == (True, "ops")
+    documents = render(helm, "--set=trainingNetworkPolicy.enabled=false")
+    arguments = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert options_of(parser().parse_args(arguments)).settings.network_policy is False
+
+
 @pytest.mark.parametrize("name", sorted(snapshots.SETS))
 def test_the_chart_renders_what_is_committed(helm: Path, name: str) -> None:
     committed = snapshots.FOLDER / f"{name}.yaml"
