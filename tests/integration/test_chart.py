@@ -24,7 +24,7 @@ EVERYTHING = [
     "--set=metrics.dashboard.enabled=true",
 ]
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from fakes.heads import Play
 from kube.control_plane import ApiCallError
 from world import SETTINGS, World, job_document
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 
 def path(world: World, name: str = "") -> str:

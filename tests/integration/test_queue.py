@@ -13,7 +13,7 @@ from world import PATIENCE_SECONDS, Object, World, job_document
 
 from testcluster.programs import ProgramMissingError
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 NO_QUOTA = "couldn't assign flavors to pod set head: insufficient unused quota for cpu in flavor default, 4 more needed"
 PREEMPTED = "Preempted to accommodate a workload (UID: a, JobUID: b) due to prioritization in the ClusterQueue"

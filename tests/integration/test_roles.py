@@ -52,7 +52,7 @@ IN_THE_CLUSTER: dict[Resource, set[str]] = {
 IN_ITS_OWN: dict[Resource, set[str]] = {("coordination.k8s.io", "leases"): {"create"}}
 """Reading and changing a lease is allowed for its own alone, by name: tested below."""
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 class Installation:

@@ -27,7 +27,7 @@ CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.rljob.dev"
 NEW_FIELD = "ttlSecondsAfterFinished"
 STRICT = "?fieldValidation=Strict"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")

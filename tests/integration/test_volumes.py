@@ -6,7 +6,7 @@ import pytest
 from fakes.heads import Play
 from world import Object, World, job_document
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 
 def claim(name: str, mode: str) -> Object:
