@@ -5,7 +5,7 @@ export OMP_NUM_THREADS ?= 1
 
 CLUSTER := PYTHONPATH=deploy $(BIN)/python -m testcluster
 
-.PHONY: help install quickstart test lint unit programs integration cluster-up cluster-down cluster-test images e2e e2e-smoke generate constraints clean
+.PHONY: help install quickstart test lint unit programs integration snapshots cluster-up cluster-down cluster-test images e2e e2e-smoke generate constraints clean
 
 help:            ## what there is
 	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -29,9 +29,13 @@ unit: install    ## the tests alone
 
 programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 15 minutes, once
 	$(CLUSTER) programs
+	PYTHONPATH=deploy $(BIN)/python tests/integration/kube/kueue.py
 
 integration: programs  ## the operator against a real API server
 	$(BIN)/python -m pytest tests/integration
+
+snapshots:       ## what the chart renders, anew (needs the helm of make programs); look at the difference before committing it
+	PYTHONPATH=deploy $(BIN)/python tests/integration/snapshots.py
 
 cluster-up: install  ## a test cluster with KubeRay and rljob: in Docker by kind where both work, else of plain processes (root, 20 s)
 	@if [ -z "$$PLAIN" ] && docker info >/dev/null 2>&1 && kind version >/dev/null 2>&1; \
@@ -55,9 +59,10 @@ e2e: install     ## RLJobs in real pods on the test cluster, which stays up; or 
 e2e-smoke:       ## the end-to-end cases that say most in the least time: sync, async, scale, suspend, a lost pod
 	$(MAKE) e2e E2E="-m smoke"
 
-generate: install  ## what is generated from the code: CRD, list of metrics, table of conditions (tests check them for drift)
+generate: install  ## what is generated from the code: CRD, list of metrics, table of conditions, values of the chart (tests check them for drift)
 	$(BIN)/python -m rljob_api.crd
 	$(BIN)/python -m rljob_operator.reference
+	$(BIN)/python scripts/chart_readme.py
 	$(BIN)/python -m rljob_trainer.telemetry.names > docs/metrics.md
 
 constraints: install  ## pin anew after a change of pyproject.toml

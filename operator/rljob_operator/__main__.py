@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import socket
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 from rljob_operator import api_server
 from rljob_operator.head import DEFAULT_ADDRESS
@@ -33,8 +35,27 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--default-image", default=defaults.default_image, help="for jobs without spec.image")
     options.add_argument("--ray-version", default=defaults.ray_version, help="Ray in the images")
     options.add_argument("--poll-seconds", type=float, default=defaults.poll_seconds, help="between looks at a driver")
+    options.add_argument(
+        "--operator-namespace", default=defaults.operator_namespace, help="where the operator's pods are"
+    )
+    options.add_argument("--no-network-policy", action="store_true", help="leave training pods open to everybody")
+    options.add_argument(
+        "--ingress-rule",
+        action="append",
+        default=[],
+        type=_ingress_rule,
+        metavar="JSON",
+        help="one more ingress rule of a NetworkPolicy for training pods (repeatable)",
+    )
     options.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return options
+
+
+def _ingress_rule(text: str) -> dict[str, Any]:
+    rule = json.loads(text)
+    if not isinstance(rule, dict):
+        raise argparse.ArgumentTypeError(f"an ingress rule is a JSON object, not {text[:80]}")
+    return rule
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
@@ -52,6 +73,9 @@ def options_of(arguments: argparse.Namespace) -> Options:
         settings=Settings(
             default_image=arguments.default_image,
             ray_version=arguments.ray_version,
+            network_policy=not arguments.no_network_policy,
+            operator_namespace=arguments.operator_namespace,
+            ingress=tuple(arguments.ingress_rule),
             poll_seconds=arguments.poll_seconds,
             start_poll_seconds=min(Settings.start_poll_seconds, arguments.poll_seconds),
         ),

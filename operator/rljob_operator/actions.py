@@ -21,7 +21,7 @@ class ApplyConfigMap:
 
 @dataclass(frozen=True)
 class CreateCluster:
-    """Creates tokens and RayCluster of an incarnation."""
+    """Creates tokens, network policy and RayCluster of an incarnation."""
 
     incarnation: int
 

@@ -34,7 +34,7 @@ def head_of_attempt(draft: Draft, cluster: ClusterView) -> PodView | None:
 
 def head_lost(draft: Draft, cluster: ClusterView) -> bool:
     """Handles the loss of the head; True when it was lost."""
-    if not cluster.attempt_head:
+    if not cluster.attempt_head or _stopped_by_queue(draft, cluster):
         return False
     head = head_of_attempt(draft, cluster)
     if head is not None and not head.ended and head.deleting_since is None:
@@ -51,6 +51,21 @@ def head_lost(draft: Draft, cluster: ClusterView) -> bool:
         return True
     new_incarnation(draft, cluster, Reason.HEAD_LOST, why)
     return True
+
+
+def quota_taken_back(draft: Draft, cluster: ClusterView, message: str) -> None:
+    """Closes the attempt that ran on a cluster which Kueue has stopped. The job has done nothing wrong."""
+    last = draft.status.last
+    if last is not None and last.ended is None and last.incarnation == cluster.incarnation:
+        draft.close_attempt(Reason.QUOTA_TAKEN_BACK, message)
+
+
+def _stopped_by_queue(draft: Draft, cluster: ClusterView) -> bool:
+    """Whether the cluster's newest attempt ended because Kueue took its pods; then a missing head is no loss."""
+    last = draft.status.last
+    if last is None or last.incarnation != cluster.incarnation:
+        return False
+    return last.reason == Reason.QUOTA_TAKEN_BACK.title
 
 
 def advance(draft: Draft, cluster: ClusterView, ready: Readiness) -> None:
@@ -96,6 +111,16 @@ def _is_clean(draft: Draft, cluster: ClusterView) -> bool:
     last, ray = draft.status.last, draft.observed.ray
     assert last is not None
     assert last.ended is not None
+    if _stopped_by_queue(draft, cluster):
+        ending = [pod.name for pod in draft.observed.pods_of(cluster.name) if pod.deleting_since is not None]
+        if ending:
+            draft.say(Type.RUNNING, False, Reason.STARTING, f"waiting for the end of {', '.join(ending[:5])}")
+            draft.wake_in(draft.settings.start_poll_seconds)
+            return False
+        if head_of_attempt(draft, cluster) is None:
+            return True
+        # Admitted again before a pod was taken: the attempt is over nevertheless.
+        draft.do(StopDriver(cluster.name, cluster.incarnation, last.number))
     if ray is None or not ray.reachable:
         _unreachable(draft, cluster, ray)
         return False

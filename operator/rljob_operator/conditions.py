@@ -61,6 +61,16 @@ class Reason(Enum):
         "The cluster has no RayCluster resource, or one that is too old.",
         "Install KubeRay 1.6 or newer, its CRDs included.",
     )
+    VOLUME_MISSING = (
+        "VolumeMissing",
+        "A PersistentVolumeClaim that the job names does not exist or has lost its volume.",
+        "Create the claim that the message names, in the job's namespace; the job goes on by itself.",
+    )
+    VOLUME_NOT_SHARED = (
+        "VolumeNotShared",
+        "A PersistentVolumeClaim cannot be mounted by all pods of the job.",
+        "Use a claim with the access mode that the message names.",
+    )
     # Admitted
     NO_QUEUE = ("NoQueue", "The job uses no queue.", "Nothing.")
     ADMITTED_BY_QUEUE = ("AdmittedByQueue", "The queue has admitted the job.", "Nothing.")
@@ -68,6 +78,11 @@ class Reason(Enum):
         "WaitingForQuota",
         "The queue has not admitted the job yet.",
         "Wait, ask for less, or look at the queue: `kubectl describe workload` in the job's namespace.",
+    )
+    QUOTA_TAKEN_BACK = (
+        "QuotaTakenBack",
+        "The queue has taken the job's quota back; the job goes on from its last checkpoint once it is admitted again.",
+        "Nothing; the message says for whom or why. A higher priority or another queue keeps it from happening.",
     )
     # ClusterReady
     CREATING_CLUSTER = ("CreatingCluster", "The Ray cluster is being created.", "Nothing.")
@@ -77,6 +92,11 @@ class Reason(Enum):
         "Unschedulable",
         "Pods find no node.",
         "Add nodes, ask for fewer GPUs, or correct nodeSelector and tolerations; the message quotes the scheduler.",
+    )
+    VOLUME_UNBOUND = (
+        "VolumeUnbound",
+        "Pods wait for a PersistentVolumeClaim that has no volume yet.",
+        "Nothing, unless it stays: then look at the claim that the message names: `kubectl describe pvc`.",
     )
     IMAGE_ERROR = (
         "ImageError",

@@ -12,6 +12,10 @@ from rljob_operator.observed import ClusterView, PodView
 from rljob_operator.settings import Settings
 from rljob_operator.status import Attempt
 
+LINES_IN_MESSAGE = 3
+AT_ONCE = {reason.title for reason in (Reason.JOB_SUSPENDED, Reason.LEFTOVER_PROCESSES, Reason.QUOTA_TAKEN_BACK)}
+"""After an attempt that ended like this the next one needs no pause."""
+
 
 def attempt_failed(draft: Draft, reason: Reason, message: str, *, counts: bool) -> bool:
     """Closes the open attempt as failed; False when that was one failure too many and the job is given up."""
@@ -60,6 +64,8 @@ def new_incarnation(draft: Draft, cluster: ClusterView | None, reason: Reason, m
 def finish(draft: Draft, kind: Type, reason: Reason, message: str = "") -> None:
     """Ends the job. Its clusters go at once: quota and GPUs are worth more than a warm cluster that nobody uses."""
     draft.close_attempt(reason, message)
+    if kind is Type.FAILED:
+        message = _with_last_lines(draft.status.last, message or reason.meaning)
     draft.set(end_time=draft.now, suspend_time=None, resize_time=None)
     draft.say(Type.SUCCEEDED, kind is Type.SUCCEEDED, reason, message)
     draft.say(Type.FAILED, kind is Type.FAILED, reason, message)
@@ -69,6 +75,12 @@ def finish(draft: Draft, kind: Type, reason: Reason, message: str = "") -> None:
     draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_FREED)
     draft.say(Type.RESIZING, False, Reason.AT_SIZE)
     free(draft)
+
+
+def _with_last_lines(last: Attempt | None, message: str) -> str:
+    """What a reader of `kubectl describe` wants next: the end of the driver's log. Ray's own message may have it."""
+    lines = [line for line in last.lines[-LINES_IN_MESSAGE:] if line not in message] if last is not None else []
+    return f"{message}; its log ends: {' | '.join(lines)}" if lines else message
 
 
 def free(draft: Draft) -> None:
@@ -102,11 +114,7 @@ def mark_disruptions(draft: Draft, pods: list[PodView]) -> None:
 def pause_of(draft: Draft, settings: Settings) -> datetime | None:
     """When the next attempt may begin; None: at once."""
     last = draft.status.last
-    if (
-        last is None
-        or last.ended is None
-        or last.reason in (Reason.JOB_SUSPENDED.title, Reason.LEFTOVER_PROCESSES.title)
-    ):
+    if last is None or last.ended is None or last.reason in AT_ONCE:
         return None
     retry = draft.resolved.spec.retry
     return next_start(last, draft.status.failures, retry.backoff_seconds, retry.max_backoff_seconds)

@@ -22,8 +22,10 @@ from rljob_operator.api_server import ApiError, ApiServer
 from rljob_operator.draft import Decision
 from rljob_operator.entrypoint import driver_command, driver_environment
 from rljob_operator.head import Head, Heads
+from rljob_operator.network_policy import network_policy
 from rljob_operator.observed import DriverView, JobView, Observed, RayView
 from rljob_operator.questions import Questions, questions
+from rljob_operator.queueing import QueueView
 from rljob_operator.reconcile import reconcile
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
@@ -117,10 +119,13 @@ class Executor:
     async def _observe(self, key: Key, job: JobView, memory: Memory) -> Observed:
         if not self._kuberay:
             await self._look_for_kuberay()
+        clusters = self._store.clusters(key, job.uid)
         observed = Observed(
             job=job,
-            clusters=self._store.clusters(key, job.uid),
+            clusters=clusters,
             pods=self._store.pods(key),
+            claims=self._store.claims(key),
+            queue=self._store.queue(clusters[-1].uid) if clusters else QueueView(),
             kuberay=self._kuberay,
             rejection=memory.rejection,
         )
@@ -221,6 +226,7 @@ class Executor:
         )
         try:
             await self._api.apply(api_server.core(job.namespace, "secrets", secret["metadata"]["name"]), secret)
+            await self._guard_pods(job, resolved, action.incarnation)
             # Created, not applied: should there be one already, nothing in it must change.
             created = await self._api.create(api_server.clusters(job.namespace), cluster)
         except ApiError as error:
@@ -232,6 +238,16 @@ class Executor:
             raise
         memory.rejection = ""
         self._store.put_cluster(created)
+
+    async def _guard_pods(self, job: JobView, resolved: ResolvedJob, incarnation: int) -> None:
+        """The network policy, before there are pods; away with a former one where policies are switched off."""
+        path = api_server.group(
+            "networking.k8s.io/v1", job.namespace, "networkpolicies", names.network_policy(job.name)
+        )
+        if self._settings.network_policy:
+            await self._api.apply(path, network_policy(resolved, job.uid, self._settings))
+        elif incarnation > 1:
+            await self._api.delete(path)
 
     def _head(self, job: JobView, action: do.SubmitDriver | do.StopDriver | do.TellDriver) -> Head:
         return self._heads.head(job.namespace, action.cluster, self._tokens(job, action.incarnation))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rljob_api.status import DESIRED_PATH, DRIVER_PORT, STATUS_PATH, Desired, DriverStatus
 from rljob_operator import names
-from rljob_operator.answers import ANSWER_SECONDS, AnswerError, clean, last_lines, read, read_json
+from rljob_operator.answers import ANSWER_SECONDS, AnswerError, clean, last_lines, masked, masked_tree, read, read_json
 from rljob_operator.observed import RayJobView, RayState
 from rljob_operator.tokens import Tokens
 
@@ -74,7 +74,8 @@ class Head:
         return RayJobView(
             submission=submission,
             state=state,
-            message=str(answer.get("message") or "")[:1024],
+            # Of a failed driver this quotes the end of its log.
+            message=masked(str(answer.get("message") or ""), self._secrets)[:1024],
             exit_code=exit_code if isinstance(exit_code, int) else None,
         )
 
@@ -109,9 +110,8 @@ class Head:
                 return ()
             answer = await self._good_json(response, "Ray", LONGEST_LOG, keep_lines=True)
         logs = answer.get("logs", "") if isinstance(answer, dict) else ""
-        secrets = (self._tokens.ray, self._tokens.driver)
         # Splitting megabytes into lines would hold up the event loop; the last part is all that is shown.
-        return last_lines(str(logs)[-64 * 1024 :], LINES, LONGEST_LINE, secrets)
+        return last_lines(str(logs)[-64 * 1024 :], LINES, LONGEST_LINE, self._secrets)
 
     async def leftovers(self) -> int:
         """Actors and placement groups that are alive."""
@@ -135,7 +135,7 @@ class Head:
         async with self._call("GET", self._driver + STATUS_PATH, self._tokens.driver) as response:
             answer = await self._good_json(response, "the driver")
         try:
-            return DriverStatus.model_validate(answer)
+            return DriverStatus.model_validate(masked_tree(answer, self._secrets))
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -147,6 +147,10 @@ class Head:
         async with self._call("PUT", self._driver + DESIRED_PATH, self._tokens.driver, body) as response:
             if response.status >= 400:
                 raise AnswerError(f"the driver refused with {response.status}: {await self._text(response)}")
+
+    @property
+    def _secrets(self) -> tuple[str, ...]:
+        return (self._tokens.ray, self._tokens.driver)
 
     @asynccontextmanager
     async def _call(
@@ -179,4 +183,4 @@ class Head:
 
     async def _text(self, response: aiohttp.ClientResponse) -> str:
         text = (await read(response)).decode(errors="replace")
-        return clean(text.strip().splitlines()[-1])[:300] if text.strip() else ""
+        return masked(clean(text.strip().splitlines()[-1]), self._secrets)[:300] if text.strip() else ""

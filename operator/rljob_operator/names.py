@@ -19,6 +19,8 @@ STATUS_MANAGER: Final = "rljob-operator-status"
 
 JOB_LABEL: Final = "rljob.dev/job"
 JOB_UID_LABEL: Final = "rljob.dev/job-uid"
+OPERATOR_LABELS: Final = {"app.kubernetes.io/name": "rljob-operator"}
+"""By which the operator's own pods are known to network policies; the chart sets them."""
 ROLE_LABEL: Final = _cluster.ROLE_LABEL
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 ELASTIC_ANNOTATION: Final = "kueue.x-k8s.io/elastic-job"
@@ -64,6 +66,11 @@ def cluster(job: str, incarnation: int) -> str:
 def config_map(job: str) -> str:
     """Name of the ConfigMap that carries the job file."""
     return f"{job}-job"
+
+
+def network_policy(job: str) -> str:
+    """Name of the NetworkPolicy around the job's pods."""
+    return f"{job}-pods"
 
 
 def submission(job: str, attempt: int) -> str:

@@ -12,39 +12,26 @@ from typing import Any
 
 from rljob_api import API_VERSION, KIND, ResolvedJob, Spec, schema
 from rljob_operator import names, pods
-from rljob_operator.pools import Pool, pools
+from rljob_operator.metadata import metadata
+from rljob_operator.pools import Pool, Role, pools
 from rljob_operator.settings import Settings
 from rljob_operator.tokens import Tokens
 
 Document = dict[str, Any]
 
 
-def owner(job: ResolvedJob, uid: str) -> list[Document]:
-    """The reference by which Kubernetes deletes an object together with its job."""
-    return [
-        {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": job.metadata.name,
-            "uid": uid,
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
-    ]
-
-
 def config_map(job: ResolvedJob, document: Mapping[str, Any], uid: str, generation: int) -> Document:
     """The job file for the pods. `document` is the job's spec as the user wrote it."""
-    metadata = {
+    written = {
         "name": job.metadata.name,
         "namespace": job.metadata.namespace,
         "annotations": {"rljob.dev/uid": uid, names.GENERATION_ANNOTATION: str(generation)},
     }
-    file = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": document}
+    file = {"apiVersion": API_VERSION, "kind": KIND, "metadata": written, "spec": document}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {**_metadata(job, uid, names.config_map(job.metadata.name), "job")},
+        "metadata": metadata(job, uid, names.config_map(job.metadata.name), "job"),
         "data": {names.JOB_FILE: json.dumps(file, indent=2, ensure_ascii=False)},
     }
 
@@ -55,7 +42,7 @@ def secret(job: ResolvedJob, uid: str, incarnation: int, tokens: Tokens) -> Docu
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(job, uid, name, "tokens"),
+        "metadata": metadata(job, uid, name, "tokens"),
         "type": "Opaque",
         "stringData": {names.RAY_TOKEN_KEY: tokens.ray, names.DRIVER_TOKEN_KEY: tokens.driver},
     }
@@ -69,17 +56,17 @@ def ray_cluster(
     `spec.suspend` is left out on purpose: where a queue is used it belongs to Kueue.
     """
     name = names.cluster(job.metadata.name, incarnation)
-    metadata = _metadata(job, uid, name, "raycluster")
-    metadata["annotations"] |= {
+    described = metadata(job, uid, name, "raycluster")
+    described["annotations"] |= {
         names.INCARNATION_ANNOTATION: str(incarnation),
         names.GENERATION_ANNOTATION: str(generation),
         names.SPEC_HASH_ANNOTATION: fingerprint,
         names.ATTEMPT_ANNOTATION: "0",
     }
     if job.spec.queue_name is not None:
-        metadata["labels"][names.QUEUE_LABEL] = job.spec.queue_name
-        metadata["annotations"][names.ELASTIC_ANNOTATION] = "true"
-    head = pods.Role(names.HEAD_ROLE, job.spec.head.pod, {})
+        described["labels"][names.QUEUE_LABEL] = job.spec.queue_name
+        described["annotations"][names.ELASTIC_ANNOTATION] = "true"
+    head = Role(names.HEAD_ROLE, job.spec.head.pod, {})
     spec: Document = {
         "rayVersion": settings.ray_version,
         "enableInTreeAutoscaling": False,
@@ -93,7 +80,7 @@ def ray_cluster(
     }
     if settings.token_authentication:
         spec["authOptions"] = {"mode": "token"}
-    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": spec}
+    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": described, "spec": spec}
 
 
 def spec_hash(spec: Spec) -> str:
@@ -129,23 +116,3 @@ def _group(job: ResolvedJob, pool: Pool, cluster: str, settings: Settings) -> Do
         "labels": {names.ROLE_LABEL: pool.name},
         "template": pods.template(job, pool.role, cluster, settings),
     }
-
-
-def _metadata(job: ResolvedJob, uid: str, name: str, component: str) -> Document:
-    metadata: Document = {
-        "name": name,
-        "labels": {
-            "app.kubernetes.io/name": "rljob",
-            "app.kubernetes.io/instance": job.metadata.name,
-            "app.kubernetes.io/component": component,
-            "app.kubernetes.io/part-of": "rljob",
-            "app.kubernetes.io/managed-by": "rljob-operator",
-            names.JOB_LABEL: job.metadata.name,
-            names.JOB_UID_LABEL: uid,
-        },
-        "annotations": {},
-        "ownerReferences": owner(job, uid),
-    }
-    if job.metadata.namespace is not None:
-        metadata["namespace"] = job.metadata.namespace
-    return metadata

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from rljob_api import ResolvedJob
 from rljob_api.status import DriverStatus
+from rljob_operator.queueing import QueueView
 from rljob_operator.status import JobStatus
 
 RayState = Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
@@ -101,6 +102,19 @@ class PodView:
 
 
 @dataclass(frozen=True)
+class ClaimView:
+    """A PersistentVolumeClaim that the job names."""
+
+    name: str
+    phase: str
+    """Pending, Bound or Lost."""
+    modes: tuple[str, ...]
+    """Access modes: of the volume once there is one, else as asked for."""
+    storage_class: str = ""
+    deleting: bool = False
+
+
+@dataclass(frozen=True)
 class RayJobView:
     """Ray's record of a submission."""
 
@@ -148,8 +162,10 @@ class Observed:
     ray: RayView | None = None
     """None: not asked."""
     driver: DriverView | None = None
-    queue_message: str = ""
-    """What Kueue's Workload says while it waits."""
+    claims: tuple[ClaimView, ...] = ()
+    """Those of the claims named by the job that exist."""
+    queue: QueueView = field(default_factory=QueueView)
+    """What Kueue says about the newest cluster."""
     kuberay: bool = True
     """The RayCluster resource is served."""
     rejection: str = ""

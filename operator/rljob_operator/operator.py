@@ -138,3 +138,5 @@ class Operator:
         self.metrics.queue.set(len(self.queue))
         self.metrics.queue_wait.set(self.queue.longest_wait)
         self.metrics.leads.set(self.leads)
+        if not self.leads:
+            self.metrics.forget_all()

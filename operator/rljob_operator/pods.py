@@ -6,17 +6,17 @@ Pure: a resolved job in, plain data out. KubeRay adds Ray's command, probes and 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from rljob_api import ResolvedJob
-from rljob_api.cluster import PVC
 from rljob_api.spec.pod import Pod
 from rljob_api.status import DRIVER_PORT
 from rljob_operator import merging, names
+from rljob_operator.pools import Role
 from rljob_operator.quantities import share_in_mebibytes
 from rljob_operator.settings import Settings
+from rljob_operator.storage import claims
 
 CONTAINER = "ray"
 SHARED_MEMORY_SHARE = Fraction(3, 10)
@@ -30,16 +30,6 @@ HEAD_PORTS = {
 }
 
 
-@dataclass(frozen=True)
-class Role:
-    """One kind of pod of a job: the head or a pool."""
-
-    name: str
-    pod: Pod
-    env: dict[str, str]
-    gpus_per_pod: int = 0
-
-
 def template(job: ResolvedJob, role: Role, cluster: str, settings: Settings) -> dict[str, Any]:
     """The pod template of a role in the given RayCluster."""
     pod = role.pod
@@ -50,7 +40,8 @@ def template(job: ResolvedJob, role: Role, cluster: str, settings: Settings) -> 
         # a head that has forgotten everything would look like the old one.
         "restartPolicy": "Never",
         "enableServiceLinks": False,
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        # For an image whose user is root the job's own template says otherwise.
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "tolerations": [*(_toleration(item) for item in pod.tolerations), *_node_loss(pod)],
         "containers": [_container(job, role, mounts, settings)],
         "volumes": [*volumes, *pod.volumes],
@@ -156,29 +147,12 @@ def _storage(job: ResolvedJob, role: Role, cluster: str) -> tuple[list[dict[str,
                 mount["subPath"] = code.path
         mounts.append(mount)
 
-    written = _claim(job.spec.checkpoint.uri)
     for index, claim in enumerate(claims(job)):
-        read_only = claim != written
+        read_only = not claim.written
         name = f"rljob-claim-{index}"
-        volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": read_only}})
-        mounts.append({"name": name, "mountPath": f"{names.STORAGE_FOLDER}/{claim}", "readOnly": read_only})
+        volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim.name, "readOnly": read_only}})
+        mounts.append({"name": name, "mountPath": f"{names.STORAGE_FOLDER}/{claim.name}", "readOnly": read_only})
     return volumes, mounts
-
-
-def claims(job: ResolvedJob) -> list[str]:
-    """PersistentVolumeClaims that the job file names in `pvc://claim/path` locations, sorted."""
-    spec = job.spec
-    places: list[str | None] = [spec.model.source, spec.checkpoint.uri]
-    places += [spec.restore.from_ if spec.restore else None]
-    places += [part.source for part in spec.data.train.sources]
-    places += [part.source for part in spec.data.validation]
-    return sorted({claim for place in places if (claim := _claim(place))})
-
-
-def _claim(location: str | None) -> str | None:
-    if location is None or not location.startswith(PVC):
-        return None
-    return location.removeprefix(PVC).partition("/")[0]
 
 
 def _toleration(item: Any) -> dict[str, Any]:

@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob_api import ResolvedJob
+from rljob_api.spec.pod import Pod
 from rljob_operator import names
-from rljob_operator.pods import Role
+
+
+@dataclass(frozen=True)
+class Role:
+    """One kind of pod of a job: the head or a pool."""
+
+    name: str
+    pod: Pod
+    env: dict[str, str]
+    gpus_per_pod: int = 0
 
 
 @dataclass(frozen=True)

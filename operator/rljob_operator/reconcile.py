@@ -5,14 +5,16 @@
 Nothing is remembered between two calls but what the job's status and the cluster's annotations say, so it doesn't
 matter how often it is called, what was missed, or when the operator was replaced. The stages, in order:
 
-    finished?  valid?  KubeRay?  too late?  old clusters gone?  suspend?  cluster?  admitted?  head?  pools?  attempt
+    finished?  valid?  KubeRay?  too late?  old clusters gone?  suspend?  volumes?  cluster?  admitted?  head?  pools?
+    attempt
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from rljob_operator import attempts, kuberay_limits, progress
+from rljob_operator import attempts, kuberay_limits, progress, storage
 from rljob_operator.actions import ApplyConfigMap, CreateCluster, DeleteJob, NoteGeneration, StopDriver
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Decision, Draft
@@ -20,6 +22,7 @@ from rljob_operator.endings import finish, free, new_incarnation, remove_stuck_p
 from rljob_operator.objects import ray_cluster
 from rljob_operator.observed import ClusterView, Observed
 from rljob_operator.pools import pools
+from rljob_operator.queueing import NOT_SEEN
 from rljob_operator.readiness import Readiness, pool_status, readiness
 from rljob_operator.resizing import resize
 from rljob_operator.settings import Settings
@@ -132,6 +135,14 @@ def _create(draft: Draft) -> None:
         draft.say(Type.ACCEPTED, False, Reason.INVALID_SPEC, "; ".join(problems))
         draft.say(Type.RUNNING, False, Reason.INVALID_SPEC, "; ".join(problems))
         return
+    obstacle = next((found for found in _obstacles(draft) if found.lasting), None)
+    if obstacle is not None:
+        # Pods would wait for the volume while they hold their GPUs.
+        for kind in (Type.ACCEPTED, Type.CLUSTER_READY, Type.RUNNING):
+            draft.say(kind, False, obstacle.reason, obstacle.sentence)
+        draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+        draft.wake_in(draft.settings.resync_seconds)
+        return
     draft.do(ApplyConfigMap(), CreateCluster(draft.status.incarnation))
     rejection = draft.observed.rejection
     if rejection:
@@ -167,26 +178,56 @@ def _follow_spec(draft: Draft, cluster: ClusterView) -> None:
 
 
 def _admitted(draft: Draft, cluster: ClusterView) -> bool:
-    if cluster.suspended:
-        message = draft.observed.queue_message
-        draft.say(Type.ADMITTED, False, Reason.WAITING_FOR_QUOTA, message)
-        draft.say(Type.RUNNING, False, Reason.WAITING_FOR_QUOTA, message)
-        draft.say(Type.CLUSTER_READY, False, Reason.WAITING_FOR_QUOTA, message)
-        draft.wake_in(draft.settings.resync_seconds)
+    queue, name = draft.observed.queue, draft.resolved.spec.queue_name
+    if cluster.suspended or queue.taken_back:
+        _wait_in_queue(draft, cluster)
         return False
-    queued = draft.resolved.spec.queue_name is not None
-    draft.say(Type.ADMITTED, True, Reason.ADMITTED_BY_QUEUE if queued else Reason.NO_QUEUE)
+    if name is None:
+        draft.say(Type.ADMITTED, True, Reason.NO_QUEUE)
+    elif queue.known:
+        draft.say(Type.ADMITTED, True, Reason.ADMITTED_BY_QUEUE)
+    else:
+        message = f"spec.queueName is {name}, but Kueue has made no Workload for the cluster: nothing holds it back"
+        draft.say(Type.ADMITTED, True, Reason.NO_QUEUE, message)
     if draft.status.start_time is None:
         draft.set(start_time=draft.now)
     return True
+
+
+def _wait_in_queue(draft: Draft, cluster: ClusterView) -> None:
+    """Kueue holds the cluster back, or has stopped it. Only Kueue writes `spec.suspend`; the job waits."""
+    message = draft.observed.queue.message or (NOT_SEEN if not draft.observed.queue.known else "")
+    attempts.quota_taken_back(draft, cluster, message)
+    last = draft.status.last
+    begun = last is not None and last.reason == Reason.QUOTA_TAKEN_BACK.title
+    reason = Reason.QUOTA_TAKEN_BACK if begun else Reason.WAITING_FOR_QUOTA
+    for kind in (Type.ADMITTED, Type.RUNNING, Type.CLUSTER_READY):
+        draft.say(kind, False, reason, message)
+    draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+    # Asking for less, or for more, while waiting changes what is waited for.
+    _resize(draft, cluster)
+    remove_stuck_pods(draft, {cluster.name})
+    draft.wake_in(draft.settings.resync_seconds)
 
 
 def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
     was_ready = draft.job.status.is_true(Type.CLUSTER_READY)
     degraded = draft.job.status.has(Type.CLUSTER_READY, Reason.POOL_DEGRADED)
     ready = readiness(draft.observed, cluster, pools(draft.resolved), was_ready or degraded)
+    if ready.reason in (Reason.UNSCHEDULABLE, Reason.WAITING_FOR_PODS):
+        obstacle = next(iter(_obstacles(draft)), None)
+        if obstacle is not None:
+            ready = replace(ready, reason=obstacle.reason, sentence=f"{obstacle.sentence}; {ready.sentence}")
+    queue = draft.observed.queue
+    if queue.message and ready.reason in (Reason.WAITING_FOR_PODS, Reason.POOL_DEGRADED):
+        # A larger size waits for quota while the job goes on with what it has.
+        ready = replace(ready, reason=Reason.WAITING_FOR_QUOTA, sentence=f"{queue.message}; {ready.sentence}")
     draft.say(Type.CLUSTER_READY, ready.enough, ready.reason, ready.sentence)
     return ready
+
+
+def _obstacles(draft: Draft) -> list[storage.Obstacle]:
+    return storage.obstacles(draft.resolved, {claim.name: claim for claim in draft.observed.claims})
 
 
 def _resize(draft: Draft, cluster: ClusterView) -> None:

@@ -17,6 +17,7 @@ import yaml
 from rljob_api import load_jobs, resolve
 from rljob_operator import objects
 from rljob_operator.entrypoint import driver_command
+from rljob_operator.network_policy import network_policy
 from rljob_operator.settings import Settings
 from rljob_operator.tokens import Tokens
 
@@ -31,11 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change a field of the job")
     parser.add_argument("--image", default=defaults.default_image, help="the operator's default image")
     parser.add_argument("--ray-version", default=defaults.ray_version, help="Ray in the images")
+    parser.add_argument(
+        "--operator-namespace", default=defaults.operator_namespace, help="where the operator is installed"
+    )
+    parser.add_argument("--no-network-policy", action="store_true", help="as an operator that makes no policies")
 
 
 def run(args: argparse.Namespace) -> int:
     source = sys.stdin.read() + "\n" if args.job == "-" else args.job
-    settings = Settings(default_image=args.image, ray_version=args.ray_version)
+    settings = Settings(
+        default_image=args.image,
+        ray_version=args.ray_version,
+        operator_namespace=args.operator_namespace,
+        network_policy=not args.no_network_policy,
+    )
     for index, document in enumerate(rendered(source, args.set, settings, args.overlays)):
         if index:
             print("---")
@@ -60,6 +70,7 @@ def rendered(
         documents += [
             objects.config_map(resolved, job.spec.document(), PLACEHOLDER_UID, FIRST),
             objects.secret(resolved, PLACEHOLDER_UID, FIRST, tokens),
+            *([network_policy(resolved, PLACEHOLDER_UID, settings)] if settings.network_policy else []),
             objects.ray_cluster(resolved, fingerprint, PLACEHOLDER_UID, FIRST, FIRST, settings),
         ]
     return documents

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,13 @@ class Settings:
     """Ray in the images. KubeRay needs it to choose probes and to allow token authentication (2.52 or newer)."""
     token_authentication: bool = True
     """Ray's own services ask for the cluster's token."""
+
+    network_policy: bool = True
+    """Training pods take connections from their own job and the operator only."""
+    operator_namespace: str = "rljob"
+    """Where the operator's pods are, for the network policy."""
+    ingress: tuple[Mapping[str, Any], ...] = ()
+    """Further ingress rules of the network policy, as Kubernetes writes them: a Prometheus, for example."""
 
     poll_seconds: float = 5.0
     """Between two looks at a running driver."""

@@ -11,8 +11,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_operator import names
-from rljob_operator.observed import ClusterView, JobView, PodView
-from rljob_operator.views import cluster_view, job_view, pod_view, trimmed_pod
+from rljob_operator.observed import ClaimView, ClusterView, JobView, PodView
+from rljob_operator.queueing import QueueView, queue_view
+from rljob_operator.storage import used_claims
+from rljob_operator.views import (
+    claim_view,
+    cluster_view,
+    job_view,
+    pod_view,
+    trimmed_claim,
+    trimmed_pod,
+    trimmed_workload,
+    workload_owner,
+    workload_view,
+)
 
 Key = tuple[str, str]
 """Namespace and name of a job."""
@@ -20,13 +32,23 @@ REMEMBERED_DELETIONS = 10_000
 
 
 class Store:
-    """Jobs by key; their clusters and pods by key and UID."""
+    """Jobs by key; their clusters and pods by key and UID; claims by name."""
 
     def __init__(self) -> None:
         self._jobs: dict[Key, Mapping[str, Any]] = {}
         self._views: dict[Key, JobView] = {}
         self._clusters: dict[Key, dict[str, Mapping[str, Any]]] = {}
         self._pods: dict[Key, dict[str, Mapping[str, Any]]] = {}
+        self._workloads: dict[str, dict[str, Mapping[str, Any]]] = {}
+        """By the UID of their cluster and their own."""
+        self._jobs_of: dict[str, Key] = {}
+        """The job of each cluster, by the cluster's UID."""
+        self._claims: dict[Key, Mapping[str, Any]] = {}
+        """By namespace and name of the claim."""
+        self._named: dict[Key, frozenset[str]] = {}
+        """The claims that a job names, as far as it has been looked at."""
+        self._users: dict[Key, set[Key]] = {}
+        """The same the other way round."""
         self._deleted: OrderedDict[str, None] = OrderedDict()
 
     def jobs(self) -> list[Key]:
@@ -40,10 +62,52 @@ class Store:
         return key
 
     def put_cluster(self, raw: Mapping[str, Any]) -> Key | None:
-        return self._put(self._clusters, raw, raw)
+        key = self._put(self._clusters, raw, raw)
+        if key is not None and raw["metadata"]["uid"] in self._clusters[key]:
+            self._jobs_of[raw["metadata"]["uid"]] = key
+        return key
 
     def put_pod(self, raw: Mapping[str, Any]) -> Key | None:
         return self._put(self._pods, raw, trimmed_pod(raw))
+
+    def put_claim(self, raw: Mapping[str, Any]) -> set[Key]:
+        """Takes a PersistentVolumeClaim; returns the jobs that name it."""
+        name = (raw["metadata"]["namespace"], raw["metadata"]["name"])
+        if self._is_news(self._claims.get(name), raw):
+            self._claims[name] = trimmed_claim(raw)
+        return self._users.get(name, set())
+
+    def drop_claim(self, raw: Mapping[str, Any]) -> set[Key]:
+        name = (raw["metadata"]["namespace"], raw["metadata"]["name"])
+        self._forget(raw)
+        known = self._claims.get(name)
+        if known is not None and known["metadata"]["uid"] == raw["metadata"]["uid"]:
+            del self._claims[name]
+        return self._users.get(name, set())
+
+    def put_workload(self, raw: Mapping[str, Any]) -> Key | None:
+        """Takes a Workload of Kueue's; returns the job whose cluster it was made for, if there is one."""
+        cluster = workload_owner(raw)
+        if not cluster:
+            return None
+        known = self._workloads.setdefault(cluster, {})
+        uid = raw["metadata"]["uid"]
+        if self._is_news(known.get(uid), raw):
+            known[uid] = trimmed_workload(raw)
+        return self._jobs_of.get(cluster)
+
+    def drop_workload(self, raw: Mapping[str, Any]) -> Key | None:
+        cluster = workload_owner(raw)
+        self._forget(raw)
+        known = self._workloads.get(cluster, {})
+        known.pop(raw["metadata"]["uid"], None)
+        if not known:
+            self._workloads.pop(cluster, None)
+        return self._jobs_of.get(cluster)
+
+    def queue(self, cluster_uid: str) -> QueueView:
+        """What Kueue says about a cluster."""
+        return queue_view([workload_view(raw) for raw in self._workloads.get(cluster_uid, {}).values()])
 
     def drop_job(self, raw: Mapping[str, Any]) -> Key:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
@@ -52,9 +116,11 @@ class Store:
         if known is not None and known["metadata"]["uid"] == raw["metadata"]["uid"]:
             del self._jobs[key]
             self._views.pop(key, None)
+            self._note_claims(key, frozenset())
         return key
 
     def drop_cluster(self, raw: Mapping[str, Any]) -> Key | None:
+        self._jobs_of.pop(raw["metadata"]["uid"], None)
         return self._drop(self._clusters, raw)
 
     def drop_pod(self, raw: Mapping[str, Any]) -> Key | None:
@@ -65,8 +131,15 @@ class Store:
         if raw is None:
             return None
         if key not in self._views:
-            self._views[key] = job_view(raw)
+            view = self._views[key] = job_view(raw)
+            named = used_claims(view.job) if view.job is not None else ()
+            self._note_claims(key, frozenset(claim.name for claim in named))
         return self._views[key]
+
+    def claims(self, key: Key) -> tuple[ClaimView, ...]:
+        """Those of the claims that a job names which exist."""
+        found = (self._claims.get((key[0], name)) for name in sorted(self._named.get(key, ())))
+        return tuple(claim_view(raw) for raw in found if raw is not None)
 
     def clusters(self, key: Key, uid: str) -> tuple[ClusterView, ...]:
         """The clusters of this very job, not of a former one of the same name."""
@@ -78,6 +151,18 @@ class Store:
         """All pods of a job. Pods whose cluster is gone count too: they still run."""
         views = (pod_view(raw) for raw in self._pods.get(key, {}).values())
         return tuple(sorted(views, key=lambda pod: pod.name))
+
+    def _note_claims(self, key: Key, named: frozenset[str]) -> None:
+        before = self._named.pop(key, frozenset())
+        if named:
+            self._named[key] = named
+        for name in before - named:
+            users = self._users[key[0], name]
+            users.discard(key)
+            if not users:
+                del self._users[key[0], name]
+        for name in named - before:
+            self._users.setdefault((key[0], name), set()).add(key)
 
     def _put(
         self, kind: dict[Key, dict[str, Mapping[str, Any]]], raw: Mapping[str, Any], kept: Mapping[str, Any]

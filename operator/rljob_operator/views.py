@@ -11,9 +11,11 @@ from typing import Any
 
 from rljob_api import API_VERSION, KIND, check, resolve
 from rljob_operator import names
+from rljob_operator.answers import clean
 from rljob_operator.conditions import parse_time
 from rljob_operator.objects import spec_hash
-from rljob_operator.observed import ClusterView, GroupView, JobView, PodView, Trouble
+from rljob_operator.observed import ClaimView, ClusterView, GroupView, JobView, PodView, Trouble
+from rljob_operator.queueing import WorkloadView
 from rljob_operator.status import JobStatus
 
 Object = Mapping[str, Any]
@@ -112,6 +114,52 @@ def pod_view(raw: Object) -> PodView:
     )
 
 
+def claim_view(raw: Object) -> ClaimView:
+    """A PersistentVolumeClaim."""
+    metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
+    modes = status.get("accessModes") or spec.get("accessModes") or ()
+    return ClaimView(
+        name=str(metadata.get("name", "")),
+        phase=str(status.get("phase", "Pending")),
+        modes=tuple(str(mode) for mode in modes),
+        storage_class=str(spec.get("storageClassName") or ""),
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
+def workload_view(raw: Object) -> WorkloadView:
+    """A Workload of Kueue's."""
+    metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
+    conditions = [item for item in status.get("conditions") or () if item.get("type")]
+    checks = [item for item in status.get("admissionChecks") or () if item.get("state") != "Ready"]
+    return WorkloadView(
+        name=str(metadata.get("name", "")),
+        created=parse_time(metadata.get("creationTimestamp")) or _LONG_AGO,
+        true=frozenset(str(item["type"]) for item in conditions if item.get("status") == "True"),
+        messages={str(item["type"]): clean(str(item.get("message", ""))) for item in conditions},
+        active=spec.get("active") is not False,
+        checks=tuple(clean(f"{item.get('name', '')}: {item.get('message') or item.get('state')}") for item in checks),
+    )
+
+
+def workload_owner(raw: Object) -> str:
+    """UID of the RayCluster that a Workload was made for; empty if it was made for something else."""
+    owners = raw.get("metadata", {}).get("ownerReferences") or ()
+    mine = [str(item.get("uid")) for item in owners if item.get("kind") == "RayCluster" and item.get("controller")]
+    return mine[0] if mine else ""
+
+
+def trimmed_workload(raw: Object) -> dict[str, Any]:
+    """A Workload without what `workload_view` doesn't read: it repeats all pod templates."""
+    metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
+    kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    return {
+        "metadata": {name: metadata[name] for name in kept if name in metadata},
+        "spec": {name: spec[name] for name in ("active",) if name in spec},
+        "status": {name: status[name] for name in ("conditions", "admissionChecks") if name in status},
+    }
+
+
 def _trouble(status: Object, conditions: Mapping[Any, Object]) -> tuple[Trouble | None, str]:
     """Why a pod isn't ready, as far as Kubernetes says."""
     scheduled = conditions.get("PodScheduled", {})
@@ -138,6 +186,17 @@ def _trouble(status: Object, conditions: Mapping[Any, Object]) -> tuple[Trouble 
 def _containers(status: Object) -> Iterable[Object]:
     yield from status.get("initContainerStatuses") or ()
     yield from status.get("containerStatuses") or ()
+
+
+def trimmed_claim(raw: Object) -> dict[str, Any]:
+    """A claim without what `claim_view` doesn't read: those of everybody are held in memory."""
+    metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
+    kept = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
+    return {
+        "metadata": {name: metadata[name] for name in kept if name in metadata},
+        "spec": {name: spec[name] for name in ("accessModes", "storageClassName") if name in spec},
+        "status": {name: status[name] for name in ("accessModes", "phase") if name in status},
+    }
 
 
 def trimmed_pod(raw: Object) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""kopf's part: watch jobs, clusters and pods, keep the store up to date, and put keys into the queue. Nothing else.
+"""kopf's part: watch jobs and what they are made of, keep the store up to date, and put keys into the queue. No more.
 
 Only `on.event` and `index` handlers are used: they leave no annotations, finalizers or timers on anybody's objects.
 The indices exist for one reason: kopf calls no `on.event` handler before everything that is indexed has been listed, so
@@ -16,6 +16,7 @@ import kopf
 from rljob_operator import names
 from rljob_operator.store import Key, Store
 
+KUEUE = "kueue.x-k8s.io"
 WATCHED_CHILDREN = (("ray.io", "v1", "rayclusters"), ("", "v1", "pods"))
 
 
@@ -43,6 +44,15 @@ def registry(store: Store, changed: Callable[[Key], None], connection: kopf.Conn
     async def pods(body: kopf.Body, **_: Any) -> None:
         store.put_pod(dict(body))
 
+    @kopf.index("", "v1", "persistentvolumeclaims", registry=handlers)
+    async def claims(body: kopf.Body, **_: Any) -> None:
+        store.put_claim(dict(body))
+
+    # Whichever version of Kueue's API is preferred: what is read of it is the same in all. Without Kueue it is empty.
+    @kopf.index(KUEUE, "workloads", registry=handlers)
+    async def workloads(body: kopf.Body, **_: Any) -> None:
+        store.put_workload(dict(body))
+
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)
     async def job_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
@@ -57,6 +67,17 @@ def registry(store: Store, changed: Callable[[Key], None], connection: kopf.Conn
     async def pod_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
         note(store.drop_pod(body) if event["type"] == "DELETED" else store.put_pod(body))
+
+    @kopf.on.event("", "v1", "persistentvolumeclaims", registry=handlers)
+    async def claim_changed(event: kopf.RawEvent, **_: Any) -> None:
+        body = event["object"]
+        for key in store.drop_claim(body) if event["type"] == "DELETED" else store.put_claim(body):
+            changed(key)
+
+    @kopf.on.event(KUEUE, "workloads", registry=handlers)
+    async def workload_changed(event: kopf.RawEvent, **_: Any) -> None:
+        body = event["object"]
+        note(store.drop_workload(body) if event["type"] == "DELETED" else store.put_workload(body))
 
     return handlers
 

@@ -1,59 +1,44 @@
-"""The chart, rendered by the real Helm and taken by the real API server; and what its roles allow."""
+"""The chart, rendered by the real Helm and taken by the real API server; and its snapshots."""
 
 from __future__ import annotations
 
+import json
 import secrets
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+import snapshots
 import yaml
+from helm import CHART, call, one, program, render
 from kube.control_plane import ControlPlane
+from world import job_document
 
-from testcluster.programs import ProgramMissingError, find
+from rljob_operator import names
+from rljob_operator.render import rendered as rendered_job
+from rljob_operator.settings import Settings
 
-CHART = Path(__file__).parents[2] / "charts" / "rljob-operator"
 EVERYTHING = [
     "--set=networkPolicy.enabled=true",
     "--set=metrics.serviceMonitor.enabled=true",
     "--set=metrics.rules.enabled=true",
+    "--set=metrics.dashboard.enabled=true",
 ]
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="session")
 def helm() -> Path:
-    try:
-        return find(build=False, helm=True).path("helm")
-    except ProgramMissingError as problem:
-        pytest.fail(str(problem), pytrace=False)
-
-
-def call_helm(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(helm), *arguments], capture_output=True, text=True, timeout=60)
-
-
-def render(helm: Path, *arguments: str, namespace: str = "default") -> list[dict[str, Any]]:
-    done = call_helm(helm, "template", "rl", str(CHART), "--namespace", namespace, *arguments)
-    assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
-
-
-def one(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (found,) = [document for document in documents if document["kind"] == kind]
-    return found
+    return program()
 
 
 def test_the_chart_passes_the_strict_lint(helm: Path) -> None:
-    done = call_helm(helm, "lint", "--strict", str(CHART))
+    done = call(helm, "lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_unknown_value_is_refused(helm: Path) -> None:
-    done = call_helm(helm, "template", "rl", str(CHART), "--set=replicas=3")
+    done = call(helm, "template", "rl", str(CHART), "--set=replicas=3")
     assert done.returncode != 0
     assert "'replicas' not allowed" in done.stderr
 
@@ -116,73 +101,82 @@ def test_the_operators_arguments_are_the_programs(helm: Path) -> None:
     assert options.lease_namespace == "default"
 
 
-ALLOWED = [
-    ("list", "rljob.dev", "rljobs", ""),
-    ("watch", "rljob.dev", "rljobs", ""),
-    ("patch", "rljob.dev", "rljobs", "status"),
-    ("delete", "rljob.dev", "rljobs", ""),
-    ("create", "ray.io", "rayclusters", ""),
-    ("patch", "ray.io", "rayclusters", ""),
-    ("delete", "", "pods", ""),
-    ("create", "", "secrets", ""),
-    ("patch", "", "configmaps", ""),
-    ("create", "events.k8s.io", "events", ""),
-]
-REFUSED = [
-    ("get", "", "secrets", ""),
-    ("list", "", "secrets", ""),
-    ("watch", "", "secrets", ""),
-    ("create", "", "pods", ""),
-    ("create", "", "pods", "exec"),
-    ("patch", "rljob.dev", "rljobs", ""),
-    ("create", "rljob.dev", "rljobs", ""),
-    ("create", "rbac.authorization.k8s.io", "rolebindings", ""),
-    ("get", "", "nodes", ""),
-    ("impersonate", "", "users", ""),
-    ("create", "apps", "deployments", ""),
-    ("create", "", "serviceaccounts", "token"),
-    ("get", "", "configmaps", ""),
-]
+def test_ingress_rules_reach_the_program_as_they_were_written(helm: Path) -> None:
+    from rljob_operator.__main__ import options_of, parser
+
+    rules = [{"from": [{"namespaceSelector": {"matchLabels": {"name": 'a "quoted" one'}}}], "ports": [{"port": 8080}]}]
+    documents = render(helm, f"--set-json=trainingNetworkPolicy.extraIngress={json.dumps(rules)}", namespace="ops")
+    arguments = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    settings = options_of(parser().parse_args(arguments)).settings
+    assert settings.ingress == tuple(rules)
+    assert (settings.network_policy, settings.operator_namespace) == (True, "ops")
+    documents = render(helm, "--set=trainingNetworkPolicy.enabled=false")
+    arguments = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert options_of(parser().parse_args(arguments)).settings.network_policy is False
 
 
-@pytest.fixture
-def installed(helm: Path, plane: ControlPlane, tmp_path: Path) -> Iterator[str]:
-    """The chart's roles on the server; the name of the operator's user."""
-    namespace = f"ops-{secrets.token_hex(4)}"
-    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
-    roles = [
-        document
-        for document in render(helm, namespace=namespace)
-        if document["apiVersion"].startswith("rbac") or document["kind"] == "ServiceAccount"
-    ]
-    manifest = tmp_path / "roles.yaml"
-    manifest.write_text(yaml.safe_dump_all(roles))
-    plane.kubectl("apply", "--server-side", "-f", str(manifest))
-    yield f"system:serviceaccount:{namespace}:rl-rljob-operator"
-    plane.kubectl("delete", "--wait=false", "-f", str(manifest))
+@pytest.mark.parametrize("name", sorted(snapshots.SETS))
+def test_the_chart_renders_what_is_committed(helm: Path, name: str) -> None:
+    committed = snapshots.FOLDER / f"{name}.yaml"
+    assert snapshots.rendered(helm, name) == committed.read_text(), "run make snapshots and look at the difference"
 
 
-def test_the_operator_may_what_it_must_and_nothing_else(installed: str, plane: ControlPlane) -> None:
-    for expected, table in ((True, ALLOWED), (False, REFUSED)):
-        for verb, group, resource, sub in table:
-            attributes = {"namespace": "default", "verb": verb, "group": group, "resource": resource}
-            body = {
-                "apiVersion": "authorization.k8s.io/v1",
-                "kind": "SubjectAccessReview",
-                "spec": {"user": installed, "resourceAttributes": {**attributes, "subresource": sub}},
-            }
-            answer = plane.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
-            assert answer["status"]["allowed"] is expected, (verb, group, resource, sub)
+def test_every_snapshot_belongs_to_a_set_of_values() -> None:
+    assert {path.stem for path in snapshots.FOLDER.iterdir()} == set(snapshots.SETS)
 
 
-def test_the_lease_is_the_only_one_it_may_touch(installed: str, plane: ControlPlane) -> None:
-    namespace = installed.split(":")[2]
-    for name, expected in (("rl-rljob-operator", True), ("someone-elses", False)):
-        attributes = {"namespace": namespace, "verb": "update", "group": "coordination.k8s.io", "resource": "leases"}
-        body = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "spec": {"user": installed, "resourceAttributes": {**attributes, "name": name}},
-        }
-        answer = plane.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
-        assert answer["status"]["allowed"] is expected
+def test_training_pods_meet_the_restricted_standard(plane: ControlPlane) -> None:
+    namespace = f"restricted-{secrets.token_hex(4)}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace, "labels": labels}})
+    text = yaml.safe_dump(job_document("tiny", checkpoint={"uri": "pvc://state/runs"}, code=[{"configMap": "mine"}]))
+    spec = rendered_job(text, [], Settings())[-1]["spec"]
+    for part in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "training"}, "spec": part["template"]["spec"]}
+        plane.call("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
+
+
+def test_network_policies_know_the_operators_pods(helm: Path) -> None:
+    template = one(render(helm, namespace="ops"), "Deployment")["spec"]["template"]
+    assert names.OPERATOR_LABELS.items() <= template["metadata"]["labels"].items()
+    arguments = template["spec"]["containers"][0]["args"]
+    assert "--operator-namespace=ops" in arguments
+    assert "--no-network-policy" not in arguments
+
+
+def test_the_dashboard_is_handed_on_as_it_is(helm: Path) -> None:
+    documents = render(helm, "--set=metrics.dashboard.enabled=true", "--set=crds.enabled=false")
+    (found,) = [item for item in documents if item["metadata"]["name"].endswith("-dashboard")]
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(found["data"]["rljob.json"]) == json.loads((CHART / "files" / "dashboard.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("version", "taken"), [("1.32.9", False), ("1.33.0", True), ("1.33.2-gke.1", True), ("1.36.3", True)]
+)
+def test_the_oldest_kubernetes_is_stated(helm: Path, version: str, taken: bool) -> None:
+    done = call(helm, "template", "rl", str(CHART), f"--kube-version={version}")
+    assert (done.returncode == 0) is taken, done.stderr
+    assert taken or "kubeVersion" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (["--set=image.digest=sha256:abc"], "image.digest"),
+        (["--set=metrics.rules.quotaWait=soon"], "quotaWait"),
+        (['--set-json=trainingNetworkPolicy.extraIngress=[{"to":[]}]'], "'to' not allowed"),
+        (["--set=trainingNetworkPolicy.enable=false"], "'enable' not allowed"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(helm: Path, values: list[str], words: str) -> None:
+    done = call(helm, "template", "rl", str(CHART), *values)
+    assert done.returncode != 0
+    assert words in done.stderr.replace("/", ".")
+
+
+def test_the_notes_say_the_next_command(helm: Path) -> None:
+    done = call(helm, "install", "rl", str(CHART), "--dry-run=client", "--set=crds.enabled=false", "--namespace=ops")
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "kubectl -n ops rollout status deployment/rl-rljob-operator" in notes
+    assert "kubectl apply -f job.yaml" in notes

@@ -24,6 +24,7 @@ from rljob_operator import actions as do
 from rljob_operator.draft import Decision
 from rljob_operator.objects import ray_cluster, spec_hash
 from rljob_operator.observed import (
+    ClaimView,
     ClusterView,
     DriverView,
     JobView,
@@ -34,6 +35,7 @@ from rljob_operator.observed import (
 )
 from rljob_operator.pools import pools
 from rljob_operator.questions import questions
+from rljob_operator.queueing import QueueView
 from rljob_operator.reconcile import reconcile
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
@@ -74,6 +76,7 @@ class Driver:
     desired: Desired | None = None
     drained: set[str] = field(default_factory=set)
     end: End | None = None
+    lines: tuple[str, ...] = ()
 
 
 @dataclass
@@ -92,6 +95,8 @@ class World:
     reachable: bool = True
     leftovers: int = 0
     checkpoint_step: int | None = None
+    claims: dict[str, ClaimView] = field(default_factory=dict)
+    queue: QueueView = field(default_factory=QueueView)
     removed: list[str] = field(default_factory=list)
     """Worker pods that KubeRay removed on purpose, in order."""
     submissions: list[int] = field(default_factory=list)
@@ -125,7 +130,13 @@ class World:
             status=JobStatus.read(self.status.document()),
             deleting=self.job_deleted,
         )
-        observed = Observed(view, tuple(self.clusters.values()), tuple(self.pods.values()))
+        observed = Observed(
+            view,
+            tuple(self.clusters.values()),
+            tuple(self.pods.values()),
+            claims=tuple(self.claims.values()),
+            queue=self.queue,
+        )
         asked = questions(observed)
         if asked is None:
             return observed
@@ -137,7 +148,7 @@ class World:
         if driver is None:
             return replace(observed, ray=RayView(True))
         found = RayJobView(f"job-a{driver.attempt}", driver.state, "", driver.exit_code)  # type: ignore[arg-type]
-        observed = replace(observed, ray=RayView(True, job=found))
+        observed = replace(observed, ray=RayView(True, job=found, lines=driver.lines if found.over else ()))
         return replace(observed, driver=DriverView(self.answer(driver)))
 
     def look(self, writes: int | None = None) -> Decision:
@@ -236,6 +247,10 @@ class World:
             if pod.cluster not in self.clusters or pod.ended:
                 self._end_pod(pod.name)
         for cluster in self.clusters.values():
+            if cluster.suspended:
+                for name in [pod.name for pod in self.pods.values() if pod.cluster == cluster.name]:
+                    self._end_pod(name)
+                continue
             if self.head_of(cluster.name, ready=False) is None:
                 self._new_pod(cluster.name, "head")
             for group in cluster.groups:
@@ -270,6 +285,18 @@ class World:
         for name, pod in self.pods.items():
             if not pod.ended:
                 self.pods[name] = replace(pod, ready=True)
+
+    # Kueue
+
+    def hold(self, message: str = "waits for quota: insufficient unused quota", *, taken_back: bool = False) -> None:
+        """Kueue stops the clusters, or does not start them."""
+        self.queue = QueueView(True, taken_back, message)
+        self.clusters = {name: replace(cluster, suspended=True) for name, cluster in self.clusters.items()}
+
+    def admit(self) -> None:
+        """Kueue starts the clusters."""
+        self.queue = QueueView(True)
+        self.clusters = {name: replace(cluster, suspended=False) for name, cluster in self.clusters.items()}
 
     def lose_pod(self, name: str, *, disrupted: bool = False) -> None:
         """A pod ends by itself."""

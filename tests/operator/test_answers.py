@@ -118,3 +118,34 @@ async def test_submitting_twice_is_fine_and_a_refusal_is_not() -> None:
             await head.submit("job-a1", "true", {}, {})
         known.add("job-a1")
         await head.submit("job-a1", "true", {}, {})
+
+
+async def test_no_secret_comes_through_rays_message_or_the_drivers_words() -> None:
+    """Ray's message about a failed job quotes the end of its log, and whatever the driver printed there."""
+    log = "Job entrypoint command failed with exit code 1, last available logs: HF_TOKEN=hunter2 driver-token-value"
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "api/jobs" in request.path:
+            return web.json_response({"status": "FAILED", "message": log, "driver_exit_code": 1})
+        return web.json_response(
+            {
+                "generation": 1,
+                "attempt": 1,
+                "time": "2026-01-01T00:00:00Z",
+                "pools": {"rollout": {"desired": 1, "ready": 1}, "trainer": {"desired": 1, "ready": 1}},
+                "end": {
+                    "kind": "failed",
+                    "reason": "cannot read s3://user:hunter2@host/data, sent ray-token-value",
+                    "exitCode": 65,
+                    "time": "2026-01-01T00:00:00Z",
+                },
+            }
+        )
+
+    async with heads(answer) as found:
+        head = found.head("n", "c", TOKENS)
+        job, status = await head.job("job-a1"), await head.status()
+    assert job is not None
+    assert job.message.endswith("HF_TOKEN=*** ***")
+    assert status.end is not None
+    assert status.end.reason == "cannot read s3://user:***@host/data, sent ***"

@@ -21,11 +21,13 @@ class Lives(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(limit=st.integers(0, 3), replicas=st.integers(1, 3), suspended=st.booleans())
-    def create(self, limit: int, replicas: int, suspended: bool) -> None:
+    @initialize(limit=st.integers(0, 3), replicas=st.integers(1, 3), suspended=st.booleans(), queued=st.booleans())
+    def create(self, limit: int, replicas: int, suspended: bool, queued: bool) -> None:
         spec = job_spec(retry={"limit": limit, "backoffSeconds": 5}, rollout={"replicas": replicas})
         if suspended:
             spec["suspend"] = True
+        if queued:
+            spec["queueName"] = "rl"
         self.world = World(spec=spec)
 
     @rule(writes=CRASHES)
@@ -83,6 +85,16 @@ class Lives(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.world.clusters)))
         self.world.clusters[name] = replace(self.world.clusters[name], deleting=True)
 
+    @precondition(lambda self: "queueName" in self.world.spec)
+    @rule(taken_back=st.booleans())
+    def hold(self, taken_back: bool) -> None:
+        self.world.hold(taken_back=taken_back)
+
+    @precondition(lambda self: "queueName" in self.world.spec)
+    @rule()
+    def admit(self) -> None:
+        self.world.admit()
+
     @rule(reachable=st.booleans(), leftovers=st.integers(0, 2))
     def network(self, reachable: bool, leftovers: int) -> None:
         self.world.reachable, self.world.leftovers = reachable, leftovers
@@ -113,6 +125,7 @@ class Lives(RuleBasedStateMachine):
             return
         world = self.world
         world.reachable, world.leftovers = True, 0
+        world.admit()
         world.settle(60, seconds=30.0)
         state = f"{world.status.document()}"
         if world.value("Finished") == "True":

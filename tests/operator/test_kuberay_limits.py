@@ -17,7 +17,7 @@ def cluster() -> dict[str, Any]:
     import json
 
     job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}, "spec": job_spec()}
-    return copy.deepcopy(rendered(json.dumps(job) + "\n", [], SETTINGS)[2])
+    return copy.deepcopy(rendered(json.dumps(job) + "\n", [], SETTINGS)[-1])
 
 
 def test_what_we_make_is_fine(cluster: dict[str, Any]) -> None:

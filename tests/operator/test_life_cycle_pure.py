@@ -322,17 +322,12 @@ def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     assert world.look().actions == ()
 
 
-def test_a_queue_that_holds_the_cluster_back_is_named() -> None:
-    from dataclasses import replace
-
-    world = World(spec=job_spec(queueName="rl"))
+def test_a_failed_job_quotes_the_end_of_its_drivers_log() -> None:
+    world = running()
+    world.drivers[0].lines = ("loading", "reading data", "no column question", "giving up")
+    world.end(world.drivers[0], "failed", 65)
     world.look()
-    name = next(iter(world.clusters))
-    world.clusters[name] = replace(world.clusters[name], suspended=True)
-    world.look()
-    assert (world.value("Admitted"), world.reason("Running")) == ("False", "WaitingForQuota")
-    assert world.status.start_time is None
-    world.clusters[name] = replace(world.clusters[name], suspended=False)
-    world.settle(5)
-    assert world.reason("Admitted") == "AdmittedByQueue"
-    assert world.reason("Running") == "Training"
+    said = world.status.conditions["Failed"]
+    assert (said.status, said.reason) == ("True", "BadData")
+    assert said.message == "ends with 65; its log ends: reading data | no column question | giving up"
+    assert world.status.attempts[0].lines == ("loading", "reading data", "no column question", "giving up")

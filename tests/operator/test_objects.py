@@ -74,6 +74,18 @@ def test_every_pod_is_without_api_credentials_and_privileges() -> None:
         }
 
 
+def test_pods_are_not_root_unless_the_job_says_so() -> None:
+    override = {"pod": {"template": {"spec": {"securityContext": {"runAsNonRoot": False, "runAsUser": 0}}}}}
+    head, rollout, trainer = (
+        part["template"]["spec"]["securityContext"]
+        for spec in [cluster(trainer=override)["spec"]]
+        for part in (spec["headGroupSpec"], *spec["workerGroupSpecs"])  # type: ignore[index]
+    )
+    seccomp = {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert head == rollout == {"runAsNonRoot": True, **seccomp}
+    assert trainer == {"runAsNonRoot": False, "runAsUser": 0, **seccomp}
+
+
 def test_shared_memory_is_a_share_of_the_limit() -> None:
     made = cluster(trainer={"pod": {"resources": {"limits": {"memory": "10Gi"}}}})
     trainer = made["spec"]["workerGroupSpecs"][1]["template"]["spec"]  # type: ignore[index]
@@ -130,7 +142,7 @@ def test_rendering_shows_the_same_objects_and_no_tokens() -> None:
         {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}, "spec": job_spec()}
     )
     kinds = [document["kind"] for document in rendered(text + "\n", [], SETTINGS)]
-    assert kinds == ["ConfigMap", "Secret", "RayCluster"]
+    assert kinds == ["ConfigMap", "Secret", "NetworkPolicy", "RayCluster"]
 
 
 def test_tokens_are_stable_distinct_and_not_printed() -> None:

@@ -43,11 +43,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [pods]
   verbs: [get, list, watch, delete]
 - apiGroups: [""]
+  # Whether the claims that jobs name exist, and can be shared by pods on several nodes.
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch]
+- apiGroups: [""]
   resources: [configmaps]
   verbs: [create, patch]
 - apiGroups: [""]
   # Never get, list or watch: tokens are derived, and nobody's Secrets are read.
   resources: [secrets]
+  verbs: [create, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  # Why a job waits in its queue.
+  resources: [workloads]
+  verbs: [get, list, watch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
   verbs: [create, patch, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
