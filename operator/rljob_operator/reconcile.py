@@ -13,7 +13,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from rljob_operator import attempts, kuberay_limits, progress
-from rljob_operator.actions import ApplyConfigMap, CreateCluster, DeleteJob, NoteGeneration, StopDriver
+from rljob_operator.actions import ApplyConfigMap, CheckPods, CreateCluster, DeleteJob, NoteGeneration, StopDriver
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Decision, Draft
 from rljob_operator.endings import finish, free, new_incarnation, remove_stuck_pods
@@ -132,7 +132,7 @@ def _create(draft: Draft) -> None:
         draft.say(Type.ACCEPTED, False, Reason.INVALID_SPEC, "; ".join(problems))
         draft.say(Type.RUNNING, False, Reason.INVALID_SPEC, "; ".join(problems))
         return
-    draft.do(ApplyConfigMap(), CreateCluster(draft.status.incarnation))
+    draft.do(CheckPods(draft.status.incarnation), ApplyConfigMap(), CreateCluster(draft.status.incarnation))
     rejection = draft.observed.rejection
     if rejection:
         draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_REJECTED, rejection)

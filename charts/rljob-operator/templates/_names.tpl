@@ -43,6 +43,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [pods]
   verbs: [get, list, watch, delete]
 - apiGroups: [""]
+  # For dry runs: pods are checked before anything is created. Nothing ever runs from a PodTemplate.
+  resources: [podtemplates]
+  verbs: [create]
+- apiGroups: [""]
   resources: [configmaps]
   verbs: [create, patch]
 - apiGroups: [""]
