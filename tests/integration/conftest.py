@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from fakes.bad_network import BadNetwork
 from fakes.heads import FakeHeads
 from fakes.kubelet import FakeKubelet
 from fakes.kuberay import FakeKubeRay
@@ -75,6 +76,18 @@ def kuberay_process(plane: ControlPlane) -> Iterator[None]:
     plane.start_kuberay()
     yield
     plane.stop_program("ray-operator")
+
+
+@pytest.fixture
+async def network(world: World) -> AsyncIterator[BadNetwork]:
+    made, started = BadNetwork(world.plane), asyncio.Event()
+    task = asyncio.create_task(made.run(started))
+    await asyncio.wait_for(started.wait(), 10)
+    yield made
+    await world.stop_operator()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 def _namespace(plane: ControlPlane) -> str:
