@@ -80,14 +80,24 @@ def kuberay_process(plane: ControlPlane) -> Iterator[None]:
 
 @pytest.fixture
 async def network(world: World) -> AsyncIterator[BadNetwork]:
+    """What lies between the operator of `world` and the API server."""
+    async for made in _network(world):
+        yield made
+
+
+@pytest.fixture
+async def real_network(real_world: World) -> AsyncIterator[BadNetwork]:
+    """The same for `real_world`."""
+    async for made in _network(real_world):
+        yield made
+
+
+async def _network(world: World) -> AsyncIterator[BadNetwork]:
     made, started = BadNetwork(world.plane), asyncio.Event()
-    task = asyncio.create_task(made.run(started))
-    await asyncio.wait_for(started.wait(), 10)
-    yield made
-    await world.stop_operator()
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    async with _background(made.run(started)):
+        await asyncio.wait_for(started.wait(), 10)
+        yield made
+        await world.stop_operator()
 
 
 def _namespace(plane: ControlPlane) -> str:

@@ -13,17 +13,25 @@ from kube.control_plane import ControlPlane, die_with_parent
 
 
 class OperatorProcess:
-    """`python -m rljob_operator`, alive until killed or stopped. Its log lies beside its key.
+    """`python -m rljob_operator` (or another module), alive until killed or stopped. Its log lies beside its key.
 
     Start it from the main thread: it ends with the thread that started it.
     """
 
-    def __init__(self, plane: ControlPlane, folder: Path, name: str, arguments: Sequence[str]) -> None:
+    def __init__(
+        self,
+        plane: ControlPlane,
+        folder: Path,
+        name: str,
+        arguments: Sequence[str],
+        module: str = "",
+    ) -> None:
         key = folder / "key"
         key.write_text("k" * 64)
         self.log = folder / f"{name}.log"
         environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig), "HOME": str(folder)}
-        command = [sys.executable, "-m", "rljob_operator", f"--key-file={key}", *arguments]
+        own = ["rljob_operator", f"--key-file={key}"]
+        command = [sys.executable, "-m", *([module] if module else own), *arguments]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,

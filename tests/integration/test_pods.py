@@ -1,4 +1,4 @@
-"""The pods of a job as the API server sees them: good ones pass a dry run, bad ones are said before anything is there."""
+"""The pods of a job as the API server sees them: good ones pass a dry run, bad ones are said before all else."""
 
 from __future__ import annotations
 
