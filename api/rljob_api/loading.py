@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rljob_api import rules, schema
 from rljob_api.overrides import apply, merged
 from rljob_api.problems import near_field, violations_of
-from rljob_api.spec.job import API_VERSION, KIND, RLJob
+from rljob_api.spec.job import API_VERSION, KIND, Metadata, RLJob
 from rljob_api.violations import JobInvalid, Violation, path_of
 from rljob_api.yaml_reading import Document, YamlError, read_documents
 
@@ -117,11 +117,19 @@ def check(data: Any) -> tuple[RLJob | None, list[Violation]]:
     except ValidationError as error:
         found = violations_of(error)
         remaining = _without(data, error)
-        if remaining is None:
-            return None, found
+        more = rules.broken(remaining) if remaining is not None else _broken_by_name(data)
         wrong = {violation.path for violation in found} | _probably_meant(error)
-        return None, found + [v for v in rules.broken(remaining) if not _touches(v.path, wrong)]
+        return None, found + [v for v in more if not _touches(v.path, wrong)]
     return job, rules.broken(job)
+
+
+def _broken_by_name(data: dict[str, Any]) -> list[Violation]:
+    """What is wrong with the name of a job whose spec can't be read."""
+    try:
+        metadata = Metadata.model_validate(data.get("metadata"), by_alias=True, by_name=False)
+    except ValidationError:
+        return []
+    return rules.naming.broken_by_name(metadata)
 
 
 def _as_written(data: dict[str, Any]) -> dict[str, Any]:

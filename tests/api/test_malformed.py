@@ -167,3 +167,9 @@ def test_a_file_by_its_path(tmp_path: Path, minimal_text: str) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(JobInvalid, match="UTF-8"):
         load_jobs(file)
+
+
+def test_a_wrong_name_is_said_even_if_the_spec_cannot_be_read(minimal_text: str) -> None:
+    text = minimal_text.replace("name: tiny", "name: 1a").replace("preset: grpo", "preset: [grpo]")
+    (outcome,) = check_text(text)
+    assert sorted(violation.path for violation in outcome.violations) == ["metadata.name", "spec.algorithm.preset"]

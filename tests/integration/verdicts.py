@@ -35,7 +35,7 @@ def of_the_server(plane: ControlPlane, namespace: str, text: str) -> Verdict:
         message = str(error.answer.get("message", ""))
         causes = (error.answer.get("details") or {}).get("causes") or ()
         # "<nil>" says that rules were skipped because types are wrong.
-        paths = {str(cause.get("field")) for cause in causes} - {"<nil>", "None"}
+        paths = {str(cause.get("field")).removeprefix(".") for cause in causes} - {"<nil>", "None"}
         return Verdict(False, frozenset(paths | set(_UNKNOWN.findall(message))), message)
     return Verdict(True, frozenset(), "")
 
@@ -56,8 +56,13 @@ def rules_broken(text: str) -> set[str]:
 
 
 def explained(path: str, ours: frozenset[str]) -> bool:
-    """Whether a path that the server names is among ours: the same place, or a part of it.
+    """Whether a path that the server names is among ours: the same place, a part of it, or what it is a part of.
 
-    CEL blames a list or map where a rule looks at several of its items; we name the item.
+    CEL blames a list or map where a rule looks at several of its items; we name the item. A map in the place of a
+    number is a wrong type for us; the server looks into it for fields that don't exist.
     """
-    return any(own == path or own.startswith((f"{path}.", f"{path}[")) for own in ours)
+    return any(own == path or _is_below(own, path) or _is_below(path, own) for own in ours)
+
+
+def _is_below(path: str, above: str) -> bool:
+    return path.startswith((f"{above}.", f"{above}["))
