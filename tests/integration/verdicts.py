@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 from dataclasses import dataclass
+from functools import reduce
 
 from kube.control_plane import ApiCallError, ControlPlane
+from pydantic import ValidationError
 
-from rljob_api import check, check_text
+from rljob_api import RLJob, check, check_text
 from rljob_api.rules import RULES, Job
 from rljob_api.yaml_reading import read_documents
 
@@ -55,13 +59,35 @@ def rules_broken(text: str) -> set[str]:
     return {name for name, rule in RULES.items() if any(True for _ in rule(Job(job)))}
 
 
+def without_numbers_out_of_bounds(text: str) -> str | None:
+    """The job file without them; None: there are none."""
+    (document,) = read_documents(text)
+    data = copy.deepcopy(document.data)
+    try:
+        RLJob.model_validate(data)
+    except ValidationError as error:
+        places = [e["loc"] for e in error.errors() if e["type"].startswith(("greater_than", "less_than"))]
+        for *holders, name in places:
+            holder = reduce(lambda inner, part: inner[part], holders, data)
+            if isinstance(holder, dict):
+                del holder[name]
+        return json.dumps(data) if places else None
+    return None
+
+
 def explained(path: str, ours: frozenset[str]) -> bool:
     """Whether a path that the server names is among ours: the same place, a part of it, or what it is a part of.
 
     CEL blames a list or map where a rule looks at several of its items; we name the item. A map in the place of a
     number is a wrong type for us; the server looks into it for fields that don't exist.
     """
-    return any(own == path or _is_below(own, path) or _is_below(path, own) for own in ours)
+    path = _plain(path)
+    return any(own == path or _is_below(own, path) or _is_below(path, own) for own in map(_plain, ours))
+
+
+def _plain(path: str) -> str:
+    """We write keys with points in them in brackets, the server doesn't."""
+    return re.sub(r"\[([^\]]*[^\]0-9][^\]]*)\]", r".\1", path)
 
 
 def _is_below(path: str, above: str) -> bool:

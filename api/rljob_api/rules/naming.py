@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from rljob_api.rules.registry import Job, rule
-from rljob_api.spec.job import MAX_NAME, Metadata, RLJob
+from rljob_api.spec.job import MAX_NAME
 from rljob_api.violations import Violation
 
 RESERVED_NAMES = ("head", "headgroup", "rljob", "rljob-operator")
@@ -39,13 +39,3 @@ def name_is_a_dns_label(job: Job) -> Iterator[Violation]:
 def name_is_not_reserved(job: Job) -> Iterator[Violation]:
     if job.metadata.name in RESERVED_NAMES:
         yield Violation("metadata.name", f'"{job.metadata.name}" is reserved', "choose another name")
-
-
-def broken_by_name(metadata: Metadata) -> list[Violation]:
-    """The violations of a name alone, for a job whose spec can't be read."""
-    job = Job(RLJob.model_construct(metadata=metadata))
-    return [
-        violation
-        for check in (name_leaves_room_for_children, name_is_a_dns_label, name_is_not_reserved)
-        for violation in check(job)
-    ]
