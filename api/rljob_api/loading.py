@@ -173,6 +173,9 @@ def _without(data: dict[str, Any], error: ValidationError) -> tuple[dict[str, An
     for _ in range(3):
         for details in error.errors(include_url=False, include_context=False):
             path = [part for part in details["loc"] if part != "[key]"]
+            if details["type"] == "missing" and len(path) <= 2:
+                # What is without it is the whole job.
+                continue
             node = schema.find(path)
             stand_in = "x" if node and node.required and node.kind == "string" and not node.choices else None
             _remove(remaining, path, stand_in if details["type"] != "missing" else None)
