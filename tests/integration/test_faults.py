@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import defaultdict
 
 import pytest
 from fakes.bad_network import BadNetwork
 from fakes.heads import Play
 from world import World, job_document
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1800)
 
 
 async def nothing_runs(world: World) -> bool:
@@ -113,10 +114,10 @@ async def test_watches_are_cut(world: World, network: BadNetwork) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_events_are_told_twice_late_and_in_another_order(world: World, network: BadNetwork, seed: int) -> None:
     dice = random.Random(seed)
-    held: list[bytes] = []
+    held_of: dict[str, list[bytes]] = defaultdict(list)
 
-    def tell(line: bytes) -> list[bytes]:
-        told = [line]
+    def tell(path: str, line: bytes) -> list[bytes]:
+        told, held = [line], held_of[path]
         if b'"ADDED"' in line or b'"MODIFIED"' in line:
             if held and dice.random() < 0.5:
                 # An old event after a newer one.

@@ -6,17 +6,18 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes.bad_network import BadNetwork
 from fakes.heads import FakeHeads, Play
 from kube.control_plane import ApiCallError, ControlPlane
-from world import World, job_document
+from world import SETTINGS, World, job_document
 
 from rljob_api.crd import rendered
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1800)
 OUTAGE_SECONDS = 60.0
 
 
@@ -60,8 +61,9 @@ async def test_a_job_outlives_the_api_servers_absence(world: World) -> None:
 async def test_a_minute_without_the_api_server_is_survived_without_a_storm(
     world: World, network: BadNetwork, record_property: Callable[[str, object], None]
 ) -> None:
-    jobs = [f"job-{index}" for index in range(20)]
-    operator = world.start_operator(network.address, lease_namespace=world.namespace)
+    jobs = [f"job-{index}" for index in range(10)]
+    settings = replace(SETTINGS, poll_seconds=1.0)
+    operator = world.start_operator(network.address, settings, lease_namespace=world.namespace)
     for name in jobs:
         await world.apply(job_document(name), Play(steps=None))
     for name in jobs:

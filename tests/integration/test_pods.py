@@ -13,7 +13,7 @@ from rljob_api import check, resolve
 from rljob_operator import objects
 from rljob_operator.settings import Settings
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(1800)
 
 EVERYTHING: dict[str, Any] = {
     "resources": {"requests": {"cpu": 2, "memory": "8Gi"}, "limits": {"memory": "16Gi", "example.com/nic": 1}},

@@ -18,7 +18,7 @@ from world import World, job_document
 
 __all__ = ["helm"]
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(1800)
 
 
 async def test_a_job_lives_with_no_more_rights_than_the_chart_gives(world: World, helm: Path, tmp_path: Path) -> None:

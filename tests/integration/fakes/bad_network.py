@@ -28,7 +28,7 @@ class BadNetwork:
         after: told after each write that went through; by then the caller hasn't got the answer yet.
         lose_answer: says of a write that went through whether its answer is lost.
         hang: says of a write whether it gets neither to the server nor an answer.
-        tell: what a watch delivers instead of an event (a line of JSON): twice the same, nothing, some from before.
+        tell: what the watch of a path delivers instead of an event (a line of JSON): twice the same, some from before.
         requests: when each request came (monotonic seconds), reads and watches included.
     """
 
@@ -38,7 +38,7 @@ class BadNetwork:
         self.after: Callable[[int, str, str], None] = lambda _number, _method, _path: None
         self.lose_answer: Callable[[int], bool] = lambda _number: False
         self.hang: Callable[[int], bool] = lambda _number: False
-        self.tell: Callable[[bytes], list[bytes]] = lambda line: [line]
+        self.tell: Callable[[str, bytes], list[bytes]] = lambda _path, line: [line]
         self.requests: list[float] = []
         self.writes = 0
         self.address = ""
@@ -117,7 +117,7 @@ class BadNetwork:
         try:
             with suppress(ConnectionResetError, aiohttp.ClientError):
                 async for chunk in _lines(answer.content):
-                    for line in self.tell(chunk):
+                    for line in self.tell(request.path, chunk):
                         await response.write(line)
         finally:
             self._watches.discard(response)
