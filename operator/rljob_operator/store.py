@@ -25,6 +25,8 @@ class Store:
     def __init__(self) -> None:
         self._jobs: dict[Key, Mapping[str, Any]] = {}
         self._views: dict[Key, JobView] = {}
+        self._outdated: set[Key] = set()
+        """Jobs whose view is older than they are."""
         self._clusters: dict[Key, dict[str, Mapping[str, Any]]] = {}
         self._pods: dict[Key, dict[str, Mapping[str, Any]]] = {}
         self._deleted: OrderedDict[str, None] = OrderedDict()
@@ -36,7 +38,7 @@ class Store:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
         if self._is_news(self._jobs.get(key), raw):
             self._jobs[key] = raw
-            self._views.pop(key, None)
+            self._outdated.add(key)
         return key
 
     def put_cluster(self, raw: Mapping[str, Any]) -> Key | None:
@@ -52,6 +54,7 @@ class Store:
         if known is not None and known["metadata"]["uid"] == raw["metadata"]["uid"]:
             del self._jobs[key]
             self._views.pop(key, None)
+            self._outdated.discard(key)
         return key
 
     def drop_cluster(self, raw: Mapping[str, Any]) -> Key | None:
@@ -64,8 +67,9 @@ class Store:
         raw = self._jobs.get(key)
         if raw is None:
             return None
-        if key not in self._views:
-            self._views[key] = job_view(raw)
+        if key in self._outdated:
+            self._views[key] = job_view(raw, self._views.get(key))
+            self._outdated.discard(key)
         return self._views[key]
 
     def clusters(self, key: Key, uid: str) -> tuple[ClusterView, ...]:
