@@ -6,19 +6,14 @@ Not a task of the test's loop: kopf, when it ends, cancels every task of its loo
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 
 import kopf
+from kube.crowding import crowding
 
 from rljob_operator.operator import Operator, Options
 
 STOP_SECONDS = 30.0
-
-
-def crowding() -> float:
-    """How many processes want each processor, at least 1: how much longer everything takes than on an idle machine."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class OperatorThread:

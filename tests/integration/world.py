@@ -14,7 +14,8 @@ import kopf
 from fakes.heads import Driver, FakeHeads, Play
 from fakes.kuberay import FakeKubeRay
 from kube.control_plane import ApiCallError, ControlPlane
-from operator_thread import OperatorThread, crowding
+from kube.crowding import crowding
+from operator_thread import OperatorThread
 
 from rljob_operator.operator import Options
 from rljob_operator.settings import Settings

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kube.crowding import crowding
 from testcluster.programs import Programs
 
 START_SECONDS = 60.0
@@ -162,7 +163,7 @@ class ControlPlane:
             f"-metrics-addr=127.0.0.1:{_free_port()}",
             f"-health-probe-bind-address=127.0.0.1:{port}",
         )
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS * crowding()
         while True:
             try:
                 probe = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
@@ -267,7 +268,7 @@ class ControlPlane:
             )
 
     def _wait_for(self, path: str, program: str) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS * crowding()
         while True:
             try:
                 # /readyz answers in plain text.
