@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,11 +116,8 @@ def check(data: Any) -> tuple[RLJob | None, list[Violation]]:
         job = RLJob.model_validate(data, by_alias=True, by_name=False)
     except ValidationError as error:
         found = violations_of(error)
-        remaining = _without(data, error)
-        if remaining is None:
-            return None, found
         wrong = {violation.path for violation in found} | _probably_meant(error)
-        return None, found + [v for v in rules.broken(remaining) if not _touches(v.path, wrong)]
+        return None, found + [v for v in _broken_in_the_rest(data, error) if not _touches(v.path, wrong)]
     return job, rules.broken(job)
 
 
@@ -141,20 +138,70 @@ def _is_another_kind(data: Any) -> bool:
     return isinstance(version, str) and isinstance(kind, str) and version.partition("/")[0] != GROUP and kind != KIND
 
 
-def _without(data: dict[str, Any], error: ValidationError) -> RLJob | None:
-    """The job without its wrong values, if it is one then; a required text that is wrong becomes "x"."""
+STAND_INS: Sequence[dict[str, Any]] = tuple(
+    {
+        "model": {"source": "x"},
+        "data": {"train": {"source": "x"}, "answer": "x"},
+        "reward": {"functions": [{"type": "length"}]},
+        "algorithm": {"preset": preset},
+    }
+    for preset in ("grpo", "ppo")
+)
+"""Required sections, for those that can't be read. What rules say whichever stands there is not about them."""
+
+
+def _broken_in_the_rest(data: dict[str, Any], error: ValidationError) -> list[Violation]:
+    """What rules say of a job without its wrong values."""
+    remaining, job, error = _without(data, error)
+    if job is not None:
+        return rules.broken(job)
+    told = []
+    for sections in STAND_INS:
+        job = _stood_in(remaining, error, sections)
+        if job is None:
+            return []
+        told.append(rules.broken(job))
+    return [violation for violation in told[0] if all(violation in others for others in told)]
+
+
+def _without(data: dict[str, Any], error: ValidationError) -> tuple[dict[str, Any], RLJob | None, ValidationError]:
+    """The document without its wrong values, the job if it is one then, and else what is wrong still.
+
+    A required text that is wrong becomes "x".
+    """
     remaining = copy.deepcopy(data)
     for _ in range(3):
         for details in error.errors(include_url=False, include_context=False):
             path = [part for part in details["loc"] if part != "[key]"]
+            if details["type"] == "missing" and len(path) <= 2:
+                # What is without it is the whole job.
+                continue
             node = schema.find(path)
             stand_in = "x" if node and node.required and node.kind == "string" and not node.choices else None
             _remove(remaining, path, stand_in if details["type"] != "missing" else None)
         try:
-            return RLJob.model_validate(remaining, by_alias=True, by_name=False)
+            return remaining, RLJob.model_validate(remaining, by_alias=True, by_name=False), error
         except ValidationError as again:
             error = again
-    return None
+    return remaining, None, error
+
+
+def _stood_in(data: dict[str, Any], error: ValidationError, sections: Mapping[str, Any]) -> RLJob | None:
+    """The job with other sections in the place of those that are wrong."""
+    places = [details["loc"] for details in error.errors(include_url=False, include_context=False)]
+    wrong = {place[1] for place in places if place[0] == "spec" and len(place) > 1}
+    spec = data.get("spec")
+    kept = {name: value for name, value in spec.items() if name not in wrong} if isinstance(spec, dict) else {}
+    whole = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "x"} if any(place[0] == "metadata" for place in places) else data.get("metadata"),
+        "spec": {**sections, **kept},
+    }
+    try:
+        return RLJob.model_validate(whole, by_alias=True, by_name=False)
+    except ValidationError:
+        return None
 
 
 def _probably_meant(error: ValidationError) -> set[str]:

@@ -20,6 +20,13 @@ class ApplyConfigMap:
 
 
 @dataclass(frozen=True)
+class CheckPods:
+    """Asks the API server whether it would take the pods of an incarnation, before anything of it exists."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True)
 class CreateCluster:
     """Creates tokens, network policy and RayCluster of an incarnation."""
 
@@ -121,6 +128,7 @@ class DeleteJob:
 
 Action = (
     ApplyConfigMap
+    | CheckPods
     | CreateCluster
     | DeleteCluster
     | RemovePod

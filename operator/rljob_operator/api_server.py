@@ -92,6 +92,11 @@ class ApiServer:
         """POSTs to a collection. An existing object is a conflict, never overwritten."""
         return await self._call("POST", path, body, query={"fieldManager": names.FIELD_MANAGER})
 
+    async def would_create(self, path: str, body: Mapping[str, Any]) -> None:
+        """A POST that is checked to the end, unknown fields included, and not carried out. Raises what it would."""
+        query = {"dryRun": "All", "fieldValidation": "Strict", "fieldManager": names.FIELD_MANAGER}
+        await self._call("POST", path, body, query=query)
+
     async def apply(self, path: str, body: Mapping[str, Any], manager: str = names.FIELD_MANAGER) -> Object:
         """Server-side apply of our own fields."""
         query = {"fieldManager": manager, "force": "true"}

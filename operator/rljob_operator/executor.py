@@ -185,6 +185,8 @@ class Executor:
             case do.ApplyConfigMap() if resolved is not None:
                 body = objects.config_map(resolved, job.document, job.uid, job.generation)
                 await self._api.apply(api_server.core(space, "configmaps", body["metadata"]["name"]), body)
+            case do.CheckPods() if resolved is not None:
+                await self._check_pods(action, job, resolved, memory)
             case do.CreateCluster() if resolved is not None:
                 await self._create_cluster(action, job, resolved, memory)
             case do.NoteGeneration() | do.BeginAttempt() | do.ResizeGroup() | do.ClearRemoved():
@@ -215,6 +217,23 @@ class Executor:
                     await self._head(job, action).tell(action.desired)
                 except AnswerError as error:
                     log.info("%s/%s: the driver could not be told: %s", space, job.name, error)
+
+    async def _check_pods(self, action: do.CheckPods, job: JobView, resolved: ResolvedJob, memory: Memory) -> None:
+        cluster = objects.ray_cluster(
+            resolved, job.fingerprint, job.uid, job.generation, action.incarnation, self._settings
+        )
+        for template in objects.pod_templates(resolved, cluster):
+            try:
+                await self._api.would_create(api_server.core(job.namespace, "podtemplates"), template)
+            except ApiError as error:
+                if error.status == 403:
+                    # Older roles don't allow this, or a quota counts the kind; neither says anything about the pods.
+                    log.info("%s/%s: the pods cannot be checked: %s", job.namespace, job.name, error)
+                    return
+                if error.refused:
+                    role = template["metadata"]["name"].removeprefix(f"{job.name}-")
+                    memory.rejection = f"the API server refuses the pods of {role}: {_after_the_name(error.message)}"
+                raise
 
     async def _create_cluster(
         self, action: do.CreateCluster, job: JobView, resolved: ResolvedJob, memory: Memory
@@ -258,3 +277,10 @@ class Executor:
     def _check_leading(self) -> None:
         if not self._may_act():
             raise NotLeadingError("this replica does not lead any more")
+
+
+def _after_the_name(message: str) -> str:
+    """What is wrong, without the kind and name of an object that nobody has made."""
+    for before in (" is invalid: ", "strict decoding error: ", " cannot be handled as a PodTemplate: "):
+        message = message.partition(before)[2] or message
+    return message

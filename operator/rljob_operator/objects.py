@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api import API_VERSION, KIND, ResolvedJob, Spec, schema
+from rljob_api.spec.pod import Pod
 from rljob_operator import names, pods
 from rljob_operator.metadata import metadata
 from rljob_operator.pools import Pool, Role, pools
@@ -81,6 +82,28 @@ def ray_cluster(
     if settings.token_authentication:
         spec["authOptions"] = {"mode": "token"}
     return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": described, "spec": spec}
+
+
+def pod_templates(job: ResolvedJob, cluster: Mapping[str, Any]) -> list[Document]:
+    """PodTemplates with the pods of a RayCluster of ours, of those roles whose pods the job says anything about.
+
+    They are never stored: a dry run of them tells what the API server thinks of the pods. A RayCluster is taken with
+    nearly any pod in it, and what is wrong would only appear in KubeRay's log.
+    """
+    said = {names.HEAD_ROLE: job.spec.head.pod, **{pool.name: pool.role.pod for pool in pools(job)}}
+    templates = {names.HEAD_ROLE: cluster["spec"]["headGroupSpec"]["template"]}
+    templates |= {group["groupName"]: group["template"] for group in cluster["spec"]["workerGroupSpecs"]}
+    metadata = {"namespace": job.metadata.namespace} if job.metadata.namespace is not None else {}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": {"name": f"{job.metadata.name}-{role}", **metadata},
+            "template": templates[role],
+        }
+        for role, pod in said.items()
+        if pod != Pod()
+    ]
 
 
 def spec_hash(spec: Spec) -> str:

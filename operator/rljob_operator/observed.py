@@ -37,6 +37,7 @@ class JobView:
     job: ResolvedJob | None
     """None: the spec is not valid, `problems` says why."""
     problems: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
     status: JobStatus = field(default_factory=JobStatus)
     deleting: bool = False
 

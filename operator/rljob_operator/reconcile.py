@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rljob_operator import attempts, kuberay_limits, progress, storage
-from rljob_operator.actions import ApplyConfigMap, CreateCluster, DeleteJob, NoteGeneration, StopDriver
+from rljob_operator.actions import ApplyConfigMap, CheckPods, CreateCluster, DeleteJob, NoteGeneration, StopDriver
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Decision, Draft
 from rljob_operator.endings import finish, free, new_incarnation, remove_stuck_pods
@@ -143,7 +143,7 @@ def _create(draft: Draft) -> None:
         draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
         draft.wake_in(draft.settings.resync_seconds)
         return
-    draft.do(ApplyConfigMap(), CreateCluster(draft.status.incarnation))
+    draft.do(CheckPods(draft.status.incarnation), ApplyConfigMap(), CreateCluster(draft.status.incarnation))
     rejection = draft.observed.rejection
     if rejection:
         draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_REJECTED, rejection)

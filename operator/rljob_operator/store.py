@@ -37,6 +37,8 @@ class Store:
     def __init__(self) -> None:
         self._jobs: dict[Key, Mapping[str, Any]] = {}
         self._views: dict[Key, JobView] = {}
+        self._outdated: set[Key] = set()
+        """Jobs whose view is older than they are."""
         self._clusters: dict[Key, dict[str, Mapping[str, Any]]] = {}
         self._pods: dict[Key, dict[str, Mapping[str, Any]]] = {}
         self._workloads: dict[str, dict[str, Mapping[str, Any]]] = {}
@@ -58,7 +60,7 @@ class Store:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
         if self._is_news(self._jobs.get(key), raw):
             self._jobs[key] = raw
-            self._views.pop(key, None)
+            self._outdated.add(key)
         return key
 
     def put_cluster(self, raw: Mapping[str, Any]) -> Key | None:
@@ -117,6 +119,7 @@ class Store:
             del self._jobs[key]
             self._views.pop(key, None)
             self._note_claims(key, frozenset())
+            self._outdated.discard(key)
         return key
 
     def drop_cluster(self, raw: Mapping[str, Any]) -> Key | None:
@@ -130,8 +133,9 @@ class Store:
         raw = self._jobs.get(key)
         if raw is None:
             return None
-        if key not in self._views:
-            view = self._views[key] = job_view(raw)
+        if key in self._outdated:
+            view = self._views[key] = job_view(raw, self._views.get(key))
+            self._outdated.discard(key)
             named = used_claims(view.job) if view.job is not None else ()
             self._note_claims(key, frozenset(claim.name for claim in named))
         return self._views[key]

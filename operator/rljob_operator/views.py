@@ -6,6 +6,7 @@ Objects come from watches, so nothing here trusts a field to be there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,10 +28,21 @@ LONGEST_POD_MESSAGE = 240
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def job_view(raw: Object) -> JobView:
-    """An RLJob. A spec that doesn't pass our own rules (an old object, a loose server) comes with its problems."""
+def job_view(raw: Object, before: JobView | None = None) -> JobView:
+    """An RLJob. A spec that doesn't pass our own rules (an old object, a loose server) comes with its problems.
+
+    With an earlier view of it nothing is read again that hasn't changed: most changes are our own, of the status.
+    """
     metadata = raw.get("metadata", {})
-    spec = raw.get("spec", {})
+    spec, labels = raw.get("spec", {}), metadata.get("labels") or {}
+    if before is not None and (before.uid, before.document, before.labels) == (metadata.get("uid"), spec, labels):
+        return replace(
+            before,
+            generation=int(metadata.get("generation", 0)),
+            version=str(metadata.get("resourceVersion", "")),
+            status=JobStatus.read(raw.get("status", {})),
+            deleting="deletionTimestamp" in metadata,
+        )
     kept = {name: metadata[name] for name in ("name", "namespace", "labels") if metadata.get(name)}
     job, violations = check({"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": spec})
     good = job if not violations else None
@@ -42,6 +54,7 @@ def job_view(raw: Object) -> JobView:
         version=str(metadata.get("resourceVersion", "")),
         created=parse_time(metadata.get("creationTimestamp")) or _LONG_AGO,
         document=spec,
+        labels=labels,
         fingerprint=spec_hash(good.spec) if good is not None else "",
         job=resolve(good) if good is not None else None,
         problems=tuple(str(violation) for violation in violations),

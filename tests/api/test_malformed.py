@@ -167,3 +167,23 @@ def test_a_file_by_its_path(tmp_path: Path, minimal_text: str) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(JobInvalid, match="UTF-8"):
         load_jobs(file)
+
+
+def test_what_is_said_about_the_rest_of_a_job_whose_sections_cannot_be_read(minimal_text: str) -> None:
+    text = minimal_text.replace("name: tiny", "name: 1a").replace("preset: grpo", "preset: [grpo]")
+    # What depends on the preset can't be known: a single sample is right for ppo.
+    text += "  batch: {samplesPerPrompt: 1}\n  code: [{configMap: a, pvc: b}]\n"
+    (outcome,) = check_text(text)
+    paths = sorted(violation.path for violation in outcome.violations)
+    assert paths == ["metadata.name", "spec.algorithm.preset", "spec.code[0]"]
+
+
+def test_a_field_that_does_not_exist_is_wrong_even_without_a_value(minimal_text: str) -> None:
+    (outcome,) = check_text(minimal_text + "  phase: null\n  image: null\n")
+    assert [violation.path for violation in outcome.violations] == ["spec.phase"]
+
+
+@pytest.mark.parametrize("name", ["foo..com/x", ".com/x", "a-/x", "/x", "a/b/c"])
+def test_names_of_labels_are_those_of_kubernetes(minimal_text: str, name: str) -> None:
+    (outcome,) = check_text(minimal_text + f'  head: {{pod: {{labels: {{"{name}": x}}}}}}\n')
+    assert [violation.path for violation in outcome.violations] == ["spec.head.pod.labels"]

@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from fakes.bad_network import BadNetwork
 from fakes.heads import FakeHeads
 from fakes.kubelet import FakeKubelet
 from fakes.kuberay import FakeKubeRay
@@ -75,6 +76,28 @@ def kuberay_process(plane: ControlPlane) -> Iterator[None]:
     plane.start_kuberay()
     yield
     plane.stop_program("ray-operator")
+
+
+@pytest.fixture
+async def network(world: World) -> AsyncIterator[BadNetwork]:
+    """What lies between the operator of `world` and the API server."""
+    async for made in _network(world):
+        yield made
+
+
+@pytest.fixture
+async def real_network(real_world: World) -> AsyncIterator[BadNetwork]:
+    """The same for `real_world`."""
+    async for made in _network(real_world):
+        yield made
+
+
+async def _network(world: World) -> AsyncIterator[BadNetwork]:
+    made, started = BadNetwork(world.plane), asyncio.Event()
+    async with _background(made.run(started)):
+        await asyncio.wait_for(started.wait(), 10)
+        yield made
+        await world.stop_operator()
 
 
 def _namespace(plane: ControlPlane) -> str:

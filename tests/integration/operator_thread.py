@@ -9,6 +9,7 @@ import asyncio
 import threading
 
 import kopf
+from kube.crowding import crowding
 
 from rljob_operator.operator import Operator, Options
 
@@ -46,6 +47,8 @@ class OperatorThread:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
+        # Of debug mode: how long a callback may take before it is reported. Waiting for a processor counts too.
+        self._loop.slow_callback_duration *= crowding()
         self.operator = Operator(self._options, self._connection)
         self._begun.set()
         await self.operator.run()

@@ -5,27 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections import defaultdict
 
 import pytest
 from fakes.bad_network import BadNetwork
 from fakes.heads import Play
 from world import World, job_document
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-async def network(world: World) -> AsyncIterator[BadNetwork]:
-    made, started = BadNetwork(world.plane), asyncio.Event()
-    task = asyncio.create_task(made.run(started))
-    await asyncio.wait_for(started.wait(), 10)
-    yield made
-    await world.stop_operator()
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+pytestmark = pytest.mark.timeout(1800)
 
 
 async def nothing_runs(world: World) -> bool:
@@ -122,6 +109,40 @@ async def test_watches_are_cut(world: World, network: BadNetwork) -> None:
         done.set()
         await cutter
     assert_nothing_happened_twice(world, "cut-off")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_events_are_told_twice_late_and_in_another_order(world: World, network: BadNetwork, seed: int) -> None:
+    dice = random.Random(seed)
+    held_of: dict[str, list[bytes]] = defaultdict(list)
+
+    def tell(path: str, line: bytes) -> list[bytes]:
+        told, held = [line], held_of[path]
+        if b'"ADDED"' in line or b'"MODIFIED"' in line:
+            if held and dice.random() < 0.5:
+                # An old event after a newer one.
+                told.append(held.pop(dice.randrange(len(held))))
+            if dice.random() < 0.3:
+                told.append(line)
+            if dice.random() < 0.3:
+                held.append(line)
+        return told
+
+    network.tell = tell
+    world.start_operator(network.address)
+    await lives_through_everything(world, "confused")
+    assert_nothing_happened_twice(world, "confused")
+
+
+async def test_two_writes_get_no_answer_at_all(world: World, network: BadNetwork) -> None:
+    # Each costs the operator its whole patience with one call.
+    network.hang = lambda number: number in (3, 9)
+    world.start_operator(network.address)
+    await world.apply(job_document("patient"), Play(steps=3))
+    await world.until_condition("patient", "Running", "True")
+    await world.until_condition("patient", "Succeeded", "True")
+    assert network.writes > 9
+    assert_nothing_happened_twice(world, "patient")
 
 
 async def test_the_restarted_operator_finds_what_happened_meanwhile(world: World) -> None:

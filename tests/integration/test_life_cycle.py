@@ -6,7 +6,7 @@ import pytest
 from fakes.heads import Play
 from world import World, job_document
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(1800)
 
 
 async def nothing_runs(world: World) -> bool:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes.bad_network import BadNetwork
 from fakes.heads import FakeHeads, Play
 from kube.control_plane import ApiCallError, ControlPlane
-from world import World, job_document
+from world import SETTINGS, World, job_document
 
 from rljob_api.crd import rendered
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(1800)
+OUTAGE_SECONDS = 60.0
 
 
 async def test_a_refused_cluster_is_explained_and_made_when_it_is_allowed(world: World) -> None:
@@ -50,6 +56,49 @@ async def test_a_job_outlives_the_api_servers_absence(world: World) -> None:
     await world.until("the job has succeeded", over)
     assert operator.failure is None
     assert len(world.drivers("orphaned")) == 1
+
+
+async def test_a_minute_without_the_api_server_is_survived_without_a_storm(
+    world: World, network: BadNetwork, record_property: Callable[[str, object], None]
+) -> None:
+    jobs = [f"job-{index}" for index in range(10)]
+    settings = replace(SETTINGS, poll_seconds=1.0)
+    operator = world.start_operator(network.address, settings, lease_namespace=world.namespace)
+    for name in jobs:
+        await world.apply(job_document(name), Play(steps=None))
+    for name in jobs:
+        await world.until_condition(name, "Running", "True", "Training")
+    assert operator.operator is not None
+    world.plane.stop_program("kube-apiserver")
+    gone = time.monotonic()
+    await asyncio.sleep(12)
+    # The lease has run out: nothing is done any more, but nobody gives up either.
+    assert not operator.operator.leads
+    idle = time.monotonic()
+    await asyncio.sleep(OUTAGE_SECONDS - 12)
+    assert operator.alive
+    assert not operator.operator.leads
+    back = time.monotonic()
+    world.plane.start_api_server()
+    await world.until("the operator leads again", lambda: operator.operator is not None and operator.operator.leads)
+    leads = time.monotonic()
+    await asyncio.sleep(10)
+
+    def asked(start: float, end: float) -> int:
+        return sum(1 for when in network.requests if start <= when < end)
+
+    waiting, meeting = asked(idle, back), asked(back, leads + 10)
+    record_property("requests a second in the outage", waiting / (back - idle))
+    record_property("requests from the return until 10 s after leading", meeting)
+    print(f"{asked(gone, idle)} requests in 12 s, {waiting} in {back - idle:.0f} s, {meeting} after the return")
+    # Seven watches and the lease, each with pauses of seconds.
+    assert waiting / (back - idle) < 6
+    for name in jobs:
+        world.heads.plays[name].steps = 1
+    for name in jobs:
+        await world.until_condition(name, "Succeeded", "True")
+        assert len(world.drivers(name)) == 1
+    assert operator.failure is None
 
 
 async def test_a_missing_kuberay_is_said_and_noticed_when_it_comes(plane: ControlPlane, tmp_path: Path) -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from chaos import walk_all
+from conformance import conforms
+from fakes.bad_network import BadNetwork
 from fakes.heads import Play
 from world import World, job_document
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(3600)
+
+CHAOS_RUNS = int(os.environ.get("RLJOB_CHAOS_RUNS", "10"))
+CHAOS_FIRST = int(os.environ.get("RLJOB_CHAOS_SEED", "1"))
 
 
 async def pods_of(world: World, group: str) -> set[str]:
@@ -79,3 +87,11 @@ async def test_kuberay_accepts_what_is_created_without_a_warning(real_world: Wor
     # KubeRay makes a token of its own when it finds none; it has found ours.
     assert [item["metadata"]["name"] for item in secrets] == ["clean-c1"]
     assert secrets[0]["metadata"]["ownerReferences"][0]["kind"] == "RLJob"
+
+
+async def test_kuberay_does_what_the_fake_does(real_world: World) -> None:
+    await conforms(real_world)
+
+
+async def test_every_job_gets_where_it_shall_with_the_real_kuberay(real_world: World, real_network: BadNetwork) -> None:
+    await walk_all(real_world, real_network, CHAOS_FIRST, CHAOS_RUNS)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from fakes.heads import Play
+from operator_process import OperatorProcess
 from test_chart import helm, render
 from world import World, job_document
 
 __all__ = ["helm"]
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(1800)
 
 
 async def test_a_job_lives_with_no_more_rights_than_the_chart_gives(world: World, helm: Path, tmp_path: Path) -> None:
@@ -41,6 +44,9 @@ async def test_a_job_lives_with_no_more_rights_than_the_chart_gives(world: World
         return not (await world.call("GET", world.path("").rstrip("/")))["items"]
 
     await world.until("the job is over and deleted", gone)
+    # Pods are checked with no more than these rights.
+    await world.apply(job_document("wrong", rollout={"pod": {"template": {"spec": {"hostnam": "a"}}}}))
+    await world.until_condition("wrong", "ClusterReady", "False", "ClusterRejected")
     world.plane.kubectl("delete", "--wait=false", "-f", str(manifest))
 
 
@@ -65,6 +71,42 @@ async def test_a_second_replica_takes_over_when_the_first_dies(world: World) -> 
     # A bound on the protocol (10 s lease, looked at every 2 s), with room for a slow machine.
     assert time.monotonic() - died < 30
     assert len(world.drivers("inherited")) == 1
+
+
+async def test_another_process_takes_over_within_fifteen_seconds_of_kill_9(world: World, tmp_path: Path) -> None:
+    arguments = (
+        f"--namespace={world.namespace}",
+        f"--lease-namespace={world.namespace}",
+        f"--head-address={world.heads.address}",
+        "--probe-port=0",
+        "--poll-seconds=0.2",
+    )
+    replicas = [OperatorProcess(world.plane, tmp_path, f"replica-{index}", arguments) for index in range(2)]
+    try:
+        await world.apply(job_document("bequeathed"), Play(steps=None))
+        await world.until_condition("bequeathed", "Running", "True", "Training")
+        before = (await _lease(world))["holderIdentity"]
+        leader = next(replica for replica in replicas if f"_{replica.pid}_" in before)
+        leader.kill()
+        died = datetime.now(UTC)
+        world.heads.plays["bequeathed"].steps = 1
+        await world.until_condition("bequeathed", "Succeeded", "True")
+        after = await _lease(world)
+        assert after["holderIdentity"] != before
+        taken = datetime.fromisoformat(after["acquireTime"])
+        print(f"taken over {(taken - died).total_seconds():.1f} s after kill -9")
+        assert taken - died < timedelta(seconds=15)
+        assert len(world.drivers("bequeathed")) == 1
+    finally:
+        for replica in replicas:
+            replica.stop()
+
+
+async def _lease(world: World) -> dict[str, Any]:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{world.namespace}/leases/rljob-operator"
+    spec = (await world.call("GET", path))["spec"]
+    assert isinstance(spec, dict)
+    return spec
 
 
 async def _nothing() -> None:

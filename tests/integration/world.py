@@ -14,12 +14,13 @@ import kopf
 from fakes.heads import Driver, FakeHeads, Play
 from fakes.kuberay import FakeKubeRay
 from kube.control_plane import ApiCallError, ControlPlane
+from kube.crowding import crowding
 from operator_thread import OperatorThread
 
 from rljob_operator.operator import Options
 from rljob_operator.settings import Settings
 
-PATIENCE_SECONDS = float(os.environ.get("RLJOB_TEST_PATIENCE", "60"))
+PATIENCE_SECONDS = float(os.environ.get("RLJOB_TEST_PATIENCE", "60")) * crowding()
 SETTINGS = Settings(
     poll_seconds=0.1,
     start_poll_seconds=0.1,

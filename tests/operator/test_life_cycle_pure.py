@@ -18,7 +18,7 @@ def running(**sections: object) -> World:
 
 def test_a_new_job_gets_its_objects_first_and_a_driver_when_enough_is_ready() -> None:
     world = World()
-    assert world.look().actions == (do.ApplyConfigMap(), do.CreateCluster(1))
+    assert world.look().actions == (do.CheckPods(1), do.ApplyConfigMap(), do.CreateCluster(1))
     world.kuberay()
     world.look()
     assert world.reason("ClusterReady") == "WaitingForPods"

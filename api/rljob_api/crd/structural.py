@@ -105,11 +105,12 @@ def _key_rules(node: Node) -> list[Schema]:
     """A schema has no pattern for the keys of a map, so a rule stands in for it."""
     if node.kind != "map" or node.keys is None or node.keys.pattern is None:
         return []
+    example = "example.com/name" if "/" in node.keys.pattern else "MY_NAME"
     length = f" && size(k) <= {node.keys.longest}" if node.keys.longest else ""
     return [
         {
             "rule": f"self.all(k, k.matches({text(node.keys.pattern)}){length})",
-            "message": f"keys must match {node.keys.pattern}",
+            "message": f"a name must look like {example}",
         }
     ]
 

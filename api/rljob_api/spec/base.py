@@ -7,6 +7,7 @@ models: no unions but int-or-string quantities, no optional-and-null (null means
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
@@ -74,8 +75,15 @@ class SpecModel(BaseModel):
     @classmethod
     def _null_is_absent(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            return {k: v for k, v in value.items() if v is not None}
+            # A name that doesn't exist is wrong whatever its value.
+            return {k: v for k, v in value.items() if v is not None or k not in cls._names()}
         return value
+
+    @classmethod
+    @cache
+    def _names(cls) -> frozenset[str]:
+        fields = cls.model_fields.items()
+        return frozenset(name for field, info in fields for name in (field, info.alias or to_camel(field)))
 
     def document(self) -> dict[str, Any]:
         """The model as plain data with YAML names, without what was left at its default."""
@@ -128,7 +136,7 @@ FunctionPath = Annotated[
 LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LabelKey = Annotated[
     str,
-    Field(min_length=1, max_length=317, pattern=rf"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?{LABEL_NAME}$"),
+    Field(min_length=1, max_length=317, pattern=rf"^({DNS_SUBDOMAIN[1:-1]}/)?{LABEL_NAME}$"),
 ]
 LabelValue = Annotated[str, Field(max_length=63, pattern=rf"^({LABEL_NAME})?$")]
 EnvMap = Annotated[dict[EnvName, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]

@@ -47,6 +47,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch]
 - apiGroups: [""]
+  # For dry runs: pods are checked before anything is created. Nothing ever runs from a PodTemplate.
+  resources: [podtemplates]
+  verbs: [create]
+- apiGroups: [""]
   resources: [configmaps]
   verbs: [create, patch]
 - apiGroups: [""]

@@ -1,12 +1,14 @@
 """A reverse proxy between operator and API server that makes writes fail, and tells the test of each.
 
-Reads and watches pass through untouched, except that open watches can be cut.
+Reads pass through untouched. Watches can be cut, and their events told twice or in another order. A server that is away
+looks like one: the connection is closed without an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 import aiohttp
@@ -25,6 +27,9 @@ class BadNetwork:
             the server, None lets it through.
         after: told after each write that went through; by then the caller hasn't got the answer yet.
         lose_answer: says of a write that went through whether its answer is lost.
+        hang: says of a write whether it gets neither to the server nor an answer.
+        tell: what the watch of a path delivers instead of an event (a line of JSON): twice the same, some from before.
+        requests: when each request came (monotonic seconds), reads and watches included.
     """
 
     def __init__(self, plane: ControlPlane) -> None:
@@ -32,6 +37,9 @@ class BadNetwork:
         self.before: Callable[[int, str, str], int | None] = lambda _number, _method, _path: None
         self.after: Callable[[int, str, str], None] = lambda _number, _method, _path: None
         self.lose_answer: Callable[[int], bool] = lambda _number: False
+        self.hang: Callable[[int], bool] = lambda _number: False
+        self.tell: Callable[[str, bytes], list[bytes]] = lambda _path, line: [line]
+        self.requests: list[float] = []
         self.writes = 0
         self.address = ""
         self._watches: set[web.StreamResponse] = set()
@@ -63,10 +71,13 @@ class BadNetwork:
                     transport.abort()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(time.monotonic())
         number = 0
         if request.method in WRITES:
             self.writes += 1
             number = self.writes
+            if self.hang(number):
+                await asyncio.Event().wait()
             status = self.before(number, request.method, request.path)
             if status is not None:
                 refusal = {"kind": "Status", "reason": "Injected", "message": "the test wants it", "code": status}
@@ -75,6 +86,17 @@ class BadNetwork:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in LEFT_OUT}
         url = self._plane.server + request.path_qs
         data = await request.read() or None
+        try:
+            return await self._pass_on(request, number, url, headers, data)
+        except aiohttp.ClientError:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=502)
+
+    async def _pass_on(
+        self, request: web.Request, number: int, url: str, headers: dict[str, str], data: bytes | None
+    ) -> web.StreamResponse:
+        assert self._session is not None
         async with self._session.request(
             request.method, url, headers=headers, data=data, skip_auto_headers=("Content-Type",)
         ) as answer:
@@ -94,8 +116,18 @@ class BadNetwork:
         self._watches.add(response)
         try:
             with suppress(ConnectionResetError, aiohttp.ClientError):
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
+                async for chunk in _lines(answer.content):
+                    for line in self.tell(request.path, chunk):
+                        await response.write(line)
         finally:
             self._watches.discard(response)
         return response
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The lines of a stream, however long."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line + b"\n"

@@ -56,6 +56,8 @@ class Driver:
     environment: dict[str, str]
     attempt: int
     generation: int
+    head: str = ""
+    """UID of the head pod that it runs on."""
     state: str = "RUNNING"
     exit_code: int | None = None
     step: int = 0
@@ -133,7 +135,7 @@ class FakeHeads:
         job = head["metadata"]["labels"]["rljob.dev/job"]
         play = self.plays.setdefault(job, Play())
         if path == "api/jobs/" and request.method == "POST":
-            return self._submit(await request.json(), job, drivers)
+            return self._submit(await request.json(), job, head["metadata"]["uid"], drivers)
         if path.startswith("api/v0/"):
             count = play.leftovers if "actors" in path else 0
             found = [{"class_name": "Engine", "state": "ALIVE"}] * count
@@ -153,7 +155,7 @@ class FakeHeads:
             body["message"] = f"Job entrypoint command failed with exit code {driver.exit_code}"
         return web.json_response(body)
 
-    def _submit(self, body: Object, job: str, drivers: dict[str, Driver]) -> web.Response:
+    def _submit(self, body: Object, job: str, head: str, drivers: dict[str, Driver]) -> web.Response:
         submission = body["submission_id"]
         if submission in drivers:
             self.duplicates += 1
@@ -165,6 +167,7 @@ class FakeHeads:
             environment=body["runtime_env"]["env_vars"],
             attempt=int(words[words.index("--attempt") + 1]),
             generation=int(words[words.index("--generation") + 1]),
+            head=head,
         )
         drivers[submission] = driver
         self.drivers.setdefault(job, []).append(driver)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kube.crowding import crowding
 from testcluster.programs import Programs
 
 START_SECONDS = 60.0
@@ -34,11 +35,16 @@ class ControlPlaneError(RuntimeError):
 
 
 class ApiCallError(RuntimeError):
-    """The API server answered with an error; `code` is its HTTP status."""
+    """The API server answered with an error; `code` is its HTTP status, `answer` its body (a Status object)."""
 
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(f"{code}: {message}")
+    def __init__(self, code: int, call: str, text: str) -> None:
+        super().__init__(f"{code}: {call}: {text[:2000]}")
         self.code = code
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = {}
+        self.answer: dict[str, Any] = answer if isinstance(answer, dict) else {}
 
 
 @dataclass
@@ -86,7 +92,7 @@ class ControlPlane:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content, "Accept": "application/json"}
         status, text = self._exchange(method, path, data, headers)
         if status >= 400:
-            raise ApiCallError(status, f"{method} {path}: {text.decode(errors='replace')[:2000]}")
+            raise ApiCallError(status, f"{method} {path}", text.decode(errors="replace"))
         answer = json.loads(text or b"{}")
         return answer if isinstance(answer, dict) else {}
 
@@ -157,7 +163,7 @@ class ControlPlane:
             f"-metrics-addr=127.0.0.1:{_free_port()}",
             f"-health-probe-bind-address=127.0.0.1:{port}",
         )
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS * crowding()
         while True:
             try:
                 probe = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
@@ -183,10 +189,12 @@ class ControlPlane:
 
     def restart_api_server(self, pause: float = 0.0) -> None:
         """Kills kube-apiserver, and starts it again on the same port after a pause."""
-        process = self.processes.pop("kube-apiserver")
-        process.kill()
-        process.wait()
+        self.stop_program("kube-apiserver")
         time.sleep(pause)
+        self.start_api_server()
+
+    def start_api_server(self) -> None:
+        """Starts kube-apiserver again, where it was."""
         self._start_api_server()
         self._wait_for("/readyz", "kube-apiserver")
 
@@ -256,11 +264,11 @@ class ControlPlane:
                 stderr=log,
                 cwd=self.folder,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     def _wait_for(self, path: str, program: str) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS * crowding()
         while True:
             try:
                 # /readyz answers in plain text.
@@ -312,5 +320,6 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """For `preexec_fn`: the new process ends with the thread that starts it."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

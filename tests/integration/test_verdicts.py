@@ -1,0 +1,104 @@
+"""`kubectl apply` and `rljob validate` say the same: one rule set, two judges, many job files made by chance."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube.control_plane import ControlPlane
+from specs.generated import MINIMAL, job_file
+from verdicts import Verdict, explained, of_ours, of_the_server, rules_broken, without_numbers_out_of_bounds
+
+from rljob_api.crd.checks import NOT_IN_CEL, checks
+from rljob_api.overrides import merged
+from rljob_api.rules import RULES
+from rljob_api.yaml_reading import read_value
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
+from test_rules import CASES, GENEROUS
+
+pytestmark = pytest.mark.timeout(900)
+GENERATED = int(os.environ.get("RLJOB_SPECS", "1000"))
+SPECS_OF_CASES = [
+    spec for _, good, bad, _ in CASES for text in (good, bad) if (spec := (read_value(text) or {}).get("spec"))
+]
+
+
+def disagreements(plane: ControlPlane, text: str) -> tuple[Verdict, list[str]]:
+    """What the server says, and where it and we differ without a reason that is written down."""
+    theirs, ours = of_the_server(plane, "default", text), of_ours(text)
+    if theirs.accepted and not ours.accepted:
+        broken = rules_broken(text)
+        if broken and broken <= set(NOT_IN_CEL):
+            return theirs, []
+        return theirs, [f"the server accepts, we say: {ours.message}"]
+    if not theirs.accepted and ours.accepted:
+        return theirs, [f"we accept, the server says: {theirs.message}"]
+    unheard = [path for path in sorted(theirs.paths) if not explained(path, ours.paths)]
+    mended = without_numbers_out_of_bounds(text) if unheard else None
+    if mended is not None:
+        # The server holds rules against such numbers, and says two things about one mistake. We leave them out.
+        then, we = of_the_server(plane, "default", mended), of_ours(mended)
+        unheard = [path for path in unheard if path in then.paths and not explained(path, we.paths)]
+    return theirs, [
+        f"{path}: named by the server ({theirs.message}), not by us: {sorted(ours.paths)}" for path in unheard
+    ]
+
+
+def test_generated_job_files_get_the_same_verdict_from_both(plane: ControlPlane) -> None:
+    counts: Counter[str] = Counter()
+    met: set[str] = set()
+    found = []
+    for seed in range(GENERATED):
+        text = job_file(seed, SPECS_OF_CASES)
+        verdict, differences = disagreements(plane, text)
+        counts["accepted" if verdict.accepted else "refused"] += 1
+        met |= rules_broken(text)
+        found += [f"seed {seed}: {difference}\n{text}" for difference in differences]
+    assert not found, f"{len(found)} disagreements, the first ones:\n" + "\n".join(found[:5])
+    # Neither judge may be right by always saying the same, and every rule has been asked.
+    assert min(counts.values()) > GENERATED / 6, counts
+    assert GENERATED < 1000 or {check.rule for check in checks()} <= met, {check.rule for check in checks()} - met
+    print(f"{GENERATED} job files: {dict(counts)}; {len(met)} of {len(RULES)} rules broken at least once")
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{index}-{case[0]}" for index, case in enumerate(CASES)])
+def test_the_examples_of_every_rule_get_the_same_verdict(plane: ControlPlane, case: tuple[str, str, str, str]) -> None:
+    rule, good, bad, path = case
+    job: dict[str, Any] = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "tiny"},
+        "spec": MINIMAL,
+    }
+    fitting = [[read_value(GENEROUS)] if needs_room(patch) else [] for patch in (good, bad)]
+    kept, broken = (
+        json.dumps(reduce(merged, [job, *first, read_value(patch)]))
+        for first, patch in zip(fitting, (good, bad), strict=True)
+    )
+    assert of_the_server(plane, "default", kept).accepted
+    verdict, differences = disagreements(plane, broken)
+    assert differences == []
+    assert verdict.accepted == (rule in NOT_IN_CEL and rule not in SEEN_BY_THE_SERVER_ITSELF)
+    if not verdict.accepted:
+        assert any(path == theirs or path.startswith((f"{theirs}.", f"{theirs}[")) for theirs in verdict.paths)
+
+
+def needs_room(patch: str) -> bool:
+    """Whether a case is about a random model, whose context is short, and not about lengths."""
+    return "random" in patch and "maxPromptTokens" not in patch
+
+
+SEEN_BY_THE_SERVER_ITSELF = {
+    "variables_differ",
+    "validation_names_differ",
+    "name_leaves_room_for_children",
+    "name_is_a_dns_label",
+}
+"""Rules without CEL because the schema says the same."""

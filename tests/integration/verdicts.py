@@ -1,0 +1,94 @@
+"""What the API server and `rljob validate --schema-only` say about the same text."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from dataclasses import dataclass
+from functools import reduce
+
+from kube.control_plane import ApiCallError, ControlPlane
+from pydantic import ValidationError
+
+from rljob_api import RLJob, check, check_text
+from rljob_api.rules import RULES, Job
+from rljob_api.yaml_reading import read_documents
+
+_UNKNOWN = re.compile(r'(?:unknown|duplicate) field "([^"]+)"')
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a job file is accepted, and if not, the paths that are blamed."""
+
+    accepted: bool
+    paths: frozenset[str]
+    message: str
+
+
+def of_the_server(plane: ControlPlane, namespace: str, text: str) -> Verdict:
+    """A dry run of the creation in which unknown fields are errors, as for `kubectl apply`."""
+    path = f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs?dryRun=All&fieldValidation=Strict"
+    try:
+        plane.call("POST", path, text.encode(), "application/yaml")
+    except ApiCallError as error:
+        if error.code not in (400, 422):
+            # No verdict: the server failed.
+            raise
+        message = str(error.answer.get("message", ""))
+        causes = (error.answer.get("details") or {}).get("causes") or ()
+        # "<nil>" says that rules were skipped because types are wrong.
+        paths = {str(cause.get("field")).removeprefix(".") for cause in causes} - {"<nil>", "None"}
+        return Verdict(False, frozenset(paths | set(_UNKNOWN.findall(message))), message)
+    return Verdict(True, frozenset(), "")
+
+
+def of_ours(text: str) -> Verdict:
+    """What `rljob validate --schema-only` prints."""
+    violations = [violation for outcome in check_text(text) for violation in outcome.violations]
+    return Verdict(not violations, frozenset(v.path for v in violations), "\n".join(map(str, violations)))
+
+
+def rules_broken(text: str) -> set[str]:
+    """The names of the rules that a job file breaks; empty as well when its types are wrong."""
+    (document,) = read_documents(text)
+    job, _ = check(document.data)
+    if job is None:
+        return set()
+    return {name for name, rule in RULES.items() if any(True for _ in rule(Job(job)))}
+
+
+def without_numbers_out_of_bounds(text: str) -> str | None:
+    """The job file without them; None: there are none."""
+    (document,) = read_documents(text)
+    data = copy.deepcopy(document.data)
+    try:
+        RLJob.model_validate(data)
+    except ValidationError as error:
+        places = [e["loc"] for e in error.errors() if e["type"].startswith(("greater_than", "less_than"))]
+        for *holders, name in places:
+            holder = reduce(lambda inner, part: inner[part], holders, data)
+            if isinstance(holder, dict):
+                del holder[name]
+        return json.dumps(data) if places else None
+    return None
+
+
+def explained(path: str, ours: frozenset[str]) -> bool:
+    """Whether a path that the server names is among ours: the same place, a part of it, or what it is a part of.
+
+    CEL blames a list or map where a rule looks at several of its items; we name the item. A map in the place of a
+    number is a wrong type for us; the server looks into it for fields that don't exist.
+    """
+    path = _plain(path)
+    return any(own == path or _is_below(own, path) or _is_below(path, own) for own in map(_plain, ours))
+
+
+def _plain(path: str) -> str:
+    """We write keys with points in them in brackets, the server doesn't."""
+    return re.sub(r"\[([^\]]*[^\]0-9][^\]]*)\]", r".\1", path)
+
+
+def _is_below(path: str, above: str) -> bool:
+    return path.startswith((f"{above}.", f"{above}["))
