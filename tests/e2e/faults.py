@@ -18,10 +18,6 @@ from world import World
 from testcluster import control, layout, life
 from testcluster.layout import Cluster
 
-RLJOB = "app.kubernetes.io/name=rljob-operator"
-KUBERAY = "app.kubernetes.io/name in (kuberay, kuberay-operator)"
-"""What the pods of the operators are labelled with, whoever installed them."""
-
 
 @contextmanager
 def without_node(world: World, name: str) -> Iterator[None]:

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from faults import KUBERAY, RLJOB, nodes_folder
-from world import RESULTS, World, program
+from faults import nodes_folder
+from world import KUBERAY, RESULTS, RLJOB, World, program
 
 LINES = "--tail=2000"
 RAY_LOGS = "cd /tmp/ray/session_latest/logs && tail -n 300 -- *.log *.out *.err 2>/dev/null"

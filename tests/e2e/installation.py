@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
-from faults import RLJOB, operator_pods
-from world import World
+from faults import operator_pods
+from world import RLJOB, World
 
 CHART = Path(__file__).parents[2] / "charts" / "rljob-operator"
 

@@ -1,4 +1,4 @@
-"""Namespaces of the suite's own: only `restricted` pods are admitted, and there is a volume with a pod that reads it."""
+"""Namespaces of the suite's own: only `restricted` pods are admitted, and a pod reads the volume with the results."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from faults import RLJOB
-from world import ENVIRONMENT, RESULTS, Settings, World, claim, reader
+from world import ENVIRONMENT, RESULTS, RLJOB, Settings, World, claim, reader
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 import pytest
-from faults import KUBERAY, RLJOB, kill_operator, without_api_server, without_node
+from faults import kill_operator, without_api_server, without_node
 from ledger import assert_every_prompt_once
-from world import World
+from world import KUBERAY, RLJOB, World
 
 pytestmark = pytest.mark.timeout(1500)
 STEPS = 120

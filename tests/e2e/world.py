@@ -24,6 +24,9 @@ RESULTS = "results"
 ENVIRONMENT = "environment"
 READER = "reader"
 WAIT_SECONDS = 300.0
+RLJOB = "app.kubernetes.io/name=rljob-operator"
+KUBERAY = "app.kubernetes.io/name in (kuberay, kuberay-operator)"
+"""What the operators' pods are labelled with, whoever installed them."""
 
 
 @dataclass(frozen=True)
