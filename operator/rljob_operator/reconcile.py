@@ -185,7 +185,13 @@ def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
     was_ready = draft.job.status.is_true(Type.CLUSTER_READY)
     degraded = draft.job.status.has(Type.CLUSTER_READY, Reason.POOL_DEGRADED)
     ready = readiness(draft.observed, cluster, pools(draft.resolved), was_ready or degraded)
-    draft.say(Type.CLUSTER_READY, ready.enough, ready.reason, ready.sentence)
+    before = draft.job.status.conditions.get(Type.CLUSTER_READY.title)
+    if ready.reason is Reason.WAITING_FOR_PODS and before is not None and before.reason == Reason.POD_ERROR.title:
+        # A pod that crashed is replaced at once, and its successor knows nothing of it: what was said of it stays
+        # until the pods are ready.
+        draft.say(Type.CLUSTER_READY, ready.enough, Reason.POD_ERROR, before.message)
+    else:
+        draft.say(Type.CLUSTER_READY, ready.enough, ready.reason, ready.sentence)
     return ready
 
 

@@ -271,9 +271,12 @@ class World:
             if not pod.ended:
                 self.pods[name] = replace(pod, ready=True)
 
-    def lose_pod(self, name: str, *, disrupted: bool = False) -> None:
-        """A pod ends by itself."""
-        self.pods[name] = replace(self.pods[name], ready=False, ended=True, disrupted=disrupted)
+    def lose_pod(self, name: str, *, disrupted: bool = False, message: str = "") -> None:
+        """A pod ends by itself; with a message, because its container crashed."""
+        trouble = "crash" if message else None
+        self.pods[name] = replace(
+            self.pods[name], ready=False, ended=True, disrupted=disrupted, trouble=trouble, message=message
+        )
         for driver in self.drivers:
             if driver.head == self.pods[name].uid and driver.state == "RUNNING":
                 driver.state = "GONE"
