@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 RESULTS = "results"
 ENVIRONMENT = "environment"
 READER = "reader"
-WAIT_SECONDS = 300.0
+WAIT_SECONDS = 600.0
 RLJOB = "app.kubernetes.io/name=rljob-operator"
 KUBERAY = "app.kubernetes.io/name in (kuberay, kuberay-operator)"
 """What the operators' pods are labelled with, whoever installed them."""
