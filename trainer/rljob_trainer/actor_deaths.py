@@ -18,4 +18,8 @@ def cause_of_death(error: BaseException) -> str:
         found = _MEMORY.search(text)
         room = f", {found['used']} of {found['limit']} were in use" if found else ""
         return f"out of memory{room}: Ray ended its process; give it more memory"
-    return text.splitlines()[0] if text else type(error).__name__
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if isinstance(error, RayActorError) and error.actor_init_failed:
+        # The whole traceback; what was raised stands at its end.
+        return f"it could not be built: {lines[-1]}"
+    return lines[0] if lines else type(error).__name__
