@@ -6,7 +6,8 @@
 # Packages are those that requirements/*.txt pins, checked against the hashes there. The GPU variant needs no CUDA base:
 # the wheels bring the libraries, and the node's runtime the driver.
 
-# Any image with Python 3.11 as `python`, its pip, and bash. `make images` passes one made of Debian packages.
+# Any image with Python 3.11 as `python`, its pip, bash, and lscpu (vLLM on CPUs asks it). `make images` passes one made
+# of Debian packages.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11.13-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build

@@ -28,6 +28,7 @@ BASE_PACKAGES = (
     *("libffi8", "libsqlite3-0", "libuuid1", "libtirpc3", "libnsl2", "libgssapi-krb5-2", "libkrb5-3", "libk5crypto3"),
     *("libcom-err2", "libkrb5support0", "libkeyutils1", "libncursesw6", "libtinfo6", "libreadline8", "libacl1"),
     *("libattr1", "libselinux1", "libpcre2-8-0", "libgmp10", "libnuma1", "libgomp1", "media-types"),
+    *("util-linux", "libsmartcols1"),  # lscpu: vLLM asks it for the CPUs
     *("python3.11", "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"),
     *("python3-pip", "python3-setuptools", "python3-wheel", "python3-distutils", "python3-lib2to3"),
 )

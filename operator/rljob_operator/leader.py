@@ -59,6 +59,9 @@ class Leader:
                 except (ApiError, TimeoutError) as error:
                     log.warning("the lease could not be read or renewed: %s", error or "no answer in time")
                 else:
+                    # On a busy machine the time can have run out just before it was renewed. Whoever asked meanwhile
+                    # was told that this replica doesn't lead, and did nothing: that is a new beginning, too.
+                    self._led = self._led and self.leads
                     self._until = started + RENEW_SECONDS if held else 0.0
                 if self.leads and not self._led:
                     log.info("%s leads", self._identity)

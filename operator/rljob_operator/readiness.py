@@ -47,16 +47,17 @@ def readiness(observed: Observed, cluster: ClusterView, pools: Sequence[Pool], w
     head = next((pod for pod in heads if pod.ready), None)
     short, enough = [], head is not None
     if head is None:
-        short.append(_sentence("head", 0, 1, heads))
+        told = [pod for pod in observed.pods_of(cluster.name, names.HEAD_ROLE) if _tells(pod)]
+        short.append(_sentence("head", 0, 1, told))
     for pool in pools:
-        pods = [pod for pod in observed.pods_of(cluster.name, pool.name) if _alive(pod)]
+        pods = [pod for pod in observed.pods_of(cluster.name, pool.name) if _tells(pod)]
         ready, wanted = sum(pod.ready for pod in pods), pool.replicas * pool.hosts
         if ready < wanted:
             short.append(_sentence(pool.name, ready, wanted, pods))
         enough = enough and ready >= pool.least * pool.hosts
     if not short:
         return Readiness(head, enough, True, Reason.POOLS_READY, "")
-    waiting = [pod for pod in observed.pods_of(cluster.name) if _alive(pod) and not pod.ready]
+    waiting = [pod for pod in observed.pods_of(cluster.name) if _tells(pod) and not pod.ready]
     found = {pod.trouble for pod in waiting}
     reason = next((reason for trouble, reason in WORST_FIRST if trouble in found), None)
     if reason is None:
@@ -69,6 +70,11 @@ def readiness(observed: Observed, cluster: ClusterView, pools: Sequence[Pool], w
 
 def _alive(pod: PodView) -> bool:
     return not pod.ended and pod.deleting_since is None
+
+
+def _tells(pod: PodView) -> bool:
+    """Whether a pod counts or says why one is missing: KubeRay replaces those that crashed, so they aren't alive."""
+    return _alive(pod) or (pod.ended and pod.trouble == "crash" and not pod.disrupted)
 
 
 def _sentence(pool: str, ready: int, wanted: int, pods: Sequence[PodView]) -> str:

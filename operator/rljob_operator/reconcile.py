@@ -222,7 +222,13 @@ def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
     if queue.message and ready.reason in (Reason.WAITING_FOR_PODS, Reason.POOL_DEGRADED):
         # A larger size waits for quota while the job goes on with what it has.
         ready = replace(ready, reason=Reason.WAITING_FOR_QUOTA, sentence=f"{queue.message}; {ready.sentence}")
-    draft.say(Type.CLUSTER_READY, ready.enough, ready.reason, ready.sentence)
+    before = draft.job.status.conditions.get(Type.CLUSTER_READY.title)
+    if ready.reason is Reason.WAITING_FOR_PODS and before is not None and before.reason == Reason.POD_ERROR.title:
+        # A pod that crashed is replaced at once, and its successor knows nothing of it: what was said of it stays
+        # until the pods are ready.
+        draft.say(Type.CLUSTER_READY, ready.enough, Reason.POD_ERROR, before.message)
+    else:
+        draft.say(Type.CLUSTER_READY, ready.enough, ready.reason, ready.sentence)
     return ready
 
 

@@ -1,14 +1,16 @@
-"""Breaking a cluster from outside: a node without power, an API server that is away.
+"""Breaking a cluster from outside: a node without power, an API server that is away, operators that are killed.
 
 The one part of the suite that has to know what the cluster is made of; where it can't break it, tests are skipped.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from world import World
@@ -50,6 +52,42 @@ def without_api_server(world: World) -> Iterator[None]:
     finally:
         control.ask(node.socket, "start kube-apiserver")
         world.until("the API server answers", lambda: _answers(world), seconds=120)
+
+
+def kill_operator(world: World, selector: str) -> None:
+    """Kills the pods of an operator without a farewell, and returns once others are ready in their place."""
+    killed = operator_pods(world, selector)
+    assert killed, f"no pod has the labels {selector}"
+    for pod in killed:
+        metadata = pod["metadata"]
+        at_once = ("--grace-period=0", "--force", "--wait=false")
+        world.kubectl("delete", "pod", metadata["name"], "--namespace", metadata["namespace"], *at_once)
+    gone = {pod["metadata"]["uid"] for pod in killed}
+
+    def replaced() -> bool:
+        pods = [pod for pod in operator_pods(world, selector) if pod["metadata"]["uid"] not in gone]
+        return len(pods) >= len(killed) and all(_is_ready(pod) for pod in pods)
+
+    world.until(f"{selector} runs again", replaced)
+
+
+def operator_pods(world: World, selector: str) -> list[dict[str, Any]]:
+    """The pods of an operator, in whatever namespace it is."""
+    items: list[dict[str, Any]] = json.loads(
+        world.kubectl("get", "pods", "--all-namespaces", "--selector", selector, "-o", "json")
+    )["items"]
+    return items
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions", [])
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+
+
+def nodes_folder(world: World) -> Path | None:
+    """On the test cluster: the folder with a folder of each node, in which the logs of its programs are."""
+    cluster = _test_cluster(world)
+    return None if cluster is None else cluster.folder / "nodes"
 
 
 def _test_cluster(world: World) -> Cluster | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ledger import assert_every_prompt_once
 from world import World
 
 pytestmark = pytest.mark.timeout(1500)
@@ -24,23 +25,46 @@ def test_rollout_replicas_grow_and_shrink_while_training_goes_on(world: World) -
     world.until_step("scaled", 3)
     first = names(world.pods("scaled", "rollout"))
 
-    world.kubectl("scale", "rlj/scaled", "--replicas=2")
+    world.kubectl("scale", "rlj/scaled", "--replicas=3")
     world.until_condition("scaled", "Resizing", "True")
-    world.until("two engines generate", lambda: world.get("rlj", "scaled")["status"]["progress"]["enginesReady"] == 2)
-    grown = world.step("scaled")
-    world.until_step("scaled", grown + 5)
-    assert names(world.pods("scaled", "rollout")) > first
+    world.until("three engines generate", lambda: engines(world, "scaled") == 3)
+    world.until_step("scaled", world.step("scaled") + 5)
+    grown = names(world.pods("scaled", "rollout"))
+    assert len(grown) == 3
+    assert grown > first
 
-    world.kubectl("scale", "rlj/scaled", "--replicas=1")
-    world.until("one pod is left", lambda: len(world.pods("scaled", "rollout")) == 1)
-    world.until_condition("scaled", "Resizing", "False", "AtSize")
-    shrunk = world.step("scaled")
-    world.until_step("scaled", shrunk + 5)
-
-    # No step was lost or done twice, and nothing was started anew.
+    with world.watching("rayclusters") as seen:
+        world.kubectl("scale", "rlj/scaled", "--replicas=1")
+        world.until("one pod is left", lambda: len(world.pods("scaled", "rollout")) == 1)
+        world.until_condition("scaled", "Resizing", "False", "AtSize")
+        world.until_step("scaled", world.step("scaled") + 5)
+    # Exactly the pods that had been drained, and were named for it, are gone; nothing was lost or started anew.
+    (left,) = names(world.pods("scaled", "rollout"))
+    named = {pod for cluster in seen for pod in removed_by_name(cluster)}
+    assert named == grown - {left}
     assert world.get("rlj", "scaled")["status"]["attempt"] == 1
-    steps = [line["step"] for line in world.metrics("scaled")]
-    assert steps == list(range(1, len(steps) + 1))
+
+    world.kubectl("patch", "rlj", "scaled", "--type=merge", "--patch", '{"spec": {"suspend": true}}')
+    world.until_condition("scaled", "Suspended", "True")
+    steps = world.get("rlj", "scaled")["status"]["checkpoint"]["step"]
+    lines = world.metrics("scaled")
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    assert_every_prompt_once(world, "scaled", steps)
+    # An engine that is drained hands its samples back; the driver calls one lost that goes without.
+    assert "is lost" not in world.driver_log("scaled", attempt=1)
+
+
+def removed_by_name(cluster: dict[str, Any]) -> list[str]:
+    """The pods that a RayCluster's spec names as those to go."""
+    found: list[str] = []
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        found += (group.get("scaleStrategy") or {}).get("workersToDelete") or []
+    return found
+
+
+def engines(world: World, job: str) -> int:
+    """How many engines generate, as the driver reports."""
+    return int(world.get("rlj", job)["status"]["progress"].get("enginesReady", 0))
 
 
 @pytest.mark.smoke
@@ -63,6 +87,8 @@ def test_a_suspended_job_goes_on_where_it_was_and_ends_the_same(world: World) ->
     job = world.until_finished("paused")
     assert len(job["status"]["attempts"]) == 2
 
+    for name in ("paused", "straight"):
+        assert_every_prompt_once(world, name, steps)
     paused, straight = world.metrics("paused"), world.metrics("straight")
     assert [line["step"] for line in paused] == list(range(1, steps + 1))
     for ours, theirs in zip(paused, straight, strict=True):

@@ -1,30 +1,33 @@
-"""Pods, a node and the API server are lost while jobs train: what starts anew, and that every step is done once."""
+"""Pods, a node, operators and the API server are lost while jobs train: what starts anew, and that every prompt is
+trained once."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
-from faults import without_api_server, without_node
-from world import World
+from faults import kill_operator, without_api_server, without_node
+from ledger import assert_every_prompt_once
+from world import KUBERAY, RLJOB, World
 
 pytestmark = pytest.mark.timeout(1500)
 STEPS = 120
 
 
 @pytest.mark.parametrize(
-    ("role", "engines", "attempts", "incarnation"),
+    ("role", "engines", "lost", "incarnation"),
     [
         # One of two engines: the other makes its samples again, and a new one joins.
-        ("rollout", 2, 1, 1),
+        ("rollout", 2, [], 1),
         # Weights are lost: the next attempt goes on from the last checkpoint, on the same cluster.
-        pytest.param("trainer", 1, 2, 1, marks=pytest.mark.smoke),
+        pytest.param("trainer", 1, ["DriverFailed"], 1, marks=pytest.mark.smoke),
         # All that Ray knew is lost: a new cluster, the same checkpoint.
-        ("head", 1, 2, 2),
+        ("head", 1, ["HeadLost"], 2),
     ],
 )
 def test_training_survives_the_loss_of_a_pod(
-    world: World, role: str, engines: int, attempts: int, incarnation: int
+    world: World, role: str, engines: int, lost: list[str], incarnation: int
 ) -> None:
     name = f"loses-{role}"
     world.apply(
@@ -40,9 +43,10 @@ def test_training_survives_the_loss_of_a_pod(
     pod, *_ = world.pods(name, role)
     world.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
     job = world.until_finished(name)
-    assert len(job["status"]["attempts"]) == attempts
+    assert _story(job) == [*lost, "Completed"]
     assert job["status"]["incarnation"] == incarnation
-    assert [line["step"] for line in world.metrics(name)] == list(range(1, STEPS + 1))
+    assert ("is lost" in world.driver_log(name, attempt=1)) == (role == "rollout")
+    assert_all_trained_once(world, name)
 
 
 def test_training_survives_the_loss_of_a_node(world: World) -> None:
@@ -65,9 +69,9 @@ def test_training_survives_the_loss_of_a_node(world: World) -> None:
         # Pods are given up half a minute after their node; until another has room for them the job waits.
         world.until("the lost pods are given up", lambda: node not in _nodes_of(world, name), seconds=240)
     job = world.until_finished(name)
-    assert len(job["status"]["attempts"]) > 1
+    assert len(_story(job)) > 1
     assert job["status"]["incarnation"] == 1
-    assert [line["step"] for line in world.metrics(name)] == list(range(1, STEPS + 1))
+    assert_all_trained_once(world, name)
 
 
 def test_training_goes_on_while_the_api_server_is_away(world: World) -> None:
@@ -77,8 +81,53 @@ def test_training_goes_on_while_the_api_server_is_away(world: World) -> None:
     with without_api_server(world):
         time.sleep(20)
     job = world.until_finished(name)
-    assert len(job["status"]["attempts"]) == 1
+    assert _story(job) == ["Completed"]
+    assert_all_trained_once(world, name)
+
+
+def test_a_killed_operator_goes_on_where_it_was(world: World) -> None:
+    name = "unattended"
+    world.apply(world.job_document(name, stop={"steps": STEPS}, validation={"every": STEPS, "atStart": False}))
+    # Once between creating the cluster and starting the driver, once while it trains.
+    world.until("there is a RayCluster", lambda: bool(world.list("rayclusters")))
+    kill_operator(world, RLJOB)
+    world.until_condition(name, "CheckpointAvailable", "True")
+    pods = _identities(world, name)
+    kill_operator(world, RLJOB)
+    world.until_step(name, world.step(name) + 5)
+    assert _identities(world, name) == pods
+    job = world.until_finished(name)
+    assert _story(job) == ["Completed"]
+    assert job["status"]["incarnation"] == 1
+    assert_all_trained_once(world, name)
+
+
+def test_a_killed_kuberay_operator_is_not_missed(world: World) -> None:
+    name = "untended"
+    world.apply(world.job_document(name, stop={"steps": STEPS}, validation={"every": STEPS, "atStart": False}))
+    world.until_condition(name, "CheckpointAvailable", "True")
+    pods = _identities(world, name)
+    kill_operator(world, KUBERAY)
+    world.until_step(name, world.step(name) + 5)
+    assert _identities(world, name) == pods
+    job = world.until_finished(name)
+    assert _story(job) == ["Completed"]
+    assert_all_trained_once(world, name)
+
+
+def assert_all_trained_once(world: World, name: str) -> None:
+    """Every step was done once, and every prompt trained once."""
     assert [line["step"] for line in world.metrics(name)] == list(range(1, STEPS + 1))
+    assert_every_prompt_once(world, name, STEPS)
+
+
+def _story(job: dict[str, Any]) -> list[str]:
+    """Why each attempt ended."""
+    return [attempt["reason"] for attempt in job["status"]["attempts"]]
+
+
+def _identities(world: World, job: str) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in world.pods(job)}
 
 
 def _not_beside_the_head(job: str) -> dict[str, object]:

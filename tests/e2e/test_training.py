@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from ledger import assert_every_prompt_once
 from world import World
 
 pytestmark = pytest.mark.timeout(900)
+CHARACTERS = {"contextLength": 32, "tokenizer": {"characters": "0123456789+="}}
 
 
 @pytest.mark.smoke
@@ -31,11 +33,18 @@ def test_a_job_trains_in_pods_and_leaves_its_results(world: World) -> None:
     }
     summary = json.loads(world.in_results("cat", f"{world.state_folder('short')}/summary.json"))
     assert summary["steps"] == 6
+    assert_every_prompt_once(world, "short", 6)
 
     # What the docs show.
     header, row = world.kubectl("get", "rlj", "short").splitlines()
     assert header.split()[:3] == ["NAME", "ALGORITHM", "STATUS"]
     assert row.split()[:3] == ["short", "grpo", "Completed"]
+
+    # A time to live may be set at any time. What the job has written outlives it.
+    folder = world.state_folder("short")
+    world.kubectl("patch", "rlj", "short", "--type=merge", "--patch", '{"spec": {"ttlSecondsAfterFinished": 1}}')
+    world.until("the job is gone", lambda: not world.list("rlj"), seconds=60)
+    assert "report.html" in world.in_results("ls", folder).split()
 
 
 @pytest.mark.parametrize(
@@ -63,6 +72,27 @@ def test_generation_and_training_overlap_on_different_nodes(world: World, pipeli
     world.until_finished(name)
     lines = world.metrics(name)
     assert [line["step"] for line in lines] == list(range(1, 21))
+    assert_every_prompt_once(world, name, 20, overlaps=True)
     # Samples are older than the weights that they train, and never older than was promised.
     oldest = max(line["age/max"] for line in lines)
     assert 0 < oldest <= pipeline.get("staleness", {"maxAge": 1})["maxAge"]
+
+
+def test_vllm_generates_in_a_pod_of_its_own(world: World) -> None:
+    # Heads of fewer than 32 numbers are too small for vLLM on a CPU.
+    model = {"random": {"hiddenSize": 64, "layers": 2, "heads": 2, **CHARACTERS}}
+    world.apply(
+        world.job_document(
+            "fast",
+            model=model,
+            rollout={"engine": "vllm"},
+            stop={"steps": 5},
+            validation={"every": 5, "atStart": False},
+        )
+    )
+    world.until_finished("fast")
+    lines = world.metrics("fast")
+    assert [line["step"] for line in lines] == list(range(1, 6))
+    assert_every_prompt_once(world, "fast", 5)
+    # What trainer and engine think of the same tokens is the same, after weights have travelled between the pods.
+    assert max(line["mismatch/log_prob/mean"] for line in lines) < 1e-3

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import pytest
+from ledger import assert_every_prompt_once
 from world import World
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = {"steps": 3}
+GPU = "rljob.test/gpu"
+"""A resource that no node has until it says so, and that Ray takes for GPUs as it does with `nvidia.com/gpu`."""
 
 
-def test_a_job_without_room_says_so_and_runs_once_there_is_some(world: World) -> None:
-    label = "rljob.dev/e2e-room"
-    pod = world.pod() | {"nodeSelector": {label: world.namespace}}
+def test_a_job_without_gpus_says_so_and_runs_once_there_are_some(world: World) -> None:
+    pod = world.pod()
+    pod["resources"]["limits"][GPU] = "1"
     world.apply(world.job_document("roomless", rollout={"pod": pod}, stop=STEPS))
     told = world.until_condition("roomless", "ClusterReady", "False", "Unschedulable", seconds=60)
     assert "rollout" in told["message"]
+    assert f"Insufficient {GPU}" in told["message"]
+    header, row = world.kubectl("get", "rlj", "roomless").splitlines()
+    assert dict(zip(header.split(), row.split(), strict=False))["STATUS"] == "Pending"
     node = world.pods("roomless", "head")[0]["spec"]["nodeName"]
-    world.kubectl("label", "node", node, f"{label}={world.namespace}")
-    try:
+    with gpus(world, node, 1):
         world.until_condition("roomless", "ClusterReady", "True")
         assert world.pods("roomless", "rollout")[0]["spec"]["nodeName"] == node
+        world.until_finished("roomless")
+    assert_every_prompt_once(world, "roomless", 3)
+
+
+@contextmanager
+def gpus(world: World, node: str, count: int) -> Iterator[None]:
+    """A node says that it has GPUs, as a device plugin would have it say."""
+    path = "/" + GPU.replace("/", "~1")
+
+    def say(*operations: dict[str, str]) -> None:
+        patch = json.dumps(operations)
+        world.kubectl("patch", "node", node, "--subresource=status", "--type=json", "--patch", patch)
+
+    say({"op": "add", "path": f"/status/capacity{path}", "value": str(count)})
+    try:
+        yield
     finally:
-        world.kubectl("label", "node", node, f"{label}-")
+        say(*({"op": "remove", "path": f"/status/{kind}{path}"} for kind in ("capacity", "allocatable")))
 
 
 def test_an_image_that_is_nowhere_is_named(world: World) -> None:
@@ -29,3 +55,30 @@ def test_an_image_that_is_nowhere_is_named(world: World) -> None:
     world.apply(world.job_document("imageless", image=image, stop=STEPS))
     told = world.until_condition("imageless", "ClusterReady", "False", "ImageError")
     assert image in told["message"]
+
+
+def test_a_container_that_is_out_of_memory_is_named(world: World) -> None:
+    # Ray itself doesn't fit.
+    rollout = {"pod": with_memory(world, "96Mi")}
+    world.apply(world.job_document("cramped", rollout=rollout, stop=STEPS, deadlines={"startSeconds": 60}))
+    told = world.until_condition("cramped", "ClusterReady", "False", "PodError")
+    assert "OOMKilled" in told["message"]
+    failed = world.until_condition("cramped", "Failed", "True", "StartDeadlineExceeded")
+    assert "OOMKilled" in failed["message"]
+
+
+def test_an_engine_that_is_out_of_memory_is_named(world: World) -> None:
+    # Ray fits, and the engine in it doesn't.
+    rollout = {"pod": with_memory(world, "500Mi")}
+    retry = {"limit": 1, "backoffSeconds": 1}
+    world.apply(world.job_document("tight", rollout=rollout, stop=STEPS, retry=retry))
+    failed = world.until_condition("tight", "Failed", "True", "RetryLimitExceeded", seconds=600)
+    assert "memory" in failed["message"]
+    assert "engine" in failed["message"]
+    assert len(world.get("rlj", "tight")["status"]["attempts"]) == 2
+
+
+def with_memory(world: World, limit: str) -> dict[str, Any]:
+    """Pod settings with another limit of memory."""
+    resources = {"requests": {"cpu": "50m", "memory": limit}, "limits": {"memory": limit}}
+    return world.pod() | {"resources": resources, "sharedMemory": "32Mi"}

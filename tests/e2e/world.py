@@ -9,8 +9,10 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 RESULTS = "results"
 ENVIRONMENT = "environment"
 READER = "reader"
-WAIT_SECONDS = 300.0
+WAIT_SECONDS = 600.0
+RLJOB = "app.kubernetes.io/name=rljob-operator"
+KUBERAY = "app.kubernetes.io/name in (kuberay, kuberay-operator)"
+"""What the operators' pods are labelled with, whoever installed them."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,25 @@ class World:
         text = self.in_results("cat", f"{self.state_folder(job)}/metrics.jsonl")
         return [json.loads(line) for line in text.splitlines()]
 
+    def driver_log(self, job: str, attempt: int) -> str:
+        """What the driver said in an attempt."""
+        return self.in_results("cat", f"{self.state_folder(job)}/logs/attempt-{attempt}.log")
+
+    @contextmanager
+    def watching(self, kind: str) -> Iterator[list[dict[str, Any]]]:
+        """Collects every state in which objects of a kind are seen while the context lasts; full when it has ended."""
+        seen: list[dict[str, Any]] = []
+        command = [program(), "--namespace", self.namespace, "get", kind, "--watch", "--output=json"]
+        with tempfile.TemporaryFile("w+") as said, subprocess.Popen(command, stdout=said) as watch:
+            self.until("the watch has begun", lambda: os.fstat(said.fileno()).st_size > 0)
+            try:
+                yield seen
+            finally:
+                watch.terminate()
+                watch.wait()
+                said.seek(0)
+                seen += documents(said.read())
+
     def until_step(self, job: str, step: int, seconds: float = WAIT_SECONDS) -> None:
         """Waits until a job has done that many steps."""
         self.until(f"{job} has done step {step}", lambda: self.step(job) >= step, seconds)
@@ -167,6 +191,20 @@ class World:
             pod["volumes"] = [{"name": ENVIRONMENT, "persistentVolumeClaim": claim}]
             pod["volumeMounts"] = [{"name": ENVIRONMENT, "mountPath": self.environment_path, "readOnly": True}]
         return pod
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    """The JSON objects that stand one after the other in a text; a last one that is cut off is left out."""
+    found: list[dict[str, Any]] = []
+    decoder, text = json.JSONDecoder(), text.strip()
+    while text:
+        try:
+            item, end = decoder.raw_decode(text)
+        except json.JSONDecodeError:
+            break
+        found.append(item)
+        text = text[end:].lstrip()
+    return found
 
 
 def claim(name: str, storage_class: str, mode: str) -> dict[str, Any]:

@@ -298,9 +298,12 @@ class World:
         self.queue = QueueView(True)
         self.clusters = {name: replace(cluster, suspended=False) for name, cluster in self.clusters.items()}
 
-    def lose_pod(self, name: str, *, disrupted: bool = False) -> None:
-        """A pod ends by itself."""
-        self.pods[name] = replace(self.pods[name], ready=False, ended=True, disrupted=disrupted)
+    def lose_pod(self, name: str, *, disrupted: bool = False, message: str = "") -> None:
+        """A pod ends by itself; with a message, because its container crashed."""
+        trouble = "crash" if message else None
+        self.pods[name] = replace(
+            self.pods[name], ready=False, ended=True, disrupted=disrupted, trouble=trouble, message=message
+        )
         for driver in self.drivers:
             if driver.head == self.pods[name].uid and driver.state == "RUNNING":
                 driver.state = "GONE"

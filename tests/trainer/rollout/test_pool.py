@@ -226,3 +226,8 @@ async def test_a_request_that_no_engine_can_run_fails_alone(spec: EngineSpec) ->
         with pytest.raises(ValueError, match=r"request 1/0: .* do not fit the context of 256"):
             await bad
         assert len(await good) == len(await other) == 4
+
+
+async def test_an_engine_that_cannot_be_built_says_why(tmp_path: Path) -> None:
+    with pytest.raises(EngineLostError, match=r"engine x is gone \(it could not be built: .*config\.json"):
+        await RayEngine.start("x", EngineSpec("torch", str(tmp_path)), num_cpus=0)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayTaskError
 
+from rljob_trainer.actor_deaths import DEATHS, cause_of_death
 from rljob_trainer.errors import LearnerError, RLJobError
 from rljob_trainer.learner.metrics import update_result, usage_metrics
 from rljob_trainer.learner.protocol import LearnerFacts, LossSettings, ScoreResult, SequenceBatch, UpdateResult
@@ -243,9 +244,12 @@ class LearnerGroup:
             if task.done() and task.exception() is not None
         }
         waiting = [rank for rank, task in zip(ranks, tasks, strict=True) if not task.done()]
-        dead = [rank for rank, error in errors.items() if isinstance(error, RayActorError)]
-        if dead:
-            listed = ", ".join(map(str, dead))
+        dead = {rank: error for rank, error in errors.items() if isinstance(error, DEATHS)}
+        starved = next((error for error in dead.values() if isinstance(error, OutOfMemoryError)), None)
+        listed = ", ".join(map(str, dead))
+        if starved is not None:
+            message = f"learner rank {listed} died during {what}: {cause_of_death(starved)}"
+        elif dead:
             message = (
                 f"learner rank {listed} died during {what}: its process was killed (by the system when its host was "
                 "out of memory, perhaps) or crashed; start again from the last checkpoint"
@@ -278,4 +282,4 @@ async def _result(reference: Any) -> Any:
 
 
 def _died(task: asyncio.Task[Any]) -> bool:
-    return isinstance(task.exception(), RayActorError)
+    return isinstance(task.exception(), DEATHS)

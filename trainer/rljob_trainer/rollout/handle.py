@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
+from rljob_trainer.actor_deaths import DEATHS, cause_of_death
 from rljob_trainer.errors import DeadlineError, EngineError, RLJobError
 from rljob_trainer.rollout.actor import ACTOR_OPTIONS, EngineActor, EnginePlace, EngineSpec
 
@@ -75,9 +76,8 @@ class RayEngine:
             if isinstance(cause, RLJobError | ValueError):
                 raise cause from error
             raise EngineError(f"engine {self.name}: {method} failed: {error}") from error
-        except RayActorError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise EngineLostError(f"engine {self.name} is gone ({reason})") from error
+        except DEATHS as error:
+            raise EngineLostError(f"engine {self.name} is gone ({cause_of_death(error)})") from error
 
     def kill(self) -> None:
         self._kill()

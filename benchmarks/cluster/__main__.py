@@ -1,0 +1,220 @@
+"""From `kubectl apply` to the first trained step, against a plain KubeRay RayJob, and from `kubectl scale` to samples.
+
+    KUBECONFIG=... .venv/bin/python -m benchmarks.cluster            # a cluster with KubeRay and the operator
+
+Both sides have the same pods, image and program, and take turns. Moments come from watches of the API server and from
+what the driver writes, so the clocks of this machine and of the nodes must agree to a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from namespaces import default_image, fresh_namespace
+from world import Settings, World, program
+
+from benchmarks.cluster import plain_rayjob
+from benchmarks.cluster.sightings import Sightings, watched
+from benchmarks.machine import Machine
+from benchmarks.measuring import Spread, interleaved, ratios, table, write_results
+
+HERE = Path(__file__).parent
+STEPS = 3
+FOREVER = 100_000
+OURS, THEIRS = "RLJob", "RayJob"
+PODS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Seconds of each stage from `kubectl apply` to the end of the first step; a stage ends when the next begins."""
+
+    cluster: float
+    """The RayCluster exists: our operator, or KubeRay's RayJob controller."""
+    pods: float
+    """All pods exist: KubeRay."""
+    containers: float
+    """Their containers run: scheduler, kubelet, containerd."""
+    ray: float
+    """All pods are ready: Ray."""
+    driver: float
+    """The driver has read its job: the submission, Ray's job supervisor, Python's imports."""
+    load: float
+    """The first step begins: model, learner and engine are loaded."""
+    step: float
+    """The first step is trained."""
+
+    @property
+    def whole(self) -> float:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Seconds from `kubectl scale` on."""
+
+    ready: float
+    """The new pod is ready."""
+    first_request: float
+    """The new engine works on its first samples."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cluster", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    args = parser.parse_args()
+    machine = Machine.here()
+    with fresh_namespace(Settings()) as world:
+        sides = {
+            OURS: lambda number: start(world, f"ours-{number}", plain=False),
+            THEIRS: lambda number: start(world, f"theirs-{number}", plain=True),
+        }
+        starts = interleaved(sides, args.repetitions)
+        growths = [grow(world, f"grows-{number}") for number in range(args.repetitions)]
+    write_results(args.output, "cluster", machine, {"starts": starts, "growths": growths}, report(starts, growths))
+
+
+def start(world: World, name: str, *, plain: bool) -> Start:
+    """One job from `kubectl apply` to its first steps, all pods gone before and after."""
+    job = world.job_document(name, stop={"steps": STEPS}, validation={"every": STEPS, "atStart": False})
+    documents = [job]
+    if plain:
+        documents = plain_rayjob.documents(job, world.namespace, world.settings.image or default_image(world))
+    kubectl = [program(), "--namespace", world.namespace]
+    ready = '.status.conditions[?(@.type=="Ready")].status'
+    started = ".status.containerStatuses[0].state.running.startedAt"
+    role = r".metadata.labels.rljob\.dev/role"
+    with (
+        watched(kubectl, "rayclusters", ".metadata.name") as clusters,
+        watched(kubectl, "pods", role, ".metadata.name", started, ready) as pods,
+    ):
+        applied = time.time()
+        world.apply(*documents)
+        if plain:
+            folder = f"runs/{world.namespace}/{name}-{plain_rayjob.UID}"
+            world.until(f"{name} is done", lambda: "jobStatus" in rayjob(world, name) and ended(world, name), 900)
+        else:
+            folder = world.state_folder(name)
+            world.until_finished(name, seconds=900)
+    moments = [applied, clusters.seen[0][0], *stages(pods), *from_driver(world, folder)]
+    world.kubectl("delete", "rayjob" if plain else "rlj", name, "--timeout=120s", seconds=130)
+    world.until("its pods are gone", lambda: not world.list("pods", "rljob.dev/job"))
+    return Start(*(max(0.0, later - earlier) for earlier, later in itertools.pairwise(moments)))
+
+
+def rayjob(world: World, name: str) -> dict[str, Any]:
+    return dict(world.get("rayjob", name).get("status", {}))
+
+
+def ended(world: World, name: str) -> bool:
+    status = rayjob(world, name)["jobStatus"]
+    if status in ("FAILED", "STOPPED"):
+        raise RuntimeError(f"the RayJob {name} is {status}: {rayjob(world, name).get('message')}")
+    return bool(status == "SUCCEEDED")
+
+
+def stages(pods: Sightings) -> list[float]:
+    """When the last of the job's pods existed, its container ran, and it was ready."""
+    exists: dict[str, float] = {}
+    runs: dict[str, float] = {}
+    ready: dict[str, float] = {}
+    for moment, (role, name, started, is_ready) in pods.seen:
+        if role:
+            exists.setdefault(name, moment)
+        if role and started:
+            runs.setdefault(name, moment)
+        if role and is_ready == "True":
+            ready.setdefault(name, moment)
+    found = [max(stage.values()) for stage in (exists, runs, ready) if len(stage) == PODS]
+    if len(found) < 3:
+        raise RuntimeError(f"{len(exists)} pods were seen, {len(runs)} running and {len(ready)} ready, of {PODS}")
+    return found
+
+
+def from_driver(world: World, folder: str) -> list[float]:
+    """When the driver had read its job, when the first step began, and when it was done."""
+    read = float(world.in_results("stat", "--format=%.Y", f"{folder}/job.yaml"))
+    lines = (json.loads(line) for line in world.in_results("cat", f"{folder}/metrics.jsonl").splitlines())
+    first = next(line for line in lines if line["step"] == 1)
+    done = datetime.fromisoformat(first["time"]).timestamp()
+    return [read, done - first["timing/step_seconds"], done]
+
+
+def grow(world: World, name: str) -> Growth:
+    """One engine becomes two while the job trains."""
+    stop = {"steps": FOREVER}
+    world.apply(world.job_document(name, stop=stop, validation={"every": FOREVER, "atStart": False}))
+    world.until_step(name, 3, seconds=900)
+    (before,) = world.pods(name, "rollout")
+    (head,) = world.pods(name, "head")
+    old = before["metadata"]["name"]
+    kubectl = [program(), "--namespace", world.namespace]
+    ready = '.status.conditions[?(@.type=="Ready")].status'
+    with watched(kubectl, "pods", r".metadata.labels.rljob\.dev/role", ready, ".metadata.name") as pods:
+        begun = time.time()
+        world.kubectl("scale", f"rlj/{name}", "--replicas=2")
+        works = float(world.kubectl("exec", head["metadata"]["name"], "--", *watch_driver(old), seconds=600))
+    became = min(moment for moment, line in pods.seen if line[:2] == ["rollout", "True"] and line[2] != old)
+    world.kubectl("delete", "rlj", name, "--timeout=120s", seconds=130)
+    world.until("its pods are gone", lambda: not world.list("pods", "rljob.dev/job"))
+    return Growth(became - begun, works - begun)
+
+
+def watch_driver(old: str) -> list[str]:
+    """A command for the head pod: asks the driver until an engine in another pod than ``old`` has requests."""
+    return ["python", "-c", ASK, old]
+
+
+ASK = """
+import json, sys, time, urllib.request
+token = open("/etc/rljob/tokens/driver_token").read().strip()
+asked = urllib.request.Request("http://127.0.0.1:8470/v1/status", headers={"Authorization": f"Bearer {token}"})
+while True:
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        engines = json.load(answer)["pools"]["rollout"]["engines"]
+    if any(engine.get("running") and engine.get("pod") not in (None, sys.argv[1]) for engine in engines):
+        print(time.time())
+        break
+    time.sleep(0.05)
+"""
+
+
+def report(starts: dict[str, list[Start]], growths: list[Growth]) -> str:
+    names = [field.name for field in fields(Start)]
+    rows = [
+        [side, *(Spread.of([getattr(run, name) for run in runs]).show(".1f") for name in [*names, "whole"])]
+        for side, runs in starts.items()
+    ]
+    share = ratios([run.whole for run in starts[OURS]], [run.whole for run in starts[THEIRS]])
+    grown = [
+        ["new pod ready", Spread.of([growth.ready for growth in growths]).show(".1f")],
+        ["new engine at work", Spread.of([growth.first_request for growth in growths]).show(".1f")],
+    ]
+    return "\n".join(
+        [
+            "# From kubectl to training",
+            "",
+            "Seconds from `kubectl apply` to the end of the first step, by stage; images are on the nodes.",
+            "",
+            table(["side", *names, "whole"], rows),
+            f"RLJob over RayJob, pair by pair: {Spread.of(share).show()}.",
+            "",
+            "Seconds from `kubectl scale` (1 to 2 engines, training goes on):",
+            "",
+            table(["until", "seconds"], grown),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

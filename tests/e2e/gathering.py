@@ -1,0 +1,69 @@
+"""What a failed test leaves: everything that the cluster, both operators, Ray and the job have said, in one folder."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+from pathlib import Path
+
+from faults import nodes_folder
+from world import KUBERAY, RESULTS, RLJOB, World, program
+
+LINES = "--tail=2000"
+RAY_LOGS = "cd /tmp/ray/session_latest/logs && tail -n 300 -- *.log *.out *.err 2>/dev/null"
+
+
+def gather(world: World, folder: Path) -> None:
+    """Writes objects, events, logs of pods, of operators and of Ray, the small files of each run, and, on the test
+    cluster, the logs of the nodes' programs. What can't be had is said in its place; nothing is raised for it.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, arguments in {
+        "rljobs.txt": ["describe", "rlj"],
+        "rljobs.yaml": ["get", "rlj", "-o", "yaml"],
+        "rayclusters.yaml": ["get", "rayclusters", "-o", "yaml"],
+        "pods.txt": ["describe", "pods"],
+        "events.txt": ["get", "events", "--sort-by=.lastTimestamp"],
+        "nodes.txt": ["describe", "nodes"],
+    }.items():
+        (folder / name).write_text(_said(world, *arguments))
+    logs = ("logs", "--all-containers", LINES, "--prefix")
+    for pod in _said(world, "get", "pods", "-o", "name").split():
+        name = pod.rpartition("/")[2]
+        (folder / f"{name}.log").write_text(_said(world, *logs, pod))
+        if _said(world, "get", pod, "-o", "jsonpath={.metadata.labels.ray\\.io/cluster}"):
+            (folder / f"{name}.ray.log").write_text(_said(world, "exec", pod, "--", "bash", "-c", RAY_LOGS))
+    for selector in (RLJOB, KUBERAY):
+        listed = _said(world, "get", "pods", "--all-namespaces", "--selector", selector, "--no-headers")
+        for line in listed.splitlines():
+            namespace, pod, *_ = line.split()
+            text = _said(world, *logs, "--namespace", namespace, pod)
+            (folder / f"{namespace}-{pod}.log").write_text(text)
+    _gather_results(world, folder / RESULTS)
+    nodes = nodes_folder(world)
+    for node in sorted(nodes.iterdir()) if nodes is not None else ():
+        shutil.copytree(node / "log", folder / "nodes" / node.name, dirs_exist_ok=True)
+
+
+def _gather_results(world: World, folder: Path) -> None:
+    """What runs have written, but for their weights."""
+    pack = "tar --create --gzip --exclude=learner --exclude=model . | base64"
+    encoded = _said(world, "exec", "reader", "--", "bash", "-c", pack)
+    folder.mkdir()
+    try:
+        packed = base64.b64decode(encoded)
+    except ValueError:
+        (folder / "error.txt").write_text(encoded)
+        return
+    (folder / "files.tar.gz").write_bytes(packed)
+
+
+def _said(world: World, *arguments: str) -> str:
+    command = [program(), "--namespace", world.namespace, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return "kubectl gave no answer within 60 s\n"
+    return done.stdout + done.stderr

@@ -1,0 +1,45 @@
+"""What became of every prompt of a job, read from the ledger in its newest checkpoint on the results volume."""
+
+from __future__ import annotations
+
+import base64
+import sqlite3
+from collections import Counter
+from typing import Any
+
+from world import World
+
+GROUPS_PER_STEP = 64
+"""`batch.groups` of the quick start, and the size of a pull in every pipeline of this suite."""
+
+
+def rows(world: World, folder: str) -> list[dict[str, Any]]:
+    """The prompt groups of a state folder, in the order in which they were handed out."""
+    newest = world.in_results("ls", f"{folder}/checkpoints").split()[-1]
+    encoded = world.in_results("base64", f"{folder}/checkpoints/{newest}/ledger.sqlite")
+    database = sqlite3.connect(":memory:")
+    database.deserialize(base64.b64decode(encoded))
+    database.row_factory = sqlite3.Row
+    try:
+        return [dict(row) for row in database.execute("SELECT * FROM groups ORDER BY ordinal")]
+    finally:
+        database.close()
+
+
+def assert_every_prompt_once(world: World, job: str, steps: int, *, overlaps: bool = False) -> list[dict[str, Any]]:
+    """Every prompt was handed out once and trained in one step, and every step had a full batch.
+
+    Args:
+        overlaps: the job generates ahead, so at its end prompts may be open that no step has taken.
+
+    Returns the rows.
+    """
+    found = rows(world, world.state_folder(job))
+    assert [row["ordinal"] for row in found] == list(range(len(found)))
+    places = Counter((row["epoch"], row["source"], row["row"]) for row in found)
+    assert not [place for place, count in places.items() if count > 1], "a prompt was handed out twice in an epoch"
+    trained = Counter(row["trained_step"] for row in found if row["state"] == "trained")
+    assert trained == dict.fromkeys(range(1, steps + 1), GROUPS_PER_STEP)
+    others = {row["state"] for row in found} - {"trained"}
+    assert others <= ({"running", "finished"} if overlaps else set())
+    return found

@@ -1,0 +1,76 @@
+"""The operator is upgraded, removed, installed again and confined to namespaces while jobs train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from installation import release
+from ledger import assert_every_prompt_once
+from namespaces import fresh_namespace
+from world import World
+
+pytestmark = pytest.mark.timeout(1500)
+STEPS = 150
+COMMON: dict[str, Any] = {"stop": {"steps": STEPS}, "validation": {"every": STEPS, "atStart": False}}
+
+
+def test_helm_upgrade_does_not_disturb_a_job_that_trains(world: World) -> None:
+    world.apply(world.job_document("upgraded", **COMMON))
+    world.until_condition("upgraded", "CheckpointAvailable", "True")
+    pods = _identities(world, "upgraded")
+    with release(world) as installed:
+        installed.install(logLevel="debug", networkPolicy={"enabled": True})
+        policies = ("get", "networkpolicies", "--namespace", installed.namespace, "-o", "name")
+        assert world.kubectl(*policies).split() == [f"networkpolicy.networking.k8s.io/{installed.name}"]
+        world.until_step("upgraded", world.step("upgraded") + 5)
+        assert _identities(world, "upgraded") == pods
+        _assert_undisturbed(world, "upgraded")
+
+
+def test_helm_uninstall_keeps_jobs_and_what_they_do(world: World) -> None:
+    world.apply(world.job_document("orphaned", **COMMON))
+    world.until_condition("orphaned", "CheckpointAvailable", "True")
+    pods = _identities(world, "orphaned")
+    with release(world) as installed:
+        installed.uninstall()
+        # `crds.keep` is the default: the CRD stays, and with it every job.
+        kept = world.kubectl("get", "crd", "rljobs.rljob.dev", "-o", "jsonpath={.metadata.annotations}")
+        assert '"helm.sh/resource-policy":"keep"' in kept
+        assert _identities(world, "orphaned") == pods
+        done = len(world.metrics("orphaned"))
+        world.until("training goes on without an operator", lambda: len(world.metrics("orphaned")) > done)
+        installed.install()
+        _assert_undisturbed(world, "orphaned")
+
+
+def test_an_operator_confined_to_namespaces_leaves_others_alone(world: World) -> None:
+    with (
+        fresh_namespace(world.settings) as beside,
+        fresh_namespace(world.settings) as elsewhere,
+        release(world) as installed,
+    ):
+        watched = [world.namespace, beside.namespace]
+        installed.install(watchNamespaces=watched)
+        roles = world.kubectl("get", "clusterrolebindings", "-o", "name").split()
+        assert f"clusterrolebinding.rbac.authorization.k8s.io/{installed.name}" not in roles
+        for place in (elsewhere, world, beside):
+            place.apply(place.job_document("confined", stop={"steps": 4}))
+        for place in (world, beside):
+            place.until_finished("confined")
+            assert_every_prompt_once(place, "confined", 4)
+        assert "status" not in elsewhere.get("rlj", "confined")
+        assert not elsewhere.list("rayclusters")
+
+
+def _identities(world: World, job: str) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in world.pods(job)}
+
+
+def _assert_undisturbed(world: World, job: str) -> None:
+    """The job ends well, in the attempt and the cluster in which it began, and every prompt was trained once."""
+    status = world.until_finished(job)["status"]
+    assert [attempt["reason"] for attempt in status["attempts"]] == ["Completed"]
+    assert status["incarnation"] == 1
+    assert [line["step"] for line in world.metrics(job)] == list(range(1, STEPS + 1))
+    assert_every_prompt_once(world, job, STEPS)

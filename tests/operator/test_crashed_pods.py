@@ -1,0 +1,68 @@
+"""Pods whose container ends by itself: KubeRay replaces them at once, and the condition still says what happened."""
+
+from __future__ import annotations
+
+from simulation import World
+
+from rljob_operator.views import pod_view
+
+KILLED = "OOMKilled, exit code 137"
+
+
+def starting() -> World:
+    world = World()
+    world.look()
+    world.kuberay()
+    return world
+
+
+def one_of(world: World, group: str) -> str:
+    return min(name for name, pod in world.pods.items() if pod.group == group)
+
+
+def message(world: World) -> str:
+    return world.status.conditions["ClusterReady"].message
+
+
+def test_a_pod_that_runs_out_of_memory_is_named_until_another_is_ready() -> None:
+    world = starting()
+    victim = one_of(world, "rollout")
+    world.lose_pod(victim, message=KILLED)
+    world.look()
+    assert (world.value("ClusterReady"), world.reason("ClusterReady")) == ("False", "PodError")
+    assert f"{victim}: {KILLED}" in message(world)
+    # KubeRay has put another in its place, of which nothing is known yet.
+    world.kuberay()
+    assert victim not in world.pods
+    world.look()
+    assert world.reason("ClusterReady") == "PodError"
+    assert f"{victim}: {KILLED}" in message(world)
+    world.kubelet()
+    world.look()
+    assert (world.value("ClusterReady"), world.reason("ClusterReady")) == ("True", "PoolsReady")
+
+
+def test_a_head_that_runs_out_of_memory_before_the_first_attempt_is_named() -> None:
+    world = starting()
+    victim = one_of(world, "head")
+    world.lose_pod(victim, message=KILLED)
+    world.look()
+    assert world.reason("ClusterReady") == "PodError"
+    assert f"{victim}: {KILLED}" in message(world)
+
+
+def test_a_pod_that_was_taken_away_is_no_error_of_its_own() -> None:
+    world = starting()
+    world.lose_pod(one_of(world, "rollout"), disrupted=True, message="Error, exit code 143")
+    world.look()
+    assert world.reason("ClusterReady") == "WaitingForPods"
+
+
+def test_the_view_of_a_pod_that_was_killed_for_its_memory_says_so() -> None:
+    status = {
+        "phase": "Failed",
+        "conditions": [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "False"}],
+        "containerStatuses": [{"name": "ray", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}],
+    }
+    view = pod_view({"metadata": {"name": "p", "labels": {"ray.io/cluster": "job-c1"}}, "status": status})
+    assert (view.ended, view.trouble, view.message) == (True, "crash", KILLED)
