@@ -116,7 +116,7 @@ class ControlPlane:
 
     def _connection(self) -> http.client.HTTPSConnection:
         host = self.server.removeprefix("https://")
-        return http.client.HTTPSConnection(host, timeout=30, context=self._trust)
+        return http.client.HTTPSConnection(host, timeout=30 * crowding(), context=self._trust)
 
     def install_crd(self, manifest: bytes) -> None:
         """Creates a CustomResourceDefinition (YAML) and waits until it is served."""
