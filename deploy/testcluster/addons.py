@@ -97,7 +97,7 @@ class Kubectl:
 
 def install(cluster: Cluster, environment: Path) -> None:
     """Installs everything into a cluster whose API server answers, and waits until it is ready."""
-    kubectl = Kubectl(cluster, tries=5)
+    kubectl = Kubectl(cluster, tries=12)
     with ThreadPoolExecutor() as pool:
         # KubeRay's CRDs are large and take the longest.
         crds = [pool.submit(kubectl, "apply", *UNCHECKED, "-f", str(crd)) for crd in cluster.programs.crds]
