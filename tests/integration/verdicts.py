@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rljob_api import RLJob, check, check_text
 from rljob_api.rules import RULES, Job
-from rljob_api.yaml_reading import read_documents
+from rljob_api.yaml_reading import YamlError, read_documents
 
 _UNKNOWN = re.compile(r'(?:unknown|duplicate) field "([^"]+)"')
 
@@ -51,8 +51,11 @@ def of_ours(text: str) -> Verdict:
 
 
 def rules_broken(text: str) -> set[str]:
-    """The names of the rules that a job file breaks; empty as well when its types are wrong."""
-    (document,) = read_documents(text)
+    """The names of the rules that a job file breaks; empty as well when its types are wrong, or it isn't YAML."""
+    try:
+        (document,) = read_documents(text)
+    except YamlError:
+        return set()
     job, _ = check(document.data)
     if job is None:
         return set()
