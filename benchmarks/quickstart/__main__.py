@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 JOBS = {
     "torch": ROOT / "examples" / "quickstart.yaml",
     "vllm": ROOT / "examples" / "quickstart-vllm.yaml",
-    "ppo": ROOT / "examples" / "quickstart-ppo.yaml",
+    "grpo": ROOT / "examples" / "quickstart-grpo.yaml",
 }
 GOAL = 0.9
 ACCURACY = "validation/held-out/mean@1"

@@ -62,11 +62,11 @@ def test_one_step_off_has_the_published_settings() -> None:
 
 
 MODES = {
-    "one-step-off": ScheduleSettings(64, 64, 1),
-    "on-policy": ScheduleSettings(64, 64, 0, ordered=False),
-    "stream": ScheduleSettings(64, 16, 0, ordered=False),
-    "stale-samples": ScheduleSettings(64, 16, 2, 0.5, ordered=False),
-    "partial-rollout": ScheduleSettings(64, 16, 2, 0.5, ordered=False),
+    "one-step-off": ScheduleSettings(128, 128, 1),
+    "on-policy": ScheduleSettings(128, 128, 0, ordered=False),
+    "stream": ScheduleSettings(128, 32, 0, ordered=False),
+    "stale-samples": ScheduleSettings(128, 32, 2, 0.5, ordered=False),
+    "partial-rollout": ScheduleSettings(128, 32, 2, 0.5, ordered=False),
 }
 
 
