@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ from benchmarks.operator.client import (
     writes_for,
 )
 from benchmarks.operator.heads import ADDRESS
-from benchmarks.operator.plane import NAMESPACE, ControlPlane, OperatorProcess, fresh_plane
+from benchmarks.operator.plane import NAMESPACE, ControlPlane, OperatorProcess, die_with_parent, fresh_plane
 from benchmarks.operator.usage import peak_bytes, processor_seconds
 from rljob_operator import names
 from rljob_operator.tokens import TokenKey
@@ -200,30 +201,32 @@ async def _many(jobs: int, idle_seconds: float) -> tuple[Burst, Rest]:
 
 def polling(jobs: int, every_seconds: float, seconds: float) -> Polling:
     """Running jobs whose drivers make a step a second, asked every so often."""
-    return asyncio.run(_polling(jobs, every_seconds, seconds))
-
-
-async def _polling(jobs: int, every_seconds: float, seconds: float) -> Polling:
-    port = 18265
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
     command = [sys.executable, "-m", "benchmarks.operator.heads", str(port)]
-    heads = await asyncio.to_thread(subprocess.Popen, command, cwd=ROOT, start_new_session=True)
+    heads = subprocess.Popen(command, cwd=ROOT, start_new_session=True, preexec_fn=die_with_parent)
     try:
-        with fresh_plane() as (plane, folder):
-            async with Client(plane) as client:
-                await make_jobs(client, names_of(jobs))
-                process = start_operator(
-                    plane,
-                    folder,
-                    f"--head-address={ADDRESS.format(port=port)}",
-                    f"--poll-seconds={every_seconds}",
-                )
-                try:
-                    return await _polled(client, process, jobs, port, every_seconds, seconds)
-                finally:
-                    process.stop()
+        return asyncio.run(_polling(jobs, port, every_seconds, seconds))
     finally:
         heads.send_signal(signal.SIGTERM)
         heads.wait(10)
+
+
+async def _polling(jobs: int, port: int, every_seconds: float, seconds: float) -> Polling:
+    with fresh_plane() as (plane, folder):
+        async with Client(plane) as client:
+            await make_jobs(client, names_of(jobs))
+            process = start_operator(
+                plane,
+                folder,
+                f"--head-address={ADDRESS.format(port=port)}",
+                f"--poll-seconds={every_seconds}",
+            )
+            try:
+                return await _polled(client, process, jobs, port, every_seconds, seconds)
+            finally:
+                process.stop()
 
 
 async def _polled(

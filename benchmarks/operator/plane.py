@@ -15,13 +15,13 @@ from rljob_api.crd import rendered
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
 sys.path.insert(0, str(ROOT / "deploy"))
 
-from kube.control_plane import ControlPlane
+from kube.control_plane import ControlPlane, die_with_parent
 from operator_process import OperatorProcess
 
 from testcluster.programs import find
 
 NAMESPACE = "bench"
-__all__ = ["NAMESPACE", "ControlPlane", "OperatorProcess", "fresh_plane"]
+__all__ = ["NAMESPACE", "ControlPlane", "OperatorProcess", "die_with_parent", "fresh_plane"]
 
 
 @contextmanager
