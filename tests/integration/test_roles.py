@@ -40,6 +40,7 @@ IN_ALL_NAMESPACES: dict[Resource, set[str]] = {
     ("", "pods"): {"get", "list", "watch", "delete"},
     ("", "persistentvolumeclaims"): {"get", "list", "watch"},
     ("kueue.x-k8s.io", "workloads"): {"get", "list", "watch"},
+    ("", "podtemplates"): {"create"},
     ("", "configmaps"): {"create", "patch"},
     ("networking.k8s.io", "networkpolicies"): {"create", "patch", "delete"},
     ("", "secrets"): {"create", "patch", "delete"},

@@ -96,7 +96,7 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(runner: Runne
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, printed
     done = metrics_of(output)[-1]["step"]
-    assert (output / "checkpoints" / f"step-{done:08d}" / "manifest.json").exists()
+    assert (output / "checkpoints" / f"step-{done:08d}" / "manifest.json").exists(), printed
     assert json.loads((output / "summary.json").read_text())["outcome"] == "interrupted"
     runner.run("run", job, "--output", output, "--steps", str(done + 2))
     assert [r["step"] for r in metrics_of(output)] == list(range(done + 3))

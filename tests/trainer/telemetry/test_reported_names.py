@@ -110,7 +110,9 @@ def test_what_every_correction_reports_is_listed(name: str, inputs: PolicyInputs
     assert inputs.rollout_log_probs is not None
     streams = (inputs.old_log_probs, inputs.rollout_log_probs, inputs.mask, inputs.segments)
     preset = CORRECTION_PRESETS[name]
-    given = ResolvedRolloutCorrection(mode=preset.mode, weights=preset.weights, rejection=preset.rejection, veto=1e-5)
+    given = ResolvedRolloutCorrection(
+        mode=preset.mode, weights=preset.weights, rejection=preset.rejection, veto=1e-5, proximal="recomputed"
+    )
     metrics = correct(*streams, correction_settings(given)).metrics
     assert "rollout_correction/kl" in metrics
     check_all(metrics)

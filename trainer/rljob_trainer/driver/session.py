@@ -122,13 +122,13 @@ class Session:
             beside.append(asyncio.create_task(parts.engines.count.run()))
         try:
             await asyncio.wait({training, *beside}, return_when=asyncio.FIRST_COMPLETED)
-            if not training.done() and parts.trainer.busy:
-                # A signal gives ten seconds; the operator waits for the step that is under way.
-                patience = float(spec.deadlines.progress_seconds) if self._stop.suspended else GRACE_SECONDS
-                await asyncio.wait({training}, timeout=patience)
+            was_busy = await self._let_update_finish(training)
             if not training.done():
                 # With the pipeline goes what its groups have so far.
                 self._begun = await self._begun_at_the_end()
+                if not was_busy:
+                    # Meanwhile the last sample of a batch may have come in, and its update may have begun.
+                    await self._let_update_finish(training)
                 training.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await training
@@ -142,6 +142,16 @@ class Session:
             status: Literal["stopped", "suspended"] = "suspended" if self._stop.suspended else "stopped"
             return Ending(status, f"{self._stop.sentence} at step {self.totals.step}", self._stop.signal)
         return None
+
+    async def _let_update_finish(self, training: asyncio.Task[None]) -> bool:
+        """Waits for the next boundary if the learner's weights are between two now; whether they were."""
+        if training.done() or not self.parts.trainer.busy:
+            return False
+        # A signal gives ten seconds; the operator waits for the step that is under way.
+        deadlines = self.parts.job.spec.deadlines
+        patience = float(deadlines.progress_seconds) if self._stop.suspended else GRACE_SECONDS
+        await asyncio.wait({training}, timeout=patience)
+        return True
 
     # --- a step's boundary
 
