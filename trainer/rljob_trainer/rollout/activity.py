@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 Report = Callable[[str, str, float, float], None]
 """(row, name, start, end), times in seconds since 1970: ``Trace.span``."""
@@ -26,7 +26,7 @@ class _Lap:
 
     began: float
     busy_seconds: float = 0.0
-    working: _Working | None = field(default=None)
+    working: _Working | None = None
 
 
 class Activity:
