@@ -15,8 +15,10 @@ import pytest
 
 from rljob_trainer.errors import DataError
 from rljob_trainer.telemetry.report import write_report
+from rljob_trainer.telemetry.report.charts import stage_seconds
 from rljob_trainer.telemetry.report.markup import Markup, join, tag
 from rljob_trainer.telemetry.report.page import pair_samples
+from rljob_trainer.telemetry.report.record import RunRecord
 from rljob_trainer.telemetry.run_folder import SampleRow
 
 MakeRun = Callable[..., Path]
@@ -221,3 +223,11 @@ def test_markup_escapes_what_is_not_markup() -> None:
         '<b class="a&quot;b" hidden>&lt;i&gt;<u>x</u></b>'
     )
     assert isinstance(join("a", "b"), Markup)
+
+
+def test_stages_that_ran_at_the_same_time_share_the_time_of_their_stage() -> None:
+    """Actor and critic of one rank on CPUs: 1.5 s and 0.5 s within an update of 1 s."""
+    timing = {"step": 1.25, "update": 1.0, "update_actor": 1.5, "update_critic": 0.5}
+    run = RunRecord("run", [{"step": 1, **{f"timing/{stage}_seconds": value for stage, value in timing.items()}}])
+    stages = {stage: values[0] for stage, values in stage_seconds(run).seconds.items()}
+    assert stages == pytest.approx({"update_actor": 0.75, "update_critic": 0.25, "other": 0.25})

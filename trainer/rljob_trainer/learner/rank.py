@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from transformers import PreTrainedModel
 from rljob_trainer.learner import export, parallel, state
 from rljob_trainer.learner.gradients import MiniBatchReport, Place, Sums, actor_gradient, critic_gradient, on_host
 from rljob_trainer.learner.models import checkpoint_activations, load_critic, load_policy
-from rljob_trainer.learner.protocol import LearnerFacts, LossSettings
+from rljob_trainer.learner.optim import StepOutcome
+from rljob_trainer.learner.protocol import Int64Array, LearnerFacts, LossSettings
 from rljob_trainer.learner.residence import Residence
 from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.learner.side_by_side import SideBySide
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.learner.usage import Meter
 from rljob_trainer.learner.work import RankReport, RankScores, Share, StepReport
@@ -48,6 +51,7 @@ class LearnerRank:
             torch.cuda.set_device(self.device)
         torch.manual_seed(settings.seed)
         self.mesh = parallel.join(settings, rank, address, timeout_seconds)
+        self._cores = SideBySide(allowed=self.device.type == "cpu" and self.mesh is None)
 
         # Ranks that share a host each read the whole model before they cut it: in the files' own precision, if half.
         stored = torch.float32 if self.mesh is None else export.stored_dtype(settings.model_path)
@@ -119,7 +123,6 @@ class LearnerRank:
 
     # --- scoring ------------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def score(
         self,
         share: Share,
@@ -136,35 +139,42 @@ class LearnerRank:
             raise ValueError("reference log-probs were asked for, but the job keeps no reference (algorithm.kl is off)")
         if values and self.critic is None:
             raise ValueError("values were asked for, but the job has no critic (algorithm.advantage.estimator)")
-        parts: dict[str, list[torch.Tensor]] = {}
-
-        def keep(name: str, stream: torch.Tensor | None) -> None:
-            assert stream is not None
-            parts.setdefault(name, []).append(stream.float())
-
+        wanted = [
+            *["log_probs"] * log_probs,
+            *["entropy"] * entropy,
+            *["sum_squared_probs"] * sum_squared_probs,
+            *["ref_log_probs"] * reference,
+            *["values", "final_values"] * values,
+        ]
+        micro_batches = [indices for mini_batch in share.micro_batches for indices in mini_batch]
         with self._residence.working("actor", *["reference"] * reference, *["critic"] * values):
-            for indices in (m for mini_batch in share.micro_batches for m in mini_batch):
-                _, packed = self._place.row(share, indices, final=values)
-                if log_probs or entropy or sum_squared_probs:
-                    with self._meter.measure("old_log_probs"):
-                        out = self._policy(packed, temperature, squares=sum_squared_probs)
-                    for name, wanted, stream in (
-                        ("log_probs", log_probs, out.log_probs),
-                        ("entropy", entropy, out.entropy),
-                        ("sum_squared_probs", sum_squared_probs, out.sum_squared_probs),
-                    ):
-                        if wanted:
-                            keep(name, stream)
-                if self._reference is not None and reference:
-                    with self._meter.measure("reference"):
-                        keep("ref_log_probs", self._reference(packed, temperature).log_probs)
-                if self.critic is not None and values:
-                    with self._meter.measure("values"):
-                        before, after = self.critic.module(packed)
-                    keep("values", before)
-                    keep("final_values", after)
-        streams = {name: torch.cat(stream).cpu().numpy() for name, stream in parts.items()}
+            parts = self._cores.run([partial(self._score, share, m, temperature, wanted) for m in micro_batches])
+        streams = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in wanted}
         return RankScores(streams, self._meter.read())
+
+    @torch.no_grad()
+    def _score(
+        self, share: Share, indices: Int64Array, temperature: float, wanted: Sequence[str]
+    ) -> dict[str, torch.Tensor]:
+        """The wanted streams of one micro-batch, in float32."""
+        streams: dict[str, torch.Tensor | None] = {}
+        _, packed = self._place.row(share, indices, final="values" in wanted)
+        if {"log_probs", "entropy", "sum_squared_probs"} & set(wanted):
+            with self._meter.measure("old_log_probs"):
+                out = self._policy(packed, temperature, squares="sum_squared_probs" in wanted)
+            streams |= {name: getattr(out, name) for name in ("log_probs", "entropy", "sum_squared_probs")}
+        if self._reference is not None and "ref_log_probs" in wanted:
+            with self._meter.measure("reference"):
+                streams["ref_log_probs"] = self._reference(packed, temperature).log_probs
+        if self.critic is not None and "values" in wanted:
+            with self._meter.measure("values"):
+                streams["values"], streams["final_values"] = self.critic.module(packed)
+        result = {}
+        for name in wanted:
+            stream = streams[name]
+            assert stream is not None
+            result[name] = stream.float()
+        return result
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -182,10 +192,8 @@ class LearnerRank:
         busy = [part for trained in work for part in (trained.name, f"{trained.name} optimizer")]
         with self._residence.working(*busy, *["reference"] * (loss.kl_kind == "full")):
             for number in range(len(share.micro_batches)):
-                for trained in work:
-                    with self._meter.measure(f"update_{trained.name}"):
-                        seen = self.gradient(trained, share, number, loss)
-                        outcome = trained.step()
+                done = self._cores.run([partial(self._optimise, trained, share, number, loss) for trained in work])
+                for trained, (seen, outcome) in zip(work, done, strict=True):
                     sums.append(seen.sums)
                     if trained is self.actor and number == 0:
                         report.first_log_probs = torch.cat(seen.log_probs).float().cpu().numpy()
@@ -198,6 +206,12 @@ class LearnerRank:
             step.sums = values
         report.usage = self._meter.read()
         return report
+
+    def _optimise(
+        self, trained: Trained, share: Share, number: int, loss: LossSettings
+    ) -> tuple[MiniBatchReport, StepOutcome]:
+        with self._meter.measure(f"update_{trained.name}"):
+            return self.gradient(trained, share, number, loss), trained.step()
 
     def gradient(self, trained: Trained, share: Share, number: int, loss: LossSettings) -> MiniBatchReport:
         """Adds the gradient of one mini-batch to a model's parameters."""

@@ -32,7 +32,7 @@ STAGES: dict[str, str] = {
     "advantage": "advantages, returns and corrections",
     "update": "the update of actor and critic, when one call does both",
     "update_actor": "the actor's optimizer steps",
-    "update_critic": "the critic's optimizer steps",
+    "update_critic": "the critic's optimizer steps; on one rank on CPUs at the same time as those of the actor",
     "publish": "gathering, sending and loading the new weights",
     "validation": "the validation set",
     "checkpoint": "writing the checkpoint",

@@ -212,14 +212,19 @@ def stage_seconds(run: RunRecord) -> StageSeconds:
         stage: [_seconds(record, stage) for record in timed] for stage in STAGES if stage not in ("step", "other")
     }
     seconds = {stage: values for stage, values in seconds.items() if any(values)}
-    for inner, outer in NESTED_STAGES.items():
-        if inner in seconds and outer in seconds:
-            seconds[outer] = [max(0.0, o - i) for o, i in zip(seconds[outer], seconds[inner], strict=True)]
-    whole = [_seconds(record, "step") for record in timed]
-    shown = {stage: values for stage, values in seconds.items() if sum(values) > _NEGLIGIBLE * sum(whole)}
+    for outer in set(NESTED_STAGES.values()) & set(seconds):
+        nested = [inner for inner, of in NESTED_STAGES.items() if of == outer and inner in seconds]
+        for i, whole in enumerate(seconds[outer]):
+            inside = sum(seconds[inner][i] for inner in nested)
+            if inside > whole:  # they ran at the same time: each is shown with its share
+                for inner in nested:
+                    seconds[inner][i] *= whole / inside
+            seconds[outer][i] = max(0.0, whole - inside)
+    steps = [_seconds(record, "step") for record in timed]
+    shown = {stage: values for stage, values in seconds.items() if sum(values) > _NEGLIGIBLE * sum(steps)}
     ranked = dict(sorted(shown.items(), key=lambda entry: -sum(entry[1])))
     claimed = [sum(values[i] for values in ranked.values()) for i in range(len(timed))]
-    other = [max(0.0, w - c) for w, c in zip(whole, claimed, strict=True)]
+    other = [max(0.0, step - c) for step, c in zip(steps, claimed, strict=True)]
     return StageSeconds([float(record["step"]) for record in timed], ranked | ({"other": other} if any(other) else {}))
 
 
