@@ -52,7 +52,7 @@ def test_a_job_trains_in_pods_and_leaves_its_results(world: World) -> None:
     [
         {"mode": "oneStepOff"},
         pytest.param(
-            {"mode": "fullyAsync", "requireBatches": 8, "staleness": {"maxAge": 2}, "partialRollout": "keepCache"},
+            {"mode": "fullyAsync", "requireBatches": 4, "staleness": {"maxAge": 2}, "partialRollout": "keepCache"},
             marks=pytest.mark.smoke,
         ),
     ],
