@@ -53,7 +53,7 @@ class RewardResult:
 
 @dataclass(slots=True)
 class Sample:
-    """One response. All arrays are ``[T]`` over its response tokens."""
+    """One response. All arrays are ``[T]`` over its response tokens, and are read, not written."""
 
     index: int
     """Position in its group, 0 .. n - 1."""
@@ -66,6 +66,7 @@ class Sample:
     """True where the model made the token (False: tool output)."""
     finish: FinishReason
     text: str = ""
+    """What reward functions see; empty once they have."""
     reward: RewardResult | None = None
     seconds: float = 0.0
     """From its first request to its end."""

@@ -31,6 +31,7 @@ from rljob_trainer.pipeline.loop import Keep, keep_all
 from rljob_trainer.pipeline.shape import schedule_settings
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rollout.protocol import SamplingSettings
+from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count
 from rljob_trainer.samples import Group
 from rljob_trainer.telemetry.sinks import Sinks
@@ -80,6 +81,7 @@ async def assemble(
     *,
     base: Path,
     ledger: Ledger,
+    shelf: Shelf,
     fence: Fence,
     checkpoints: CheckpointStore | None,
     sinks: Sinks,
@@ -105,7 +107,12 @@ async def assemble(
     trainer: PipelineTrainer | None = None
     with waits.wait("driver", f"{engine_count(spec)} engines to start", float(spec.deadlines.start_seconds)):
         engines = await start_engines(
-            job, inputs.model, learner, busy=lambda: trainer is not None and trainer.busy, by_role=by_role
+            job,
+            inputs.model,
+            learner,
+            busy=lambda: trainer is not None and trainer.busy,
+            shelf=shelf,
+            by_role=by_role,
         )
     stack.push_async_callback(engines.close)
     engines.pool.activity.report = times.trace.span
@@ -144,7 +151,9 @@ async def assemble(
         trainer=trainer,
         validator=validator_of(spec, inputs, engines, rewards, sampling, waits),
         schedule=schedule_settings(spec),
+        decode=inputs.decode,
         ledger=ledger,
+        shelf=shelf,
         fence=fence,
         checkpoints=checkpoints,
         sinks=sinks,

@@ -25,6 +25,7 @@ from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.rollout.actor import EngineSpec
 from rljob_trainer.rollout.handle import EngineHandle, RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count, max_concurrent
 from rljob_trainer.weights.publication import WeightPublication
 
@@ -99,19 +100,26 @@ def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> En
 
 
 async def start_engines(
-    job: ResolvedJob, model: ModelFolder, learner: LearnerGroup, busy: Callable[[], bool], *, by_role: bool = False
+    job: ResolvedJob,
+    model: ModelFolder,
+    learner: LearnerGroup,
+    busy: Callable[[], bool],
+    *,
+    shelf: Shelf,
+    by_role: bool = False,
 ) -> Engines:
     """Starts the engines with the model folder's weights as version 0. ``busy``: the learner is changing its weights.
+    ``shelf``: where finished responses wait.
 
     Raises ``EngineError`` and ``DeadlineError`` naming the engine.
     """
     if inside_ranks(job.spec):
-        return await _inside_ranks(job, model, learner)
-    return await start_pool(job, model, learner, busy, by_role=by_role)
+        return await _inside_ranks(job, model, learner, shelf)
+    return await start_pool(job, model, learner, busy, shelf=shelf, by_role=by_role)
 
 
-async def _inside_ranks(job: ResolvedJob, model: ModelFolder, learner: LearnerGroup) -> Engines:
-    pool = RolloutPool(fixed_dispatch=job.spec.pipeline.mode == "sync", max_outstanding=1 << 20)
+async def _inside_ranks(job: ResolvedJob, model: ModelFolder, learner: LearnerGroup, shelf: Shelf) -> Engines:
+    pool = RolloutPool(fixed_dispatch=job.spec.pipeline.mode == "sync", max_outstanding=1 << 20, shelf=shelf)
     await learner.run(colocated.start_engine, engine_spec(job, model))
     names = []
     for number, actor in enumerate(learner.actors):
@@ -132,6 +140,7 @@ async def start_pool(
     learner: LearnerGroup | None,
     busy: Callable[[], bool],
     *,
+    shelf: Shelf | None = None,
     by_role: bool = False,
 ) -> Engines:
     """Engines in actors of their own. Without a learner (evaluation) they keep the folder's weights."""
@@ -153,6 +162,7 @@ async def start_pool(
         fixed_dispatch=spec.pipeline.mode == "sync",
         max_outstanding=2 * built.max_concurrent,
         replace=replacement if learner is not None else None,
+        shelf=shelf,
     )
     try:
         names = [str(number) for number in range(engine_count(spec))]

@@ -108,6 +108,7 @@ class GroupRollout:
             self._scoring -= 1
         for sample, reward in zip(samples, rewards, strict=True):
             sample.reward = reward
+            sample.text = ""  # as long as the tokens, and made of them when somebody wants to read it
         group = Group(prompt, samples[: settings.n])
         if settings.greedy:
             group.greedy_score = rewards[-1].score

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rljob_trainer.driver.engines import Engines
 from rljob_trainer.driver.fence import Fence
-from rljob_trainer.driver.generation import GroupRollout
+from rljob_trainer.driver.generation import Decode, GroupRollout
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.limits import Limits
 from rljob_trainer.driver.step_speed import StepSpeed
@@ -16,6 +16,7 @@ from rljob_trainer.driver.validating import Validator
 from rljob_trainer.learner.protocol import Learner
 from rljob_trainer.pipeline.loop import Keep, Pipeline, keep_all
 from rljob_trainer.pipeline.schedule import ScheduleSettings
+from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
@@ -41,7 +42,10 @@ class Parts:
     trainer: PipelineTrainer
     validator: Validator | None
     schedule: ScheduleSettings
+    decode: Decode
     ledger: Ledger
+    shelf: Shelf
+    """Where finished responses wait."""
     fence: Fence
     checkpoints: CheckpointStore | None
     """None: nothing survives the run."""

@@ -41,6 +41,7 @@ from rljob_trainer.driver.standing import RunStanding
 from rljob_trainer.driver.steering import Steering
 from rljob_trainer.errors import OutputError, RLJobError
 from rljob_trainer.models.sharing import on_shared_storage
+from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count
 from rljob_trainer.telemetry import run_folder
 from rljob_trainer.telemetry.report import write_report
@@ -95,9 +96,8 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
             watching = asyncio.create_task(_watch(controls))
             stack.callback(watching.cancel)
             try:
-                training = asyncio.create_task(
-                    _train_within_limits(job, options, output, store, fence, start, controls, record)
-                )
+                held = _Held(job, options, output, store, fence, controls, record)
+                training = asyncio.create_task(_train_within_limits(held, start))
                 ending = await _unless_stopped_early(training, stop, record)
             except BaseException as error:
                 controls.standing.ended("failed", _described(error), getattr(error, "exit_code", 1))
@@ -155,45 +155,39 @@ async def _unless_stopped_early(training: asyncio.Task[Ending], stop: StopReques
         training.cancel()
 
 
-async def _train_within_limits(
-    job: ResolvedJob,
-    options: RunOptions,
-    output: OutputFolder,
-    store: CheckpointStore,
-    fence: Fence,
-    start: Start,
-    controls: Controls,
-    record: _Record,
-) -> Ending:
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a run holds from the lock on its folder to its end, whatever it trains from."""
+
+    job: ResolvedJob
+    options: RunOptions
+    output: OutputFolder
+    store: CheckpointStore
+    fence: Fence
+    controls: Controls
+    record: _Record
+
+
+async def _train_within_limits(held: _Held, start: Start) -> Ending:
     """Trains; goes back to the last good checkpoint when the limits of the mismatch say so, with all parts new."""
-    given = job.spec.algorithm.rollout_correction.limits
+    given, controls = held.job.spec.algorithm.rollout_correction.limits, held.controls
     times = 0
     while True:
         try:
-            return await _train(job, options, output, store, fence, start, controls, record, roll_backs=times)
+            return await _train(held, start, roll_backs=times)
         except RollBackError as beyond:
             assert given is not None
             times += 1
-            start = start_again(beyond, times, given.roll_backs, store, controls.view.message)
+            start = start_again(beyond, times, given.roll_backs, held.store, controls.view.message)
         now = time.time()
-        controls.times.trace.span("limits", f"rolled back to step {record.begins_again(start)}", now, now)
+        controls.times.trace.span("limits", f"rolled back to step {held.record.begins_again(start)}", now, now)
         controls.times.lap()
         controls.standing.engines, controls.standing.ranks_ready = None, 0
         controls.steering.engines, controls.steering.schedule = None, None
 
 
-async def _train(
-    job: ResolvedJob,
-    options: RunOptions,
-    output: OutputFolder,
-    store: CheckpointStore,
-    fence: Fence,
-    start: Start,
-    controls: Controls,
-    record: _Record,
-    *,
-    roll_backs: int,
-) -> Ending:
+async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
+    job, options, output, controls = held.job, held.options, held.output, held.controls
     spec = job.spec
     with run_folder.writing(output.path):
         (output.path / run_folder.JOB).write_text(yaml.safe_dump(job.document(), sort_keys=False, allow_unicode=True))
@@ -202,22 +196,24 @@ async def _train(
         target = output.model if options.keeps_state else None
         inputs = replace(inputs, model=on_shared_storage(inputs.model, options.storage, target))
     output.point_to_model(inputs.model.path)
-    record.model = f"{inputs.model.family}, {inputs.model.parameters / 1e6:.3g} M parameters"
+    held.record.model = _model_of(inputs)
     engines = 0 if inside_ranks(spec) else engine_count(spec)
     async with AsyncExitStack() as stack:
         if roll_backs == 0:
             controls.view.start(_summary_of(job, inputs, output, start))
         sinks = _open_sinks(job, output, start, controls.view)
         stack.callback(sinks.close)
-        ledger = Ledger(_ledger_path(options, output), fence.attempt)
+        ledger = Ledger(_ledger_path(options, output), held.fence.attempt)
         stack.push_async_callback(ledger.close)
+        shelf = Shelf(ledger.path.parent)
+        stack.callback(shelf.close)
         stack.enter_context(ray_for_run(spec.trainer.ranks + engines))
         controls.stop.listen()
         parts = await assemble(
             job,
             inputs,
             base=options.base,
-            checkpoints=store if options.keeps_state else None,
+            checkpoints=held.store if options.keeps_state else None,
             sinks=sinks,
             view=controls.view,
             times=controls.times,
@@ -225,12 +221,12 @@ async def _train(
             stack=stack,
             by_role=options.by_role,
             ledger=ledger,
-            fence=fence,
+            shelf=shelf,
+            fence=held.fence,
         )
         parts.limits.roll_backs = roll_backs
         controls.standing.engines, controls.standing.ranks_ready = parts.engines, spec.trainer.ranks
-        session = Session(parts, controls)
-        record.session = session
+        held.record.session = session = Session(parts, controls)
         return await session.run(start.checkpoint)
 
 
@@ -321,13 +317,17 @@ def _summary_of(job: ResolvedJob, inputs: Inputs, output: OutputFolder, start: S
     return JobSummary(
         name=job.metadata.name,
         algorithm=spec.algorithm.preset,
-        model=f"{inputs.model.family}, {inputs.model.parameters / 1e6:.3g} M parameters",
+        model=_model_of(inputs),
         mode=f"{spec.pipeline.mode}, {spec.placement}, {spec.rollout.engine} engine",
         output=str(output.path),
         total_steps=spec.stop.steps,
         first_step=(resumed or 0) + 1,
         note="" if resumed is None else f"from step {resumed}",
     )
+
+
+def _model_of(inputs: Inputs) -> str:
+    return f"{inputs.model.family}, {inputs.model.parameters / 1e6:.3g} M parameters"
 
 
 def _described(error: BaseException) -> str:

@@ -169,7 +169,7 @@ class Session:
         self._boundary = self._state()
         parts.ledger.write()
         if self._is_due(spec.logging.samples_every, record.step):
-            parts.sinks.samples(record.step, sample_rows(record.groups, spec.logging.samples_per_write))
+            parts.sinks.samples(record.step, sample_rows(record.groups, spec.logging.samples_per_write, parts.decode))
         reason = reason_to_stop(spec.stop, self._progress(None))
         if reason is None and self._feed.exhausted and not pipeline.open_prompts:
             reason = "the data is exhausted"
@@ -244,7 +244,9 @@ class Session:
 
     def _write_validation_samples(self, step: int, result: ValidationResult) -> None:
         limit = self.parts.job.spec.logging.samples_per_write
-        rows = [row for groups in result.groups.values() for row in sample_rows(groups[:limit], limit)]
+        rows = [
+            row for groups in result.groups.values() for row in sample_rows(groups[:limit], limit, self.parts.decode)
+        ]
         self.parts.sinks.samples(step, rows)
 
     # --- state
@@ -374,5 +376,5 @@ class Session:
         begun = self._begun if self._begun is not None else await self._begun_groups()
         opened = {ordinal for ordinal, *_ in self._boundary["open"]}
         kept = {ordinal: group for ordinal, group in begun.items() if ordinal in opened}
-        await asyncio.to_thread(unfinished.write, kept, folder)
+        await asyncio.to_thread(unfinished.write, kept, folder, self.parts.shelf.rest)
         await self.parts.ledger.snapshot(folder / ledger.FILE)

@@ -8,9 +8,10 @@ computed again. Flat arrays without pickle: sample by sample ``ordinals``, ``ind
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,24 +30,42 @@ class Begun:
     versions: IntArray
 
 
+_REST_BYTES = 16 << 20
+
 BegunGroups = Mapping[int, Mapping[int, Begun]]
 """Ordinal -> index of the sample -> what it has."""
 
 
-def write(groups: BegunGroups, folder: Path) -> None:
-    """Raises ``OSError``."""
-    samples = [(ordinal, index, begun) for ordinal, group in groups.items() for index, begun in group.items()]
+def write(groups: BegunGroups, folder: Path, rest: Callable[[], None] = lambda: None) -> None:
+    """Array after array, sample after sample: no copy of all of them. Raises ``OSError``.
 
-    with (folder / FILE).open("wb") as file:
-        np.savez(
-            file,
-            ordinals=np.array([ordinal for ordinal, _, _ in samples], np.int64),
-            indices=np.array([index for _, index, _ in samples], np.int64),
-            lengths=np.array([len(begun.token_ids) for _, _, begun in samples], np.int64),
-            token_ids=np.concatenate([np.empty(0, np.int32), *(begun.token_ids for _, _, begun in samples)]),
-            log_probs=np.concatenate([np.empty(0, np.float32), *(begun.log_probs for _, _, begun in samples)]),
-            versions=np.concatenate([np.empty(0, np.int32), *(begun.versions for _, _, begun in samples)]),
-        )
+    ``rest`` is called now and then, to let go of what has been read.
+    """
+    samples = [(ordinal, index, begun) for ordinal, group in groups.items() for index, begun in group.items()]
+    columns: dict[str, tuple[type[np.generic], int, Iterable[np.ndarray[Any, Any]]]] = {}
+    for name, numbers in (
+        ("ordinals", [ordinal for ordinal, _, _ in samples]),
+        ("indices", [index for _, index, _ in samples]),
+        ("lengths", [len(begun.token_ids) for _, _, begun in samples]),
+    ):
+        columns[name] = (np.int64, len(samples), [np.array(numbers, np.int64)])
+    tokens = sum(len(begun.token_ids) for _, _, begun in samples)
+    columns["token_ids"] = (np.int32, tokens, (begun.token_ids for _, _, begun in samples))
+    columns["log_probs"] = (np.float32, tokens, (begun.log_probs for _, _, begun in samples))
+    columns["versions"] = (np.int32, tokens, (begun.versions for _, _, begun in samples))
+    with zipfile.ZipFile(folder / FILE, "w") as file:
+        for name, (dtype, length, parts) in columns.items():
+            header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (length,)}
+            with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array_header_1_0(entry, header)
+                unrested = 0
+                for part in parts:
+                    entry.write(part.astype(dtype, copy=False).tobytes())
+                    unrested += part.nbytes
+                    if unrested >= _REST_BYTES:
+                        rest()
+                        unrested = 0
+    rest()
 
 
 def read(folder: Path, *, versions_later: int) -> dict[int, dict[int, Begun]]:

@@ -131,24 +131,25 @@ def _mean_at_n(held: HeldOut) -> str:
     return metric("validation/<source>/mean@<n>", source=held.name, n=held.samples_per_prompt)
 
 
-def sample_rows(groups: Sequence[Group], limit: int) -> list[SampleRow]:
+def sample_rows(groups: Sequence[Group], limit: int, decode: Decode) -> list[SampleRow]:
     """The first samples of the first groups, for people to read."""
+    each = max(1, limit // max(1, len(groups)))
+    shown = [(group.prompt, sample) for group in groups for sample in group.samples[:each]][:limit]
     rows = []
-    for group in groups:
-        for sample in group.samples[: max(1, limit // max(1, len(groups)))]:
-            reward = sample.reward
-            rows.append(
-                SampleRow(
-                    source=group.prompt.source,
-                    prompt=group.prompt.text,
-                    response=sample.text,
-                    score=None if reward is None else reward.score,
-                    answer=group.prompt.answer,
-                    prediction=None if reward is None else reward.prediction,
-                    correct=None if reward is None else reward.correct,
-                    finish=sample.finish,
-                    tokens=len(sample.token_ids),
-                    parts={} if reward is None else reward.parts,
-                )
+    for (prompt, sample), text in zip(shown, decode([s.token_ids.tolist() for _, s in shown]), strict=True):
+        reward = sample.reward
+        rows.append(
+            SampleRow(
+                source=prompt.source,
+                prompt=prompt.text,
+                response=text,
+                score=None if reward is None else reward.score,
+                answer=prompt.answer,
+                prediction=None if reward is None else reward.prediction,
+                correct=None if reward is None else reward.correct,
+                finish=sample.finish,
+                tokens=len(sample.token_ids),
+                parts={} if reward is None else reward.parts,
             )
-    return rows[:limit]
+        )
+    return rows

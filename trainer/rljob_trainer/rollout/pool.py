@@ -23,6 +23,7 @@ from rljob_trainer.rollout.columns import Requests
 from rljob_trainer.rollout.engine_loop import EngineStatus
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued
+from rljob_trainer.rollout.shelf import Shelf
 
 log = logging.getLogger(__name__)
 
@@ -99,15 +100,18 @@ class RolloutPool:
         max_outstanding: int = 512,
         replace: Replace | None = None,
         bring_up: BringUp | None = None,
+        shelf: Shelf | None = None,
     ) -> None:
         """``fixed_dispatch``: groups that come in together go to the engines in turn and all at once, so a repeated run
         is bitwise the same; else each goes to the engine with the fewest tokens ahead of it, if that one has fewer than
-        ``max_outstanding`` requests. ``replace`` starts an engine for a lost one and ``bring_up`` gives it weights."""
+        ``max_outstanding`` requests. ``replace`` starts an engine for a lost one and ``bring_up`` gives it weights.
+        On the ``shelf`` the arrays of finished responses wait, if given."""
         self.version = version
         """The policy version that new requests start under."""
         self._fixed = fixed_dispatch
         self._max_outstanding = max_outstanding
         self._replace, self.bring_up = replace, bring_up
+        self._shelf = shelf
         self._members: dict[str, _Member] = {}
         self._queue: deque[list[_Pending]] = deque()
         self._groups: dict[int, list[_Pending]] = {}
@@ -400,6 +404,8 @@ class RolloutPool:
             pending = member.pending.pop(result.request_id, None)
             if pending is not None and not pending.done.done():
                 result.seconds = now - pending.since
+                if self._shelf is not None:
+                    self._shelf.keep(result)
                 pending.done.set_result(result)
         self._handed_back.set()
         self._follow(member)

@@ -142,7 +142,7 @@ class TrainingStep:
         self.kl.load_state_dict(state["kl"])
         if self.entropy is not None and state["entropy"] is not None:
             self.entropy.load_state_dict(state["entropy"])
-        if state.get("correcting", False):
+        if state["correcting"]:
             self.switch_correction_on()
 
     def switch_correction_on(self) -> None:
