@@ -6,6 +6,7 @@ resumed asks for the same samples again.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import numpy as np
 
 from rljob_trainer.driver.unfinished import Begun
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
-from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
+from rljob_trainer.samples import BoolArray, Group, Prompt, RewardResult, Sample
 
 _64_BITS = (1 << 64) - 1
 GREEDY_INDEX = 1 << 20
@@ -189,13 +190,19 @@ def samples_of(results: Sequence[GenerationResult], decode: Decode) -> list[Samp
             token_ids=result.token_ids,
             log_probs=result.log_probs,
             versions=result.versions,
-            mask=np.ones(len(result.token_ids), dtype=np.bool_),
+            mask=_all_by_the_model(len(result.token_ids)),
             finish=result.finish,
             text=text,
             seconds=result.seconds,
         )
         for index, (result, text) in enumerate(zip(results, texts, strict=True))
     ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _all_by_the_model(tokens: int) -> BoolArray:
+    """A mask of True ``[tokens]`` that takes no memory, for all responses of this length."""
+    return np.broadcast_to(np.True_, tokens)
 
 
 def sample_seeds(seed: int, ordinal: int, indices: Iterable[int]) -> list[int]:

@@ -36,6 +36,7 @@ class Shelf:
         self._least = least_bytes
         self._file: IO[bytes] | None = None
         self._mapping: mmap.mmap | None = None
+        self._bytes = np.empty(0, np.uint8)
         self._end = 0
         self._unrested = 0
         self._segments: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
@@ -48,7 +49,8 @@ class Shelf:
         size = sum(array.nbytes for array in arrays)
         if size < self._least:
             # Copies: what came from an engine together is one array, which a view would keep whole.
-            result.token_ids, result.log_probs, result.versions = (array.copy() for array in arrays)
+            result.token_ids, result.log_probs = result.token_ids.copy(), result.log_probs.copy()
+            result.versions = result.versions.copy()
             return
         try:
             result.token_ids, result.log_probs, result.versions = self._write(arrays, size)
@@ -90,7 +92,7 @@ class Shelf:
             written, at = written[count:], at + count
         views = []
         for array in arrays:
-            views.append(np.frombuffer(self._mapping, array.dtype, len(array), self._end))
+            views.append(self._bytes[self._end : self._end + array.nbytes].view(array.dtype))
             self._end += array.nbytes
         return views
 
@@ -99,6 +101,8 @@ class Shelf:
         self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 -- closed with its segment
         os.ftruncate(self._file.fileno(), size)
         self._mapping = mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_READ)
+        # Views of one array share its base; one made of the buffer each time would weigh three times as much.
+        self._bytes = np.frombuffer(self._mapping, np.uint8)
         with self._changing:
             self._segments.add(self._mapping)
         self._end = 0
@@ -107,3 +111,4 @@ class Shelf:
         if self._file is not None:
             self._file.close()  # the mapping holds the file for as long as there are views
         self._file = self._mapping = None
+        self._bytes = np.empty(0, np.uint8)
