@@ -1,8 +1,9 @@
 """Which attempt may write: one small file beside the checkpoints, read before every commit and every publication.
 
 A driver that was given up (its node was cut off, the operator began another attempt) may come back to life. It finds a
-newer attempt in the file, and ends without having changed anything. The file also holds a number above every policy
-version that was published, for the case that the ledger's own file is lost together with its node.
+newer attempt in the file, at the latest a few seconds later, and ends without having changed anything. The file also
+holds a number above every policy version that was published, for the case that the ledger's own file is lost together
+with its node.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Fence:
         self.versions = versions
         """No number above this one was ever published before this attempt."""
         self._reserved = versions
+        self.lost = False
+        """Whether another attempt is known to have taken over: nothing in the folder is this one's any more."""
 
     @classmethod
     def take(cls, folder: Path, attempt: int | None = None) -> Fence:
@@ -49,6 +52,7 @@ class Fence:
         """Raises ``FencedError`` when another attempt has taken over."""
         newest, _ = _read(self._path)
         if newest != self.attempt:
+            self.lost = True
             raise FencedError(f"attempt {newest} has taken over; attempt {self.attempt} neither saves nor publishes")
 
     def announce(self, version: int) -> None:

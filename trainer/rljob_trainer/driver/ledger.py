@@ -143,9 +143,10 @@ class Ledger:
     async def highest_version(self) -> int:
         return await self._do(self._highest)
 
-    async def close(self) -> None:
-        """Writes what is left."""
-        self.write()
+    async def close(self, *, write: bool = True) -> None:
+        """Writes what is left, unless the run is another's by now."""
+        if write:
+            self.write()
         await asyncio.to_thread(self._thread.shutdown)
         self._connection.close()
 

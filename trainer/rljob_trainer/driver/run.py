@@ -16,7 +16,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
@@ -26,7 +26,7 @@ from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
 from rljob_trainer.driver.controls import Controls
 from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.engines import inside_ranks
-from rljob_trainer.driver.fence import Fence
+from rljob_trainer.driver.fence import Fence, FencedError
 from rljob_trainer.driver.ledger import FILE as LEDGER
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.limits import RollBackError, start_again
@@ -39,7 +39,7 @@ from rljob_trainer.driver.signals import StopRequest
 from rljob_trainer.driver.signals import listening as listening_to_signals
 from rljob_trainer.driver.standing import RunStanding
 from rljob_trainer.driver.steering import Steering
-from rljob_trainer.errors import OutputError, RLJobError
+from rljob_trainer.errors import CheckpointError, OutputError, RLJobError
 from rljob_trainer.models.sharing import on_shared_storage
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count
@@ -93,13 +93,15 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
             if options.listening is not None:
                 port = await stack.enter_async_context(serving(options.listening, _answers_of(controls)))
                 view.message(f"status: http://{options.listening.host}:{port}{STATUS_PATH}")
-            watching = asyncio.create_task(_watch(controls))
+            watching = asyncio.create_task(_watch(controls, fence))
             stack.callback(watching.cancel)
             try:
                 held = _Held(job, options, output, store, fence, controls, record)
                 training = asyncio.create_task(_train_within_limits(held, start))
-                ending = await _unless_stopped_early(training, stop, record)
+                ending = await _unless_stopped_early(training, watching, stop, record)
             except BaseException as error:
+                if fence.lost:
+                    raise
                 controls.standing.ended("failed", _described(error), getattr(error, "exit_code", 1))
                 record.write("failed", _described(error))
                 raise
@@ -123,8 +125,8 @@ def _answers_of(controls: Controls) -> Answers:
     return Answers(controls.standing.status, controls.standing.metrics, controls.steering.take)
 
 
-async def _watch(controls: Controls) -> None:
-    """Shows what is waited for, and keeps ``status.json`` fresh for `rljob status DIR`."""
+async def _watch(controls: Controls, fence: Fence) -> None:
+    """Shows what is waited for, and keeps ``status.json`` fresh for `rljob status DIR`. Raises ``FencedError``."""
     written = -_STATUS_SECONDS
     while True:
         wait = controls.waits.latest
@@ -132,27 +134,48 @@ async def _watch(controls: Controls) -> None:
         if time.monotonic() - written >= _STATUS_SECONDS:
             written = time.monotonic()
             try:
+                await asyncio.to_thread(fence.check)
                 await controls.standing.write_aside()
-            except OutputError as error:
+            except (CheckpointError, OutputError) as error:
                 _log.warning("%s", error)
         await asyncio.sleep(_WATCH_SECONDS)
 
 
-async def _unless_stopped_early(training: asyncio.Task[Ending], stop: StopRequest, record: _Record) -> Ending:
-    """The training's ending. Before its first step a request to stop just ends it; later the session sees to that."""
+async def _unless_stopped_early(
+    training: asyncio.Task[Ending], watching: asyncio.Task[None], stop: StopRequest, record: _Record
+) -> Ending:
+    """The training's ending. Before its first step a request to stop just ends it; later the session sees to that.
+
+    Raises what the training raises, and ``FencedError`` as soon as it is known.
+    """
     asked = asyncio.create_task(stop.asked.wait())
+    awaited: set[asyncio.Task[Any]] = {training, watching, asked}
     try:
-        await asyncio.wait({training, asked}, return_when=asyncio.FIRST_COMPLETED)
-        if training.done() or record.session is not None:
-            return await training
-        training.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await training
-        status: Literal["stopped", "suspended"] = "suspended" if stop.suspended else "stopped"
-        return Ending(status, f"{stop.sentence} before the first step", stop.signal)
+        while True:
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            if training.done():
+                return await training
+            if watching in awaited and watching.done():
+                awaited.discard(watching)
+                if isinstance(error := watching.exception(), FencedError):
+                    await _cancelled(training)
+                    raise error
+                _log.error("status is not shown any more: %r", error)
+                continue
+            if record.session is None:
+                await _cancelled(training)
+                status: Literal["stopped", "suspended"] = "suspended" if stop.suspended else "stopped"
+                return Ending(status, f"{stop.sentence} before the first step", stop.signal)
+            awaited.discard(asked)
     finally:
         asked.cancel()
         training.cancel()
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +227,7 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
         sinks = _open_sinks(job, output, start, controls.view)
         stack.callback(sinks.close)
         ledger = Ledger(_ledger_path(options, output), held.fence.attempt)
-        stack.push_async_callback(ledger.close)
+        stack.push_async_callback(_close_ledger, ledger, held.fence)
         shelf = Shelf(ledger.path.parent)
         stack.callback(shelf.close)
         stack.enter_context(ray_for_run(spec.trainer.ranks + engines))
@@ -228,6 +251,10 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
         controls.standing.engines, controls.standing.ranks_ready = parts.engines, spec.trainer.ranks
         held.record.session = session = Session(parts, controls)
         return await session.run(start.checkpoint)
+
+
+async def _close_ledger(ledger: Ledger, fence: Fence) -> None:
+    await ledger.close(write=not fence.lost)
 
 
 def _ledger_path(options: RunOptions, output: OutputFolder) -> Path:

@@ -1,0 +1,62 @@
+"""A driver that was cut off while another took over its run comes back: it changes nothing, and says why it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from real_runs import Runner, copy_job, metrics_of, wait_for
+
+from rljob_trainer.telemetry.summary import Summary
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["while the other trains", "after the other's end"])
+def test_the_older_of_two_drivers_ends_without_a_trace(runner: Runner, ended: bool) -> None:
+    job = runner.write(copy_job(checkpoint={"everySteps": 2}, stop={"steps": 400}))
+    output = runner.folder / "output"
+    old = runner.start("run", job, "--output", output)
+    wait_for(lambda: len(metrics_of(output)) > 6 and (output / "checkpoints").is_dir(), old)
+    old.send_signal(signal.SIGSTOP)
+    # Where storage is shared by nodes, a lock is seen on its own node only.
+    (output / ".lock").rename(runner.folder / "lock-of-the-other-node")
+    new = runner.start("run", job, "--output", output)
+    wait_for(lambda: json.loads((output / "attempt.json").read_text())["attempt"] == 2, new)
+    begun = len(metrics_of(output))
+    wait_for(lambda: metrics_of(output)[-1]["step"] > begun + 4, new)
+    if ended:
+        new.send_signal(signal.SIGTERM)
+        new.wait(60)
+        left = contents(output)
+    old.send_signal(signal.SIGCONT)
+    printed, _ = old.communicate(timeout=60)
+    assert old.returncode == 75, printed
+    assert "attempt 2 has taken over; attempt 1 neither saves nor publishes" in printed
+    if ended:
+        assert contents(output) == left
+    else:
+        new.send_signal(signal.SIGTERM)
+        new.wait(60)
+    summary = Summary.read(output)
+    assert (summary.outcome, summary.resumed_from_step is not None) == ("interrupted", True)
+    steps = [row["step"] for row in metrics_of(output)]
+    assert steps == sorted(set(steps))
+    trained = [row["trained_step"] for row in ledger_of(output) if row["state"] == "trained"]
+    assert Counter(trained) == dict.fromkeys(range(1, summary.steps + 1), 8)
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """What a run leaves for others: every byte of its files, and every row of its ledger."""
+    names = ("metrics.jsonl", "summary.json", "status.json", "attempt.json", "report.html")
+    files = [folder / name for name in names] + [p for p in (folder / "checkpoints").rglob("*") if p.is_file()]
+    return {str(path): path.read_bytes() for path in files} | {"ledger": ledger_of(folder)}
+
+
+def ledger_of(folder: Path) -> list[dict[str, object]]:
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger:
+        ledger.row_factory = sqlite3.Row
+        return [dict(row) for row in ledger.execute("SELECT * FROM groups ORDER BY ordinal")]
