@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -30,41 +30,47 @@ class Begun:
     versions: IntArray
 
 
-_REST_BYTES = 16 << 20
-
 BegunGroups = Mapping[int, Mapping[int, Begun]]
 """Ordinal -> index of the sample -> what it has."""
+
+_Arrays = Iterable[np.ndarray[Any, Any]]
+_REST_BYTES = 16 << 20
+"""Read between two calls of ``rest``."""
 
 
 def write(groups: BegunGroups, folder: Path, rest: Callable[[], None] = lambda: None) -> None:
     """Array after array, sample after sample: no copy of all of them. Raises ``OSError``.
 
-    ``rest`` is called now and then, to let go of what has been read.
+    ``rest`` is called now and then, to let go of what has been read (``rollout/shelf.py``).
     """
     samples = [(ordinal, index, begun) for ordinal, group in groups.items() for index, begun in group.items()]
-    columns: dict[str, tuple[type[np.generic], int, Iterable[np.ndarray[Any, Any]]]] = {}
-    for name, numbers in (
-        ("ordinals", [ordinal for ordinal, _, _ in samples]),
-        ("indices", [index for _, index, _ in samples]),
-        ("lengths", [len(begun.token_ids) for _, _, begun in samples]),
-    ):
-        columns[name] = (np.int64, len(samples), [np.array(numbers, np.int64)])
-    tokens = sum(len(begun.token_ids) for _, _, begun in samples)
-    columns["token_ids"] = (np.int32, tokens, (begun.token_ids for _, _, begun in samples))
-    columns["log_probs"] = (np.float32, tokens, (begun.log_probs for _, _, begun in samples))
-    columns["versions"] = (np.int32, tokens, (begun.versions for _, _, begun in samples))
+    ordinals = np.array([ordinal for ordinal, _, _ in samples], np.int64)
+    indices = np.array([index for _, index, _ in samples], np.int64)
+    lengths = np.array([len(begun.token_ids) for _, _, begun in samples], np.int64)
+    columns: dict[str, tuple[Any, int, _Arrays]] = {
+        "ordinals": (np.int64, len(samples), [ordinals]),
+        "indices": (np.int64, len(samples), [indices]),
+        "lengths": (np.int64, len(samples), [lengths]),
+        "token_ids": (np.int32, int(lengths.sum()), (begun.token_ids for _, _, begun in samples)),
+        "log_probs": (np.float32, int(lengths.sum()), (begun.log_probs for _, _, begun in samples)),
+        "versions": (np.int32, int(lengths.sum()), (begun.versions for _, _, begun in samples)),
+    }
     with zipfile.ZipFile(folder / FILE, "w") as file:
-        for name, (dtype, length, parts) in columns.items():
-            header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (length,)}
+        for name, (dtype, length, arrays) in columns.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (length,)}
                 np.lib.format.write_array_header_1_0(entry, header)
-                unrested = 0
-                for part in parts:
-                    entry.write(part.astype(dtype, copy=False).tobytes())
-                    unrested += part.nbytes
-                    if unrested >= _REST_BYTES:
-                        rest()
-                        unrested = 0
+                _write_data(entry, arrays, dtype, rest)
+
+
+def _write_data(entry: IO[bytes], arrays: _Arrays, dtype: Any, rest: Callable[[], None]) -> None:
+    unrested = 0
+    for array in arrays:
+        entry.write(array.astype(dtype, copy=False).tobytes())
+        unrested += array.nbytes
+        if unrested >= _REST_BYTES:
+            rest()
+            unrested = 0
     rest()
 
 
