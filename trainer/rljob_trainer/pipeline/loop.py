@@ -88,7 +88,7 @@ class Pipeline:
         self._most_dropped = most_dropped
         self._dropped_since_batch = 0
         self._dropped_taken = 0
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[int, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
     @property
@@ -117,7 +117,7 @@ class Pipeline:
                     self._start(prompt)
                 while await self._run_step(step):
                     step += 1
-                for running in list(self._running):
+                for running in list(self._running.values()):
                     running.cancel()
         except BaseExceptionGroup as group:
             raise _first_cause(group) from group
@@ -195,9 +195,7 @@ class Pipeline:
         self._journal.admitted(prompt, self.rollout.serving_version, self.schedule.deadline(ordinal))
         self._open[ordinal] = prompt
         assert self._tasks is not None
-        task = self._tasks.create_task(self._run_group(prompt))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running[ordinal] = self._tasks.create_task(self._run_group(prompt))
 
     async def _run_group(self, prompt: Prompt) -> None:
         group = await self.rollout.run(prompt)
@@ -219,6 +217,7 @@ class Pipeline:
             self._journal.dropped(prompt.ordinal, reason)
             del self._open[prompt.ordinal]
             self._admit()
+        del self._running[prompt.ordinal]
         self._changed.set()
 
 

@@ -29,7 +29,7 @@ that follow; until then (1) is tested with both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -149,8 +149,8 @@ class Schedule:
         s = self.settings
         if s.fraction is not None and self.open + 1 + self.trained_in_version > (1 + s.fraction) * s.groups_per_version:
             return False
-        counts = self._per_deadline.copy()
-        counts[serving_version + s.max_age] += 1
+        counts, deadline = dict(self._per_deadline), serving_version + s.max_age
+        counts[deadline] = counts.get(deadline, 0) + 1
         return self._holds(counts, self.trained_in_version)
 
     def choose(self, *, last: bool = False) -> list[int] | None:
@@ -198,7 +198,7 @@ class Schedule:
         self._training.update(taken)
         return taken
 
-    def _holds(self, deadlines: Counter[int], trained: int) -> bool:
+    def _holds(self, deadlines: Mapping[int, int], trained: int) -> bool:
         """Inequality (1) for every u at which the left side changes."""
         total = 0
         for u in sorted(deadlines):
