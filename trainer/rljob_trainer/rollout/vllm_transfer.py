@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rljob_trainer.errors import EngineError
@@ -82,6 +83,8 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
     def finish_weight_update(self) -> None:
         finalize: Any = finalize_layerwise_reload
         finalize(self.model, self.model_config)
+        if self.device.type == "cpu":
+            _pack_tied_heads(self.model)
 
     def shutdown(self) -> None:
         if self.receiver is not None:
@@ -95,6 +98,17 @@ def _forget_expert_kernels(model: Any) -> None:
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
+
+
+def _pack_tied_heads(model: Any) -> None:
+    """An output layer that shares the embedding's matrix is sent no tensor of its own, so vLLM leaves it alone, and its
+    CPU kernel would go on using the packed copy of the first weights."""
+    modules: list[Any] = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
+    loaded = {module.weight.data_ptr() for module in modules if not isinstance(module, ParallelLMHead)}
+    for module in modules:
+        if isinstance(module, ParallelLMHead) and module.weight.data_ptr() in loaded:
+            method: Any = module.quant_method
+            method.process_weights_after_loading(module)
 
 
 class WorkerExtension:
