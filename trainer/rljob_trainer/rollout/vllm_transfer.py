@@ -103,12 +103,12 @@ def _forget_expert_kernels(model: Any) -> None:
 def _pack_tied_heads(model: Any) -> None:
     """An output layer that shares the embedding's matrix is sent no tensor of its own, so vLLM leaves it alone, and its
     CPU kernel would go on using the packed copy of the first weights."""
-    modules: list[Any] = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
-    loaded = {module.weight.data_ptr() for module in modules if not isinstance(module, ParallelLMHead)}
-    for module in modules:
-        if isinstance(module, ParallelLMHead) and module.weight.data_ptr() in loaded:
-            method: Any = module.quant_method
-            method.process_weights_after_loading(module)
+    embeddings: list[Any] = [module for module in model.modules() if type(module) is VocabParallelEmbedding]
+    heads: list[Any] = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+    loaded = {embedding.weight.data_ptr() for embedding in embeddings}
+    for head in heads:
+        if head.weight.data_ptr() in loaded:
+            head.quant_method.process_weights_after_loading(head)
 
 
 class WorkerExtension:
