@@ -18,45 +18,48 @@ import torch
 
 T = TypeVar("T")
 
+_AT_ONCE = 2
+"""Actor and critic. More would multiply the memory that a score takes; further cores serve single operations."""
+
 
 class SideBySide:
     """Runs callables that share nothing. ``allowed`` False, or a single core: one after the other."""
 
     def __init__(self, *, allowed: bool, cores: int | None = None) -> None:
         """``cores``: those that this process may use, by default."""
-        self._at_once = (len(os.sched_getaffinity(0)) if cores is None else cores) if allowed else 1
-        self._pools: dict[int, ThreadPoolExecutor] = {}
+        self._allowed = allowed and (len(os.sched_getaffinity(0)) if cores is None else cores) >= _AT_ONCE
+        self._pool: ThreadPoolExecutor | None = None
 
     def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """The results in the order of the tasks, when all have ended. Raises what the first of them raised.
 
         A thread begins with gradients enabled: a task that wants none says so itself.
         """
-        width = min(len(tasks), self._at_once)
-        if width < 2:
+        if not self._allowed or len(tasks) < _AT_ONCE:
             return [task() for task in tasks]
-        futures = [self._pool(width).submit(task) for task in tasks]
+        if self._pool is None:
+            self._pool = _dividing_threads()
+        futures = [self._pool.submit(task) for task in tasks]
         errors = [future.exception() for future in futures]
         for error in errors:
             if error is not None:
                 raise error
         return [future.result() for future in futures]
 
-    def _pool(self, width: int) -> ThreadPoolExecutor:
-        """``width`` threads that divide this thread's intra-op threads among them."""
-        if width not in self._pools:
-            threads = torch.get_num_threads()
-            pool = ThreadPoolExecutor(width, thread_name_prefix="side-by-side")
-            all_there = threading.Barrier(width)
 
-            def divide() -> None:
-                all_there.wait()  # or one thread would serve two calls
-                torch.get_num_threads()  # a thread's first use takes the process's number, and would undo the next line
-                torch.set_num_threads(max(1, threads // width))
+def _dividing_threads() -> ThreadPoolExecutor:
+    """Threads that divide this thread's intra-op threads among them."""
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="side-by-side")
+    all_there = threading.Barrier(_AT_ONCE)
 
-            for started in [pool.submit(divide) for _ in range(width)]:
-                started.result()
-            # The number is a thread's own once it has one, but the last one set is what new threads begin with.
-            torch.set_num_threads(threads)
-            self._pools[width] = pool
-        return self._pools[width]
+    def divide() -> None:
+        all_there.wait()  # or one thread would serve two calls
+        torch.get_num_threads()  # a thread's first use takes the process's number, and would undo the next line
+        torch.set_num_threads(max(1, threads // _AT_ONCE))
+
+    for started in [pool.submit(divide) for _ in range(_AT_ONCE)]:
+        started.result()
+    # The number is a thread's own once it has one, but the last one set is what new threads begin with.
+    torch.set_num_threads(threads)
+    return pool
