@@ -173,25 +173,6 @@ def test_an_update_makes_it_exactly_the_new_model_also_for_running_requests(
         np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
 
 
-def test_an_output_layer_that_shares_the_embedding_is_loaded_with_it(
-    make_model: MakeModel, log_probs_of: LogProbsOf, tmp_path: Path
-) -> None:
-    """vLLM's CPU kernels pack weights, and the shared matrix is sent once."""
-    from rljob_trainer.rollout.vllm_engine import VLLMEngine
-
-    make_model("qwen3", seed=1).save_pretrained(tmp_path)
-    engine = VLLMEngine(tmp_path, max_concurrent=8, max_context=64, engine_args={"kv_cache_memory_bytes": 32 << 20})
-    try:
-        for version in (1, 2):
-            new = make_model("qwen3", seed=1 + version)
-            assert new.lm_head.weight is new.model.embed_tokens.weight
-            update(engine, new, version)
-            pair = (PROMPTS[0], (8, 9, 10))
-            np.testing.assert_allclose(engine.score([pair], 1.0)[0], log_probs_of(new, *pair), atol=1e-4)
-    finally:
-        engine.close()
-
-
 def test_weights_arrive_through_a_broadcast(
     engine: VLLMEngine, make_model: MakeModel, log_probs_of: LogProbsOf
 ) -> None:
@@ -254,3 +235,9 @@ def test_what_cannot_fit_or_is_complete_already(engine: VLLMEngine) -> None:
     assert run(engine, full)["full"].versions.tolist() == [7]
     with pytest.raises(EngineError, match="before begin_update"):
         engine.load([])
+
+
+def test_a_second_one_in_the_process_is_refused(engine: VLLMEngine, llama_folder: Path) -> None:
+    with pytest.raises(EngineError, match=r"another one is open in this process; close\(\)"):
+        type(engine)(llama_folder)
+    assert len(run(engine, ask("still works"))["still works"].token_ids) == 20

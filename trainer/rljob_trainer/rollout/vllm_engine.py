@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -41,7 +41,10 @@ _GPU_ARGUMENTS: Mapping[str, Any] = {"enable_sleep_mode": True}
 
 
 class VLLMEngine:
-    """An ``Engine`` over ``vllm.LLMEngine``."""
+    """An ``Engine`` over ``vllm.LLMEngine``; one at a time in a process, because vLLM's parallel groups belong to
+    the process (closing one of two would take them from the other)."""
+
+    _open: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -60,8 +63,10 @@ class VLLMEngine:
         """Reads the model in ``folder``. ``engine_args`` go to vLLM's ``EngineArgs`` and win over everything else.
 
         ``request_seeds`` False lets vLLM draw from one generator for all requests: faster on a GPU with hundreds of
-        requests, and not repeatable.
+        requests, and not repeatable. Raises ``EngineError`` while another is open in this process.
         """
+        if VLLMEngine._open:
+            raise EngineError("vLLM engine: another one is open in this process; close() it first")
         on_cpu = device.startswith("cpu")
         for name, value in (_CPU_ENVIRONMENT if on_cpu else _GPU_ENVIRONMENT).items():
             os.environ.setdefault(name, value)
@@ -89,6 +94,7 @@ class VLLMEngine:
             **(engine_args or {}),
         }
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        VLLMEngine._open = True
         self._context = int(self._engine.model_config.max_model_len)
         self._vocabulary = int(self._engine.model_config.get_vocab_size())
         self._max_concurrent = max_concurrent
@@ -303,6 +309,7 @@ class VLLMEngine:
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
+        VLLMEngine._open = False
 
 
 class _Sink:
