@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob_trainer.learner.attention import Packed, packed_attention
-from rljob_trainer.learner.models import PackedRow, load_policy
+from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy
 from rljob_trainer.learner.packing import Lengths, build_row, offsets_of
 from rljob_trainer.learner.protocol import SequenceBatch
 
@@ -27,9 +27,10 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, w
     return torch.softmax(scores.masked_fill(~seen, -torch.inf), -1) @ v
 
 
+@pytest.mark.parametrize("outputs_only", [False, True])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_equals_the_definition_for_each_sequence(window: int | None, seed: int) -> None:
+def test_equals_the_definition_for_each_sequence(window: int | None, seed: int, outputs_only: bool) -> None:
     """Groups of one and of several, of equal and of different lengths; forward and backward, in float64."""
     rng = np.random.default_rng(seed)
     prompts = np.repeat(rng.integers(1, 9, 5), [1, 3, 4, 1, 2])
@@ -40,8 +41,17 @@ def test_equals_the_definition_for_each_sequence(window: int | None, seed: int) 
     row = build_row(lengths, indices, final=True)
     tokens, heads, kv, dim, scale = len(row.source), 4, 2, 8, 0.3
     q, k, v = (torch.randn(1, h, tokens, dim, dtype=torch.float64, requires_grad=True) for h in (heads, kv, kv))
-    packed = Packed.of(row, CPU, torch.float64)
+    packed = Packed.of(row, CPU, torch.float64, outputs_only=outputs_only)
     out, _ = packed_attention(torch.nn.Identity(), q, k, v, None, scaling=scale, sliding_window=window, packed=packed)
+    if outputs_only:
+        assert packed.last is not None
+        every = out
+        out, _ = packed_attention(
+            torch.nn.Identity(), q, k, v, None, scaling=scale, sliding_window=window, packed=packed.last
+        )
+        read = torch.zeros(tokens, dtype=torch.bool)
+        read[torch.from_numpy(row.last_rows)] = True
+        torch.testing.assert_close(out, torch.where(read[:, None, None], every, 0), rtol=0, atol=1e-12)
     pull = torch.randn_like(out)
 
     # Each sequence's rows: its prompt's (perhaps a sibling's) and its own, found by what they stand for.
@@ -55,6 +65,8 @@ def test_equals_the_definition_for_each_sequence(window: int | None, seed: int) 
             places.append(next(of_row[int(starts[o] + t)] for o in siblings if int(starts[o] + t) in of_row))
         result = attention(q[0, :, places], k[0, :, places], v[0, :, places], scale, window)
         expected = expected.index_put((torch.zeros(1, dtype=torch.int64), torch.tensor(places)), result.transpose(0, 1))
+    if outputs_only:
+        expected = torch.where(read[:, None, None], expected, 0)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     ours = torch.autograd.grad(out, (q, k, v), pull)
     theirs = torch.autograd.grad(expected, (q, k, v), pull)
@@ -64,29 +76,47 @@ def test_equals_the_definition_for_each_sequence(window: int | None, seed: int) 
 
 @pytest.mark.parametrize("folder", ["tied_folder", "untied_folder"])
 @pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("samples", [1, 4])
 def test_a_packed_model_equals_one_sequence_at_a_time(
-    folder: str, final: bool, make_batch: Callable[..., SequenceBatch], request: pytest.FixtureRequest
+    folder: str, final: bool, samples: int, make_batch: Callable[..., SequenceBatch], request: pytest.FixtureRequest
 ) -> None:
     path = request.getfixturevalue(folder)
-    check_against_eager(path, make_batch(), final)
+    check_against_eager(path, make_batch(groups=24 // samples, samples=samples), final)
 
 
-def test_a_sliding_window(tmp_path: Path, make_batch: Callable[..., SequenceBatch]) -> None:
-    config = MistralConfig(
-        vocab_size=50,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        sliding_window=5,
-    )
+@pytest.mark.parametrize("family", ["mistral", "qwen3", "granite"])
+def test_windows_norms_and_families_that_compute_every_row(
+    family: str, tmp_path: Path, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    """Mistral with a sliding window; Qwen3's norms inside attention; Granite multiplies what it adds to its inputs."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    extra = {"mistral": {"sliding_window": 5}, "qwen3": {"head_dim": 16}, "granite": {"residual_multiplier": 0.5}}
+    config = AutoConfig.for_model(family, vocab_size=50, num_hidden_layers=2, **sizes, **extra[family])
     torch.manual_seed(0)
-    MistralForCausalLM(config).save_pretrained(tmp_path)
-    check_against_eager(tmp_path, make_batch(), final=False)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    check_against_eager(tmp_path, make_batch(), final=False, can_leave_rows_out=family != "granite")
 
 
-def check_against_eager(path: Path, batch: SequenceBatch, final: bool) -> None:
+def test_the_critic_and_recomputed_activations(tied_folder: Path, make_batch: Callable[..., SequenceBatch]) -> None:
+    """The same values and gradients whether the last layer leaves rows out or not."""
+    batch = make_batch()
+    row = build_row(Lengths.of(batch), np.arange(len(batch)), final=True)
+    results = []
+    for outputs_only in (False, True):
+        critic = load_critic(tied_folder, dtype=torch.float32)
+        torch.nn.init.constant_(critic.head.weight, 0.01)
+        checkpoint_activations(critic.layers)
+        packed = PackedRow.of(row, batch.token_ids, CPU, torch.float32, outputs_only=outputs_only)
+        values, finals = critic(packed)
+        assert finals is not None
+        torch.cat([values, finals]).square().sum().backward()
+        gradients = torch.cat([p.grad.flatten() for p in critic.parameters() if p.grad is not None])
+        results.append((values.detach(), finals.detach(), gradients))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def check_against_eager(path: Path, batch: SequenceBatch, final: bool, can_leave_rows_out: bool = True) -> None:
     temperature = 0.8
     reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     starts = offsets_of(batch.prompt_lengths + batch.response_lengths)
@@ -97,7 +127,9 @@ def check_against_eager(path: Path, batch: SequenceBatch, final: bool) -> None:
         expected.append(log_p[prompt - 1 : -1].gather(1, ids[prompt:, None])[:, 0])
     policy = load_policy(path, dtype=torch.float32)
     row = build_row(Lengths.of(batch), np.arange(len(batch)), final=final)
-    log_probs = policy(PackedRow.of(row, batch.token_ids, CPU, torch.float32), temperature).log_probs
+    assert policy.outputs_only == can_leave_rows_out
+    packed = PackedRow.of(row, batch.token_ids, CPU, torch.float32, outputs_only=policy.outputs_only)
+    log_probs = policy(packed, temperature).log_probs
     torch.testing.assert_close(log_probs.double(), torch.cat(expected), rtol=0, atol=1e-5)
 
     pull = torch.randn(len(log_probs), dtype=torch.float64)

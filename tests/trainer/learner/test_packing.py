@@ -107,6 +107,26 @@ def test_attention_blocks_see_the_prompt_and_their_own_past(groups: list[tuple[i
             start += count
 
 
+@settings(max_examples=60, deadline=None)
+@given(GROUPS, st.booleans())
+def test_the_last_layer_needs_the_rows_that_are_read(groups: list[tuple[int, list[int]]], final: bool) -> None:
+    lengths = lengths_of(groups)
+    row = build_row(lengths, np.arange(len(lengths.keys)), final=final)
+    read = {*row.output_rows.tolist(), *(row.final_rows.tolist() if row.final_rows is not None else ())}
+    rows = row.last_rows.tolist()
+    assert rows == sorted(set(rows))
+    assert read <= set(rows)
+    # A prompt without any response keeps its last row all the same.
+    assert len(rows) == len(read) + (0 if final else sum(not any(rs) for _, rs in groups))
+    start, asked = 0, []
+    for block, last in zip(row.blocks, row.last_blocks, strict=True):
+        np.testing.assert_array_equal(block.key_lengths, last.key_lengths)
+        for count, fewer in zip(block.query_lengths.tolist(), last.query_lengths.tolist(), strict=True):
+            asked += range(start + count - fewer, start + count)
+            start += count
+    assert asked == rows
+
+
 def test_ranks_get_about_the_same_number_of_tokens() -> None:
     rng = np.random.default_rng(0)
     count = 256

@@ -9,8 +9,8 @@ transformers' own SDPA, so that an engine can run the same live model its usual 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,20 @@ class _Collect(torch.autograd.Function):
         return grad.new_zeros(ctx.rows, grad.shape[1]).index_copy_(0, home, grad), None
 
 
+class _SpreadInto(torch.autograd.Function):
+    """Puts rows ``x [M, D]`` at ``rows [M]`` of ``[N, D]``; the others are zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rows: torch.Tensor, total: int) -> torch.Tensor:
+        ctx.save_for_backward(rows)
+        return x.new_zeros(total, x.shape[1]).index_copy_(0, rows, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (rows,) = ctx.saved_tensors
+        return grad.index_select(0, rows), None, None
+
+
 class _GatherRows(torch.autograd.Function):
     """``x[index]`` for rows that may be used many times.
 
@@ -78,6 +92,7 @@ class _GatherRows(torch.autograd.Function):
 
 _spread: Callable[..., torch.Tensor] = _Spread.apply
 _collect: Callable[..., torch.Tensor] = _Collect.apply
+_spread_into: Callable[..., torch.Tensor] = _SpreadInto.apply
 _gather_rows: Callable[..., torch.Tensor] = _GatherRows.apply
 
 
@@ -108,55 +123,81 @@ class Gather:
 
 
 @dataclass(slots=True)
+class Spread:
+    """The tensors that pad segments which stand one after the other."""
+
+    index: torch.Tensor  # [B * longest] the row for each padded place
+    home: torch.Tensor  # [rows] the padded place of each row
+
+    @classmethod
+    def of(cls, lengths: np.ndarray) -> Spread | None:
+        """None means that no copy is needed: all segments have the same length."""
+        longest = int(lengths.max())
+        if int(lengths.min()) == longest:
+            return None
+        column = np.arange(longest)[None]
+        starts = offsets_of(lengths)[:-1, None]
+        index = np.where(column < lengths[:, None], starts + column, 0).reshape(-1)
+        home = ranges(np.arange(len(lengths)) * longest, lengths)
+        return cls(torch.from_numpy(index), torch.from_numpy(home))
+
+    def to(self, device: torch.device) -> Spread:
+        return Spread(self.index.to(device, non_blocking=True), self.home.to(device, non_blocking=True))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return _spread(x, self.index, self.home)
+
+
+@dataclass(slots=True)
 class PackedBlock:
-    """A block's index tensors. ``None`` means that no copy is needed: all segments have the same length."""
+    """A block's index tensors."""
 
     batch: int
     queries: int  # longest query of the block
     keys: int
     rows: int  # real query rows
-    spread: torch.Tensor | None  # [B * queries] row within the block's rows for each padded place
-    home: torch.Tensor | None  # [rows] padded place of each row
+    own_keys: int  # rows of the block's segments in the row that keys and values come from
+    spread: Spread | None  # of the queries
+    key_spread: Spread | None  # of keys and values, where there is no gather
     gather: Gather | None  # key rows of a branch block, from the whole row
     bound: torch.Tensor | None  # [B or 1, queries] last key position that each query sees; None: plain causal
     masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, block: Block, row_tokens: int) -> PackedBlock:
-        lengths = block.query_lengths
-        longest, rows = int(lengths.max()), int(lengths.sum())
-        spread = home = None
-        if rows != longest * len(lengths):
-            column = np.arange(longest)[None]
-            starts = offsets_of(lengths)[:-1, None]
-            spread = torch.from_numpy(np.where(column < lengths[:, None], starts + column, 0).reshape(-1))
-            home = torch.from_numpy(ranges(np.arange(len(lengths)) * longest, lengths))
-        gather = bound = None
+        lengths, key_lengths = block.query_lengths, block.key_lengths
+        longest, keys = int(lengths.max()), int(key_lengths.max())
+        gather = key_spread = bound = None
         if block.key_rows is not None:
-            real = np.arange(block.key_rows.shape[1])[None] < block.key_lengths[:, None]
+            real = np.arange(keys)[None] < key_lengths[:, None]
             gather = Gather.of(block.key_rows.reshape(-1), row_tokens, real.reshape(-1))
-            heads = np.unique(block.key_lengths - lengths)
-            first = heads if len(heads) == 1 else block.key_lengths - lengths
+        else:
+            key_spread = Spread.of(key_lengths)
+        if not np.array_equal(lengths, key_lengths):
+            heads = np.unique(key_lengths - lengths)
+            first = heads if len(heads) == 1 else key_lengths - lengths
             # A padded query still sees the last key: a row without any would be NaN.
-            last = block.key_rows.shape[1] - 1
-            bound = torch.from_numpy(np.minimum(first[:, None] + np.arange(longest)[None], last))
-        keys = longest if block.key_rows is None else block.key_rows.shape[1]
-        return cls(len(lengths), longest, keys, rows, spread, home, gather, bound)
+            bound = torch.from_numpy(np.minimum(first[:, None] + np.arange(longest)[None], keys - 1))
+        return cls(
+            batch=len(lengths),
+            queries=longest,
+            keys=keys,
+            rows=int(lengths.sum()),
+            own_keys=int(lengths.sum() if block.key_rows is not None else key_lengths.sum()),
+            spread=Spread.of(lengths),
+            key_spread=key_spread,
+            gather=gather,
+            bound=bound,
+        )
 
     def to(self, device: torch.device) -> PackedBlock:
-        def move(t: torch.Tensor | None) -> torch.Tensor | None:
-            return None if t is None else t.to(device, non_blocking=True)
-
-        gather = None if self.gather is None else self.gather.to(device)
-        return PackedBlock(
-            self.batch,
-            self.queries,
-            self.keys,
-            self.rows,
-            move(self.spread),
-            move(self.home),
-            gather,
-            move(self.bound),
+        return replace(
+            self,
+            spread=None if self.spread is None else self.spread.to(device),
+            key_spread=None if self.key_spread is None else self.key_spread.to(device),
+            gather=None if self.gather is None else self.gather.to(device),
+            bound=None if self.bound is None else self.bound.to(device, non_blocking=True),
+            masks={},
         )
 
     def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
@@ -190,20 +231,20 @@ class Varlen:
     gather: Gather | None
 
     @classmethod
-    def of(cls, row: Row, row_tokens: int) -> Varlen:
-        queries = np.concatenate([b.query_lengths for b in row.blocks])
-        keys = np.concatenate([b.key_lengths for b in row.blocks])
+    def of(cls, blocks: Sequence[Block], row_tokens: int) -> Varlen:
+        queries = np.concatenate([b.query_lengths for b in blocks])
+        keys = np.concatenate([b.key_lengths for b in blocks])
         gather = None
-        if any(b.key_rows is not None for b in row.blocks):
+        if any(b.key_rows is not None for b in blocks):
             parts, start = [], 0
-            for block in row.blocks:
-                rows = int(block.query_lengths.sum())
+            for block in blocks:
                 if block.key_rows is None:
+                    rows = int(block.key_lengths.sum())
                     parts.append(np.arange(start, start + rows))
-                else:
+                    start += rows
+                else:  # these stand behind all that attend to themselves
                     column = np.arange(block.key_rows.shape[1])[None]
                     parts.append(block.key_rows[column < block.key_lengths[:, None]])
-                start += rows
             gather = Gather.of(np.concatenate(parts), row_tokens)
         cu_queries, cu_keys = (torch.from_numpy(offsets_of(lengths).astype(np.int32)) for lengths in (queries, keys))
         return cls(cu_queries, cu_keys, int(queries.max()), int(keys.max()), gather)
@@ -219,14 +260,33 @@ class Packed:
 
     blocks: list[PackedBlock]
     varlen: Varlen | None
+    rows: torch.Tensor | None = None
+    """[M] those that ask and whose output counts, ascending; None: all."""
+    last: Packed | None = None
+    """What the last layer needs, if that is less."""
 
     @classmethod
-    def of(cls, row: Row, device: torch.device, dtype: torch.dtype) -> Packed:
-        """``dtype`` is the one that attention will compute in: flash kernels want half precision and a GPU."""
-        tokens = len(row.source)
-        if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
-            return cls([], Varlen.of(row, tokens).to(device))
-        return cls([PackedBlock.of(block, tokens).to(device) for block in row.blocks], None)
+    def of(cls, row: Row, device: torch.device, dtype: torch.dtype, *, outputs_only: bool = False) -> Packed:
+        """``dtype`` is the one that attention will compute in: flash kernels want half precision and a GPU.
+
+        ``outputs_only``: with a description for a last layer that computes the outputs alone (``last_layer.py``).
+        """
+        flash = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+        def described(blocks: Sequence[Block]) -> Packed:
+            if flash:
+                return cls([], Varlen.of(blocks, len(row.source)).to(device))
+            return cls([PackedBlock.of(block, len(row.source)).to(device) for block in blocks], None)
+
+        packed = described(row.blocks)
+        if outputs_only and len(row.last_rows) < len(row.source):
+            packed.last = described(row.last_blocks)
+            packed.last.rows = torch.from_numpy(row.last_rows).to(device, non_blocking=True)
+        return packed
+
+    def outputs(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows ``[M, D]`` of ``x [N, D]`` whose output counts."""
+        return x if self.rows is None else _collect(x, self.rows)
 
 
 def packed_attention(
@@ -254,11 +314,14 @@ def packed_attention(
             raise ValueError(f"packed rows do not support attention with {name} ({type(module).__name__})")
     _, heads, tokens, dim = query.shape
     rows = [x[0].transpose(0, 1).reshape(tokens, -1) for x in (query, key, value)]
+    rows[0] = packed.outputs(rows[0])
     if packed.varlen is not None:
         out = _flash(rows, packed.varlen, dim, scaling, sliding_window)
     else:
         parts = list(_by_block(rows, packed.blocks, dim, scaling, sliding_window))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if packed.rows is not None:
+        out = _spread_into(out, packed.rows, tokens)
     return out.view(1, tokens, heads, dim), None
 
 
@@ -267,16 +330,15 @@ def _by_block(
 ) -> Iterator[torch.Tensor]:
     """Yields each block's output rows ``[rows, H * D]``."""
     query, key, value = rows
-    sizes = [block.rows for block in blocks]
-    own = [x.split(sizes) if len(blocks) > 1 else (x,) for x in rows]
-    for i, block in enumerate(blocks):
-        q, k, v = (x[i] for x in own)
+    own_queries = query.split([block.rows for block in blocks])
+    own_keys, own_values = (x.split([block.own_keys for block in blocks]) for x in (key, value))
+    for block, q, k, v in zip(blocks, own_queries, own_keys, own_values, strict=True):
         if block.spread is not None:
-            q = _spread(q, block.spread, block.home)
+            q = block.spread(q)
         if block.gather is not None:
             k, v = block.gather(key), block.gather(value)
-        elif block.spread is not None:
-            k, v = (_spread(x, block.spread, block.home) for x in (k, v))
+        elif block.key_spread is not None:
+            k, v = block.key_spread(k), block.key_spread(v)
         mask = block.mask(window, query)
         out = F.scaled_dot_product_attention(
             q.view(block.batch, block.queries, -1, dim).transpose(1, 2),
@@ -288,7 +350,7 @@ def _by_block(
             enable_gqa=q.shape[1] != k.shape[1],
         )
         out = out.transpose(1, 2).reshape(block.batch * block.queries, -1)
-        yield out if block.home is None else _collect(out, block.home)
+        yield out if block.spread is None else _collect(out, block.spread.home)
 
 
 def _flash(

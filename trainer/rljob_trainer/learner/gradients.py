@@ -35,15 +35,16 @@ class MiniBatchReport:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank computes, and in which dtype."""
+    """Where a rank computes, in which dtype, and whether its models' last layers leave out what nobody reads."""
 
     device: torch.device
     dtype: torch.dtype
+    outputs_only: bool
 
     def row(self, share: Share, indices: Int64Array, *, final: bool = False) -> tuple[Row, PackedRow]:
         """Sequences ``indices`` of the share as one row."""
         row = build_row(share.lengths, indices, final=final)
-        return row, PackedRow.of(row, share.batch.token_ids, self.device, self.dtype)
+        return row, PackedRow.of(row, share.batch.token_ids, self.device, self.dtype, outputs_only=self.outputs_only)
 
 
 @dataclass(frozen=True, slots=True)

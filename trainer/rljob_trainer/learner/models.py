@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from rljob_trainer.algorithms.vocabulary_kl import chunked_kl
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
+from rljob_trainer.learner.last_layer import compute_outputs_only
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.samples import IntArray
@@ -38,13 +39,18 @@ class PackedRow:
     token_ids: torch.Tensor  # [1, N]
     positions: torch.Tensor  # [1, N]
     attention: Packed
-    outputs: Gather  # [tokens] out of [N]
+    outputs: Gather  # [tokens] out of the last hidden states: [N] rows, or [M] where the last layer computes no others
     targets: torch.Tensor  # [tokens]
     finals: torch.Tensor | None  # [S]
 
     @classmethod
-    def of(cls, row: Row, token_ids: IntArray, device: torch.device, dtype: torch.dtype) -> PackedRow:
-        """``token_ids`` of the whole batch; ``dtype`` is what the model computes in."""
+    def of(
+        cls, row: Row, token_ids: IntArray, device: torch.device, dtype: torch.dtype, *, outputs_only: bool = False
+    ) -> PackedRow:
+        """``token_ids`` of the whole batch; ``dtype`` is what the model computes in.
+
+        ``outputs_only`` is for models whose last layer can leave rows out (``Policy.outputs_only``).
+        """
 
         if not len(token_ids):  # a rank without sequences runs a row of one token of no meaning
             token_ids = np.zeros(1, dtype=np.int32)
@@ -52,13 +58,18 @@ class PackedRow:
         def move(array: Any) -> torch.Tensor:
             return torch.from_numpy(array).to(device, non_blocking=True)
 
+        attention = Packed.of(row, device, dtype, outputs_only=outputs_only)
+        rows, output_rows, final_rows = len(row.source), row.output_rows, row.final_rows
+        if attention.last is not None:
+            rows, output_rows = len(row.last_rows), np.searchsorted(row.last_rows, output_rows)
+            final_rows = None if final_rows is None else np.searchsorted(row.last_rows, final_rows)
         return cls(
             token_ids=move(token_ids[row.source].astype("int64"))[None],
             positions=move(row.positions)[None],
-            attention=Packed.of(row, device, dtype),
-            outputs=Gather.of(row.output_rows, len(row.source)).to(device),
+            attention=attention,
+            outputs=Gather.of(output_rows, rows).to(device),
             targets=move(token_ids[row.targets].astype("int64")),
-            finals=None if row.final_rows is None else move(row.final_rows),
+            finals=None if final_rows is None else move(final_rows),
         )
 
 
@@ -79,6 +90,7 @@ class Policy(nn.Module):
         super().__init__()
         self.language_model = language_model
         self.chunk = chunk
+        self.outputs_only = compute_outputs_only(self.layers)
 
     def forward(
         self,
@@ -135,6 +147,7 @@ class Critic(nn.Module):
         self.head = nn.Linear(language_model.config.hidden_size, 1, dtype=language_model.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+        self.outputs_only = compute_outputs_only(self.layers)
 
     def forward(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor | None]:
         """V before each response token ``[tokens]``, and V after the last token ``[S]`` if the row keeps it."""
@@ -179,7 +192,7 @@ def checkpoint_activations(layers: list[nn.Module]) -> None:
 
 
 def _hidden(backbone: nn.Module, row: PackedRow) -> torch.Tensor:
-    """Last hidden states ``[N, d]``."""
+    """Last hidden states ``[N, d]``, or ``[M, d]`` of the rows that are read."""
     # A mask of four dimensions is passed through untouched: the model builds none of its own.
     no_mask = row.positions.new_empty(1, 1, 1, 1)
     out = backbone(

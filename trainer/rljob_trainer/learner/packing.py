@@ -3,7 +3,8 @@
 Pure numpy, no torch. A micro-batch is one row of tokens ``[N]`` without padding. Two things make the row shorter than
 the sum of its sequences: a prompt that several of them share stands there once, and the last response token, whose
 output nobody reads, is left out. What the row needs inside attention (which rows are queries, which are keys) is
-described here as blocks of equal work; ``attention.py`` turns them into tensors.
+described here as blocks of equal work; ``attention.py`` turns them into tensors. The last layer needs less: of a prompt
+only its last row predicts anything.
 """
 
 from __future__ import annotations
@@ -201,10 +202,11 @@ def _longest_first(lengths: Lengths, pieces: list[Int64Array], bins: int) -> Bin
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """B segments whose attention is computed together. Their query rows stand one after the other in the packed row.
+    """B segments whose attention is computed together. They stand one after the other in the packed row.
 
-    Without ``key_rows`` a segment attends to itself, causally. With it, segment b (a response whose prompt is shared)
-    attends to ``key_rows[b]``, of which its own tokens are the last ``query_lengths[b]``.
+    Without ``key_rows`` a segment attends to itself, causally; its last ``query_lengths[b]`` rows ask. With it,
+    segment b (a response whose prompt is shared) attends to ``key_rows[b]``, of which its own tokens are the last
+    ``query_lengths[b]``.
     """
 
     query_lengths: Int64Array  # [B]
@@ -219,6 +221,8 @@ class Row:
     source: Int64Array  # [N] index into the batch's token_ids
     positions: Int64Array  # [N]
     blocks: tuple[Block, ...]  # their queries cover the row, in order
+    last_blocks: tuple[Block, ...]  # the same segments with those queries only that the last layer needs
+    last_rows: Int64Array  # [M] where those stand, ascending
     output_rows: Int64Array  # [tokens] the row whose output predicts each response token
     targets: Int64Array  # [tokens] index into the batch's token_ids
     stream: Int64Array  # [tokens] index into the batch's response streams
@@ -236,7 +240,8 @@ def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> 
         none = np.empty(0, dtype=np.int64)
         one = np.ones(1, dtype=np.int64)
         zero = np.zeros(1, dtype=np.int64)
-        return Row(zero, zero, (Block(one, one, None),), none, none, none, zero, none if final else None)
+        block = (Block(one, one, None),)
+        return Row(zero, zero, block, block, zero, none, none, none, zero, none if final else None)
 
     starts = offsets_of(lengths.prompts + lengths.responses)[indices]
     prompts, responses = lengths.prompts[indices], lengths.responses[indices]
@@ -252,6 +257,7 @@ def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> 
     # Segments that attend to themselves: sequences with a prompt of their own, and shared prompts.
     whole = np.concatenate([alone, heads])
     whole_lengths = np.concatenate([prompts[alone] + tails[alone], prompts[heads]])
+    whole_last = np.concatenate([1 + tails[alone], np.ones(len(heads), dtype=np.int64)])
     whole_blocks = _blocks(whole_lengths, whole_lengths)
     # Segments that continue a shared prompt.
     branch_lengths = tails[branches]
@@ -261,6 +267,7 @@ def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> 
     branch_order = np.concatenate([*branch_blocks]) if branch_blocks else np.empty(0, dtype=np.int64)
     seg_lengths = np.concatenate([whole_lengths[order], branch_lengths[branch_order]])
     seg_starts = offsets_of(seg_lengths)
+    seg_last = np.concatenate([whole_last[order], branch_lengths[branch_order]])
 
     # Where in the row each sequence's prompt and the tokens after it begin.
     prompt_row = np.zeros(len(indices), dtype=np.int64)
@@ -270,6 +277,7 @@ def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> 
     tail_row[branches[branch_order]] = seg_starts[len(order) : -1]
 
     blocks = [Block(whole_lengths[part], whole_lengths[part], None) for part in whole_blocks]
+    last_blocks = [Block(whole_last[part], whole_lengths[part], None) for part in whole_blocks]
     for part in branch_blocks:
         member = branches[part]
         queries, keys = branch_lengths[part], prompts[member] + branch_lengths[part]
@@ -277,6 +285,7 @@ def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> 
         head = prompts[member][:, None]
         rows = np.where(column < head, prompt_row[member][:, None] + column, tail_row[member][:, None] + column - head)
         blocks.append(Block(queries, keys, np.where(column < keys[:, None], rows, 0)))
+        last_blocks.append(blocks[-1])
 
     source_starts = np.concatenate([starts[whole[order]], (starts + prompts)[branches[branch_order]]])
     position_starts = np.concatenate([np.zeros(len(order), dtype=np.int64), prompts[branches[branch_order]]])
@@ -286,6 +295,8 @@ def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> 
         source=ranges(source_starts, seg_lengths),
         positions=ranges(position_starts, seg_lengths),
         blocks=tuple(blocks),
+        last_blocks=tuple(last_blocks),
+        last_rows=ranges(seg_starts[1:] - seg_last, seg_last),
         output_rows=np.where(step == 0, last_prompt_row, np.repeat(tail_row, responses) + step - 1),
         targets=ranges(starts + prompts, responses),
         stream=ranges(offsets_of(lengths.responses)[indices], responses),

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 
 from rljob_trainer.learner import export, parallel, state
 from rljob_trainer.learner.gradients import MiniBatchReport, Place, Sums, actor_gradient, critic_gradient, on_host
-from rljob_trainer.learner.models import checkpoint_activations, load_critic, load_policy
+from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy
 from rljob_trainer.learner.optim import StepOutcome
-from rljob_trainer.learner.protocol import Int64Array, LearnerFacts, LossSettings
+from rljob_trainer.learner.protocol import LearnerFacts, LossSettings
 from rljob_trainer.learner.residence import Residence
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.side_by_side import SideBySide
@@ -28,6 +28,8 @@ from rljob_trainer.learner.usage import Meter
 from rljob_trainer.learner.work import RankReport, RankScores, Share, StepReport
 from rljob_trainer.weights.blocks import lay_out
 from rljob_trainer.weights.plan import Bucket
+
+Streams = dict[str, torch.Tensor]
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +47,6 @@ class LearnerRank:
         self.attachments: dict[str, Any] = {}
         """Objects of others that live beside the models (weight publication, a colocated engine)."""
         self._dtype = settings.compute_dtype
-        self._place = Place(self.device, self._dtype)
         self._meter = Meter(self.device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -84,6 +85,8 @@ class LearnerRank:
                 trust_remote_code=settings.trust_remote_code,
             )
             self._reference = self._prepare(frozen.requires_grad_(False), self._dtype, self._dtype)
+        # All models are of one family.
+        self._place = Place(self.device, self._dtype, outputs_only=policy.outputs_only)
         # What is drawn from here on (nothing does today) differs between ranks.
         torch.manual_seed(settings.seed * 65537 + rank)
         parts: dict[str, Callable[[torch.device], object]] = {}
@@ -139,42 +142,47 @@ class LearnerRank:
             raise ValueError("reference log-probs were asked for, but the job keeps no reference (algorithm.kl is off)")
         if values and self.critic is None:
             raise ValueError("values were asked for, but the job has no critic (algorithm.advantage.estimator)")
-        wanted = [
+        own = [
             *["log_probs"] * log_probs,
             *["entropy"] * entropy,
             *["sum_squared_probs"] * sum_squared_probs,
-            *["ref_log_probs"] * reference,
-            *["values", "final_values"] * values,
         ]
-        micro_batches = [indices for mini_batch in share.micro_batches for indices in mini_batch]
+        rows = [
+            self._place.row(share, indices, final=values)[1]
+            for mini_batch in share.micro_batches
+            for indices in mini_batch
+        ]
+        work: list[Callable[[PackedRow], Streams]] = [
+            *[partial(self._score_policy, temperature=temperature, wanted=own)] * bool(own),
+            *[partial(self._score_reference, temperature=temperature)] * reference,
+            *[self._score_values] * values,
+        ]
         with self._residence.working("actor", *["reference"] * reference, *["critic"] * values):
-            parts = self._cores.run([partial(self._score, share, m, temperature, wanted) for m in micro_batches])
-        streams = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in wanted}
+            parts = self._cores.run([partial(score, row) for row in rows for score in work])
+        names = dict.fromkeys(name for part in parts for name in part)
+        streams = {name: torch.cat([part[name] for part in parts if name in part]).cpu().numpy() for name in names}
         return RankScores(streams, self._meter.read())
 
     @torch.no_grad()
-    def _score(
-        self, share: Share, indices: Int64Array, temperature: float, wanted: Sequence[str]
-    ) -> dict[str, torch.Tensor]:
+    def _score_policy(self, row: PackedRow, temperature: float, wanted: Sequence[str]) -> Streams:
         """The wanted streams of one micro-batch, in float32."""
-        streams: dict[str, torch.Tensor | None] = {}
-        _, packed = self._place.row(share, indices, final="values" in wanted)
-        if {"log_probs", "entropy", "sum_squared_probs"} & set(wanted):
-            with self._meter.measure("old_log_probs"):
-                out = self._policy(packed, temperature, squares="sum_squared_probs" in wanted)
-            streams |= {name: getattr(out, name) for name in ("log_probs", "entropy", "sum_squared_probs")}
-        if self._reference is not None and "ref_log_probs" in wanted:
-            with self._meter.measure("reference"):
-                streams["ref_log_probs"] = self._reference(packed, temperature).log_probs
-        if self.critic is not None and "values" in wanted:
-            with self._meter.measure("values"):
-                streams["values"], streams["final_values"] = self.critic.module(packed)
-        result = {}
-        for name in wanted:
-            stream = streams[name]
-            assert stream is not None
-            result[name] = stream.float()
-        return result
+        with self._meter.measure("old_log_probs"):
+            out = self._policy(row, temperature, squares="sum_squared_probs" in wanted)
+        return {name: getattr(out, name).float() for name in wanted}
+
+    @torch.no_grad()
+    def _score_reference(self, row: PackedRow, temperature: float) -> Streams:
+        assert self._reference is not None
+        with self._meter.measure("reference"):
+            return {"ref_log_probs": self._reference(row, temperature).log_probs.float()}
+
+    @torch.no_grad()
+    def _score_values(self, row: PackedRow) -> Streams:
+        assert self.critic is not None
+        with self._meter.measure("values"):
+            values, finals = self.critic.module(row)
+        assert finals is not None
+        return {"values": values.float(), "final_values": finals.float()}
 
     # --- training -----------------------------------------------------------------------------------------------------
 

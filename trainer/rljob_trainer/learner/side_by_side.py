@@ -1,4 +1,4 @@
-"""Independent work at once on the cores of one process: the models of an update, the micro-batches of a score.
+"""Independent work at once on the cores of one process: the models of an update, models and micro-batches of a score.
 
 One operation of a small model is too short to keep two cores busy, but two models can. So a rank on a CPU gives each
 piece of work a thread of its own, and the process's intra-op threads are divided between them. What is computed does
