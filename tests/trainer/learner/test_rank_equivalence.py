@@ -43,7 +43,7 @@ def gradients(
     )
     result, sums = {}, {}
     for trained in learner._trained:
-        sums |= learner.gradient(trained, work.shares[rank], 0, loss).sums
+        sums |= learner.gradient([trained], work.shares[rank], 0, loss)[0].sums
         for name, parameter in trained.module.named_parameters():
             assert parameter.grad is not None, name
             result[f"{trained.name}.{name}"] = full(parameter.grad).clone()
@@ -169,7 +169,7 @@ def moved_gradient(
     with torch.no_grad():
         for number, (_, parameter) in enumerate(learner.actor.module.named_parameters()):
             parameter.mul_(1 + 0.05 * (number % 3))
-    sums = learner.gradient(learner.actor, share, 0, loss).sums
+    sums = learner.gradient([learner.actor], share, 0, loss)[0].sums
     named = learner.actor.module.named_parameters()
     return {n: full(p.grad).clone() for n, p in named if p.grad is not None}, {n: float(v) for n, v in sums.items()}
 

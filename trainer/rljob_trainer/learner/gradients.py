@@ -1,13 +1,13 @@
 """From a share to gradients: forward, loss and backward of one mini-batch, micro-batch by micro-batch.
 
-Gradients stay in the parameters; the optimizer's step comes after (``rank.py``). What comes back are sums of metrics:
-shares that add up over ranks.
+Gradients stay in the parameters; the optimizer's step comes after (``rank.py``), which also says in which order, and in
+which thread, the micro-batches run. What comes back are sums of metrics: shares that add up over ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,12 +25,30 @@ Sums = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class MiniBatchReport:
-    """What is told of a mini-batch beside its gradient."""
+class MicroReport:
+    """What is told of a micro-batch beside its gradient."""
 
     sums: Sums
-    log_probs: list[torch.Tensor] = field(default_factory=list)
-    """[tokens] that the actor's loss was made of, micro-batch by micro-batch."""
+    log_probs: torch.Tensor | None = None
+    """[tokens] that the actor's loss was made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatchReport:
+    """The same of a mini-batch."""
+
+    sums: Sums
+    log_probs: list[torch.Tensor]
+    """Micro-batch by micro-batch."""
+
+    @classmethod
+    def of(cls, micro_batches: Sequence[MicroReport]) -> MiniBatchReport:
+        """``micro_batches`` in their order, whatever the order they ran in."""
+        totals: Sums = {}
+        for micro in micro_batches:
+            for name, value in micro.sums.items():
+                totals[name] = totals[name] + value if name in totals else value
+        return cls(totals, [micro.log_probs for micro in micro_batches if micro.log_probs is not None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,41 +99,48 @@ class MicroBatch:
         return Segments(torch.from_numpy(offsets).to(self.device), int(offsets[-1]), int(np.diff(offsets).max()))
 
 
-def micro_batches(share: Share, number: int, place: Place) -> Iterator[MicroBatch]:
-    """The micro-batches of mini-batch ``number``."""
-    for indices in share.micro_batches[number]:
-        row, packed = place.row(share, indices)
-        yield MicroBatch(share, row, packed, place.device)
+def micro_batch(share: Share, number: int, micro: int, place: Place) -> MicroBatch:
+    """Micro-batch ``micro`` of mini-batch ``number``."""
+    row, packed = place.row(share, share.micro_batches[number][micro])
+    return MicroBatch(share, row, packed, place.device)
 
 
-def actor_gradient(
-    policy: Policy, reference: Policy | None, share: Share, number: int, loss: LossSettings, place: Place, seed: int
-) -> MiniBatchReport:
-    """Adds the gradient of mini-batch ``number`` to the policy's parameters.
+class ActorGradient:
+    """The actor's part of mini-batch ``number``; called for each micro-batch, in any order."""
 
-    ``seed`` is for losses that draw; it is the same on all ranks.
-    """
-    totals: Sums = {}
-    seen: list[torch.Tensor] = []
-    selections = _select(policy, share, number, loss, place, seed)
-    exact = loss.kl_kind == "full"
-    ref_weight = None
-    if exact:
-        if reference is None:
-            raise ValueError("the KL kind full needs the reference model, which this job does not keep")
-        ref_weight = full(reference.language_model.get_output_embeddings().weight)
-    for micro in micro_batches(share, number, place):
+    def __init__(
+        self,
+        policy: Policy,
+        reference: Policy | None,
+        share: Share,
+        number: int,
+        loss: LossSettings,
+        place: Place,
+        seed: int,
+    ) -> None:
+        """``seed`` is for losses that draw; it is the same on all ranks."""
+        self._share, self._number, self._loss, self._place = share, number, loss, place
+        self._selections = _select(policy, share, number, loss, place, seed)
+        self._reference: tuple[Policy, torch.Tensor] | None = None
+        if loss.kl_kind == "full":
+            if reference is None:
+                raise ValueError("the KL kind full needs the reference model, which this job does not keep")
+            self._reference = reference, full(reference.language_model.get_output_embeddings().weight)
+
+    def __call__(self, policy: Policy, number: int) -> MicroReport:
+        """Adds the gradient of micro-batch ``number`` to the policy's parameters."""
+        micro = micro_batch(self._share, self._number, number, self._place)
+        loss = self._loss
         anchor = None
-        if reference is not None and ref_weight is not None:
+        if self._reference is not None:
+            reference, ref_weight = self._reference
             with torch.no_grad():
                 states = reference(micro.packed, loss.temperature, states=True).states
             anchor = (states, ref_weight)
         out = policy(micro.packed, loss.temperature, reference=anchor)
-        selection = None if selections is None else next(selections)
-        seen.append(out.log_probs.detach())
         if micro.empty:
             _connected_zero(out.log_probs).backward()
-            continue
+            return MicroReport({}, out.log_probs.detach())
         result = actor_loss(
             PolicyInputs(
                 log_probs=out.log_probs,
@@ -129,27 +154,33 @@ def actor_gradient(
                 rollout_share=micro.stream("rollout_share"),
                 entropy=out.entropy if loss.entropy_coefficient != 0.0 else out.entropy.detach(),
                 vocabulary_kl=out.vocabulary_kl,
-                selection=selection,
+                selection=None if self._selections is None else self._selections[number],
             ),
             loss,
-            share.counts[number],
+            self._share.counts[self._number],
         )
         result.loss.backward()
-        _add(totals, result.metrics)
-    return MiniBatchReport(totals, seen)
+        return MicroReport(result.metrics, out.log_probs.detach())
 
 
-def critic_gradient(critic: nn.Module, share: Share, number: int, loss: LossSettings, place: Place) -> MiniBatchReport:
+class CriticGradient:
     """The same for the critic, with the moments that its explained variance is made of."""
-    totals: Sums = {}
-    for micro in micro_batches(share, number, place):
+
+    def __init__(self, share: Share, number: int, loss: LossSettings, place: Place) -> None:
+        self._share, self._number, self._loss, self._place = share, number, loss, place
+
+    def __call__(self, critic: nn.Module, number: int) -> MicroReport:
+        """Adds the gradient of micro-batch ``number`` to the critic's parameters."""
+        micro = micro_batch(self._share, self._number, number, self._place)
+        loss = self._loss
         values, _ = critic(micro.packed)
         if micro.empty:
             _connected_zero(values).backward()
-            continue
+            return MicroReport({})
         returns, mask = micro.needed("returns"), micro.needed("mask")
         old = micro.stream("values") if loss.value_clip is not None else None
-        result = critic_loss(values, returns, mask, micro.segments, loss, share.counts[number], old)
+        counts = self._share.counts[self._number]
+        result = critic_loss(values, returns, mask, micro.segments, loss, counts, old)
         result.loss.backward()
         target = torch.where(mask, returns, 0).double()
         error = target - torch.where(mask, values.detach(), 0).double()
@@ -160,14 +191,13 @@ def critic_gradient(critic: nn.Module, share: Share, number: int, loss: LossSett
             "moment/error": error.sum(),
             "moment/error_squared": error.square().sum(),
         }
-        _add(totals, {**result.metrics, **moments})
-    return MiniBatchReport(totals)
+        return MicroReport({**result.metrics, **moments})
 
 
 @torch.no_grad()
 def _select(
     policy: Policy, share: Share, number: int, loss: LossSettings, place: Place, seed: int
-) -> Iterator[torch.Tensor] | None:
+) -> list[torch.Tensor] | None:
     """For losses that pick tokens of the whole mini-batch: each micro-batch's part ``[tokens]`` bool; else None.
 
     Every rank puts its tokens into the mini-batch's own order, adds up with the others, and picks alike.
@@ -181,7 +211,8 @@ def _select(
     given = [name for name in names if getattr(share.batch, name) is not None]
     whole = torch.zeros(2 + len(given), int(offsets[-1]), device=place.device)
     parts = []
-    for micro, sequences in zip(micro_batches(share, number, place), share.places[number], strict=True):
+    for index, sequences in enumerate(share.places[number]):
+        micro = micro_batch(share, number, index, place)
         at = torch.from_numpy(ranges(offsets[sequences], lengths[sequences])).to(place.device)
         parts.append(at)
         log_probs = policy(micro.packed, loss.temperature).log_probs
@@ -197,7 +228,7 @@ def _select(
     inputs = PolicyInputs(mask=whole[0] > 0, segments=segments, **of_all)
     generator = torch.Generator().manual_seed(seed)
     selection = method.select_tokens(inputs, generator, **loss.policy_loss_params)
-    return iter([selection[at] for at in parts])
+    return [selection[at] for at in parts]
 
 
 def on_host(sums: list[Sums]) -> list[dict[str, float]]:
@@ -210,8 +241,3 @@ def on_host(sums: list[Sums]) -> list[dict[str, float]]:
 def _connected_zero(stream: torch.Tensor) -> torch.Tensor:
     """A loss of 0 that still runs the backward pass, and with it the collectives that the other ranks wait for."""
     return stream.sum() * 0.0
-
-
-def _add(totals: Sums, more: Sums) -> None:
-    for name, value in more.items():
-        totals[name] = totals[name] + value if name in totals else value

@@ -211,6 +211,7 @@ class LearnerGroup:
             ranks=self.settings.ranks,
             token_budget=self.settings.micro_batch_tokens,
             share_prompts=self.settings.share_prompts,
+            halved_from=self.settings.halved_from_tokens,
         )
 
     def _alive(self) -> list[Any]:

@@ -118,14 +118,15 @@ class _Head(torch.autograd.Function):
         room = _Room(hidden, weight, ctx.chunk, precise)
         for start in range(0, hidden.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            log_p = kept if kept is not None else room.log_softmax(hidden[part], weight, ctx.scale)
             # As few passes over [chunk, vocabulary] as can be: what is per token is worked out before.
             to_log_p = None if grad_log_probs is None else grad_log_probs[part, None] * ctx.scale
-            grad = torch.exp(log_p, out=room.other(log_p))
             if grad_entropy is None:
                 assert to_log_p is not None
-                grad.mul_(-to_log_p)
+                p = room.softmax(hidden[part], weight, ctx.scale) if kept is None else kept.exp()
+                grad = p.mul_(-to_log_p)
             else:
+                log_p = kept if kept is not None else room.log_softmax(hidden[part], weight, ctx.scale)
+                grad = torch.exp(log_p, out=room.other(log_p))
                 to_entropy = grad_entropy[part, None] * ctx.scale
                 shift = to_entropy * entropy[part, None]
                 if to_log_p is not None:
@@ -160,15 +161,21 @@ class _Room:
 
     def log_softmax(self, hidden: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
         """``[n, vocabulary]``, until the next call; the smallest number there is for what is impossible (-inf)."""
-        count = hidden.shape[0]
-        logits, log_p = self._one[:count], self._two[:count]
+        logits = self._logits(hidden, weight, scale)
+        log_p = self._two[: hidden.shape[0]]
+        return torch.log_softmax(logits, dim=-1, out=log_p).clamp_(min=torch.finfo(log_p.dtype).min)
+
+    def softmax(self, hidden: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
+        """``[n, vocabulary]``, until the next call."""
+        return torch.softmax(self._logits(hidden, weight, scale), dim=-1, out=self._two[: hidden.shape[0]])
+
+    def _logits(self, hidden: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
+        logits = self._one[: hidden.shape[0]]
         if logits.dtype == hidden.dtype:
             torch.mm(hidden, weight.T, out=logits)
         else:
             logits.copy_(hidden @ weight.T)
-        if scale != 1.0:
-            logits.mul_(scale)
-        return torch.log_softmax(logits, dim=-1, out=log_p).clamp_(min=torch.finfo(log_p.dtype).min)
+        return logits.mul_(scale) if scale != 1.0 else logits
 
     def other(self, log_p: torch.Tensor) -> torch.Tensor:
         """The matrix in which ``log_p`` does not stand."""

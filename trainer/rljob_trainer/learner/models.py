@@ -132,6 +132,12 @@ class Policy(nn.Module):
     def layers(self) -> list[nn.Module]:
         return _layers(self.language_model, set(self.language_model._no_split_modules or ()))
 
+    @property
+    def output_parameters(self) -> int:
+        """Those of the matrix that turns a hidden state into logits."""
+        weight: torch.Tensor = self.language_model.get_output_embeddings().weight
+        return weight.numel()
+
     def published(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names; a shared matrix once, as in the folder's own files."""
         return self.language_model.named_parameters()
@@ -160,6 +166,10 @@ class Critic(nn.Module):
     @property
     def layers(self) -> list[nn.Module]:
         return _layers(self.backbone, self._no_split)
+
+    @property
+    def output_parameters(self) -> int:
+        return self.head.weight.numel()
 
 
 def load_policy(

@@ -116,18 +116,21 @@ class Lengths:
         return int(self.prompts[indices[first]].sum() + self.responses[indices].sum())
 
 
-def plan(lengths: Lengths, ranks: int, token_budget: int) -> list[Bins]:
+def plan(lengths: Lengths, ranks: int, token_budget: int, halved_from: int | None = None) -> list[Bins]:
     """Cuts one mini-batch: micro-batches ``[rank][micro-batch]``, each an array of positions (empty ones allowed).
 
     Ranks get about equal numbers of tokens; every rank has the same number of micro-batches, so collectives inside the
-    model always meet; no micro-batch exceeds ``token_budget`` unless one sequence alone does.
+    model always meet; no micro-batch exceeds ``token_budget`` unless one sequence alone does. From ``halved_from`` row
+    tokens on there are two micro-batches at least.
     """
-    shares = balance(lengths, np.arange(len(lengths.keys), dtype=np.int64), ranks)
+    everything = np.arange(len(lengths.keys), dtype=np.int64)
+    shares = balance(lengths, everything, ranks)
+    halved = halved_from is not None and len(everything) > 1 and lengths.row_tokens(everything) >= halved_from
     count = 0
     packed: list[Bins] = []
     # Asked for more bins, a rank cuts its groups finer and may then need even more: until all agree.
     while not packed or any(len(bins) != count for bins in packed):
-        count = max((len(bins) for bins in packed), default=1)
+        count = max((len(bins) for bins in packed), default=2 if halved else 1)
         packed = [pack(lengths, share, token_budget, at_least=count) for share in shares]
     return packed
 

@@ -16,7 +16,16 @@ import torch
 from transformers import PreTrainedModel
 
 from rljob_trainer.learner import export, parallel, state
-from rljob_trainer.learner.gradients import MiniBatchReport, Place, Sums, actor_gradient, critic_gradient, on_host
+from rljob_trainer.learner.gradients import (
+    ActorGradient,
+    CriticGradient,
+    MicroReport,
+    MiniBatchReport,
+    Place,
+    Sums,
+    on_host,
+)
+from rljob_trainer.learner.lanes import Twin, assign
 from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy
 from rljob_trainer.learner.optim import StepOutcome
 from rljob_trainer.learner.protocol import LearnerFacts, LossSettings
@@ -52,7 +61,7 @@ class LearnerRank:
             torch.cuda.set_device(self.device)
         torch.manual_seed(settings.seed)
         self.mesh = parallel.join(settings, rank, address, timeout_seconds)
-        self._cores = SideBySide(allowed=self.device.type == "cpu" and self.mesh is None)
+        self._cores = SideBySide(allowed=settings.two_lanes)
 
         # Ranks that share a host each read the whole model before they cut it: in the files' own precision, if half.
         stored = torch.float32 if self.mesh is None else export.stored_dtype(settings.model_path)
@@ -85,6 +94,7 @@ class LearnerRank:
                 trust_remote_code=settings.trust_remote_code,
             )
             self._reference = self._prepare(frozen.requires_grad_(False), self._dtype, self._dtype)
+        self._twins: dict[str, Twin] = {}
         # All models are of one family.
         self._place = Place(self.device, self._dtype, outputs_only=policy.outputs_only)
         # What is drawn from here on (nothing does today) differs between ranks.
@@ -195,19 +205,23 @@ class LearnerRank:
         work = [self.critic] if update_critic and self.critic is not None else []
         if update_actor:
             work.append(self.actor)
+        # Where models run in turn the first one's gradients are gone before the second one's are there.
+        groups = [work] if self.settings.two_lanes else [[trained] for trained in work]
         report = RankReport([], {trained.name: trained.rate for trained in work})
         sums: list[Sums] = []
         busy = [part for trained in work for part in (trained.name, f"{trained.name} optimizer")]
         with self._residence.working(*busy, *["reference"] * (loss.kl_kind == "full")):
             for number in range(len(share.micro_batches)):
-                done = self._cores.run([partial(self._optimise, trained, share, number, loss) for trained in work])
-                for trained, (seen, outcome) in zip(work, done, strict=True):
-                    sums.append(seen.sums)
-                    if trained is self.actor and number == 0:
-                        report.first_log_probs = torch.cat(seen.log_probs).float().cpu().numpy()
-                    if outcome.problem is not None:
-                        _log.warning("%s, mini-batch %d: %s; step skipped", trained.name, number, outcome.problem)
-                    report.steps.append(StepReport(trained.name, number, outcome.grad_norm, {}, outcome.problem))
+                for group in groups:
+                    seen = self.gradient(group, share, number, loss)
+                    outcomes = self._cores.run([partial(self._step, trained) for trained in group])
+                    for trained, told, outcome in zip(group, seen, outcomes, strict=True):
+                        sums.append(told.sums)
+                        if trained is self.actor and number == 0:
+                            report.first_log_probs = torch.cat(told.log_probs).float().cpu().numpy()
+                        if outcome.problem is not None:
+                            _log.warning("%s, mini-batch %d: %s; step skipped", trained.name, number, outcome.problem)
+                        report.steps.append(StepReport(trained.name, number, outcome.grad_norm, {}, outcome.problem))
         for trained in work:
             trained.updates += 1
         for step, values in zip(report.steps, on_host(sums), strict=True):
@@ -215,19 +229,54 @@ class LearnerRank:
         report.usage = self._meter.read()
         return report
 
-    def _optimise(
-        self, trained: Trained, share: Share, number: int, loss: LossSettings
-    ) -> tuple[MiniBatchReport, StepOutcome]:
-        with self._meter.measure(f"update_{trained.name}"):
-            return self.gradient(trained, share, number, loss), trained.step()
+    def gradient(self, work: Sequence[Trained], share: Share, number: int, loss: LossSettings) -> list[MiniBatchReport]:
+        """Adds the gradients of one mini-batch to the models' parameters."""
+        micro_batches = share.micro_batches[number]
+        jobs = [(trained, micro) for trained in work for micro in range(len(micro_batches))]
+        costs = [trained.cost(share.lengths, micro_batches[micro]) for trained, micro in jobs]
+        lanes = [[jobs[job] for job in lane] for lane in assign(costs, 2 if self.settings.two_lanes else 1)]
+        passes = {trained: self._pass(trained, share, number, loss) for trained in work}
+        # A model that runs in both lanes has a twin in the second.
+        in_all = set(work).intersection(*({trained for trained, _ in lane} for lane in lanes))
+        twins = {trained: self._twin(trained) for trained in work if len(lanes) > 1 and trained in in_all}
 
-    def gradient(self, trained: Trained, share: Share, number: int, loss: LossSettings) -> MiniBatchReport:
-        """Adds the gradient of one mini-batch to a model's parameters."""
+        def run(lane: int) -> dict[tuple[Trained, int], MicroReport]:
+            told = {}
+            for trained, micro in lanes[lane]:
+                module = twins[trained].module if lane and trained in twins else trained.module
+                with self._meter.measure(f"update_{trained.name}"):
+                    told[trained, micro] = passes[trained](module, micro)
+            return told
+
+        for twin in twins.values():
+            twin.follow()
+        told = {
+            job: report
+            for lane in self._cores.run([partial(run, lane) for lane in range(len(lanes))])
+            for job, report in lane.items()
+        }
+        for twin in twins.values():
+            twin.hand_over()
+        return [MiniBatchReport.of([told[trained, m] for m in range(len(micro_batches))]) for trained in work]
+
+    def _pass(
+        self, trained: Trained, share: Share, number: int, loss: LossSettings
+    ) -> Callable[[Any, int], MicroReport]:
+        """What is done with each micro-batch of a mini-batch."""
         if trained is self.critic:
-            return critic_gradient(trained.module, share, number, loss, self._place)
+            return CriticGradient(share, number, loss, self._place)
         # Drawn anew for every optimizer step, equal on all ranks, the same after a resume.
         seed = ((self.settings.seed * 1_000_003 + trained.updates) * 1_000_003 + number) % (1 << 63)
-        return actor_gradient(self._policy, self._reference, share, number, loss, self._place, seed)
+        return ActorGradient(self._policy, self._reference, share, number, loss, self._place, seed)
+
+    def _twin(self, trained: Trained) -> Twin:
+        if trained.name not in self._twins:
+            self._twins[trained.name] = Twin(trained.module)
+        return self._twins[trained.name]
+
+    def _step(self, trained: Trained) -> StepOutcome:
+        with self._meter.measure(f"update_{trained.name}"):
+            return trained.step()
 
     # --- state --------------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,10 @@ class OptimizerSettings:
         )
 
 
+_HALVED_FROM = 256
+_HALVED_FROM_WITH_CRITIC = 2048
+
+
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
     """One learner. Its ranks are ``replicate`` copies of the weights, each cut into shards over the other ranks."""
@@ -111,3 +115,19 @@ class LearnerSettings:
     @property
     def compute_dtype(self) -> torch.dtype:
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[self.dtype]
+
+    @property
+    def two_lanes(self) -> bool:
+        """Whether an update is spread over two threads (``lanes.py``): one rank on CPUs, in no process group."""
+        return self.device == "cpu" and self.ranks == 1 and self.compute_dtype == torch.float32
+
+    @property
+    def halved_from_tokens(self) -> int | None:
+        """Row tokens from which a mini-batch is cut in two micro-batches at least, for two lanes; None: never.
+
+        A forward and backward pass has a fixed cost (6 ms for two layers). Actor and critic fill two lanes without it,
+        as far as they cost the same: only what is large is cut for a better balance.
+        """
+        if not self.two_lanes:
+            return None
+        return _HALVED_FROM if self.critic is None else _HALVED_FROM_WITH_CRITIC

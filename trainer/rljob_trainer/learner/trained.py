@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from rljob_trainer.learner.models import layer_matrices
+from rljob_trainer.learner.models import Critic, Policy, layer_matrices
 from rljob_trainer.learner.optim import Optimizer, StepOutcome
+from rljob_trainer.learner.packing import Lengths
 from rljob_trainer.learner.parallel import shard_group
+from rljob_trainer.learner.protocol import Int64Array
 from rljob_trainer.learner.rates import learning_rate
 from rljob_trainer.learner.settings import OptimizerSettings
 
@@ -19,7 +20,7 @@ class Trained:
     def __init__(
         self,
         name: str,
-        module: nn.Module,
+        module: Policy | Critic,
         settings: OptimizerSettings,
         *,
         total_updates: int | None,
@@ -31,6 +32,7 @@ class Trained:
         self.total_updates = total_updates
         matrices = layer_matrices(module) if settings.kind == "muon" else ()
         self.optimizer = Optimizer(module.named_parameters(), settings, shard_group(mesh), matrices)
+        self._layer_parameters = sum(p.numel() for layer in module.layers for p in layer.parameters())
         self.updates = 0
         """Updates (policy versions) begun so far: the schedule's clock."""
         learning_rate(settings, settings.warmup_steps, total_updates)  # a schedule without an end is refused now
@@ -39,6 +41,14 @@ class Trained:
     def rate(self) -> float:
         """The learning rate of the next update."""
         return learning_rate(self.settings, self.updates, self.total_updates)
+
+    def cost(self, lengths: Lengths, indices: Int64Array) -> float:
+        """About the floating-point operations of a forward and backward pass over sequences, to divide work by."""
+        if not len(indices):
+            return 0.0
+        layers = 6.0 * self._layer_parameters * lengths.row_tokens(indices)
+        # Logits are computed once more for the backward pass (``logprobs.py``).
+        return layers + 8.0 * self.module.output_parameters * float(lengths.responses[indices].sum())
 
     def step(self) -> StepOutcome:
         return self.optimizer.step(self.rate)

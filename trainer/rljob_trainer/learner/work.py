@@ -100,8 +100,12 @@ def cut(
     ranks: int,
     token_budget: int,
     share_prompts: bool = True,
+    halved_from: int | None = None,
 ) -> Cut:
-    """Plans a call. Raises ``ValueError`` for a malformed batch or an index out of range."""
+    """Plans a call. Mini-batches of ``halved_from`` row tokens and more become two micro-batches at least.
+
+    Raises ``ValueError`` for a malformed batch or an index out of range.
+    """
     check_batch(batch)
     for number, mini_batch in enumerate(mini_batches):
         if len(mini_batch) and (min(mini_batch) < 0 or max(mini_batch) >= len(batch)):
@@ -112,7 +116,7 @@ def cut(
     minis = [np.asarray(mini_batch, dtype=np.int64) for mini_batch in mini_batches]
     counts = _counts(batch, minis)
     # Planned by position: an index may stand in a mini-batch more than once.
-    planned = [plan(lengths.take(mini), ranks, token_budget) for mini in minis]
+    planned = [plan(lengths.take(mini), ranks, token_budget, halved_from) for mini in minis]
     shares, needed, tokens = [], [], []
     for rank in range(ranks):
         places = [micro_batches[rank] for micro_batches in planned]
