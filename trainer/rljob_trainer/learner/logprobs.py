@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 _DEVICE_BYTES = 64 << 20
-_KEPT_BYTES = 8 << 20
+_KEPT_BYTES = 4 << 20
 _CACHE_BYTES = 2 << 20
 _FEWEST_TOKENS = 32
 _LARGE_WEIGHT_BYTES = 32 << 20
@@ -23,7 +23,7 @@ _TOKENS_OF_A_LARGE_WEIGHT = 512
 def default_chunk(tokens: int, weight: torch.Tensor) -> int:
     """Tokens whose float32 logits take 64 MiB on a GPU.
 
-    A CPU is twice as fast when a chunk stays in its cache (2 MiB), unless all logits are few (8 MiB) and can be kept.
+    A CPU is twice as fast when a chunk stays in its cache (2 MiB), unless all logits are few (4 MiB) and can be kept.
     An output layer that does not fit into that cache itself is read anew for every chunk: 512 tokens make up for it.
     """
     per_token = 4 * weight.shape[0]

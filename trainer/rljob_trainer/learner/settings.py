@@ -47,7 +47,7 @@ class OptimizerSettings:
 
 
 _HALVED_FROM = 256
-_HALVED_FROM_WITH_CRITIC = 2048
+_HALVED_FROM_WITH_CRITIC = 8192
 
 
 @dataclass(frozen=True, slots=True)
