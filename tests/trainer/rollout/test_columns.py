@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 
 from rljob_trainer.rollout.columns import Requests, Results
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.rollout.protocol import NOTHING, Begun, GenerationRequest, GenerationResult, SamplingSettings
 
 
 def test_requests_arrive_as_they_were() -> None:
@@ -15,11 +16,19 @@ def test_requests_arrive_as_they_were() -> None:
     requests = Requests(
         [
             GenerationRequest("0/0", prompt, sampling, seed=2**62 + 1),
-            GenerationRequest("0/1", prompt, sampling, 3, (9,), (-0.5,), (4,), cache_salt="v4"),
+            GenerationRequest("0/1", prompt, sampling, 3, cache_salt="v4"),
         ]
     )
     arrived = pickle.loads(pickle.dumps(requests))
     assert arrived == requests
+    begun = Begun(np.array([9, 4], np.int32), np.array([-0.5, -1], np.float32), np.array([4, 5], np.int32))
+    with_begun = pickle.loads(pickle.dumps(Requests([requests[0], replace(requests[1], begun=begun)])))
+    assert [replace(request, begun=NOTHING) for request in with_begun] == requests
+    assert len(with_begun[0].begun) == 0
+    for name in ("token_ids", "log_probs", "versions"):
+        ours, theirs = getattr(with_begun[1].begun, name), getattr(begun, name)
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)
     assert arrived[0].prompt_ids is arrived[1].prompt_ids
 
 

@@ -99,8 +99,7 @@ import re, sys
 from pathlib import Path
 import numpy as np
 from rljob_trainer.driver import unfinished
-from rljob_trainer.driver.unfinished import Begun
-from rljob_trainer.rollout.protocol import GenerationResult
+from rljob_trainer.rollout.protocol import Begun, GenerationResult
 from rljob_trainer.rollout.shelf import Shelf
 
 def peak():
@@ -116,14 +115,14 @@ for ordinal in range(200):
         shelf.keep(one)
     groups[ordinal] = {i: Begun(r.token_ids, r.log_probs, r.versions) for i, r in enumerate([result, *again])}
 unfinished.write(groups, Path(sys.argv[1]), shelf.rest)
+back = unfinished.read(Path(sys.argv[1]), versions_later=0, keep=shelf.put)
 print(peak() - before)
-back = unfinished.read(Path(sys.argv[1]), versions_later=0)
 assert all((back[o][15].log_probs == o).all() and len(back[o]) == 16 for o in range(200))
 """
 
 
 def test_neither_waiting_nor_a_checkpoint_takes_memory(tmp_path: Path) -> None:
-    """3,200 responses, 384 MB: kept and written by a process that grows by no more than a few segments."""
+    """3,200 responses, 384 MB: kept, written and read by a process that grows by no more than a few segments."""
     ended = subprocess.run(
         [sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
     )

@@ -16,7 +16,7 @@ from scipy import stats
 from transformers import PreTrainedModel
 
 from rljob_trainer.errors import EngineError, JobFileError
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.rollout.protocol import Begun, GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.rollout.torch_engine import TorchEngine
 
 VOCABULARY = 97
@@ -51,15 +51,6 @@ def run(engine: TorchEngine, *requests: GenerationRequest) -> dict[str, Generati
 def random_prompts(count: int) -> list[tuple[int, ...]]:
     rng = np.random.default_rng(0)
     return [tuple(rng.integers(0, VOCABULARY, rng.integers(1, 14)).tolist()) for _ in range(count)]
-
-
-def continued(request: GenerationRequest, partial: GenerationResult) -> GenerationRequest:
-    return dataclasses.replace(
-        request,
-        token_ids=tuple(partial.token_ids.tolist()),
-        log_probs=tuple(partial.log_probs.tolist()),
-        versions=tuple(partial.versions.tolist()),
-    )
 
 
 # ---------------------------------------------------------------------- against transformers
@@ -240,10 +231,14 @@ def test_an_interrupted_request_goes_on_as_if_it_had_not_been(llama: PreTrainedM
     assert result.versions.tolist() == [3] * len(partial.token_ids) + [4] * (25 - len(partial.token_ids))
 
 
+def begun(tokens: tuple[int, ...], log_probs: tuple[float, ...], versions: tuple[int, ...]) -> Begun:
+    return Begun(np.array(tokens, np.int32), np.array(log_probs, np.float32), np.array(versions, np.int32))
+
+
 def test_a_partial_that_is_already_complete_comes_back_as_it_is(llama: PreTrainedModel) -> None:
     engine = TorchEngine.from_model(llama)
-    full = dataclasses.replace(ask("a", max_tokens=2), token_ids=(1, 2), log_probs=(-1.0, -2.0), versions=(7, 8))
-    ended = dataclasses.replace(ask("b", stop=(9,)), token_ids=(9,), log_probs=(-0.5,), versions=(7,))
+    full = dataclasses.replace(ask("a", max_tokens=2), begun=begun((1, 2), (-1.0, -2.0), (7, 8)))
+    ended = dataclasses.replace(ask("b", stop=(9,)), begun=begun((9,), (-0.5,), (7,)))
     results = run(engine, full, ended)
     assert (results["a"].finish, results["a"].versions.tolist()) == ("length", [7, 8])
     assert (results["b"].finish, results["b"].token_ids.tolist()) == ("stop", [9])

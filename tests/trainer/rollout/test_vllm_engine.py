@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rljob_trainer.errors import EngineError
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings, continued
+from rljob_trainer.rollout.protocol import Begun, GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.plan import describe
 from rljob_trainer.weights.sender import Publisher
@@ -231,7 +231,8 @@ def test_what_cannot_fit_or_is_complete_already(engine: VLLMEngine) -> None:
         ValueError, match=r"request long: 9 prompt tokens and up to 195 response tokens.*context of 200"
     ):
         engine.add(ask("long", (1,) * 9, length=195))
-    full = dataclasses.replace(ask("full", length=1), token_ids=(4,), log_probs=(-1.0,), versions=(7,))
+    one_token = Begun(np.array([4], np.int32), np.array([-1.0], np.float32), np.array([7], np.int32))
+    full = dataclasses.replace(ask("full", length=1), begun=one_token)
     assert run(engine, full)["full"].versions.tolist() == [7]
     with pytest.raises(EngineError, match="before begin_update"):
         engine.load([])

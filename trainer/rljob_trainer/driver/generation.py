@@ -14,8 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rljob_trainer.driver.unfinished import Begun
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.rollout.protocol import NOTHING, Begun, GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.samples import BoolArray, Group, Prompt, RewardResult, Sample
 
 _64_BITS = (1 << 64) - 1
@@ -98,7 +97,7 @@ class GroupRollout:
         if settings.greedy:
             requests += requests_of(prompt, [GREEDY_INDEX], greedy(settings.sampling), settings.seed)
         if begun := self.restored.pop(prompt.ordinal, None):
-            requests = [_with(request, begun.get(index_of(request))) for request in requests]
+            requests = [replace(request, begun=begun.get(index_of(request), NOTHING)) for request in requests]
         results = await self._pool.generate(requests)
         self._made[prompt.ordinal] = results
         samples = samples_of(results, self._decode)
@@ -120,12 +119,8 @@ class GroupRollout:
         groups: dict[int, dict[int, Begun]] = {}
         for request in await self._pool.begun():
             ordinal, separator, index = request.request_id.partition("/")
-            if separator and ordinal.isdigit() and request.token_ids:
-                groups.setdefault(int(ordinal), {})[int(index)] = Begun(
-                    np.array(request.token_ids, np.int32),
-                    np.array(request.log_probs, np.float32),
-                    np.array(request.versions, np.int32),
-                )
+            if separator and ordinal.isdigit() and len(request.begun):
+                groups.setdefault(int(ordinal), {})[int(index)] = request.begun
         for made_for, results in self._made.items():
             groups[made_for] = {
                 _index(result.request_id): Begun(result.token_ids, result.log_probs, result.versions)
@@ -162,18 +157,6 @@ def index_of(request: GenerationRequest) -> int:
 
 def _index(request_id: str) -> int:
     return int(request_id.partition("/")[2])
-
-
-def _with(request: GenerationRequest, begun: Begun | None) -> GenerationRequest:
-    """The request with the tokens that it has already."""
-    if begun is None:
-        return request
-    return replace(
-        request,
-        token_ids=tuple(begun.token_ids.tolist()),
-        log_probs=tuple(begun.log_probs.tolist()),
-        versions=tuple(begun.versions.tolist()),
-    )
 
 
 def greedy(sampling: SamplingSettings) -> SamplingSettings:

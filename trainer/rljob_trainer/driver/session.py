@@ -23,12 +23,12 @@ from rljob_trainer.driver.feeding import RunFeed
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.step_speed import all_tokens
 from rljob_trainer.driver.stopping import Progress, reason_to_stop
-from rljob_trainer.driver.unfinished import Begun
 from rljob_trainer.driver.validating import ValidationResult, sample_rows
 from rljob_trainer.errors import CheckpointError, DeadlineError, EngineError
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
+from rljob_trainer.rollout.protocol import Begun
 from rljob_trainer.samples import Prompt
 from rljob_trainer.telemetry.view import StepRecord as ShownStep
 
@@ -336,7 +336,7 @@ class Session:
             (self.parts.feed.prompt_at(ordinal=ordinal, epoch=epoch, source=source, row=row), deadline + later)
             for ordinal, epoch, source, row, deadline in opened
         ]
-        self.parts.rollout.restored = unfinished.read(checkpoint.path, versions_later=later)
+        self.parts.rollout.restored = unfinished.read(checkpoint.path, versions_later=later, keep=self.parts.shelf.put)
         self._restored_size = size
         self._boundary = self._state()
         self.checkpoint = checkpoint

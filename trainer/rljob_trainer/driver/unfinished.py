@@ -8,26 +8,16 @@ computed again. Flat arrays without pickle: sample by sample ``ordinals``, ``ind
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from rljob_trainer.errors import CheckpointError
-from rljob_trainer.samples import FloatArray, IntArray
+from rljob_trainer.rollout.protocol import Begun
 
 FILE = "groups.npz"
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """What one sample has so far; all arrays ``[T]``."""
-
-    token_ids: IntArray
-    log_probs: FloatArray
-    versions: IntArray
 
 
 BegunGroups = Mapping[int, Mapping[int, Begun]]
@@ -74,25 +64,51 @@ def _write_data(entry: IO[bytes], arrays: _Arrays, dtype: Any, rest: Callable[[]
     rest()
 
 
-def read(folder: Path, *, versions_later: int) -> dict[int, dict[int, Begun]]:
+def read(
+    folder: Path, *, versions_later: int, keep: Callable[..., Sequence[Any]] = lambda *arrays: arrays
+) -> dict[int, dict[int, Begun]]:
     """The groups of a checkpoint, empty when it has none. Raises ``CheckpointError``.
 
     ``versions_later`` is added to every version: the weights of a checkpoint are published again under a new number,
-    and ages count from that.
+    and ages count from that. ``keep`` takes a sample's three arrays and says where they are from now on
+    (``Shelf.put``): the file is read sample after sample, never whole.
     """
     if not (folder / FILE).exists():
         return {}
-    try:
-        with np.load(folder / FILE, allow_pickle=False) as arrays:
-            ordinals, indices, lengths = (arrays[name].tolist() for name in ("ordinals", "indices", "lengths"))
-            token_ids, log_probs, versions = (arrays[name] for name in ("token_ids", "log_probs", "versions"))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{folder / FILE} cannot be read: {error}") from error
     groups: dict[int, dict[int, Begun]] = {}
-    end = 0
-    for ordinal, index, length in zip(ordinals, indices, lengths, strict=True):
-        start, end = end, end + length
-        groups.setdefault(ordinal, {})[index] = Begun(
-            token_ids[start:end], log_probs[start:end], versions[start:end] + versions_later
-        )
+    try:
+        with zipfile.ZipFile(folder / FILE) as file:
+            ordinals, indices, lengths = (_Column(file, name).rest() for name in ("ordinals", "indices", "lengths"))
+            tokens = [_Column(file, name) for name in ("token_ids", "log_probs", "versions")]
+            for ordinal, index, length in zip(ordinals.tolist(), indices.tolist(), lengths.tolist(), strict=True):
+                token_ids, log_probs, versions = (column.take(length) for column in tokens)
+                groups.setdefault(ordinal, {})[index] = Begun(*keep(token_ids, log_probs, versions + versions_later))
+            for column in tokens:
+                if len(column.rest()):
+                    raise ValueError("it holds more tokens than its samples have")
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{folder / FILE} cannot be read: {error}") from error
     return groups
+
+
+class _Column:
+    """One array of the file, read from its beginning to its end. The zip's checksum is verified there."""
+
+    def __init__(self, file: zipfile.ZipFile, name: str) -> None:
+        self._entry = file.open(f"{name}.npy")
+        np.lib.format.read_magic(self._entry)
+        (self._left,), _, self._dtype = np.lib.format.read_array_header_1_0(self._entry)
+
+    def take(self, count: int) -> np.ndarray[Any, Any]:
+        """The next ``count`` numbers. Raises ``ValueError`` when there are fewer."""
+        data = self._entry.read(count * self._dtype.itemsize)
+        self._left -= count
+        values: np.ndarray[Any, Any] = np.frombuffer(data, self._dtype)
+        if len(values) != count:
+            raise ValueError(f"it ends after {len(values)} of {count} numbers")
+        return values
+
+    def rest(self) -> np.ndarray[Any, Any]:
+        values = self.take(self._left)
+        self._entry.read()  # to the end of the entry, where its checksum is compared
+        return values

@@ -3,23 +3,27 @@
     engine.submit(Requests([request, ...]))     # ordinary lists on both sides
 
 A batch of 512 results is 1,536 small arrays, and pickling each costs more than making it. As columns they are three.
-Requests of one group share prompt and settings, which the pickle then holds once.
+Requests of one group share prompt and settings, which the pickle then holds once. What they have begun with travels as
+results do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
+from rljob_trainer.rollout.protocol import Begun, GenerationRequest, GenerationResult
 from rljob_trainer.samples import FinishReason, FloatArray, IntArray
 
-_REQUEST: Callable[[GenerationRequest], tuple[Any, ...]] = attrgetter(*(f.name for f in fields(GenerationRequest)))
+_REQUEST: Callable[[GenerationRequest], tuple[Any, ...]] = attrgetter(
+    *(f.name for f in fields(GenerationRequest) if f.name != "begun")
+)
 
 
 class Requests(list[GenerationRequest]):
@@ -28,7 +32,8 @@ class Requests(list[GenerationRequest]):
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _requests, tuple(zip(*map(_REQUEST, self), strict=True))
+        begun = _columns([request.begun for request in self]) if any(len(request.begun) for request in self) else None
+        return _requests, (begun, *zip(*map(_REQUEST, self), strict=True))
 
 
 class Results(list[GenerationResult]):
@@ -40,31 +45,43 @@ class Results(list[GenerationResult]):
         return _results, (
             [result.request_id for result in self],
             [result.finish for result in self],
-            np.cumsum([0, *(len(result.token_ids) for result in self)]),
-            _joined([result.token_ids for result in self], np.int32),
-            _joined([result.log_probs for result in self], np.float32),
-            _joined([result.versions for result in self], np.int32),
+            _columns(self),
         )
+
+
+Columns = tuple[npt.NDArray[np.int64], IntArray, FloatArray, IntArray]
+"""Offsets ``[count + 1]``, and token ids, log-probs and versions ``[tokens]`` of all, one after the other."""
+
+
+def _columns(parts: Sequence[GenerationResult | Begun]) -> Columns:
+    return (
+        np.cumsum([0, *(len(part.token_ids) for part in parts)]),
+        _joined([part.token_ids for part in parts], np.int32),
+        _joined([part.log_probs for part in parts], np.float32),
+        _joined([part.versions for part in parts], np.int32),
+    )
 
 
 def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
     return np.concatenate(arrays, dtype=dtype) if arrays else np.empty(0, dtype)
 
 
-def _requests(*columns: Sequence[Any]) -> Requests:
-    return Requests(map(GenerationRequest, *columns)) if columns else Requests()
+def _parts(columns: Columns) -> Iterator[tuple[IntArray, FloatArray, IntArray]]:
+    offsets, token_ids, log_probs, versions = columns
+    for start, end in pairwise(offsets.tolist()):
+        yield token_ids[start:end], log_probs[start:end], versions[start:end]
 
 
-def _results(
-    names: Sequence[str],
-    finishes: Sequence[FinishReason],
-    offsets: npt.NDArray[np.int64],
-    token_ids: IntArray,
-    log_probs: FloatArray,
-    versions: IntArray,
-) -> Results:
-    ends = offsets.tolist()
+def _requests(begun: Columns | None, *plain: Sequence[Any]) -> Requests:
+    if not plain:
+        return Requests()
+    if begun is None:
+        return Requests(map(GenerationRequest, *plain))
+    return Requests(map(GenerationRequest, *plain, (Begun(*arrays) for arrays in _parts(begun))))
+
+
+def _results(names: Sequence[str], finishes: Sequence[FinishReason], columns: Columns) -> Results:
     return Results(
-        GenerationResult(name, token_ids[start:end], log_probs[start:end], versions[start:end], finish)
-        for name, finish, start, end in zip(names, finishes, ends[:-1], ends[1:], strict=True)
+        GenerationResult(name, *arrays, finish)
+        for name, finish, arrays in zip(names, finishes, _parts(columns), strict=True)
     )

@@ -63,7 +63,7 @@ class _Pending:
     @property
     def budget(self) -> int:
         """Tokens it may still make."""
-        return self.request.sampling.max_tokens - len(self.request.token_ids)
+        return self.request.sampling.max_tokens - len(self.request.begun)
 
 
 @dataclass(slots=True, eq=False)

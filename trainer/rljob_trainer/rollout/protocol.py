@@ -35,22 +35,39 @@ class SamplingSettings:
     stop_token_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """What a sample has so far; all arrays ``[T]``. Many may wait, and as tuples they would weigh eight times more."""
+
+    token_ids: IntArray
+    log_probs: FloatArray
+    versions: IntArray
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+NOTHING = Begun(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32))
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sample to be generated. ``seed`` fixes its random numbers whatever else runs beside it.
 
-    A request that was interrupted elsewhere carries what it has so far (``token_ids``, ``log_probs``,
-    ``versions``, all ``[T]``); ``sampling.max_tokens`` counts those too.
+    A request that was interrupted elsewhere carries what it has so far, which ``sampling.max_tokens`` counts too.
     """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingSettings
     seed: int
-    token_ids: tuple[int, ...] = ()
-    log_probs: tuple[float, ...] = ()
-    versions: tuple[int, ...] = ()
     cache_salt: str | None = None
+    begun: Begun = NOTHING
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The tokens that the next one follows."""
+        return (*self.prompt_ids, *self.begun.token_ids.tolist()) if len(self.begun) else self.prompt_ids
 
 
 @dataclass(slots=True)
@@ -72,32 +89,22 @@ class GenerationResult:
 
 def continued(request: GenerationRequest, partial: GenerationResult) -> GenerationRequest:
     """The request that goes on where ``partial`` stopped."""
-    return replace(
-        request,
-        token_ids=tuple(partial.token_ids.tolist()),
-        log_probs=tuple(partial.log_probs.tolist()),
-        versions=tuple(partial.versions.tolist()),
-    )
+    return replace(request, begun=Begun(partial.token_ids, partial.log_probs, partial.versions))
 
 
 def already_finished(request: GenerationRequest) -> FinishReason | None:
     """Why nothing is left to generate for a request that came with tokens; ``None`` when something is."""
-    if len(request.token_ids) >= request.sampling.max_tokens:
+    if len(request.begun) >= request.sampling.max_tokens:
         return "length"
-    if request.token_ids and request.token_ids[-1] in request.sampling.stop_token_ids:
+    if len(request.begun) and int(request.begun.token_ids[-1]) in request.sampling.stop_token_ids:
         return "stop"
     return None
 
 
 def brought_along(request: GenerationRequest, finish: FinishReason) -> GenerationResult:
     """A result that holds just what came with the request."""
-    return GenerationResult(
-        request.request_id,
-        np.array(request.token_ids, np.int32),
-        np.array(request.log_probs, np.float32),
-        np.array(request.versions, np.int32),
-        finish,
-    )
+    begun = request.begun
+    return GenerationResult(request.request_id, begun.token_ids, begun.log_probs, begun.versions, finish)
 
 
 def check_request(request: GenerationRequest, context: int) -> None:
@@ -110,7 +117,8 @@ def check_request(request: GenerationRequest, context: int) -> None:
             f"request {name}: {len(request.prompt_ids)} prompt tokens and up to {sampling.max_tokens} response tokens "
             f"do not fit the context of {context}"
         )
-    if not len(request.token_ids) == len(request.log_probs) == len(request.versions):
+    begun = request.begun
+    if not len(begun.token_ids) == len(begun.log_probs) == len(begun.versions):
         raise ValueError(f"request {name}: its partial ids, log-probs and versions differ in length")
 
 

@@ -54,7 +54,7 @@ class RowState:
             integers[:, i] = (
                 0,
                 prefix_lengths[i],
-                slot * self.width + len(request.token_ids),
+                slot * self.width + len(request.begun),
                 self._stop_set(sampling.stop_token_ids),
                 sampling.top_k,
                 greedy,
@@ -64,9 +64,9 @@ class RowState:
             self._any_temperature |= not greedy and sampling.temperature != 1
             self._any_top |= sampling.top_k > 0 or sampling.top_p < 1
             self._any_stop |= bool(sampling.stop_token_ids)
-            if request.token_ids:
-                self._tokens[slot, : len(request.token_ids)] = torch.tensor(request.token_ids)
-                self._log_probs[slot, : len(request.log_probs)] = torch.tensor(request.log_probs)
+            if so_far := len(request.begun):
+                self._tokens[slot, :so_far] = torch.tensor(request.begun.token_ids)
+                self._log_probs[slot, :so_far] = torch.tensor(request.begun.log_probs)
         self._integers[:, rows] = torch.from_numpy(integers).to(self._device)
         self._floats[:, rows] = torch.from_numpy(floats).to(self._device)
         length = max(request.sampling.max_tokens for request in requests)

@@ -15,12 +15,15 @@ import os
 import tempfile
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from rljob_trainer.rollout.protocol import GenerationResult
+
+Array = np.ndarray[Any, Any]
 
 _REST_BYTES = 16 << 20
 _log = logging.getLogger(__name__)
@@ -44,26 +47,31 @@ class Shelf:
         self._told = False
 
     def keep(self, result: GenerationResult) -> None:
-        """Moves a result's arrays, in place. On a disk that is full they stay in memory, and the log says so once."""
-        arrays = (result.token_ids, result.log_probs, result.versions)
+        """Moves a result's arrays, in place."""
+        result.token_ids, result.log_probs, result.versions = self.put(
+            result.token_ids, result.log_probs, result.versions
+        )
+
+    def put(self, *arrays: Array) -> Sequence[Array]:
+        """The same arrays, elsewhere. On a disk that is full they stay in memory, and the log says so once."""
         size = sum(array.nbytes for array in arrays)
         if size < self._least:
             # Copies: what came from an engine together is one array, which a view would keep whole.
-            result.token_ids, result.log_probs = result.token_ids.copy(), result.log_probs.copy()
-            result.versions = result.versions.copy()
-            return
+            return [array.copy() for array in arrays]
         try:
-            result.token_ids, result.log_probs, result.versions = self._write(arrays, size)
+            views = self._write(arrays, size)
             self._told = False
             self._unrested += size
             if self._unrested >= _REST_BYTES:
                 self.rest()
                 self._unrested = 0
+            return views
         except OSError as error:
             self._close_segment()
             if not self._told:
                 _log.warning("responses stay in the driver's memory: %s cannot hold them (%s)", self._folder, error)
             self._told = True
+            return arrays
 
     def rest(self) -> None:
         """Lets go of the pages that were read since, which count as this process's memory until then.
@@ -79,7 +87,7 @@ class Shelf:
         """Views stay good."""
         self._close_segment()
 
-    def _write(self, arrays: tuple[np.ndarray[Any, Any], ...], size: int) -> list[np.ndarray[Any, Any]]:
+    def _write(self, arrays: Sequence[Array], size: int) -> list[Array]:
         if self._mapping is None or self._end + size > len(self._mapping):
             self._open_segment(max(size, self._segment_bytes))
         assert self._file is not None

@@ -214,7 +214,7 @@ class TorchEngine:
         self._make_room(longest, max(request.sampling.max_tokens for request in batch))
         by_prefix: dict[tuple[int, ...], list[GenerationRequest]] = {}
         for request in batch:
-            by_prefix.setdefault(request.prompt_ids + request.token_ids, []).append(request)
+            by_prefix.setdefault(request.prefix, []).append(request)
         # Prompts of similar length share a pass, so little of it is padding.
         families = sorted(by_prefix.items(), key=lambda family: len(family[0]))
         done: list[GenerationResult] = []
@@ -234,8 +234,8 @@ class TorchEngine:
         slots = rows_state.enter(members, rows, [lengths[index] for index in source])
         for request, slot in zip(members, slots, strict=True):
             # One token further than what came with the request: the one drawn below.
-            started = self._clock - len(request.token_ids) - 1
-            segments = [(len(request.token_ids), self._version)]
+            started = self._clock - len(request.begun) - 1
+            segments = [(len(request.begun), self._version)]
             self._running.append(_Running(request, request.sampling.max_tokens, slot, started, segments))
         of_row = torch.tensor(source, device=self._device)
         hidden = self._decoder.prefill(
@@ -304,7 +304,7 @@ class TorchEngine:
         count = self._clock - entry.started
         tokens, log_probs = self._memory()[1].read(entry.slot, count)
         versions = np.empty(count, np.int32)
-        versions[: len(entry.request.versions)] = entry.request.versions
+        versions[: len(entry.request.begun)] = entry.request.begun.versions
         for start, version in entry.segments:
             versions[start:] = version
         return GenerationResult(entry.request.request_id, tokens, log_probs, versions, reason)

@@ -151,7 +151,7 @@ class VLLMEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        sampling, so_far = request.sampling, len(request.token_ids)
+        sampling, so_far = request.sampling, len(request.begun)
         parameters = SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -166,7 +166,7 @@ class VLLMEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        prompt: dict[str, Any] = {"prompt_token_ids": [*request.prompt_ids, *request.token_ids]}
+        prompt: dict[str, Any] = {"prompt_token_ids": list(request.prefix)}
         if request.cache_salt is not None:
             prompt["cache_salt"] = request.cache_salt
         inner = self._engine.add_request(request.request_id, prompt, parameters)  # type: ignore[arg-type]
@@ -335,8 +335,8 @@ def _result(
 ) -> GenerationResult:
     return GenerationResult(
         request.request_id,
-        np.array([*request.token_ids, *token_ids], np.int32),
-        np.array([*request.log_probs, *log_probs], np.float32),
-        np.array([*request.versions, *versions], np.int32),
+        np.concatenate([request.begun.token_ids, np.array(token_ids, np.int32)]),
+        np.concatenate([request.begun.log_probs, np.array(log_probs, np.float32)]),
+        np.concatenate([request.begun.versions, np.array(versions, np.int32)]),
         finish,
     )
