@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from rljob_api import RLJob
+from rljob_api.loading import check_text
 from rljob_api.spec.algorithm import Advantage, Critic
 from rljob_api.spec.pod import Pod, Resources
 from rljob_api.spec.pools import Optimizer
@@ -131,3 +132,15 @@ def test_ends_carry_exit_codes() -> None:
     assert End(kind="failed", reason="rank 3 was killed", exit_code=75, time=NOW).exit_code == 75
     with pytest.raises(ValidationError):
         End(kind="failed", reason="x", exit_code=256, time=NOW)
+
+
+def test_what_kubectl_get_prints_can_be_checked_again(minimal_text: str) -> None:
+    """With what the server adds, and the manifest that kubectl apply keeps in an annotation, of any length."""
+    kept = json.dumps({"spec": "x" * 30_000})
+    annotations = f"  annotations: {{kubectl.kubernetes.io/last-applied-configuration: '{kept}'}}\n"
+    added = annotations + "  uid: 1-2\n  generation: 3\n  managedFields: [{manager: kubectl}]\n"
+    text = minimal_text.replace("  name: tiny\n", "  name: tiny\n" + added) + "status: {phase: Running}\n"
+    (checked,) = check_text(text)
+    assert checked.violations == []
+    assert checked.job is not None
+    assert list(checked.job.metadata.annotations.values()) == [kept]

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.spec.algorithm import Algorithm
-from rljob_api.spec.base import DNS_SUBDOMAIN, LIVE, SUSPENDED, DnsLabel, DnsName, Listed, SpecModel
+from rljob_api.spec.base import DNS_SUBDOMAIN, LIVE, SUSPENDED, DnsLabel, DnsName, LabelKey, Listed, SpecModel
 from rljob_api.spec.data import Data
 from rljob_api.spec.lifecycle import Checkpoint, Deadlines, Logging, Restore, Retry, Validation
 from rljob_api.spec.model import Model
 from rljob_api.spec.pipeline import Batch, Pipeline, Stop
-from rljob_api.spec.pod import AnnotationMap, Code, HeadPod, LabelMap
+from rljob_api.spec.pod import Code, HeadPod, LabelMap
 from rljob_api.spec.pools import Placement, Rollout, Trainer, Weights
 from rljob_api.spec.reward import Reward
 
@@ -20,6 +20,9 @@ API_VERSION = "rljob.dev/v1alpha1"
 KIND = "RLJob"
 MAX_NAME = 40
 """Longest job name: the names of child objects (RayCluster at most 53 characters) are made from it."""
+
+_ANNOTATION_CHARACTERS = 256 << 10
+"""Kubernetes allows so many bytes in all; kubectl keeps a whole manifest in one."""
 
 
 class Metadata(SpecModel):
@@ -30,7 +33,9 @@ class Metadata(SpecModel):
     )
     namespace: DnsLabel | None = Field(default=None, description="Namespace of the job (cluster only).")
     labels: LabelMap = Field(default={}, description="Labels.")
-    annotations: AnnotationMap = Field(default={}, description="Annotations.")
+    annotations: dict[LabelKey, Annotated[str, Field(max_length=_ANNOTATION_CHARACTERS)]] = Field(
+        default={}, description="Annotations."
+    )
 
 
 class Spec(SpecModel):
