@@ -36,7 +36,7 @@ from rljob_api.status import (
 from rljob_trainer.checkpoint import Checkpoint
 from rljob_trainer.driver.engines import Engines
 from rljob_trainer.driver.steering import Steering
-from rljob_trainer.rollout.pool import Standing
+from rljob_trainer.rollout.members import Standing
 from rljob_trainer.rollout.size import engine_count
 from rljob_trainer.telemetry import prometheus, run_folder
 from rljob_trainer.telemetry.advice import Waiting as Shares

@@ -13,15 +13,14 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.activity import Activity
-from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.columns import Requests
 from rljob_trainer.rollout.engine_loop import EngineStatus
 from rljob_trainer.rollout.handle import EngineHandle
+from rljob_trainer.rollout.members import Member, Members, Pending, Standing
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued
 from rljob_trainer.rollout.shelf import Shelf
 
@@ -33,52 +32,10 @@ _CALL_SECONDS = 60.0
 """Longest wait for an answer that takes no generation; an engine answers between two steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What the pool knows of one engine without asking it."""
-
-    name: str
-    place: EnginePlace | None
-    state: Literal["joining", "serving", "leaving"]
-    running: int
-    """Requests it has in hand."""
-    oldest_seconds: float
-    """Since the oldest of them was asked for."""
-
-
 Replace = Callable[[str], Awaitable[EngineHandle]]
 """Starts an engine in place of the named one."""
 BringUp = Callable[[EngineHandle], Awaitable[None]]
 """Gives a new engine the present weights."""
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A request on its way."""
-
-    request: GenerationRequest
-    done: asyncio.Future[GenerationResult]
-    since: float = field(default_factory=time.monotonic)
-
-    @property
-    def budget(self) -> int:
-        """Tokens it may still make."""
-        return self.request.sampling.max_tokens - len(self.request.begun)
-
-
-@dataclass(slots=True, eq=False)
-class _Member:
-    """An engine of the pool."""
-
-    handle: EngineHandle
-    state: Literal["joining", "serving", "leaving"] = "joining"
-    pending: dict[str, _Pending] = field(default_factory=dict)
-    work: asyncio.Event = field(default_factory=asyncio.Event)
-    collector: asyncio.Task[None] | None = None
-
-    @property
-    def budget(self) -> int:
-        return sum(pending.budget for pending in self.pending.values())
 
 
 class RolloutPool:
@@ -112,9 +69,9 @@ class RolloutPool:
         self._max_outstanding = max_outstanding
         self._replace, self.bring_up = replace, bring_up
         self._shelf = shelf
-        self._members: dict[str, _Member] = {}
-        self._queue: deque[list[_Pending]] = deque()
-        self._groups: dict[int, list[_Pending]] = {}
+        self._members = Members()
+        self._queue: deque[list[Pending]] = deque()
+        self._groups: dict[int, list[Pending]] = {}
         self._paused = False
         self._dispatcher: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
@@ -144,7 +101,7 @@ class RolloutPool:
         """
         self._check()
         loop = asyncio.get_running_loop()
-        group = [_Pending(request, loop.create_future()) for request in requests]
+        group = [Pending(request, loop.create_future()) for request in requests]
         self._queue.append(group)
         self._groups[id(group)] = group
         self._wake()
@@ -161,7 +118,7 @@ class RolloutPool:
 
         Running ones are interrupted for that, and go on from there.
         """
-        if any(member.pending for member in self._members.values()) and not self._paused:
+        if self._members.busy and not self._paused:
             await self.pause(interrupt=True)
             self.resume()
         return [
@@ -172,19 +129,7 @@ class RolloutPool:
 
     def waiting_for(self) -> str:
         """One sentence: what is under way, and where the oldest request is."""
-        pending = [(p, m.handle.name) for m in self._members.values() for p in m.pending.values()]
-        queued = sum(len(group) for group in self._queue)
-        if not pending:
-            if not queued:
-                return "no request is under way"
-            serving = sum(member.state == "serving" for member in self._members.values())
-            why = "the pool is paused" if self._paused else f"{serving} of {len(self._members)} engines are serving"
-            return f"{queued} requests wait for an engine ({why})"
-        oldest, name = min(pending, key=lambda item: item[0].since)
-        return (
-            f"{len(pending)} requests are running and {queued} wait; the oldest ({oldest.request.request_id}, on "
-            f"engine {name}) was asked for {time.monotonic() - oldest.since:.0f} s ago"
-        )
+        return self._members.waiting_for(self.queued, paused=self._paused)
 
     @property
     def queued(self) -> int:
@@ -193,17 +138,7 @@ class RolloutPool:
 
     def standings(self) -> list[Standing]:
         """Every engine, by name."""
-        now = time.monotonic()
-        return [
-            Standing(
-                name,
-                member.handle.place,
-                member.state,
-                len(member.pending),
-                max((now - pending.since for pending in member.pending.values()), default=0.0),
-            )
-            for name, member in sorted(self._members.items())
-        ]
+        return self._members.standings()
 
     @property
     def paused(self) -> bool:
@@ -228,7 +163,7 @@ class RolloutPool:
         its engine was lost or left. Raises ``DeadlineError`` saying what still runs."""
         try:
             async with asyncio.timeout(seconds):
-                while any(member.pending for member in self._members.values()):
+                while self._members.busy:
                     self._handed_back.clear()
                     await self._handed_back.wait()
         except TimeoutError:
@@ -239,19 +174,18 @@ class RolloutPool:
     @property
     def engines(self) -> list[EngineHandle]:
         """All engines that are to get new weights, in the order of their names."""
-        members = sorted(self._members.values(), key=lambda member: member.handle.name)
-        return [member.handle for member in members if member.state != "leaving"]
+        return [member.handle for member in self._members.sorted() if member.state != "leaving"]
 
     @property
     def serving(self) -> list[EngineHandle]:
         """Those that get requests."""
-        return [member.handle for _, member in sorted(self._members.items()) if member.state == "serving"]
+        return [member.handle for member in self._members.serving]
 
     def add(self, handle: EngineHandle) -> None:
         """A new engine. It serves from ``activate`` on."""
         if handle.name in self._members:
             raise ValueError(f"the pool already has an engine {handle.name}")
-        member = _Member(handle)
+        member = Member(handle)
         self._members[handle.name] = member
         member.collector = self._spawn(self._collect(member))
 
@@ -343,12 +277,12 @@ class RolloutPool:
         if self._dispatcher is not None:
             await asyncio.wait([self._dispatcher])
 
-    def _place(self) -> list[tuple[_Member, list[list[_Pending]]]]:
+    def _place(self) -> list[tuple[Member, list[list[Pending]]]]:
         """Takes groups from the queue and says who gets which."""
-        serving = [m for _, m in sorted(self._members.items()) if m.state == "serving"]
+        serving = self._members.serving
         if self._paused or not serving:
             return []
-        placed: dict[str, tuple[_Member, list[list[_Pending]]]] = {}
+        placed: dict[str, tuple[Member, list[list[Pending]]]] = {}
         turn = 0
         while self._queue:
             if self._fixed:
@@ -366,7 +300,7 @@ class RolloutPool:
             self._follow(member)
         return list(placed.values())
 
-    async def _submit(self, member: _Member, groups: list[list[_Pending]]) -> None:
+    async def _submit(self, member: Member, groups: list[list[Pending]]) -> None:
         """All groups in one message; if the engine refuses one of them, one by one."""
         requests = Requests(pending.request for group in groups for pending in group)
         try:
@@ -385,7 +319,7 @@ class RolloutPool:
         else:
             member.work.set()
 
-    async def _collect(self, member: _Member) -> None:
+    async def _collect(self, member: Member) -> None:
         """Follows one engine for as long as it is a member."""
         try:
             while True:
@@ -398,7 +332,7 @@ class RolloutPool:
         except (EngineError, DeadlineError) as error:
             self.report_lost(member.handle.name, str(error))
 
-    def _resolve(self, member: _Member, results: Sequence[GenerationResult]) -> None:
+    def _resolve(self, member: Member, results: Sequence[GenerationResult]) -> None:
         now = time.monotonic()
         for result in results:
             pending = member.pending.pop(result.request_id, None)
@@ -412,7 +346,7 @@ class RolloutPool:
         if results and self._queue:
             self._wake()
 
-    async def _take_back(self, member: _Member) -> None:
+    async def _take_back(self, member: Member) -> None:
         """Interrupts an engine's requests; they return to the queue's front with the tokens they have."""
         try:
             partials = await member.handle.call("abort", seconds=_CALL_SECONDS)
@@ -431,7 +365,7 @@ class RolloutPool:
         self._follow(member)
         self._wake()
 
-    def _drop(self, member: _Member) -> None:
+    def _drop(self, member: Member) -> None:
         """Ends a member's process and returns what it had in hand to the queue."""
         if self._members.pop(member.handle.name, None) is None:
             return
@@ -445,7 +379,7 @@ class RolloutPool:
         self.activity.forget(member.handle.name)
         self._wake()
 
-    def _follow(self, member: _Member) -> None:
+    def _follow(self, member: Member) -> None:
         self.activity.follow(member.handle.name, self.version, busy=bool(member.pending))
 
     async def _start_replacement(self, name: str) -> None:
@@ -465,7 +399,7 @@ class RolloutPool:
             if not self._members:
                 self._fail(error)
 
-    def _forget(self, group: list[_Pending]) -> None:
+    def _forget(self, group: list[Pending]) -> None:
         """The caller has gone: nobody needs these results."""
         for pending in group:
             pending.done.cancel()
@@ -477,7 +411,7 @@ class RolloutPool:
                 self._handed_back.set()
                 self._spawn(self._abort(member, gone))
 
-    async def _abort(self, member: _Member, names: list[str]) -> None:
+    async def _abort(self, member: Member, names: list[str]) -> None:
         try:
             await member.handle.call("abort", names, seconds=_CALL_SECONDS)
         except (EngineError, DeadlineError) as error:
@@ -500,7 +434,7 @@ class RolloutPool:
         """Nothing will be generated any more: everybody who waits learns why."""
         self._failure = self._failure or error
         waiting = [pending for group in self._queue for pending in group]
-        waiting += [pending for member in self._members.values() for pending in member.pending.values()]
+        waiting += [pending for pending, _ in self._members.pending()]
         self._queue.clear()
         for pending in waiting:
             if not pending.done.done():
