@@ -101,7 +101,7 @@ class VirtualEngine:
             # How long a response becomes does not depend on where it is made.
             own = random.Random(request.seed)
             length = min(request.sampling.max_tokens, 1 + int(3 * own.lognormvariate(0, self._tail)))
-            running = Running(request, length, loop.time(), list(request.versions))
+            running = Running(request, length, loop.time(), request.begun.versions.tolist())
             self._running[request.request_id] = running
             left = (length - len(running.versions)) / self._speed
             self._timers[request.request_id] = loop.call_later(left, self._end, request.request_id)
