@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
 from rljob_api.status import STATUS_PATH, EndKind
 from rljob_trainer.checkpoint import CheckpointStore
 from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
@@ -39,6 +37,7 @@ from rljob_trainer.driver.signals import StopRequest
 from rljob_trainer.driver.signals import listening as listening_to_signals
 from rljob_trainer.driver.standing import RunStanding
 from rljob_trainer.driver.steering import Steering
+from rljob_trainer.driver.written_job import write_job
 from rljob_trainer.errors import CheckpointError, OutputError, RLJobError
 from rljob_trainer.models.sharing import on_shared_storage
 from rljob_trainer.rollout.shelf import Shelf
@@ -213,7 +212,7 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
     job, options, output, controls = held.job, held.options, held.output, held.controls
     spec = job.spec
     with run_folder.writing(output.path):
-        (output.path / run_folder.JOB).write_text(yaml.safe_dump(job.document(), sort_keys=False, allow_unicode=True))
+        write_job(output.path / run_folder.JOB, job, options.base)
     inputs = read_inputs(job, options.base, output.model)
     if options.storage is not None:
         target = output.model if options.keeps_state else None
