@@ -155,6 +155,40 @@ async def test_what_all_engines_share_is_said_now_and_again_and_nobody_is_thrown
     assert "every engine deviates" in world.said[0]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+async def test_when_all_stop_agreeing_the_run_ends(world: World, count: int) -> None:
+    """As when an engine keeps its first weights, whatever it is sent."""
+    world.pool.serving = world.engines[:count]
+    await world.canaries.check()
+    for number in range(count):
+        world.spoil(number)
+    world.resending_helps = False
+    with pytest.raises(EngineError, match=r"although they agreed before.*weights.canaryTolerance \(0.05\)"):
+        await world.canaries.check()
+    assert world.resent == [str(number) for number in range(count)]
+    assert world.pool.lost == {}
+
+
+async def test_when_all_stop_agreeing_and_a_second_sending_helps_it_goes_on(world: World) -> None:
+    await world.canaries.check()
+    for number in range(3):
+        world.spoil(number)
+    metrics = await world.canaries.check()
+    assert metrics["mismatch/canary/reloaded"] == 3
+    assert (world.pool.lost, world.pool.held) == ({}, [])
+    assert (await world.canaries.check())["mismatch/canary/max"] < 1e-5
+
+
+async def test_a_sole_engine_that_never_agreed_is_told_of_and_goes_on(world: World) -> None:
+    world.pool.serving = world.engines[:1]
+    world.spoil(0)
+    world.resending_helps = False
+    for _ in range(3):
+        await world.canaries.check()
+    assert sum("every engine deviates" in said for said in world.said) == 1
+    assert (world.pool.lost, world.pool.held) == ({}, [])
+
+
 async def test_a_publication_ends_with_the_canaries(world: World) -> None:
     class Publication:
         async def publish(self, version: int) -> dict[str, float]:

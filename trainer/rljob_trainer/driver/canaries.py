@@ -3,9 +3,11 @@
 Checksums prove that the bytes arrived; canaries prove that the engine computes with them. The sequences are the first
 prompts of the data, whose tokens are scored as if a model had written them: the same in every attempt of a run. An
 engine that is further from the trainer than the tolerance gets no requests, receives its weights once more and is asked
-again; one that still deviates is taken for lost, and the pool replaces it. When all engines deviate alike, the fault is
-in none of them (another kernel, another precision): they go on, and the run says so. Whether the difference matters to
-training is for ``mismatch/...`` and rollout correction.
+again; one that still deviates is taken for lost, and the pool replaces it. When all engines deviate, the fault is in
+none of them. If they did so from the start it is another kernel, another precision: they go on, and the run says so;
+whether the difference matters to training is for ``mismatch/...`` and rollout correction. If they agreed before, new
+weights do not take effect as they should, every further sample would come from another policy than the one that is
+trained, and the run ends.
 """
 
 from __future__ import annotations
@@ -72,9 +74,11 @@ class Canaries:
         cut = [tuple(prompt[: _LONGEST + 1]) for prompt in prompts if len(prompt) > 1]
         self._pairs = [(tokens[:1], tokens[1:]) for tokens in cut]
         self._checks_since_told: int | None = None
+        self._agreed = False
+        """Whether all engines were within the tolerance once."""
 
     async def check(self) -> dict[str, float]:
-        """Compares, repairs, and returns metrics."""
+        """Compares, repairs, and returns metrics. Raises ``EngineError`` when no engine agrees any more."""
         if not self._pairs:
             return {}
         trainer = (await self._learner.score(self._batch(), temperature=self._temperature, log_probs=True)).log_probs
@@ -84,14 +88,18 @@ class Canaries:
         known = {engine.name: distance for engine, distance in zip(engines, distances, strict=True)}
         deviating = [engine for engine in engines if not known[engine.name] <= self._tolerance]
         metrics = {"mismatch/canary/max": max(known.values(), default=0.0), "mismatch/canary/reloaded": 0.0}
+        all_alike = len(deviating) == len(engines)
         if not deviating:
             self._checks_since_told = None
-        elif len(deviating) == len(engines) > 1:
-            self._tell_of_all(known)
+            self._agreed = True
+        elif all_alike and len(engines) > 1 and not self._agreed:
+            self._tell_of_all(min(known.values()))
         else:
             metrics["mismatch/canary/reloaded"] = float(len(deviating))
-            for engine in deviating:
-                await self._repair(engine, trainer, known[engine.name], alone=len(engines) == 1)
+            after = [await self._repair(e, trainer, known[e.name], replaceable=not all_alike) for e in deviating]
+            still = [distance for distance in after if distance is not None and not distance <= self._tolerance]
+            if len(still) == len(engines):
+                self._all_still_deviate(min(still))
         return metrics
 
     def _batch(self) -> SequenceBatch:
@@ -111,7 +119,11 @@ class Canaries:
         distance = float(np.abs(np.concatenate(scores) - trainer).mean())
         return distance if np.isfinite(distance) else float("inf")
 
-    async def _repair(self, engine: EngineHandle, trainer: FloatArray, distance: float, *, alone: bool) -> None:
+    async def _repair(
+        self, engine: EngineHandle, trainer: FloatArray, distance: float, *, replaceable: bool
+    ) -> float | None:
+        """Sends the weights once more; the distance after it, None for an engine that is lost meanwhile. One that still
+        deviates is given up if it is ``replaceable``."""
         self._report(
             f"engine {engine.name} deviates from the trainer by {distance:.3g} nats per token under the same weights "
             f"(weights.canaryTolerance {self._tolerance:g}): it gets its weights once more"
@@ -122,21 +134,31 @@ class Canaries:
         except (EngineError, DeadlineError) as error:
             # The others hold the version: losing this one is no reason to end the run.
             self._pool.report_lost(engine.name, f"it did not get its weights once more: {error}")
-            return
+            return None
         again = await self._distance(engine, trainer)
-        if again <= self._tolerance:
+        if again <= self._tolerance or not replaceable:
             self._pool.activate([engine.name])
-        elif alone:
-            self._pool.activate([engine.name])
-            self._tell_of_all({engine.name: again})
         else:
             self._pool.report_lost(engine.name, f"it still deviates from the trainer by {again:.3g} nats per token")
+        return again
 
-    def _tell_of_all(self, distances: dict[str, float]) -> None:
+    def _all_still_deviate(self, least: float) -> None:
+        if not self._agreed:
+            self._tell_of_all(least)
+            return
+        raise EngineError(
+            f"every engine deviates from the trainer by {least:.3g} nats per token or more, and sending the weights "
+            "once more did not help, although they agreed before: new weights do not take effect in the engines, and "
+            "training would go on with samples of another policy. If the difference grew slowly and is one of "
+            f"precision, raise weights.canaryTolerance ({self._tolerance:g}) and start again: the run continues from "
+            "its last checkpoint; else please report it with engine, model family and versions"
+        )
+
+    def _tell_of_all(self, least: float) -> None:
         """A mismatch that no reload mends: said at once, and then now and again."""
         if self._checks_since_told is None or self._checks_since_told >= _REMINDER:
             self._report(
-                f"every engine deviates from the trainer by {min(distances.values()):.3g} nats per token or more under "
+                f"every engine deviates from the trainer by {least:.3g} nats per token or more under "
                 "the same weights: not a fault of one engine, but of precision or kernels; correct for it "
                 "(algorithm.rolloutCorrection) or set model.dtype alike for both"
             )
