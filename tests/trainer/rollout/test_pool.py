@@ -130,6 +130,24 @@ async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_
         assert [engine.name for engine in pool.engines] == ["0 again", "1"]
 
 
+async def test_engines_that_end_with_the_pool_are_not_lost(slow: EngineSpec, caplog: pytest.LogCaptureFixture) -> None:
+    """Also in the middle of their work: nobody is told of a loss, and no engine is started in their place."""
+    replaced: list[str] = []
+
+    async def replace(name: str) -> EngineHandle:
+        replaced.append(name)
+        return await RayEngine.start(f"{name} again", slow, num_cpus=0)
+
+    async with pool_of(slow, 2, replace=replace) as pool:
+        running = asyncio.gather(*(pool.generate(group(number, length=250, size=30)) for number in range(2)))
+        await until(lambda: all(standing.running for standing in pool.standings()))
+        await asyncio.sleep(0.2)  # until the results are being waited for
+    with pytest.raises(EngineError, match="the pool has been closed"):
+        await running
+    assert (pool.lost, replaced) == ([], [])
+    assert "lost" not in caplog.text
+
+
 async def test_the_last_engine_s_death_fails_whoever_waits(slow: EngineSpec) -> None:
     async with pool_of(slow, 1) as pool:
         process = await process_of(pool.engines[0])

@@ -240,6 +240,11 @@ class RolloutPool:
     async def close(self) -> None:
         """Ends all engines; requests that are under way fail."""
         self._fail(EngineError("the pool has been closed"))
+        for member in self._members.values():
+            # An engine that ends now is not lost.
+            member.state = "leaving"
+            if member.collector is not None:
+                member.collector.cancel()
         for member in list(self._members.values()):
             with suppress(EngineError, DeadlineError):
                 await member.handle.call("close", seconds=5.0)
