@@ -38,7 +38,7 @@ def test_a_job_trains_in_pods_and_leaves_its_results(world: World) -> None:
     # What the docs show.
     header, row = world.kubectl("get", "rlj", "short").splitlines()
     assert header.split()[:3] == ["NAME", "ALGORITHM", "STATUS"]
-    assert row.split()[:3] == ["short", "grpo", "Completed"]
+    assert row.split()[:3] == ["short", "ppo", "Completed"]
 
     # A time to live may be set at any time. What the job has written outlives it.
     folder = world.state_folder("short")
