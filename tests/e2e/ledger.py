@@ -26,11 +26,11 @@ def rows(world: World, folder: str) -> list[dict[str, Any]]:
         database.close()
 
 
-def assert_every_prompt_once(world: World, job: str, steps: int, *, overlaps: bool = False) -> list[dict[str, Any]]:
+def assert_every_prompt_once(world: World, job: str, steps: int, *, may_be_open: bool = False) -> list[dict[str, Any]]:
     """Every prompt was handed out once and trained in one step, and every step had a full batch.
 
     Args:
-        overlaps: the job generates ahead, so at its end prompts may be open that no step has taken.
+        may_be_open: the job generates ahead, or was stopped in the middle of a step: some prompts are in no step yet.
 
     Returns the rows.
     """
@@ -41,5 +41,5 @@ def assert_every_prompt_once(world: World, job: str, steps: int, *, overlaps: bo
     trained = Counter(row["trained_step"] for row in found if row["state"] == "trained")
     assert trained == dict.fromkeys(range(1, steps + 1), GROUPS_PER_STEP)
     others = {row["state"] for row in found} - {"trained"}
-    assert others <= ({"running", "finished"} if overlaps else set())
+    assert others <= ({"running", "finished"} if may_be_open else set())
     return found

@@ -49,7 +49,7 @@ def test_rollout_replicas_grow_and_shrink_while_training_goes_on(world: World) -
     steps = world.get("rlj", "scaled")["status"]["checkpoint"]["step"]
     lines = world.metrics("scaled")
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
-    assert_every_prompt_once(world, "scaled", steps)
+    assert_every_prompt_once(world, "scaled", steps, may_be_open=True)
     # An engine that is drained hands its samples back; the driver calls one lost that goes without.
     assert "is lost" not in world.driver_log("scaled", attempt=1)
 
