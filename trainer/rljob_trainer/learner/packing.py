@@ -126,10 +126,9 @@ def plan(lengths: Lengths, ranks: int, token_budget: int, halved_from: int | Non
     everything = np.arange(len(lengths.keys), dtype=np.int64)
     shares = balance(lengths, everything, ranks)
     halved = halved_from is not None and len(everything) > 1 and lengths.row_tokens(everything) >= halved_from
-    count = 0
     packed: list[Bins] = []
     # Asked for more bins, a rank cuts its groups finer and may then need even more: until all agree.
-    while not packed or any(len(bins) != count for bins in packed):
+    while not packed or len({len(bins) for bins in packed}) > 1:
         count = max((len(bins) for bins in packed), default=2 if halved else 1)
         packed = [pack(lengths, share, token_budget, at_least=count) for share in shares]
     return packed
@@ -144,7 +143,7 @@ def balance(lengths: Lengths, indices: Int64Array, bins: int) -> Bins:
     total = lengths.row_tokens(indices)
     for parts in (1, 2, 4, 8, 16):
         pieces = _pieces(lengths, indices, max(1, total // (bins * parts)))
-        candidate = _longest_first(lengths, pieces, bins)
+        candidate = _longest_first(pieces, _sizes(lengths, pieces), bins)
         load = max(lengths.row_tokens(part) if len(part) else 0 for part in candidate)
         if best_load < 0 or load < best_load:
             best, best_load = candidate, load
@@ -158,12 +157,13 @@ def pack(lengths: Lengths, indices: Int64Array, token_budget: int, at_least: int
     total = lengths.row_tokens(indices) if len(indices) else 0
     if total <= token_budget and at_least == 1:
         return [indices]
-    # A piece of half the budget at most keeps bins full; only a single sequence can be longer than that.
-    pieces = _pieces(lengths, indices, max(1, min(token_budget // 2, -(-total // max(at_least, 1)))))
-    limit = max([token_budget, *(lengths.row_tokens(piece) for piece in pieces)])
     count = max(at_least, -(-total // token_budget))
+    # A piece of half the budget at most keeps bins full; only a single sequence can be longer than that.
+    pieces = _pieces(lengths, indices, max(1, min(token_budget // 2, -(-total // count))))
+    sizes = _sizes(lengths, pieces)
+    limit = max([token_budget, *sizes])
     while True:
-        bins = _longest_first(lengths, pieces, count)
+        bins = _longest_first(pieces, sizes, count)
         if count >= len(pieces) or all(lengths.row_tokens(part) <= limit for part in bins if len(part)):
             return bins
         count += 1
@@ -173,6 +173,8 @@ def _pieces(lengths: Lengths, indices: Int64Array, limit: int) -> list[Int64Arra
     """Prompt groups, cut evenly where a group is longer than ``limit`` tokens (a sequence is never cut)."""
     order = indices[np.argsort(lengths.keys[indices], kind="stable")]
     cuts = np.flatnonzero(np.diff(lengths.keys[order])) + 1
+    if len(order) == len(cuts) + 1:
+        return list(order[:, None])
     pieces: list[Int64Array] = []
     for group in np.split(order, cuts):
         if not len(group):
@@ -188,9 +190,18 @@ def _pieces(lengths: Lengths, indices: Int64Array, limit: int) -> list[Int64Arra
     return pieces
 
 
-def _longest_first(lengths: Lengths, pieces: list[Int64Array], bins: int) -> Bins:
+def _sizes(lengths: Lengths, pieces: list[Int64Array]) -> list[int]:
+    """Row tokens of each piece, whose sequences share a prompt."""
+    if not pieces:
+        return []
+    starts = np.cumsum([0, *map(len, pieces)])[:-1]
+    order = np.concatenate(pieces)
+    sizes: list[int] = (lengths.prompts[order[starts]] + np.add.reduceat(lengths.responses[order], starts)).tolist()
+    return sizes
+
+
+def _longest_first(pieces: list[Int64Array], sizes: list[int], bins: int) -> Bins:
     """Longest processing time first: each piece goes to the bin that holds the fewest tokens so far."""
-    sizes = [int(lengths.prompts[p[0]] + lengths.responses[p].sum()) for p in pieces]
     heap = [(0, b) for b in range(bins)]
     chosen: list[list[Int64Array]] = [[] for _ in range(bins)]
     for piece in sorted(range(len(pieces)), key=lambda i: (-sizes[i], i)):

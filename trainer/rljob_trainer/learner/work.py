@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rljob_trainer.algorithms.aggregation import LossCounts
-from rljob_trainer.learner.packing import Lengths, check_batch, offsets_of, plan, ranges, take
+from rljob_trainer.learner.packing import Bins, Lengths, check_batch, offsets_of, plan, ranges, take
 from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
 from rljob_trainer.learner.usage import Usage
 from rljob_trainer.samples import FloatArray
@@ -116,7 +116,11 @@ def cut(
     minis = [np.asarray(mini_batch, dtype=np.int64) for mini_batch in mini_batches]
     counts = _counts(batch, minis)
     # Planned by position: an index may stand in a mini-batch more than once.
-    planned = [plan(lengths.take(mini), ranks, token_budget, halved_from) for mini in minis]
+    plans: dict[bytes, list[Bins]] = {}  # epochs often cut the batch alike
+    for mini in minis:
+        if (key := mini.tobytes()) not in plans:
+            plans[key] = plan(lengths.take(mini), ranks, token_budget, halved_from)
+    planned = [plans[mini.tobytes()] for mini in minis]
     shares, needed, tokens = [], [], []
     for rank in range(ranks):
         places = [micro_batches[rank] for micro_batches in planned]
