@@ -34,7 +34,7 @@ class Metadata(SpecModel):
     namespace: DnsLabel | None = Field(default=None, description="Namespace of the job (cluster only).")
     labels: LabelMap = Field(default={}, description="Labels.")
     annotations: dict[LabelKey, Annotated[str, Field(max_length=_ANNOTATION_CHARACTERS)]] = Field(
-        default={}, description="Annotations."
+        default={}, max_length=1024, description="Annotations."
     )
 
 
