@@ -46,8 +46,10 @@ class OptimizerSettings:
         )
 
 
-_HALVED_FROM = 256
+_HALVED_FROM = 1024
 _HALVED_FROM_WITH_CRITIC = 8192
+"""Row tokens, measured with two layers of 64 columns on two cores: 480 lose 8 % to two threads that share Python's lock,
+960 win 16 %, 1,900 win 25 %, 3,800 win 60 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,8 @@ class LearnerSettings:
     def halved_from_tokens(self) -> int | None:
         """Row tokens from which a mini-batch is cut in two micro-batches at least, for two lanes; None: never.
 
-        A forward and backward pass has a fixed cost (6 ms for two layers). Actor and critic fill two lanes without it,
-        as far as they cost the same: only what is large is cut for a better balance.
+        A forward and backward pass has a fixed cost (6 ms for two layers). Actor and critic fill two lanes without
+        another one, as far as they cost the same: only what is large is cut for a better balance.
         """
         if not self.two_lanes:
             return None
