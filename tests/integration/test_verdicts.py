@@ -62,11 +62,9 @@ def test_generated_job_files_get_the_same_verdict_from_both(plane: ControlPlane)
         met |= rules_broken(text)
         found += [f"seed {seed}: {difference}\n{text}" for difference in differences]
     assert not found, f"{len(found)} disagreements, the first ones:\n" + "\n".join(found[:5])
-    # Neither judge may be right by always saying the same, and nearly every rule must have been met by chance (the test
-    # below asks every one on purpose).
+    # Neither judge may be right by always saying the same, and every rule has been asked.
     assert min(counts.values()) > GENERATED / 6, counts
-    never_met = {check.rule for check in checks()} - met
-    assert GENERATED < 2000 or len(never_met) <= len(checks()) / 20, never_met
+    assert GENERATED < 2000 or {check.rule for check in checks()} <= met, {check.rule for check in checks()} - met
     print(f"{GENERATED} job files: {dict(counts)}; {len(met)} of {len(RULES)} rules broken at least once")
 
 
