@@ -79,7 +79,7 @@ class World:
             self.pool,  # type: ignore[arg-type]
             self.resend,  # type: ignore[arg-type]
             PROMPTS,
-            **{"tolerance": 0.05, "temperature": 0.7, "seconds": 10.0, "report": self.said.append} | options,
+            **{"tolerance": 0.05, "seconds": 10.0, "report": self.said.append} | options,
         )
 
     async def resend(self, engine: Handle) -> None:

@@ -16,7 +16,7 @@ def test_requests_arrive_as_they_were() -> None:
     requests = Requests(
         [
             GenerationRequest("0/0", prompt, sampling, seed=2**62 + 1),
-            GenerationRequest("0/1", prompt, sampling, 3, cache_salt="v4"),
+            GenerationRequest("0/1", prompt, sampling, 3),
         ]
     )
     arrived = pickle.loads(pickle.dumps(requests))

@@ -185,12 +185,8 @@ def devices(spec: ResolvedSpec) -> int:
 def canaries_of(
     spec: ResolvedSpec, inputs: Inputs, learner: LearnerGroup, engines: Engines, report: Callable[[str], None]
 ) -> Canaries | None:
-    """The mismatch guard of engines that have weights of their own, elsewhere; None without one.
-
-    vLLM scores only while it has no request, so it is not asked where requests run on through a publication.
-    """
-    goes_on = spec.pipeline.mode != "sync" and spec.pipeline.partial_rollout == "keepCache"
-    if not spec.weights.canaries or engines.resend is None or (goes_on and spec.rollout.engine == "vllm"):
+    """The mismatch guard of engines that have weights of their own, elsewhere; None without one."""
+    if not spec.weights.canaries or engines.resend is None:
         return None
     return Canaries(
         learner,
@@ -198,7 +194,6 @@ def canaries_of(
         engines.resend,
         [prompt.token_ids for prompt in inputs.feed.first_prompts(spec.weights.canaries)],
         tolerance=spec.weights.canary_tolerance,
-        temperature=spec.rollout.sampling.temperature,
         seconds=float(spec.deadlines.progress_seconds),
         report=report,
     )

@@ -63,13 +63,11 @@ class Canaries:
         prompts: Sequence[Sequence[int]],
         *,
         tolerance: float,
-        temperature: float,
         seconds: float,
         report: Callable[[str], None],
     ) -> None:
         self._learner, self._pool, self._resend = learner, pool, resend
-        self._tolerance = tolerance
-        self._temperature, self._seconds, self._report = temperature, seconds, report
+        self._tolerance, self._seconds, self._report = tolerance, seconds, report
         # Nothing comes before the first token, so it can only be read.
         cut = [tuple(prompt[: _LONGEST + 1]) for prompt in prompts if len(prompt) > 1]
         self._pairs = [(tokens[:1], tokens[1:]) for tokens in cut]
@@ -81,7 +79,8 @@ class Canaries:
         """Compares, repairs, and returns metrics. Raises ``EngineError`` when no engine agrees any more."""
         if not self._pairs:
             return {}
-        trainer = (await self._learner.score(self._batch(), temperature=self._temperature, log_probs=True)).log_probs
+        # At temperature 1 an engine can score while its requests run on.
+        trainer = (await self._learner.score(self._batch(), temperature=1.0, log_probs=True)).log_probs
         assert trainer is not None
         engines = list(self._pool.serving)
         distances = await asyncio.gather(*(self._distance(engine, trainer) for engine in engines))
@@ -112,7 +111,7 @@ class Canaries:
         """Mean |difference| per token; infinite for one that is no number. An engine that is lost is the pool's
         business."""
         try:
-            scores = await engine.call("score", self._pairs, self._temperature, seconds=self._seconds)
+            scores = await engine.call("score", self._pairs, 1.0, seconds=self._seconds)
         except (EngineError, DeadlineError) as error:
             self._pool.report_lost(engine.name, str(error))
             return 0.0

@@ -95,6 +95,7 @@ def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> En
         version=version,
         tensor_parallel=rollout.parallelism.tensor,
         seed=spec.seed,
+        keep_cache=spec.pipeline.mode != "sync" and spec.pipeline.partial_rollout == "keepCache",
         engine_args=dict(rollout.engine_args),
     )
 

@@ -38,6 +38,8 @@ class EngineSpec:
     """The policy version of the weights in the folder."""
     tensor_parallel: int = 1
     seed: int = 0
+    keep_cache: bool = False
+    """Requests that run across an update go on with the keys and values they have."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """torch: keyword arguments of ``TorchEngine.from_folder``; vllm: of vLLM's ``EngineArgs``."""
 
@@ -78,6 +80,7 @@ def build_engine(spec: EngineSpec) -> Engine:
         max_context=spec.max_context,
         tensor_parallel=spec.tensor_parallel,
         seed=spec.seed,
+        keep_cache=spec.keep_cache,
         engine_args=spec.engine_args,
     )
 

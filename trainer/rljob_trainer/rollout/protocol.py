@@ -61,7 +61,6 @@ class GenerationRequest:
     prompt_ids: tuple[int, ...]
     sampling: SamplingSettings
     seed: int
-    cache_salt: str | None = None
     begun: Begun = NOTHING
 
     @property
@@ -163,7 +162,8 @@ class Engine(Protocol):
         ...
 
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
-        """Log-probs of given responses, one ``[T]`` per ``(prompt_ids, response_ids)``."""
+        """Log-probs of given responses, one ``[T]`` per ``(prompt_ids, response_ids)``. While requests are running, only
+        at temperature 1."""
         ...
 
     def begin_update(self) -> None:
@@ -180,8 +180,9 @@ class Engine(Protocol):
     def finish_update(self, version: int) -> None:
         """The update is complete: drops the prefix cache and serves ``version`` from now on.
 
-        Requests that run across an update go on: in the torch engine with the keys and values they have, in vLLM
-        prefilled anew under the new weights. Every token carries the version that sampled it.
+        Requests that run across an update go on: in the torch engine, and in vLLM with ``keep_cache``, with the keys
+        and values they have, otherwise prefilled anew under the new weights. Every token carries the version that
+        sampled it, and a request that starts later never meets keys and values of other weights.
         """
         ...
 

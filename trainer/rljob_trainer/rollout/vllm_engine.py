@@ -3,11 +3,15 @@
 Tokens in, tokens out: vLLM's tokenizer is not loaded. Requests carry their own seeds, log-probs are vLLM's "processed"
 ones (after temperature, top-k and top-p), versions are vLLM's own record of which weights made which token, and weights
 come in through its weight-transfer interface (``vllm_transfer.py``).
+
+vLLM is given no more requests than it may run at once; the others wait here. So none can have met the weights of a
+version under which it has no token, and there is always a place for sequences that are to be scored.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,6 +42,9 @@ _CPU_ENVIRONMENT = {
 _GPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 _CPU_ARGUMENTS: Mapping[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
 _GPU_ARGUMENTS: Mapping[str, Any] = {"enable_sleep_mode": True}
+_SCORED_BESIDE = 4
+"""Sequences that can be scored at once while requests are running."""
+_SCORE = "rljob-score-"
 
 
 class VLLMEngine:
@@ -58,10 +65,13 @@ class VLLMEngine:
         tensor_parallel: int = 1,
         seed: int = 0,
         request_seeds: bool = True,
+        keep_cache: bool = False,
         engine_args: Mapping[str, Any] | None = None,
     ) -> None:
         """Reads the model in ``folder``. ``engine_args`` go to vLLM's ``EngineArgs`` and win over everything else.
 
+        ``keep_cache``: requests that run across an update go on with the keys and values they have (otherwise they are
+        prefilled anew). What each version caches is then salted with its number, so that no other meets it.
         ``request_seeds`` False lets vLLM draw from one generator for all requests: faster on a GPU with hundreds of
         requests, and not repeatable. Raises ``EngineError`` while another is open in this process.
         """
@@ -82,7 +92,7 @@ class VLLMEngine:
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
             "dtype": dtype,
-            "max_num_seqs": max_concurrent,
+            "max_num_seqs": max_concurrent + (_SCORED_BESIDE if keep_cache else 0),
             "max_model_len": max_context,
             "tensor_parallel_size": tensor_parallel,
             "seed": seed,
@@ -97,14 +107,15 @@ class VLLMEngine:
         VLLMEngine._open = True
         self._context = int(self._engine.model_config.max_model_len)
         self._vocabulary = int(self._engine.model_config.get_vocab_size())
-        self._max_concurrent = max_concurrent
+        self._max_concurrent = min(max_concurrent, int(arguments["max_num_seqs"]))
+        self._keep_cache = keep_cache
         self._workers = tensor_parallel
         self._request_seeds = request_seeds
         self._can_sleep = bool(arguments.get("enable_sleep_mode"))
         self._requests: dict[str, tuple[GenerationRequest, str]] = {}
         """Those inside vLLM by our id, with vLLM's."""
-        self._set_aside: list[GenerationRequest] = []
-        """Requests that wait for ``wake``."""
+        self._waiting: deque[GenerationRequest] = deque()
+        """Those that wait for room inside, or for ``wake``."""
         self._finished: list[GenerationResult] = []
         self._tokens_made = 0
         self._updating = False
@@ -122,30 +133,36 @@ class VLLMEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self._finished)
+        return bool(self._requests or self._finished or (self._waiting and not self._asleep))
 
     @property
     def running(self) -> int:
-        return min(len(self._requests), self._max_concurrent)
+        return len(self._requests)
 
     @property
     def waiting(self) -> int:
-        return len(self._requests) - self.running + len(self._set_aside)
+        return len(self._waiting)
 
     @property
     def tokens_made(self) -> int:
+        return self._tokens_made + sum(map(self._tokens_inside, self._requests))
+
+    def _tokens_inside(self, name: str) -> int:
         states: Any = self._engine.output_processor.request_states
-        inside: list[int] = [states[inner].detokenizer.num_output_tokens() for _, inner in self._requests.values()]
-        return self._tokens_made + sum(inside)
+        count: int = states[self._requests[name][1]].detokenizer.num_output_tokens()
+        return count
 
     def add(self, request: GenerationRequest) -> None:
         check_request(request, self._context)
+        if max(request.prefix) >= self._vocabulary:
+            raise ValueError(
+                f"request {request.request_id}: token {max(request.prefix)} is beyond the vocabulary of "
+                f"{self._vocabulary}"
+            )
         if reason := already_finished(request):
             self._finished.append(brought_along(request, reason))
-        elif self._asleep:
-            self._set_aside.append(request)
         else:
-            self._submit(request)
+            self._waiting.append(request)
 
     def _submit(self, request: GenerationRequest) -> None:
         from vllm import SamplingParams
@@ -167,8 +184,8 @@ class VLLMEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt: dict[str, Any] = {"prompt_token_ids": list(request.prefix)}
-        if request.cache_salt is not None:
-            prompt["cache_salt"] = request.cache_salt
+        if self._keep_cache:
+            prompt["cache_salt"] = f"version {self._version}"
         inner = self._engine.add_request(request.request_id, prompt, parameters)  # type: ignore[arg-type]
         self._requests[request.request_id] = request, inner
 
@@ -176,28 +193,40 @@ class VLLMEngine:
         if self._updating or self._asleep:
             state = "waits for finish_update()" if self._updating else "sleeps; call wake() first"
             raise EngineError(f"vLLM engine: step() was called while it {state}")
+        while self._waiting and len(self._requests) < self._max_concurrent:
+            self._submit(self._waiting.popleft())
         finished, self._finished = self._finished, []
         if self._requests:
             finished += [self._take(output) for output in self._engine.step() if output.finished]
         return finished
 
     def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
-        wanted = set(self._requests) if request_ids is None else set(request_ids) & self._requests.keys()
+        wanted = None if request_ids is None else set(request_ids)
+        results = self._abort_inside(name for name in self._requests if wanted is None or name in wanted)
+        kept: deque[GenerationRequest] = deque()
+        for request in self._waiting:
+            if wanted is None or request.request_id in wanted:
+                results.append(brought_along(request, "aborted"))
+            else:
+                kept.append(request)
+        self._waiting = kept
+        return results
+
+    def _abort_inside(self, names: Iterable[str]) -> list[GenerationResult]:
+        """What the named requests have, which are vLLM's no longer."""
         outputs: list[Any] = []
-        inner_ids = [inner for name, (_, inner) in self._requests.items() if name in wanted]
+        inner_ids = [self._requests[name][1] for name in names]
         for inner in inner_ids:
             # vLLM hands the final output of an aborted request to the queue of whoever streams it.
             self._engine.output_processor.request_states[inner].queue = _Sink(outputs)  # type: ignore[assignment]
         self._engine.abort_request(inner_ids, internal=True)
-        results = [self._take(output) for output in outputs]
-        kept: list[GenerationRequest] = []
-        for request in self._set_aside:
-            if request_ids is None or request.request_id in set(request_ids):
-                results.append(brought_along(request, "aborted"))
-            else:
-                kept.append(request)
-        self._set_aside = kept
-        return results
+        return [self._take(output) for output in outputs]
+
+    def _take_back(self, names: Iterable[str]) -> None:
+        """The named requests leave vLLM and wait, the first in the queue, to go on."""
+        requests = {name: self._requests[name][0] for name in names}
+        back = [continued(requests[partial.request_id], partial) for partial in self._abort_inside(requests)]
+        self._waiting.extendleft(reversed(back))
 
     def _take(self, output: Any) -> GenerationResult:
         """A finished or aborted vLLM request as a result, with what it brought along in front."""
@@ -214,30 +243,41 @@ class VLLMEngine:
         return _result(request, completion.token_ids, log_probs, versions, reasons[completion.finish_reason])
 
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
-        if self._requests:
-            raise EngineError("vLLM engine: score() while requests are running")
-        from vllm import SamplingParams
-
-        scores: dict[str, FloatArray] = {}
+        """Requests that are running go on meanwhile."""
+        if self._requests and temperature != 1:
+            raise EngineError("vLLM engine: score() at another temperature than 1 while requests are running")
         # Prompt log-probs ignore the temperature, so the logits themselves are scaled for the while.
         self._engine.collective_rpc("rljob_scale_logits", args=(1.0 / (temperature or 1.0),))
         try:
-            for index, (prompt, response) in enumerate(sequences):
-                parameters = SamplingParams(
-                    max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False, ignore_eos=True
-                )
-                ids = {"prompt_token_ids": [*prompt, *response]}
-                self._engine.add_request(f"score-{index}", ids, parameters)  # type: ignore[arg-type]
-            while len(scores) < len(sequences):
-                for output in self._engine.step():
-                    response = sequences[int(output.request_id.removeprefix("score-"))][1]
-                    flat = output.prompt_logprobs  # type: ignore[union-attr]
-                    starts = flat.start_indices[len(flat) - len(response) :]  # type: ignore[union-attr,arg-type]
-                    # The token itself comes first in its position.
-                    scores[output.request_id] = np.array([flat.logprobs[s] for s in starts], np.float32)  # type: ignore[union-attr]
+            return self._scores(sequences)
         finally:
             self._engine.collective_rpc("rljob_scale_logits", args=(1.0,))
-        return [scores[f"score-{index}"] for index in range(len(sequences))]
+
+    def _scores(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[FloatArray]:
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(
+            max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False, ignore_eos=True
+        )
+        for index, (prompt, response) in enumerate(sequences):
+            ids: dict[str, Any] = {"prompt_token_ids": [*prompt, *response]}
+            if self._keep_cache:
+                ids["cache_salt"] = f"version {self._version}"
+            self._engine.add_request(f"{_SCORE}{index}", ids, parameters)  # type: ignore[arg-type]
+        scores: dict[int, FloatArray] = {}
+        while len(scores) < len(sequences):
+            for output in self._engine.step():
+                if not output.request_id.startswith(_SCORE):
+                    if output.finished:
+                        self._finished.append(self._take(output))
+                    continue
+                index = int(output.request_id.removeprefix(_SCORE))
+                response = sequences[index][1]
+                flat = output.prompt_logprobs  # type: ignore[union-attr]
+                starts = flat.start_indices[len(flat) - len(response) :]  # type: ignore[union-attr,arg-type]
+                # The token itself comes first in its position.
+                scores[index] = np.array([flat.logprobs[s] for s in starts], np.float32)  # type: ignore[union-attr]
+        return [scores[index] for index in range(len(sequences))]
 
     # ------------------------------------------------------------------ weights
 
@@ -281,8 +321,11 @@ class VLLMEngine:
     def finish_update(self, version: int) -> None:
         self._engine.collective_rpc("finish_weight_update")
         self._session = False
-        # Keys and values of the old weights must not be met again; requests that hold some are prefilled anew.
-        if not self._engine.reset_prefix_cache(reset_running_requests=bool(self._requests)):
+        # Keys and values of the old weights must not be met again.
+        if self._keep_cache and self._requests:
+            # Those who hold some go on with them; the salt keeps others away. Who has no token yet starts anew.
+            self._take_back([name for name in self._requests if self._tokens_inside(name) == 0])
+        elif not self._engine.reset_prefix_cache(reset_running_requests=bool(self._requests)):
             raise EngineError(f"vLLM engine: the prefix cache could not be reset after the update to version {version}")
         self._engine.set_weight_version(str(version))
         self._version = version
@@ -293,8 +336,7 @@ class VLLMEngine:
     def sleep(self) -> None:
         """On a GPU frees weights and cache (vLLM's level 1: weights go to host memory). On a CPU vLLM cannot; the
         requests are set aside all the same."""
-        requests = {name: request for name, (request, _) in self._requests.items()}
-        self._set_aside += [continued(requests[partial.request_id], partial) for partial in self.abort(list(requests))]
+        self._take_back(list(self._requests))
         if self._can_sleep:
             self._engine.sleep(level=1)
         self._asleep = True
@@ -303,9 +345,6 @@ class VLLMEngine:
         if self._can_sleep:
             self._engine.wake_up()
         self._asleep = False
-        requests, self._set_aside = self._set_aside, []
-        for request in requests:
-            self._submit(request)
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()

@@ -1,0 +1,109 @@
+"""vLLM with ``keep_cache``: who runs across an update keeps its keys and values, who starts later never meets them.
+
+A file of its own: no second vLLM may be open beside the one that ``test_vllm_engine.py`` keeps. The expected numbers are
+those of transformers with its own cache: filled by the old model, continued by the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
+
+if TYPE_CHECKING:
+    from rljob_trainer.rollout.vllm_engine import VLLMEngine
+
+pytestmark = pytest.mark.vllm
+
+# vLLM caches whole blocks of tokens (128 of them on a CPU, 16 on a GPU): the prompt has to fill one.
+PROMPT = tuple(3 + i % 90 for i in range(150))
+LENGTH, RUNNING = 30, 4
+
+
+@pytest.fixture
+def engine(llama_folder: Path) -> Iterator[VLLMEngine]:
+    from rljob_trainer.rollout.vllm_engine import VLLMEngine
+
+    engine = VLLMEngine(
+        llama_folder,
+        max_concurrent=RUNNING,
+        max_context=200,
+        keep_cache=True,
+        engine_args={"kv_cache_memory_bytes": 32 << 20},
+    )
+    yield engine
+    engine.close()
+
+
+def sibling(number: int, length: int = LENGTH) -> GenerationRequest:
+    return GenerationRequest(str(number), PROMPT, SamplingSettings(max_tokens=length), seed=number)
+
+
+def finish(engine: VLLMEngine, results: dict[str, GenerationResult]) -> None:
+    while engine.has_work:
+        results.update((result.request_id, result) for result in engine.step())
+
+
+def mixed_log_probs(old: PreTrainedModel, new: PreTrainedModel, response: list[int], split: int) -> np.ndarray:
+    """Log-probs ``[T - split]`` of the tokens from ``split`` on: ``old`` has read what was there before the token
+    ``split - 1``, the last that it drew; ``new`` reads that one and what follows."""
+    read = len(PROMPT) + split - 1
+    ids = torch.tensor([[*PROMPT, *response]])
+    cache = DynamicCache()
+    with torch.no_grad():
+        old(ids[:, :read], past_key_values=cache)
+        logits = new(ids[:, read:-1], past_key_values=cache).logits[0]
+    return logits.log_softmax(-1).gather(1, ids[0, read + 1 :, None])[:, 0].numpy()
+
+
+def test_running_siblings_keep_their_cache_and_later_ones_do_not_meet_it(
+    engine: VLLMEngine,
+    llama: PreTrainedModel,
+    make_model: Callable[..., PreTrainedModel],
+    log_probs_of: Callable[..., np.ndarray],
+) -> None:
+    new = make_model("llama", seed=5)
+    results: dict[str, GenerationResult] = {}
+    # Of one group: one that is finished by the time of the update, three that run, two that have no room yet.
+    engine.add(sibling(0, length=4))
+    for number in range(1, 6):
+        engine.add(sibling(number))
+    for _ in range(10):
+        results.update((result.request_id, result) for result in engine.step())
+    assert set(results) == {"0"}
+    engine.begin_update()
+    engine.load(new.named_parameters())
+    engine.finish_update(7)
+    # One more of the group, and the guard's question, while the others run.
+    engine.add(sibling(6))
+    pairs = [(PROMPT[:1], PROMPT[1:]), ((9,), (8, 7))] * 3
+    for pair, scores in zip(pairs, engine.score(pairs, 1.0), strict=True):
+        np.testing.assert_allclose(scores, log_probs_of(new, *pair), atol=1e-4)
+    finish(engine, results)
+    assert {name: len(result.token_ids) for name, result in results.items()} == {"0": 4} | dict.fromkeys("123456", 30)
+    for number in range(7):
+        result = results[str(number)]
+        response = result.token_ids.tolist()
+        split = int(np.searchsorted(result.versions, 7))
+        assert result.versions.tolist() == [0] * split + [7] * (len(response) - split)
+        alone = log_probs_of(llama if split else new, PROMPT, tuple(response))
+        if number == 0:
+            np.testing.assert_allclose(result.log_probs, alone, atol=1e-4)
+        elif number <= 4:
+            assert 4 < split < 20
+            np.testing.assert_allclose(result.log_probs[:split], alone[:split], atol=1e-4)
+            expected = mixed_log_probs(llama, new, response, split)
+            np.testing.assert_allclose(result.log_probs[split:], expected, atol=1e-4)
+            # Prefilled anew they would be these.
+            anew = log_probs_of(new, PROMPT, tuple(response))[split:]
+            assert np.abs(result.log_probs[split:] - anew).max() > 1e-2
+        else:
+            assert split == 0
+            np.testing.assert_allclose(result.log_probs, alone, atol=1e-4)
