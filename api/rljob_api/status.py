@@ -165,6 +165,7 @@ class DriverStatus(StatusModel):
     shares: ShareMap = Field(default={}, description="Shares of the last ten minutes by stage of the trainer.")
     advice: Text = Field(default="", description="What would make the run faster, by its waits; empty: nothing.")
     mismatch: Text = Field(default="", description="Which limits of the mismatch are exceeded; empty: none.")
+    unsaved: Text = Field(default="", description="Why the newest checkpoint could not be written; empty: it could.")
     pools: Pools = Field(description="Engines and ranks.")
     ages: Ages | None = Field(default=None, description="Ages of the samples last trained.")
     throughput: Throughput | None = Field(default=None, description="Speed; None before the first step.")

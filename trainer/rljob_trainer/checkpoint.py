@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,9 +77,9 @@ class CheckpointStore:
         Raises ``CheckpointError`` when it cannot be written; earlier checkpoints are untouched then.
         """
         final = self.folder / _name(step)
-        writing = self.folder / f".writing-{_name(step)}"
+        # Another attempt may be writing too, until it finds that it is fenced.
+        writing = self.folder / f".writing-{_name(step)}-{uuid.uuid4().hex[:8]}"
         try:
-            shutil.rmtree(writing, ignore_errors=True)
             (writing / "learner").mkdir(parents=True)
             await save_learner(writing / "learner")
             (writing / "driver.json").write_text(json.dumps(driver_state))
@@ -90,12 +91,15 @@ class CheckpointStore:
                 shutil.rmtree(final)
             writing.rename(final)
             _sync_folder(self.folder)
-        except OSError as error:
+        except BaseException as error:
+            # What is left of it would take the space that the next one needs.
             shutil.rmtree(writing, ignore_errors=True)
-            raise CheckpointError(
-                f"cannot write the checkpoint of step {step} into {self.folder}: {error.strerror or error}. "
-                "Free some space or choose another folder; earlier checkpoints are untouched."
-            ) from error
+            if isinstance(error, OSError):
+                raise CheckpointError(
+                    f"cannot write the checkpoint of step {step} into {self.folder}: {error.strerror or error}. "
+                    "Free some space or choose another folder; earlier checkpoints are untouched."
+                ) from error
+            raise
         self._remove_old()
         return Checkpoint(step, final)
 

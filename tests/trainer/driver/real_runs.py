@@ -83,8 +83,9 @@ class Runner:
         *arguments: str | Path,
         environment: Mapping[str, str] | None = None,
         program: Sequence[str] = ("-m", "rljob_trainer.cli"),
+        interpreter: Sequence[str] = (sys.executable,),
     ) -> Process:
-        """``program`` is what Python runs: `rljob`, or a test's own version of it."""
+        """``program`` is what the interpreter runs: `rljob`, or a test's own version of it."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         whole = {
@@ -95,7 +96,7 @@ class Runner:
             "HF_HUB_OFFLINE": "1",
             **(environment or {}),
         }
-        command = [sys.executable, *program, *map(str, arguments)]
+        command = [*interpreter, *program, *map(str, arguments)]
         process = Process(command, self.folder / f"printed-{len(self._started)}", env=whole, cwd=self.folder)
         self._started.append(process)
         return process

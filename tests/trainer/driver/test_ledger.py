@@ -107,12 +107,33 @@ async def test_a_ledger_of_another_run_is_named(tmp_path: Path) -> None:
     await ledger.close()
 
 
-async def test_a_command_that_cannot_be_written_is_said_and_stops_nothing(
+def limit(ledger: Ledger, pages: int) -> None:
+    """SQLite itself then says that the disk is full."""
+    ledger._thread.submit(ledger._connection.execute, f"PRAGMA max_page_count = {pages}").result()
+
+
+async def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
-    with sqlite3.connect(ledger.path) as other:
-        other.execute("DROP TABLE commands")
+    ledger.admitted(prompt(0), version=0, deadline=1)
+    ledger.write()
+    limit(ledger, 1)
+    for step in range(1, 4):
+        for ordinal in range(step * 100, step * 100 + 100):
+            ledger.admitted(prompt(ordinal), version=0, deadline=1)
+            ledger.trained([group(ordinal, [0], 1.0)], step=step, version=0)
+        ledger.write()
     ledger.command(Desired(generation=1, attempt=1))
+    with pytest.raises(OutputError, match=r"ledger\.sqlite cannot be written: database or disk is full"):
+        await ledger.snapshot(tmp_path / "snapshot")
+    assert caplog.text.count("ledger.sqlite cannot be written (database or disk is full)") == 1
+    assert len(rows(ledger.path, "ordinal")) < 301
+    limit(ledger, 1 << 20)
+    await ledger.snapshot(tmp_path / "snapshot")
+    for path in (ledger.path, tmp_path / "snapshot"):
+        assert len(rows(path, "ordinal")) == 301
+        assert rows(path, "trained_step")[1:] == [(1,)] * 100 + [(2,)] * 100 + [(3,)] * 100
+        with sqlite3.connect(path) as database:
+            assert database.execute("SELECT generation FROM commands").fetchall() == [(1,)]
     await ledger.close()
-    assert "ledger.sqlite cannot be written (no such table: commands)" in caplog.text

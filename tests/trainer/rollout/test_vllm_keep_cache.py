@@ -1,7 +1,7 @@
 """vLLM with ``keep_cache``: who runs across an update keeps its keys and values, who starts later never meets them.
 
-A file of its own: no second vLLM may be open beside the one that ``test_vllm_engine.py`` keeps. The expected numbers are
-those of transformers with its own cache: filled by the old model, continued by the new one.
+A file of its own: no second vLLM may be open beside the one that ``test_vllm_engine.py`` keeps. The expected numbers
+are those of transformers with its own cache: filled by the old model, continued by the new one.
 """
 
 from __future__ import annotations

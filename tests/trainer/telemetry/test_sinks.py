@@ -109,11 +109,35 @@ def test_samples_come_back_as_they_were(tmp_path: Path) -> None:
     assert set(json.loads(path.read_text().splitlines()[0])) == {"source", "prompt", "response", "score", "parts"}
 
 
-def test_a_full_disk_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_full_disk_stops_nothing_and_is_an_error_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     sink = JsonlSink(tmp_path)
+    for step in (1, 2):
+        sink.step(step, {"reward/mean": 1})
+    assert caplog.text.count("metrics.jsonl: No space left on device; make room") == 1
     with pytest.raises(OutputError, match=r"cannot write .*metrics.jsonl: No space left on device; .*--output"):
-        sink.step(1, {"reward/mean": 1})
+        sink.close()
+
+
+def test_lines_that_a_full_disk_tore_are_whole_once_there_is_room(tmp_path: Path) -> None:
+    """In a process of its own: the limit of a file's size stands for the disk's."""
+    program = """
+import resource, signal, sys
+from pathlib import Path
+from rljob_trainer.telemetry.sinks import JsonlSink
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sink = JsonlSink(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+for step in range(1, 31):
+    sink.step(step, {"reward/mean": step / 10})
+    if step == 25:
+        assert (Path(sys.argv[1]) / "metrics.jsonl").stat().st_size == 1000
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+sink.close()
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+    records = list(read_lines(tmp_path / "metrics.jsonl"))
+    assert [(r["step"], r["reward/mean"]) for r in records] == [(s, s / 10) for s in range(1, 31)]
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:

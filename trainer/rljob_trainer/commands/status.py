@@ -75,6 +75,8 @@ def lines(status: DriverStatus, now: datetime) -> Iterator[str]:
         yield f"engines without a request: {percent(status.throughput.rollout_idle)} of the time"
     if status.mismatch:
         yield f"engines and trainer are too far apart: {status.mismatch}"
+    if status.unsaved:
+        yield f"the newest checkpoint is missing: {status.unsaved}"
     if status.advice:
         yield f"advice: {status.advice}"
     if status.checkpoint is not None:

@@ -57,6 +57,7 @@ _TRAIN = """
 UPDATE groups SET state = 'trained', trained_step = ?, trained_version = ?, oldest_version = ?, newest_version = ?,
     samples = ?, tokens = ?, reward = ? WHERE ordinal = ?
 """
+_COMMAND = "INSERT INTO commands VALUES (?, ?, ?, ?)"
 
 
 @dataclass(slots=True)
@@ -83,7 +84,9 @@ class Ledger:
         self._changes = _Changes([], [], [], [])
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._writing: Future[None] | None = None
-        self._broken = False
+        self._unwritten: list[tuple[str, list[tuple[Any, ...]]]] = []
+        """The thread's: statements that are still to be executed, in order."""
+        self._told = False
         try:
             self._thread.submit(self._open).result()
         except sqlite3.Error as error:
@@ -111,7 +114,8 @@ class Ledger:
     # --- writing
 
     def write(self) -> None:
-        """Has the thread write what has been reported. One that cannot be written is said once; the run goes on."""
+        """Has the thread write what has been reported. What cannot be written is said once, stays in memory and is
+        written with what comes next; the run goes on."""
         if not self._changes:
             return
         changes, self._changes = self._changes, _Changes([], [], [], [])
@@ -125,11 +129,12 @@ class Ledger:
         """What the operator wants."""
         text = desired.model_dump_json(by_alias=True, exclude_none=True)
         values = (desired.generation, self.attempt, text, datetime.now(UTC).isoformat())
-        self._thread.submit(self._record, "INSERT INTO commands VALUES (?, ?, ?, ?)", values)
+        self._thread.submit(self._record, values)
 
     async def snapshot(self, target: Path) -> None:
         """Writes a copy with everything that has been reported. Raises ``OutputError``."""
         self.write()
+        await self._do(self._write_unwritten)
         await self._do(self._copy_to, target)
 
     async def roll_back(self, snapshot: Path | None, *, step: int, next_ordinal: int, again: Iterable[int]) -> int:
@@ -147,6 +152,7 @@ class Ledger:
         """Writes what is left, unless the run is another's by now."""
         if write:
             self.write()
+            self._thread.submit(self._try_to_write)
         await asyncio.to_thread(self._thread.shutdown)
         self._connection.close()
 
@@ -168,27 +174,39 @@ class Ledger:
         self._connection.execute(statement, values)
 
     def _write(self, changes: _Changes) -> None:
-        try:
-            with self._connection:
-                self._connection.execute("BEGIN")
-                self._connection.executemany(_ADMIT, changes.admitted)
-                self._connection.executemany(_FINISH, changes.finished)
-                self._connection.executemany(_DROP, changes.dropped)
-                self._connection.executemany(_TRAIN, map(_trained_row, changes.trained))
-        except sqlite3.Error as error:
-            self._complain(error)
+        self._unwritten += [
+            (_ADMIT, changes.admitted),
+            (_FINISH, changes.finished),
+            (_DROP, changes.dropped),
+            # Rows, not groups: if they have to wait, their tokens need not.
+            (_TRAIN, list(map(_trained_row, changes.trained))),
+        ]
+        self._try_to_write()
 
-    def _record(self, statement: str, values: tuple[Any, ...]) -> None:
-        """For what nobody waits for."""
-        try:
-            self._execute(statement, values)
-        except sqlite3.Error as error:
-            self._complain(error)
+    def _record(self, values: tuple[Any, ...]) -> None:
+        self._unwritten.append((_COMMAND, [values]))
+        self._try_to_write()
 
-    def _complain(self, error: sqlite3.Error) -> None:
-        if not self._broken:
-            log.warning("the ledger %s cannot be written (%s); it has gaps from now on", self.path, error)
-        self._broken = True
+    def _try_to_write(self) -> None:
+        try:
+            self._write_unwritten()
+        except sqlite3.Error as error:
+            if not self._told:
+                log.warning(
+                    "the ledger %s cannot be written (%s): what happens is kept in memory and lost if this process is "
+                    "killed; make room",
+                    self.path,
+                    error,
+                )
+            self._told = True
+
+    def _write_unwritten(self) -> None:
+        with self._connection:
+            self._connection.execute("BEGIN")
+            for statement, rows in self._unwritten:
+                self._connection.executemany(statement, rows)
+        self._unwritten.clear()
+        self._told = False
 
     def _copy_to(self, target: Path) -> None:
         target.unlink(missing_ok=True)
@@ -199,6 +217,7 @@ class Ledger:
 
     def _roll_back(self, snapshot: Path | None, step: int, next_ordinal: int, again: list[int]) -> int:
         database = self._connection
+        self._unwritten.clear()
         highest = self._highest()
         if snapshot is not None and snapshot.exists():
             database.execute("ATTACH ? AS past", (str(snapshot),))

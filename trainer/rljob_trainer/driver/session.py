@@ -24,7 +24,7 @@ from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.step_speed import all_tokens
 from rljob_trainer.driver.stopping import Progress, reason_to_stop
 from rljob_trainer.driver.validating import ValidationResult, sample_rows
-from rljob_trainer.errors import CheckpointError, DeadlineError, EngineError
+from rljob_trainer.errors import CheckpointError, DeadlineError, EngineError, OutputError
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
@@ -88,7 +88,7 @@ class Session:
             await self._validate_at_start()
         stopped = await self._train()
         self._write()
-        await self._checkpoint_boundary(last=stopped is None)
+        await self._checkpoint_boundary(last=stopped is None, must=True)
         return stopped or Ending("succeeded", self._reason)
 
     async def _train(self) -> Ending | None:
@@ -179,7 +179,8 @@ class Session:
             reward = await self._validate(record.step, metrics) if due else None
         reason = reason or reason_to_stop(spec.stop, self._progress(reward))
         if reason is not None or self._stop or self._is_due(spec.checkpoint.every_steps, record.step):
-            await self._checkpoint_boundary(last=reason is not None)
+            last = reason is not None
+            await self._checkpoint_boundary(last=last, must=last or bool(self._stop))
         now = time.monotonic()
         seconds, self._step_began = now - self._step_began, now
         metrics |= parts.speed.of(record.groups, metrics, seconds)
@@ -344,10 +345,12 @@ class Session:
         await self.parts.learner.load(checkpoint.learner)
         await self.parts.trainer.publish(self.totals.version)
 
-    async def _checkpoint_boundary(self, *, last: bool) -> None:
+    async def _checkpoint_boundary(self, *, last: bool, must: bool) -> None:
         """Saves the last boundary, unless it is saved already or an unfinished update has gone beyond it.
 
-        Weights that may have to be given up are saved only as the ``last`` of the job.
+        Weights that may have to be given up are saved only as the ``last`` of the job. Raises ``CheckpointError`` and
+        ``OutputError`` when it cannot be written and ``must`` be; otherwise the run says so and goes on: a disk that
+        is full now may have room for the next one.
         """
         if self.parts.checkpoints is None:
             return
@@ -366,9 +369,18 @@ class Session:
             )
             return
         with self.parts.times.stage("checkpoint"):
-            self.checkpoint = await self.parts.checkpoints.write(
-                step, self._boundary, self.parts.learner.save, self._save_groups, self.parts.fence.check
-            )
+            try:
+                self.checkpoint = await self.parts.checkpoints.write(
+                    step, self._boundary, self.parts.learner.save, self._save_groups, self.parts.fence.check
+                )
+            except (CheckpointError, OutputError) as error:
+                if must:
+                    self._write()  # the step is done, saved or not
+                    raise
+                left = f"the last checkpoint is that of step {saved}" if saved else "there is no checkpoint yet"
+                self.parts.view.message(f"{error} Training goes on; {left}.")
+                self._controls.standing.unsaved = str(error)
+                return
         self._controls.standing.checkpointed(self.checkpoint, int(self._boundary["version"]))
 
     async def _save_groups(self, folder: Path) -> None:

@@ -64,6 +64,8 @@ class RunStanding:
         self.ranks_ready = 0
         self.mismatch = ""
         """What the limits of the mismatch say; empty: nothing."""
+        self.unsaved = ""
+        """Why the newest checkpoint could not be written; empty: it could."""
         self._job, self._folder = job, folder
         self._steering, self._times, self._waits = steering, times, waits
         self._pace = Pace(job.spec.stop.steps)
@@ -130,6 +132,7 @@ class RunStanding:
         """A checkpoint is whole; also the one that the run starts from."""
         self._version = max(self._version, version)
         self._checkpoint = (checkpoint, datetime.now(UTC))
+        self.unsaved = ""
 
     def ended(self, kind: EndKind, reason: str, exit_code: int) -> None:
         """The attempt is over."""
@@ -170,6 +173,7 @@ class RunStanding:
             shares=self._shares(),
             advice=self.advice() or "",
             mismatch=_short(self.mismatch),
+            unsaved=_short(self.unsaved),
             pools=Pools(
                 rollout=self._rollout(),
                 trainer=TrainerStatus(desired=self._job.spec.trainer.ranks, ready=self.ranks_ready),

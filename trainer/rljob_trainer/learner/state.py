@@ -11,6 +11,7 @@ only checked that they can be read and fit this model.
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,8 +39,8 @@ def save(folder: Path, models: Sequence[Trained], rank: int, ranks: int) -> None
             (folder / "learner.json").write_text(json.dumps(description))
     except (CheckpointException, OSError, RuntimeError) as error:
         raise CheckpointError(
-            f"the learner's state cannot be written into {folder}: {_reason(error)}; free some space or choose "
-            "another folder"
+            f"the learner's state cannot be written into {folder}{_free(folder)}: {_reason(error)}; "
+            "make room or choose another folder"
         ) from error
 
 
@@ -116,6 +117,14 @@ def _quietly(function: Any, *args: Any, **kwargs: Any) -> None:
         # It warns that no process group exists, which is how one rank is meant to work.
         warnings.simplefilter("ignore")
         function(*args, **kwargs)
+
+
+def _free(folder: Path) -> str:
+    """torch's own message for a full disk does not say that it is one."""
+    try:
+        return f", where {shutil.disk_usage(folder).free / 1e6:,.1f} MB are free"
+    except OSError:
+        return ""
 
 
 def _reason(error: BaseException) -> str:

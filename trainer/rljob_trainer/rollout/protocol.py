@@ -162,8 +162,10 @@ class Engine(Protocol):
         ...
 
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
-        """Log-probs of given responses, one ``[T]`` per ``(prompt_ids, response_ids)``. While requests are running, only
-        at temperature 1."""
+        """Log-probs of given responses, one ``[T]`` per ``(prompt_ids, response_ids)``.
+
+        While requests are running, which may go on, only at temperature 1.
+        """
         ...
 
     def begin_update(self) -> None:

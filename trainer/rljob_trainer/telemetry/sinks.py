@@ -5,23 +5,29 @@
         sinks.samples(1, [SampleRow(source="gsm8k", prompt=..., response=..., score=1.0)])
 
 ``metrics.jsonl`` is the record the report is made of: one object a step, on disk before ``step`` returns, and after a
-resume cut back to the restored step. What cannot be written is an ``OutputError``; a name that the catalogue does not
-list is an ``UnknownMetricError``. Trackers in the network live in ``trackers.py``.
+resume cut back to the restored step. A folder that cannot be written at the start is an ``OutputError``. A disk that
+fills up later stops no training: lines wait in memory for room, samples are left out, the log says so once, and only
+lines that still wait at the end are an error. A name that the catalogue does not list is an ``UnknownMetricError``.
+Trackers in the network live in ``trackers.py``.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
 
+from rljob_trainer.errors import OutputError
 from rljob_trainer.telemetry import run_folder
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.telemetry.run_folder import SampleRow, finite, writing
+
+_log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -84,25 +90,45 @@ class JsonlSink:
         with writing(self._path):
             folder.mkdir(parents=True, exist_ok=True)
             _remove_later_samples(folder, restored_step)
-            if restored_step is None:
-                self._file: IO[str] = self._path.open("w", encoding="utf-8")
-            else:
+            if restored_step is not None:
                 _cut_back(self._path, restored_step)
-                self._file = self._path.open("a", encoding="utf-8")
+            # Unbuffered: what the disk did not take is known to the byte, and no line is written twice or torn.
+            self._file: IO[bytes] = self._path.open("wb" if restored_step is None else "ab", buffering=0)
+        self._unwritten = b""
+        self._told = False
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         record = {"step": step, "time": _now(), **finite(metrics)}
-        with writing(self._path):
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
+        self._unwritten += json.dumps(record).encode() + b"\n"
+        try:
+            self._write()
+        except OutputError as problem:
+            self._tell(f"{problem}; until then metrics are kept in memory")
+        else:
+            self._told = False
 
     def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
         text = "".join(row.to_json() + "\n" for row in rows)
-        run_folder.write_whole(run_folder.samples_path(self._folder, step), text)
+        try:
+            run_folder.write_whole(run_folder.samples_path(self._folder, step), text)
+        except OutputError as problem:
+            self._tell(f"{problem}; the samples of step {step} are left out")
 
     def close(self) -> None:
-        with writing(self._path):
+        try:
+            self._write()
+        finally:
             self._file.close()
+
+    def _write(self) -> None:
+        with writing(self._path):
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+
+    def _tell(self, text: str) -> None:
+        if not self._told:
+            _log.warning("%s", text)
+        self._told = True
 
 
 def _now() -> str:
