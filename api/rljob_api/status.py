@@ -33,7 +33,7 @@ def _moment(value: Any) -> Any:
 Instant = Annotated[AwareDatetime, BeforeValidator(_moment)]
 """A moment with its time zone; ISO 8601 in JSON."""
 
-EngineState = Literal["starting", "loading", "serving", "paused", "draining", "drained", "lost"]
+EngineState = Literal["starting", "loading", "serving", "validating", "paused", "draining", "drained", "lost"]
 EndKind = Literal["succeeded", "failed", "suspended"]
 ShareMap = Annotated[dict[Name, Annotated[float, Field(ge=0, le=1)]], Field(max_length=64)]
 RewardMap = Annotated[dict[Name, float], Field(max_length=64)]
@@ -59,7 +59,7 @@ class EngineStatus(StatusModel):
 
     name: Name = Field(description="Its name in logs and metrics.")
     pod: Name | None = Field(default=None, description="The pod it runs in.")
-    state: EngineState = Field(description="starting, loading (weights), serving, paused, draining, drained or lost.")
+    state: EngineState = Field(description="starting, loading, serving, validating, paused, draining, drained or lost.")
     version: Count | None = Field(default=None, description="Policy version that it serves.")
     running: Count = Field(default=0, description="Requests it works on.")
     doing: Text = Field(default="", description="What it works on or waits for, in a few words.")
@@ -70,7 +70,7 @@ class RolloutStatus(StatusModel):
     """The rollout pool."""
 
     desired: Count = Field(description="Engines wanted.")
-    ready: Count = Field(description="Engines that serve the current version.")
+    ready: Count = Field(description="Engines that serve or validate.")
     engines: Annotated[Listed[EngineStatus], Field(max_length=4096)] = Field(default=(), description="Each engine.")
 
 

@@ -102,6 +102,31 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(runner: Runne
     assert [r["step"] for r in metrics_of(output)] == list(range(done + 3))
 
 
+DIES_AFTER_A_CHECKPOINT = """
+import os, signal, sys
+from rljob_trainer.checkpoint import CheckpointStore
+from rljob_trainer.cli import main
+
+write = CheckpointStore.write
+
+async def write_and_die(self, step, *arguments):
+    await write(self, step, *arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+CheckpointStore.write = write_and_die
+sys.exit(main())
+"""
+
+
+def test_a_run_that_is_killed_right_after_a_checkpoint_misses_no_step_in_its_record(runner: Runner) -> None:
+    job = runner.write(copy_job(validation={"atStart": False}))
+    output = runner.folder / "output"
+    runner.run("run", job, "--output", output, program=("-c", DIES_AFTER_A_CHECKPOINT), expect=-signal.SIGKILL)
+    assert [path.name for path in (output / "checkpoints").iterdir()] == ["step-00000002"]
+    runner.run("run", job, "--output", output)
+    assert [r["step"] for r in metrics_of(output)] == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(runner: Runner) -> None:
     job = runner.write(copy_job(validation={"atStart": False}))
     output = runner.folder / "output"

@@ -174,6 +174,62 @@ async def test_a_drained_engine_s_requests_go_on_elsewhere_from_where_they_are(s
             await leaving.call("status", seconds=20)
 
 
+async def test_a_lent_engine_answers_only_its_borrower_and_gets_no_weights(slow: EngineSpec) -> None:
+    groups = [group(number, length=200) for number in range(6)]
+    borrowed = [group(number, length=30) for number in range(10, 14)]
+    brought: list[str] = []
+
+    async with pool_of(slow, 2) as pool:
+
+        async def bring_up(handle: EngineHandle) -> None:
+            brought.append(handle.name)
+            pool.activate([handle.name])
+
+        pool.bring_up = bring_up
+        running = asyncio.gather(*map(pool.generate, groups))
+        await asyncio.sleep(0.2)
+        lent = await pool.lend(2)
+        assert lent is not None
+        (name,) = (member.handle.name for member in lent.members)  # one stays
+        assert [engine.name for engine in pool.lent] == [name]
+        assert name not in [engine.name for engine in (*pool.engines, *pool.serving)]
+        assert await pool.lend(1) is None
+        asked = asyncio.gather(*map(lent.generate, borrowed))
+        await asyncio.sleep(0.1)
+        # A publication interrupts the others and takes no notice of the lent one.
+        await pool.pause(interrupt=True)
+        await pool.wait_idle(30)
+        assert {standing.name: standing.state for standing in pool.standings()}[name] == "lent"
+        pool.activate([engine.name for engine in pool.engines], version=1)
+        pool.resume()
+        assert tokens(await asked) == expected(slow.folder, borrowed)
+        assert brought == []
+        lent.give_back()
+        await until(lambda: len(pool.serving) == 2)
+        assert brought == [name]
+        assert tokens(await running) == expected(slow.folder, groups)
+
+
+async def test_a_lent_engine_that_dies_is_replaced_and_its_borrower_is_told(slow: EngineSpec) -> None:
+    async def replace(name: str) -> EngineHandle:
+        return await RayEngine.start(f"{name} again", slow, num_cpus=0)
+
+    async with pool_of(slow, 2, replace=replace) as pool:
+        lent = await pool.lend(1)
+        assert lent is not None
+        asked = asyncio.create_task(lent.generate(group(1, length=200)))
+        await asyncio.sleep(0.2)
+        os.kill(await process_of(lent.members[0].handle), signal.SIGKILL)
+        with pytest.raises(EngineLostError, match="engine 0 is lost"):
+            await asked
+        with pytest.raises(EngineLostError, match="the engines that were lent are lost"):
+            await lent.generate(group(2))
+        lent.give_back()
+        await until(lambda: [engine.name for engine in pool.serving] == ["0 again", "1"])
+        results = await asyncio.gather(*map(pool.generate, [group(3), group(4)]))
+        assert tokens(results) == expected(slow.folder, [group(3), group(4)])
+
+
 async def test_an_engine_that_joins_serves_once_it_is_activated(spec: EngineSpec) -> None:
     async with RolloutPool() as pool:
         running = asyncio.create_task(pool.generate(group(1)))

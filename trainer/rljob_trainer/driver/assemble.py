@@ -22,6 +22,7 @@ from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer, Publication, QuietPublication
 from rljob_trainer.driver.validating import Validator, held_out
+from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.group import LearnerGroup
 from rljob_trainer.learner.settings import LearnerSettings
@@ -141,6 +142,7 @@ async def assemble(
         seed=spec.seed,
         greedy=advantage_estimators[spec.algorithm.advantage.estimator].needs_greedy,
     )
+    validator = validator_of(spec, inputs, engines, rewards, sampling, waits)
     return Parts(
         job=job,
         feed=inputs.feed,
@@ -149,7 +151,8 @@ async def assemble(
         learner=learner,
         step=step,
         trainer=trainer,
-        validator=validator_of(spec, inputs, engines, rewards, sampling, waits),
+        validator=validator,
+        beside=beside_of(spec, validator, engines, view.message),
         schedule=schedule_settings(spec),
         decode=inputs.decode,
         ledger=ledger,
@@ -209,6 +212,15 @@ def publication_of(spec: ResolvedSpec, engines: Engines, waits: Waits, canaries:
     interrupt = spec.pipeline.partial_rollout == "recompute"
     wait = float(spec.deadlines.progress_seconds)
     return QuietPublication(publication, engines.pool, interrupt=interrupt, seconds=wait, waits=waits)
+
+
+def beside_of(
+    spec: ResolvedSpec, validator: Validator | None, engines: Engines, report: Callable[[str], None]
+) -> ValidationBeside | None:
+    """None where engines wait for the trainer anyway, or are not its own processes."""
+    if validator is None or spec.pipeline.mode == "sync" or spec.placement == "colocated":
+        return None
+    return ValidationBeside(validator, engines.pool, engines.undisturbed, report)
 
 
 def group_filter(spec: ResolvedSpec) -> Keep:

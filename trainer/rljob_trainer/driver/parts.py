@@ -13,6 +13,7 @@ from rljob_trainer.driver.limits import Limits
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.driver.validating import Validator
+from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.learner.protocol import Learner
 from rljob_trainer.pipeline.loop import Keep, Pipeline, keep_all
 from rljob_trainer.pipeline.schedule import ScheduleSettings
@@ -41,6 +42,8 @@ class Parts:
     step: TrainingStep
     trainer: PipelineTrainer
     validator: Validator | None
+    beside: ValidationBeside | None
+    """Validates while training goes on, where engines can be spared."""
     schedule: ScheduleSettings
     decode: Decode
     ledger: Ledger

@@ -24,12 +24,14 @@ from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.step_speed import all_tokens
 from rljob_trainer.driver.stopping import Progress, reason_to_stop
 from rljob_trainer.driver.validating import ValidationResult, sample_rows
+from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.errors import CheckpointError, DeadlineError, EngineError, OutputError
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.rollout.protocol import Begun
 from rljob_trainer.samples import Prompt
+from rljob_trainer.telemetry.run_folder import VALIDATION_STEP
 from rljob_trainer.telemetry.view import StepRecord as ShownStep
 
 _COLLECT_SECONDS = 2.0
@@ -135,6 +137,8 @@ class Session:
         finally:
             for task in (training, *beside):
                 task.cancel()
+            if parts.beside is not None:
+                await parts.beside.close()
             for left in await asyncio.gather(*beside, return_exceptions=True):
                 if isinstance(left, Exception):
                     raise left
@@ -175,16 +179,16 @@ class Session:
             reason = "the data is exhausted"
         reward = metrics.get("reward/mean")
         if parts.validator is not None:
-            due = reason is not None or self._is_due(spec.validation.every, record.step)
-            reward = await self._validate(record.step, metrics) if due else None
+            reward = await self._validation(record.step, metrics, last=reason is not None)
         reason = reason or reason_to_stop(spec.stop, self._progress(reward))
-        if reason is not None or self._stop or self._is_due(spec.checkpoint.every_steps, record.step):
-            last = reason is not None
-            await self._checkpoint_boundary(last=last, must=last or bool(self._stop))
         now = time.monotonic()
         seconds, self._step_began = now - self._step_began, now
         metrics |= parts.speed.of(record.groups, metrics, seconds)
+        # Before the checkpoint: who is killed in between does the step again; who resumed from it would not write it.
         self._write()
+        if reason is not None or self._stop or self._is_due(spec.checkpoint.every_steps, record.step):
+            last = reason is not None
+            await self._checkpoint_boundary(last=last, must=last or bool(self._stop))
         self._reason = reason or self._reason
         return reason is None and not self._stop
 
@@ -234,7 +238,30 @@ class Session:
         self.parts.view.step(ShownStep(0, metrics))
         self.parts.times.lap()
 
+    async def _validation(self, step: int, metrics: dict[str, float], *, last: bool) -> float | None:
+        """What there is to validate at a boundary, now or beside the steps to come. Returns the mean score that became
+        known, if any. The ``last`` weights of a job, and those that may be good enough to stop, are validated now."""
+        beside, reward = self.parts.beside, None
+        due = last or self._is_due(self.parts.job.spec.validation.every, step)
+        if beside is not None and beside.under_way and (due or beside.done):
+            reward = await self._take_from_beside(beside, metrics)
+            last = last or reason_to_stop(self.parts.job.spec.stop, self._progress(reward)) is not None
+        if last or (due and (beside is None or not await beside.begin(step))):
+            return await self._validate(step, metrics)
+        return reward
+
+    async def _take_from_beside(self, beside: ValidationBeside, metrics: dict[str, float]) -> float | None:
+        with self.parts.times.stage("validation"), self.parts.waits.wait("trainer", beside.progress):
+            taken = await beside.take()
+        if taken is None:
+            return None
+        step, result = taken
+        metrics |= result.metrics | {VALIDATION_STEP: float(step)}
+        self._write_validation_samples(step, result)
+        return result.mean
+
     async def _validate(self, step: int, metrics: dict[str, float]) -> float:
+        metrics.pop(VALIDATION_STEP, None)
         validator = self.parts.validator
         assert validator is not None
         with self.parts.times.stage("validation"):
@@ -375,7 +402,6 @@ class Session:
                 )
             except (CheckpointError, OutputError) as error:
                 if must:
-                    self._write()  # the step is done, saved or not
                     raise
                 left = f"the last checkpoint is that of step {saved}" if saved else "there is no checkpoint yet"
                 self.parts.view.message(f"{error} Training goes on; {left}.")

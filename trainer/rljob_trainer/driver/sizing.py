@@ -87,7 +87,7 @@ class EngineCount:
         serving = [engine.name for engine in self._pool.serving]
         starting = [name for name in self._starting if name not in serving]
         here = [engine.name for engine in self._pool.engines if engine.name not in starting]
-        missing = self.wanted - len(here) - self._pool.replacing - len(starting)
+        missing = self.wanted - len(here) - len(self._pool.lent) - self._pool.replacing - len(starting)
         for _ in range(missing):
             name = str(self._next_name)
             self._next_name += 1
@@ -133,7 +133,8 @@ class EngineCount:
 
     def _gone(self, handle: EngineHandle) -> None:
         """Remembers where an engine was, unless another one is there too."""
-        pods = {engine.place.pod for engine in self._pool.engines if engine.place is not None}
+        there = [*self._pool.engines, *self._pool.lent]
+        pods = {engine.place.pod for engine in there if engine.place is not None}
         if handle.place is None or handle.place.pod not in pods:
             self.drained.append(Drained(handle.name, handle.place))
 

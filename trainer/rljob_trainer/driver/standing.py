@@ -262,18 +262,22 @@ class RunStanding:
                 for gone in count.drained
             ]
         return RolloutStatus(
-            desired=wanted, ready=sum(standing.state == "serving" for standing in standings), engines=tuple(engines)
+            desired=wanted,
+            ready=sum(standing.state in ("serving", "lent") for standing in standings),
+            engines=tuple(engines),
         )
 
     def _engine(self, standing: Standing, brief: bool) -> EngineStatus:
         assert self.engines is not None
         pool = self.engines.pool
-        states: dict[str, EngineState] = {"joining": "loading", "leaving": "draining"}
+        states: dict[str, EngineState] = {"joining": "loading", "leaving": "draining", "lent": "validating"}
         state: EngineState = states.get(standing.state, "paused" if pool.paused else "serving")
         if standing.running:
             doing = f"works on {standing.running} requests, the oldest for {duration(standing.oldest_seconds)}"
         elif state == "loading":
-            doing = "waits for its first weights"
+            doing = "waits for weights"
+        elif state == "validating":
+            doing = "waits for rewards of its validation samples"
         elif state == "paused":
             doing = "waits for the publication of new weights"
         elif pool.queued:
@@ -284,7 +288,7 @@ class RunStanding:
             name=standing.name,
             pod=standing.place.pod if standing.place is not None else None,
             state=state,
-            version=pool.version if standing.state == "serving" else None,
+            version=pool.version if standing.state == "serving" else standing.kept_version,
             running=standing.running,
             doing="" if brief else doing,
         )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
 from rljob_api.spec.data import ValidationSet
-from rljob_trainer.driver.generation import Decode, Pool, Rewards, requests_of, samples_of
+from rljob_trainer.driver.generation import Decode, Rewards, requests_of, samples_of
 from rljob_trainer.errors import DeadlineError
-from rljob_trainer.rollout.protocol import SamplingSettings
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.samples import Group, Prompt
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.telemetry.run_folder import SampleRow
@@ -57,12 +59,24 @@ def held_out(spec: ValidationSet, prompts: Sequence[Prompt], training: SamplingS
     return HeldOut(spec.name, prompts, spec.samples_per_prompt, sampling)
 
 
+class Engines(Protocol):
+    """Who is asked: the pool, or what it has lent."""
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
+        """The results in the order of the requests."""
+        ...
+
+    def waiting_for(self) -> str:
+        """One sentence: what is under way."""
+        ...
+
+
 class Validator:
     """Asks every prompt of every set ``samples_per_prompt`` times and reduces the scores."""
 
     def __init__(
         self,
-        pool: Pool,
+        pool: Engines,
         rewards: Rewards,
         decode: Decode,
         sets: Sequence[HeldOut],
@@ -82,34 +96,45 @@ class Validator:
         self._waits = waits or Waits()
         self._patience = patience_seconds
         self._scored = 0
+        self._asked = pool
 
-    async def run(self) -> ValidationResult:
-        """Raises ``EngineError``, ``RewardError`` and ``DeadlineError``."""
-        total, self._scored = sum(len(held.prompts) for held in self._sets), 0
+    def progress(self) -> str:
+        """How far the validation under way is."""
+        total = sum(len(held.prompts) for held in self._sets)
+        return f"validation: {self._scored} of {total} prompts are scored; {self._asked.waiting_for()}"
 
-        def reason() -> str:
-            return f"validation: {self._scored} of {total} prompts are scored; {self._pool.waiting_for()}"
+    async def run(self, lent: Engines | None = None) -> ValidationResult:
+        """On all engines while training waits, or on the ``lent`` ones.
 
-        with self._waits.wait("trainer", reason) as wait:
-            scoring = asyncio.create_task(self._score_all())
+        Raises ``EngineError``, ``RewardError`` and ``DeadlineError``.
+        """
+        self._scored, self._asked = 0, lent or self._pool
+        waiting = nullcontext() if lent else self._waits.wait("trainer", self.progress)
+        scoring = asyncio.create_task(self._score_all(self._asked))
+        with waiting:
             try:
                 while not scoring.done():
                     before = self._scored
                     await asyncio.wait({scoring}, timeout=self._patience)
                     if not scoring.done() and self._scored == before:
                         raise DeadlineError(
-                            f"{wait.sentence}. No prompt was scored for {self._patience:.0f} s. If samples take that "
+                            f"{self.progress()}. No prompt was scored for {self._patience:.0f} s. If samples take that "
                             "long, raise deadlines.progressSeconds or shorten the validation's maxResponseTokens."
                         )
                 return scoring.result()
             finally:
                 scoring.cancel()
 
-    async def _score_all(self) -> ValidationResult:
+    async def _score_all(self, engines: Engines) -> ValidationResult:
         metrics: dict[str, float] = {}
         groups: dict[str, list[Group]] = {}
         for held in self._sets:
-            groups[held.name] = await asyncio.gather(*(self._group(held, prompt) for prompt in held.prompts))
+            scoring = [asyncio.create_task(self._group(held, prompt, engines)) for prompt in held.prompts]
+            try:
+                groups[held.name] = await asyncio.gather(*scoring)
+            finally:
+                for task in scoring:
+                    task.cancel()
             metrics.update(summarise(held.name, groups[held.name], bootstrap=self._bootstrap))
         means = [
             metrics[metric("validation/<source>/mean@<n>", source=h.name, n=h.samples_per_prompt)] for h in self._sets
@@ -117,10 +142,10 @@ class Validator:
         metrics["validation/mean"] = float(np.mean(means))
         return ValidationResult(metrics, groups)
 
-    async def _group(self, held: HeldOut, prompt: Prompt) -> Group:
+    async def _group(self, held: HeldOut, prompt: Prompt, engines: Engines) -> Group:
         indices = range(held.samples_per_prompt)
         requests = requests_of(prompt, indices, held.sampling, self._seed, prefix=f"{held.name}:")
-        group = Group(prompt, samples_of(await self._pool.generate(requests), self._decode))
+        group = Group(prompt, samples_of(await engines.generate(requests), self._decode))
         for sample, reward in zip(group.samples, await self._rewards.score(group), strict=True):
             sample.reward = reward
         self._scored += 1

@@ -12,6 +12,9 @@ from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
 
+MemberState = Literal["joining", "serving", "lent", "leaving"]
+"""lent: it answers whoever borrowed it, under the weights it has, and neither the queue nor publications touch it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -19,11 +22,13 @@ class Standing:
 
     name: str
     place: EnginePlace | None
-    state: Literal["joining", "serving", "leaving"]
+    state: MemberState
     running: int
     """Requests it has in hand."""
     oldest_seconds: float
     """Since the oldest of them was asked for."""
+    kept_version: int | None = None
+    """The version it keeps while it is lent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,10 +50,12 @@ class Member:
     """An engine of the pool."""
 
     handle: EngineHandle
-    state: Literal["joining", "serving", "leaving"] = "joining"
+    state: MemberState = "joining"
     pending: dict[str, Pending] = field(default_factory=dict)
     work: asyncio.Event = field(default_factory=asyncio.Event)
     collector: asyncio.Task[None] | None = None
+    kept_version: int | None = None
+    """The version whose weights it keeps while it is lent."""
 
     @property
     def budget(self) -> int:
@@ -68,13 +75,18 @@ class Members(dict[str, Member]):
         return [member for member in self.sorted() if member.state == "serving"]
 
     @property
+    def own(self) -> list[Member]:
+        """Those that are not lent."""
+        return [member for member in self.values() if member.state != "lent"]
+
+    @property
     def busy(self) -> bool:
-        """Whether any has something in hand."""
-        return any(member.pending for member in self.values())
+        """Whether any but the lent has something in hand."""
+        return any(member.pending for member in self.own)
 
     def pending(self) -> Iterator[tuple[Pending, Member]]:
-        """Every request that an engine has in hand."""
-        for member in self.values():
+        """Every request that an engine which is not lent has in hand."""
+        for member in self.own:
             for pending in member.pending.values():
                 yield pending, member
 
@@ -88,6 +100,7 @@ class Members(dict[str, Member]):
                 member.state,
                 len(member.pending),
                 max((now - pending.since for pending in member.pending.values()), default=0.0),
+                member.kept_version,
             )
             for member in self.sorted()
         ]

@@ -19,7 +19,8 @@ from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.activity import Activity
 from rljob_trainer.rollout.columns import Requests
 from rljob_trainer.rollout.engine_loop import EngineStatus
-from rljob_trainer.rollout.handle import EngineHandle
+from rljob_trainer.rollout.handle import EngineHandle, EngineLostError
+from rljob_trainer.rollout.lent import Lent
 from rljob_trainer.rollout.members import Member, Members, Pending, Standing
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued
 from rljob_trainer.rollout.shelf import Shelf
@@ -151,7 +152,7 @@ class RolloutPool:
         if interrupt:
             await self._dispatched()
             async with asyncio.TaskGroup() as tasks:
-                for member in list(self._members.values()):
+                for member in self._members.own:
                     tasks.create_task(self._take_back(member))
 
     def resume(self) -> None:
@@ -174,12 +175,17 @@ class RolloutPool:
     @property
     def engines(self) -> list[EngineHandle]:
         """All engines that are to get new weights, in the order of their names."""
-        return [member.handle for member in self._members.sorted() if member.state != "leaving"]
+        return [member.handle for member in self._members.sorted() if member.state not in ("leaving", "lent")]
 
     @property
     def serving(self) -> list[EngineHandle]:
         """Those that get requests."""
         return [member.handle for member in self._members.serving]
+
+    @property
+    def lent(self) -> list[EngineHandle]:
+        """Those that somebody has borrowed."""
+        return [member.handle for member in self._members.sorted() if member.state == "lent"]
 
     def add(self, handle: EngineHandle) -> None:
         """A new engine. It serves from ``activate`` on."""
@@ -206,6 +212,50 @@ class RolloutPool:
         member = self._members.get(name)
         if member is not None and member.state == "serving":
             member.state = "joining"
+
+    async def lend(self, count: int) -> Lent | None:
+        """Borrows up to ``count`` engines, those with the least in hand, whose requests go on elsewhere; at least one
+        stays. None when none can be spared. They keep their weights until ``Lent.give_back``. Not while a publication
+        is under way."""
+        serving = sorted(self._members.serving, key=lambda member: member.budget)
+        chosen = serving[: min(count, len(serving) - 1)]
+        for member in chosen:
+            member.state = "joining"
+        await self._dispatched()
+        for member in chosen:
+            await self._take_back(member)
+        lent = [member for member in chosen if self._members.get(member.handle.name) is member]
+        for member in lent:
+            member.state, member.kept_version = "lent", self.version
+        return Lent(self.version, lent, self._ask, self._take_home) if lent else None
+
+    async def _ask(self, member: Member, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
+        """The results from this engine and no other."""
+        group = [Pending(request, asyncio.get_running_loop().create_future()) for request in requests]
+        member.pending.update((pending.request.request_id, pending) for pending in group)
+        await self._submit(member, [group])
+        self._follow(member)
+        try:
+            return [await pending.done for pending in group]
+        except BaseException:
+            self._forget(group)
+            raise
+
+    def _take_home(self, member: Member) -> None:
+        """A lent engine serves again, with weights that may be newer by now."""
+        if self._members.get(member.handle.name) is not member or member.state != "lent":
+            return
+        kept, member.kept_version, member.state = member.kept_version, None, "joining"
+        if kept == self.version or self.bring_up is None:
+            self.activate([member.handle.name])
+        else:
+            self._spawn(self._bring_home(member, self.bring_up))
+
+    async def _bring_home(self, member: Member, bring_up: BringUp) -> None:
+        try:
+            await bring_up(member.handle)
+        except (EngineError, DeadlineError) as error:
+            self.report_lost(member.handle.name, str(error))
 
     async def remove(self, name: str, *, drain: bool = True) -> None:
         """Takes an engine out and ends it. ``drain``: its requests go on elsewhere from where they are; else they start
@@ -378,14 +428,21 @@ class RolloutPool:
             member.collector.cancel()
         member.handle.kill()
         for pending in reversed(member.pending.values()):
-            self._queue.appendleft([pending])
+            if member.state == "lent":
+                # Another engine has other weights by now.
+                if not pending.done.done():
+                    pending.done.set_exception(EngineLostError(f"engine {member.handle.name} is lost"))
+            else:
+                self._queue.appendleft([pending])
         member.pending.clear()
+        member.state = "leaving"
         self._handed_back.set()
         self.activity.forget(member.handle.name)
         self._wake()
 
     def _follow(self, member: Member) -> None:
-        self.activity.follow(member.handle.name, self.version, busy=bool(member.pending))
+        version = self.version if member.kept_version is None else member.kept_version
+        self.activity.follow(member.handle.name, version, busy=bool(member.pending))
 
     async def _start_replacement(self, name: str) -> None:
         assert self._replace is not None
@@ -439,7 +496,7 @@ class RolloutPool:
         """Nothing will be generated any more: everybody who waits learns why."""
         self._failure = self._failure or error
         waiting = [pending for group in self._queue for pending in group]
-        waiting += [pending for pending, _ in self._members.pending()]
+        waiting += [pending for member in self._members.values() for pending in member.pending.values()]
         self._queue.clear()
         for pending in waiting:
             if not pending.done.done():

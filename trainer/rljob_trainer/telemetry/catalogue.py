@@ -35,7 +35,7 @@ STAGES: dict[str, str] = {
     "update_critic": "the critic's, at the same time there",
     "publish": "gathering, sending and loading the new weights",
     "validation": "the validation set",
-    "checkpoint": "writing the checkpoint",
+    "checkpoint": "writing the checkpoint of the step before",
     "idle": "the learner waiting for a full batch",
     "other": "what no stage claims",
 }
@@ -374,6 +374,7 @@ def _validation() -> Iterator[Metric]:
     yield Metric("validation/<source>/response_length/mean", "tokens", "mean length of the responses")
     yield Metric("validation/<source>/response_length/clip_ratio", "fraction", "responses cut at the limit")
     yield Metric("validation/<source>/prompts", "prompts", "prompts asked")
+    yield Metric("validation/step", "steps", "of a validation beside training: the step whose weights it saw", "last")
     yield Metric("validation/mean", "", "mean over data sources of their mean@n")
 
 

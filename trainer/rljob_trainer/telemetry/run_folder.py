@@ -26,6 +26,9 @@ STATUS = "status.json"
 SAMPLES = "samples"
 TENSORBOARD = "tensorboard"
 
+VALIDATION_STEP = "validation/step"
+"""The metric that says which step's weights a validation beside training saw; without it, those of its line's step."""
+
 _SAMPLE_FILE = re.compile(r"step-(\d+)\.jsonl")
 
 

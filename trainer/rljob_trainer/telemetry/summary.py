@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rljob_trainer.errors import DataError
 from rljob_trainer.telemetry import run_folder
-from rljob_trainer.telemetry.run_folder import finite, write_whole
+from rljob_trainer.telemetry.run_folder import VALIDATION_STEP, finite, write_whole
 
 Outcome = Literal["succeeded", "failed", "interrupted"]
 
@@ -111,9 +111,11 @@ class ValidationHistory:
         return history
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes a step's metrics; what is no validation metric is ignored."""
+        """Takes a step's metrics; what is no validation metric is ignored. A validation that ran beside training counts
+        for the step whose weights it saw."""
+        step = int(metrics.get(VALIDATION_STEP, step))
         for name, value in metrics.items():
-            if name.startswith("validation/") and finite(value) is not None:
+            if name.startswith("validation/") and name != VALIDATION_STEP and finite(value) is not None:
                 self._add(name, Measured(step=step, value=value))
 
     def _add(self, name: str, measured: Measured) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from rljob_trainer.errors import DataError
 from rljob_trainer.telemetry import run_folder
 from rljob_trainer.telemetry.gantt import Bar, last_steps
-from rljob_trainer.telemetry.run_folder import SampleRow, read_lines, read_samples, sample_files
+from rljob_trainer.telemetry.run_folder import VALIDATION_STEP, SampleRow, read_lines, read_samples, sample_files
 from rljob_trainer.telemetry.summary import Summary, ValidationHistory, ValidationResult
 
 Samples = tuple[int, Sequence[SampleRow]]
@@ -38,8 +38,10 @@ class RunRecord:
         return self.summary.steps if self.summary else int(self.steps[-1]["step"])
 
     def column(self, name: str) -> tuple[list[float], list[float | None]]:
-        """Steps and values of a metric, for the steps that have it."""
-        found = [(float(record["step"]), record[name]) for record in self.steps if name in record]
+        """Steps and values of a metric, for the steps that have it. What was validated beside training stands at the
+        step whose weights were validated."""
+        own = VALIDATION_STEP if name.startswith("validation/") else "step"
+        found = [(float(record.get(own, record["step"])), record[name]) for record in self.steps if name in record]
         return [step for step, _ in found], [value for _, value in found]
 
     def values(self, name: str) -> list[float]:

@@ -1,0 +1,94 @@
+"""Validation while training goes on: on engines that the pool lends, which keep the weights of the step they look at.
+
+With one engine, or one that shares its devices with the learner, there is nobody to lend, and training waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from rljob_trainer.driver.validating import ValidationResult, Validator
+from rljob_trainer.rollout.handle import EngineLostError
+from rljob_trainer.rollout.lent import Lent
+from rljob_trainer.rollout.pool import RolloutPool
+
+_SHARE = 4
+"""One engine in so many is lent, at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    step: int
+    scoring: asyncio.Task[ValidationResult]
+
+
+class ValidationBeside:
+    """At most one validation at a time, of a step's weights."""
+
+    def __init__(
+        self,
+        validator: Validator,
+        pool: RolloutPool,
+        undisturbed: Callable[[], AbstractAsyncContextManager[object]],
+        report: Callable[[str], None],
+    ) -> None:
+        """``undisturbed()`` is a time in which no weights are on their way."""
+        self._validator, self._pool = validator, pool
+        self._undisturbed, self._report = undisturbed, report
+        self._now: _UnderWay | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether weights are being validated, or have been and the result waits for ``take``."""
+        return self._now is not None
+
+    def progress(self) -> str:
+        """One sentence: how far it is."""
+        return self._validator.progress()
+
+    @property
+    def done(self) -> bool:
+        """Whether ``take`` need not wait."""
+        return self._now is not None and self._now.scoring.done()
+
+    async def begin(self, step: int) -> bool:
+        """Starts with the weights that the engines have now; False when none can be spared."""
+        assert self._now is None, "take() the one before first"
+        async with self._undisturbed():
+            lent = await self._pool.lend(max(1, len(self._pool.serving) // _SHARE))
+        if lent is None:
+            return False
+        self._now = _UnderWay(step, asyncio.create_task(self._score(lent)))
+        return True
+
+    async def _score(self, lent: Lent) -> ValidationResult:
+        try:
+            return await self._validator.run(lent)
+        finally:
+            # As soon as they are free, not only when somebody takes the result.
+            async with self._undisturbed():
+                lent.give_back()
+
+    async def take(self) -> tuple[int, ValidationResult] | None:
+        """Waits for the step that was validated and the result; None when it was lost with its engines, which the run
+        then says.
+
+        Raises ``RewardError`` and ``DeadlineError``.
+        """
+        now, self._now = self._now, None
+        assert now is not None
+        try:
+            return now.step, await now.scoring
+        except EngineLostError as error:
+            self._report(f"the validation of step {now.step} is lost ({error}); the next one is not affected")
+            return None
+
+    async def close(self) -> None:
+        """Gives up what is under way."""
+        if self._now is not None:
+            self._now.scoring.cancel()
+            await asyncio.gather(self._now.scoring, return_exceptions=True)
+            self._now = None
