@@ -5,6 +5,9 @@
 All sides run the same processes (an engine and a learner rank of one thread each) on the same job; only the schedule
 differs. The limit is the slower of both stages alone, measured in the sync runs. The same runs are what `rljob plan` is
 fed with, and its forecasts stand beside what was measured.
+
+Is staleness real? Two more sides have a trainer that takes two epochs over each batch, and samples may be four versions
+old: the mean age and the share of groups that were interrupted are reported.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.machine import Machine
@@ -36,12 +39,16 @@ ASYNC = {
     "pipeline.staleness.fraction": 1.0,
     "batch.groups": "null",
 }
+PARTIAL = {"pipeline.partialRollout": "recompute"}
 SIDES: dict[str, dict[str, Any]] = {
     "sync": {},
     "oneStepOff": {"pipeline.mode": "oneStepOff"},
     "fullyAsync": ASYNC,
-    "fullyAsync, partial": ASYNC | {"pipeline.partialRollout": "recompute"},
+    "fullyAsync, partial": ASYNC | PARTIAL,
 }
+MAX_AGE = 4
+SLOWED = ASYNC | {"batch.epochs": 2, "pipeline.staleness.maxAge": MAX_AGE, "pipeline.staleness.fraction": "null"}
+SLOWED_SIDES: dict[str, dict[str, Any]] = {"fullyAsync": SLOWED, "fullyAsync, partial": SLOWED | PARTIAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,8 @@ class Side:
 
     step_seconds: float
     mean_age: float
+    mixed_groups: float
+    """Share of the groups with a response of more than one version."""
     measured: Measured | None
     """Compute times of a sync run."""
 
@@ -61,21 +70,21 @@ class Side:
         return max(seconds.generation, seconds.training + seconds.publication + seconds.rest)
 
 
-def run_side(name: str, folder: Path, steps: int, repetition: int) -> Side:
+def run_side(settings: dict[str, Any], folder: Path, steps: int, repetition: int) -> Side:
     """Seconds of a step by the clock of the whole run, after the warm-up and before the last step's checkpoint."""
-    output = folder / f"{name.replace(', ', '-')}-{repetition}"
-    run = rljob_run(JOB, output, steps=steps, settings=SIDES[name])
+    output = folder / str(repetition)
+    run = rljob_run(JOB, output, steps=steps, settings=settings)
     ends = run.column("progress/seconds")[WARM_UP - 1 : -1]
     return Side(
         step_seconds=(ends[-1] - ends[0]) / (len(ends) - 1),
-        mean_age=_mean_age(run),
-        measured=measure(output) if name == "sync" else None,
+        mean_age=_mean(run, "age/mean"),
+        mixed_groups=_mean(run, "age/mixed_group_ratio"),
+        measured=None if settings else measure(output),
     )
 
 
-def _mean_age(run: Run) -> float:
-    ages = run.column("age/mean")[WARM_UP:]
-    return sum(ages) / len(ages)
+def _mean(run: Run, metric: str) -> float:
+    return fmean(run.column(metric)[WARM_UP:])
 
 
 def forecast(name: str, measured: Measured, steps: int = 60) -> float:
@@ -95,8 +104,12 @@ def main() -> None:
     args = parser.parse_args()
     machine = Machine.here()
     with tempfile.TemporaryDirectory() as folder:
-        sides = {name: partial(run_side, name, Path(folder), args.steps) for name in SIDES}
+        sides = {name: partial(run_side, settings, Path(folder, name), args.steps) for name, settings in SIDES.items()}
         results = interleaved(sides, args.repetitions)
+        slowed = {
+            name: run_side(settings, Path(folder, f"slowed {name}"), args.steps, 0)
+            for name, settings in SLOWED_SIDES.items()
+        }
     sync = results["sync"]
     limits = [side.limit_seconds for side in sync]
     rows = []
@@ -128,8 +141,15 @@ def main() -> None:
             f"{median(ratios([side.step_seconds for side in sync], limits)):.2f} over sync. Goal: {GOAL:.0%} of it.",
         ]
     )
+    slowed_rows = [
+        [name, f"{side.step_seconds:.2f}", f"{side.mean_age:.2f}", f"{side.mixed_groups:.0%}"]
+        for name, side in slowed.items()
+    ]
+    text += f"\n\nA slowed trainer (two epochs), maxAge {MAX_AGE}. Goals: mean age {MAX_AGE // 2}, 20% interrupted.\n\n"
+    text += table(["schedule", "step s", "mean age", "interrupted groups"], slowed_rows)
     steps = {name: [side.step_seconds for side in runs] for name, runs in results.items()}
-    write_results(args.output, "pipelines", machine, {"step_seconds": steps, "stages": stages, "limits": limits}, text)
+    everything = {"step_seconds": steps, "stages": stages, "limits": limits, "slowed": slowed}
+    write_results(args.output, "pipelines", machine, everything, text)
 
 
 if __name__ == "__main__":

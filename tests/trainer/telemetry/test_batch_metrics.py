@@ -152,7 +152,8 @@ def test_age_is_that_of_a_groups_oldest_token() -> None:
     versions = np.array([5, 5, 3, 4, 4, 6])
     got = age_metrics(6, versions, OFFSETS, np.array([0, 0, 1, 1]))
     # group 0: oldest 3 -> age 3; group 1: 6 -> age 0. Sample 1 is made of two versions, of three samples with tokens.
-    assert got == pytest.approx({"age/mean": 1.5, "age/min": 0, "age/max": 3, "age/mixed_ratio": 1 / 3})
+    expected = {"age/mean": 1.5, "age/min": 0, "age/max": 3, "age/mixed_ratio": 1 / 3, "age/mixed_group_ratio": 1 / 2}
+    assert got == pytest.approx(expected)
     assert age_metrics(6, np.array([]), np.array([0, 0]), np.array([0])) == {}
 
 

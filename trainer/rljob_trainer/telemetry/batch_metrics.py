@@ -143,7 +143,11 @@ def age_metrics(trainer_version: int, versions: Array, offsets: Array, groups: A
     oldest_of_group = np.full(int(member.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(oldest_of_group, member, oldest)
     ages = spread("age", trainer_version - oldest_of_group, ("mean", "min", "max"))
-    return ages | {"age/mixed_ratio": float((oldest != newest).mean())}
+    mixed = oldest != newest
+    return ages | {
+        "age/mixed_ratio": float(mixed.mean()),
+        "age/mixed_group_ratio": len(np.unique(member[mixed])) / len(oldest_of_group),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,6 +282,7 @@ def _pipeline() -> Iterator[Metric]:
     yield from _spread("age", "versions", "the groups' ages when they are trained", "mean min max")
     yield from _spread("age/optimizer_steps", "steps", "optimizer steps since a group's oldest token", "mean max")
     yield Metric("age/mixed_ratio", "fraction", "responses with tokens of more than one policy version")
+    yield Metric("age/mixed_group_ratio", "fraction", "groups with such a response")
     yield Metric("pipeline/open_groups", "groups", "groups admitted and neither trained nor dropped", "last")
     yield Metric("pipeline/ready_groups", "groups", "groups scored and waiting for the learner", "last")
     yield Metric("pipeline/dropped_groups", "groups", "groups dropped during the step", "sum")
