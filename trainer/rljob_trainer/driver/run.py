@@ -39,6 +39,7 @@ from rljob_trainer.driver.standing import RunStanding
 from rljob_trainer.driver.steering import Steering
 from rljob_trainer.driver.written_job import write_job
 from rljob_trainer.errors import CheckpointError, OutputError, RLJobError
+from rljob_trainer.garbage import settle
 from rljob_trainer.models.sharing import on_shared_storage
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count
@@ -249,6 +250,7 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
         parts.limits.roll_backs = roll_backs
         controls.standing.engines, controls.standing.ranks_ready = parts.engines, spec.trainer.ranks
         held.record.session = session = Session(parts, controls)
+        settle()
         return await session.run(start.checkpoint)
 
 

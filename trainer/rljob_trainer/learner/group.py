@@ -19,6 +19,7 @@ from ray.exceptions import OutOfMemoryError, RayTaskError
 
 from rljob_trainer.actor_deaths import DEATHS, cause_of_death
 from rljob_trainer.errors import LearnerError, RLJobError
+from rljob_trainer.garbage import settle
 from rljob_trainer.learner.metrics import update_result, usage_metrics
 from rljob_trainer.learner.protocol import LearnerFacts, LossSettings, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.learner.settings import LearnerSettings
@@ -51,6 +52,7 @@ class RankActor:
         from rljob_trainer.learner.rank import LearnerRank
 
         self.rank = LearnerRank(settings, self.number, address, timeout_seconds)
+        settle()
         return self.rank.facts()
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:

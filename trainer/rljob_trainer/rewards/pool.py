@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -47,6 +47,17 @@ _LOGGED = 50
 """Failures shown in full in the log; further ones are in the samples' results and in the counts."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """What scores the samples of a data source."""
+
+    specs: Sequence[TermSpec]
+    inline: Sequence[Term]
+    """Those that are computed here."""
+    pooled: bool
+    """Whether others are computed in processes."""
+
+
 class RewardPool:
     """Scores groups for one run. Any number of ``score`` calls may be under way at once."""
 
@@ -67,7 +78,7 @@ class RewardPool:
             if reward.overlong
             else None
         )
-        self._by_source: dict[str, list[TermSpec]] = {}
+        self._routes: dict[str, _Route] = {}
         self._workers = [
             WorkerProcess(self._pooled, reward.timeout_seconds, [os.fspath(path) for path in paths])
             for _ in range(reward.workers if self._pooled else 0)
@@ -111,7 +122,7 @@ class RewardPool:
         """Raises ``JobFileError`` for a data source that no function scores, and for a name that no source has."""
         sources = tuple(sources)
         for source in sources:
-            self._terms_of(source)
+            self._route(source)
         for spec in self._specs:
             if unknown := sorted(spec.sources - set(sources)):
                 raise JobFileError(
@@ -140,12 +151,12 @@ class RewardPool:
 
     async def score_responses(self, responses: Sequence[Response]) -> list[RewardResult]:
         """As ``score``, for responses that are no group."""
+        routes = [self._route(response.source) for response in responses]
         outcomes: list[Outcome] = [
-            {term.spec.name: term.score(response) for term in self._inline if term.applies_to(response.source)}
-            for response in responses
+            {term.spec.name: term.score(response) for term in route.inline}
+            for response, route in zip(responses, routes, strict=True)
         ]
-        pooled = {s: any(spec.applies_to(s) for spec in self._pooled) for s in {r.source for r in responses}}
-        elsewhere = [i for i, response in enumerate(responses) if pooled[response.source]]
+        elsewhere = [i for i, route in enumerate(routes) if route.pooled]
         if elsewhere:
             judged = await self._work.score([responses[i] for i in elsewhere])
             for i, outcome in zip(elsewhere, judged, strict=True):
@@ -154,7 +165,7 @@ class RewardPool:
 
     def _result(self, response: Response, outcome: Outcome) -> RewardResult:
         """The sample's reward, or the job's answer to a function that failed on it."""
-        specs = self._terms_of(response.source)
+        specs = self._route(response.source).specs
         failures = [verdict for verdict in outcome.values() if isinstance(verdict, Failure)]
         if not failures:
             return combine(specs, outcome, response.tokens, self._overlong)
@@ -190,15 +201,16 @@ class RewardPool:
             f"  answer:   {_excerpt(response.answer)}"
         )
 
-    def _terms_of(self, source: str) -> list[TermSpec]:
-        if source not in self._by_source:
-            terms = [spec for spec in self._specs if spec.applies_to(source)]
-            if not terms:
+    def _route(self, source: str) -> _Route:
+        if source not in self._routes:
+            specs = [spec for spec in self._specs if spec.applies_to(source)]
+            if not specs:
                 raise JobFileError(
                     f"spec.reward.functions: none applies to the data source {source!r}; add it to the sources of one"
                 )
-            self._by_source[source] = terms
-        return self._by_source[source]
+            inline = [term for term in self._inline if term.applies_to(source)]
+            self._routes[source] = _Route(specs, inline, any(spec.applies_to(source) for spec in self._pooled))
+        return self._routes[source]
 
 
 def _excerpt(text: str | None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rljob_trainer.garbage import settle
 from rljob_trainer.rollout.columns import Results
 from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
 from rljob_trainer.rollout.protocol import Engine, GenerationRequest
@@ -90,6 +91,7 @@ class EngineActor:
 
     def __init__(self, name: str, spec: EngineSpec) -> None:
         self._loop = EngineLoop(lambda: build_engine(spec), name)
+        settle()
 
     def ready(self) -> int:
         """Returns the process id once the engine is built."""

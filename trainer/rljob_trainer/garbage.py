@@ -1,0 +1,18 @@
+"""Python's cycle collector in processes that import a model library, build their parts, and then do the same small
+things for hours.
+
+A full collection looks at every container there is: about a million after torch and transformers are imported, which
+takes a tenth of a second and more, and comes several times a minute to a process that handles many small messages.
+"""
+
+from __future__ import annotations
+
+import gc
+
+
+def settle() -> None:
+    """What exists now stays for good, and collections need not look at it any more. For the moment at which the parts
+    of a process that live as long as it are built; may be called again when they are replaced."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
