@@ -9,7 +9,7 @@ from typing import Any
 
 from world import World
 
-GROUPS_PER_STEP = 512
+GROUPS_PER_STEP = 256
 """`batch.groups` of the quick start, and the size of a pull in every pipeline of this suite."""
 
 

@@ -62,11 +62,11 @@ def test_one_step_off_has_the_published_settings() -> None:
 
 
 MODES = {
-    "one-step-off": ScheduleSettings(512, 512, 1),
-    "on-policy": ScheduleSettings(512, 512, 0, ordered=False),
-    "stream": ScheduleSettings(512, 128, 0, ordered=False),
-    "stale-samples": ScheduleSettings(512, 128, 2, 0.5, ordered=False),
-    "partial-rollout": ScheduleSettings(512, 128, 2, 0.5, ordered=False),
+    "one-step-off": ScheduleSettings(256, 256, 1),
+    "on-policy": ScheduleSettings(256, 256, 0, ordered=False),
+    "stream": ScheduleSettings(256, 64, 0, ordered=False),
+    "stale-samples": ScheduleSettings(256, 64, 2, 0.5, ordered=False),
+    "partial-rollout": ScheduleSettings(256, 64, 2, 0.5, ordered=False),
 }
 
 

@@ -14,8 +14,6 @@ from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
 class Lent:
     """They answer whoever holds this under the weights that they had when they were lent, and nobody else."""
 
-    version: int
-    """The version of those weights."""
     members: Sequence[Member]
     ask: Callable[[Member, Sequence[GenerationRequest]], Awaitable[list[GenerationResult]]]
     take_home: Callable[[Member], None]

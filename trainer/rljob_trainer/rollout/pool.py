@@ -227,15 +227,15 @@ class RolloutPool:
         lent = [member for member in chosen if self._members.get(member.handle.name) is member]
         for member in lent:
             member.state, member.kept_version = "lent", self.version
-        return Lent(self.version, lent, self._ask, self._take_home) if lent else None
+        return Lent(lent, self._ask, self._take_home) if lent else None
 
     async def _ask(self, member: Member, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
         """The results from this engine and no other."""
         group = [Pending(request, asyncio.get_running_loop().create_future()) for request in requests]
         member.pending.update((pending.request.request_id, pending) for pending in group)
-        await self._submit(member, [group])
-        self._follow(member)
         try:
+            await self._submit(member, [group])
+            self._follow(member)
             return [await pending.done for pending in group]
         except BaseException:
             self._forget(group)

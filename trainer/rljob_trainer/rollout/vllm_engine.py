@@ -107,7 +107,7 @@ class VLLMEngine:
         VLLMEngine._open = True
         self._context = int(self._engine.model_config.max_model_len)
         self._vocabulary = int(self._engine.model_config.get_vocab_size())
-        self._max_concurrent = min(max_concurrent, int(arguments["max_num_seqs"]))
+        self._max_concurrent = int((engine_args or {}).get("max_num_seqs", max_concurrent))
         self._keep_cache = keep_cache
         self._workers = tensor_parallel
         self._request_seeds = request_seeds
