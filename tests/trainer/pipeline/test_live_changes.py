@@ -72,9 +72,9 @@ def test_every_prompt_is_trained_once_within_the_bound_it_was_admitted_under(
 def test_a_smaller_version_waits_until_what_is_open_can_be_trained_in_time() -> None:
     schedule = Schedule(ScheduleSettings(8, 2, max_age=1, ordered=False))
     for ordinal in range(16):
-        assert schedule.may_admit(0)
+        assert schedule.admissible(0) == 16 - ordinal
         schedule.admitted(ordinal, 0)
-    assert not schedule.may_admit(0)
+    assert schedule.admissible(0) == 0
     schedule.change(groups_per_version=2)
     sizes = []
     for _ in range(4):

@@ -181,13 +181,16 @@ class Pipeline:
     # --- the rollout's side
 
     def _admit(self) -> None:
-        while not self._exhausted and self.schedule.may_admit(self.rollout.serving_version):
+        if self._exhausted:
+            return
+        version = self.rollout.serving_version
+        for _ in range(self.schedule.admissible(version)):
             prompt = self.feed.next()
             if prompt is None:
                 self._exhausted = True
                 self._changed.set()
                 return
-            self.schedule.admitted(prompt.ordinal, self.rollout.serving_version)
+            self.schedule.admitted(prompt.ordinal, version)
             self._start(prompt)
 
     def _start(self, prompt: Prompt) -> None:

@@ -28,6 +28,7 @@ that follow; until then (1) is tested with both.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -144,14 +145,22 @@ class Schedule:
         """Groups that are open but neither finished nor in training."""
         return len(self._deadlines) - len(self._finished) - len(self._training)
 
-    def may_admit(self, serving_version: int) -> bool:
-        """Whether one more prompt, started now under ``serving_version``, keeps the bound and the budget."""
-        s = self.settings
-        if s.fraction is not None and self.open + 1 + self.trained_in_version > (1 + s.fraction) * s.groups_per_version:
-            return False
-        counts, deadline = dict(self._per_deadline), serving_version + s.max_age
-        counts[deadline] = counts.get(deadline, 0) + 1
-        return self._holds(counts, self.trained_in_version)
+    def admissible(self, serving_version: int) -> int:
+        """How many more prompts, started now under ``serving_version``, keep the bound and the budget."""
+        s, trained = self.settings, self.trained_in_version
+        own = serving_version + s.max_age
+        places: float = math.inf
+        if s.fraction is not None:
+            places = math.floor((1 + s.fraction) * s.groups_per_version) - trained - self.open
+        total = 0
+        for u in sorted({*self._per_deadline, own}):
+            total += self._per_deadline[u]
+            left = self._room(max(u, self.version)) - trained - total
+            if u >= own:
+                places = min(places, left)
+            elif left < 0:
+                return 0
+        return max(0, int(places))
 
     def choose(self, *, last: bool = False) -> list[int] | None:
         """The ordinals of the next pull, or None while it must wait. ``last``: the feed is exhausted, so a
