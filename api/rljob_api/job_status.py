@@ -82,7 +82,7 @@ class ProgressStatus(SpecModel):
         default=None, description="What the run waits for."
     )
     eta: Moment | None = Field(default=None, description="When the run is expected to end.")
-    engines_ready: Count | None = Field(default=None, description="Engines that serve the current version.")
+    engines_ready: Count | None = Field(default=None, description="Engines that serve or validate.")
     ranks_ready: Count | None = Field(default=None, description="Trainer ranks that answer.")
 
 

@@ -140,6 +140,24 @@ sink.close()
     assert [(r["step"], r["reward/mean"]) for r in records] == [(s, s / 10) for s in range(1, 31)]
 
 
+def test_tensorboard_files_that_a_full_disk_cuts_stop_nothing(tmp_path: Path) -> None:
+    program = """
+import resource, signal, sys, time
+from pathlib import Path
+from rljob_trainer.telemetry.sinks import TensorBoardSink
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sink = TensorBoardSink(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+for step in range(1, 4):
+    sink.step(step, {f"reward/part/{i}/mean": 1.0 for i in range(20_000)})
+    time.sleep(1)
+sink.close()
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert done.stderr.count("(File too large); metrics.jsonl goes on") == 1
+
+
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"cannot write .*file/run/metrics.jsonl: Not a directory"):

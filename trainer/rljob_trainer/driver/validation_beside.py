@@ -39,6 +39,7 @@ class ValidationBeside:
         self._validator, self._pool = validator, pool
         self._undisturbed, self._report = undisturbed, report
         self._now: _UnderWay | None = None
+        self._closed = False
 
     @property
     def under_way(self) -> bool:
@@ -68,9 +69,11 @@ class ValidationBeside:
         try:
             return await self._validator.run(lent)
         finally:
-            # As soon as they are free, not only when somebody takes the result.
-            async with self._undisturbed():
-                lent.give_back()
+            # As soon as they are free, not only when somebody takes the result. At the end of a run they end with the
+            # pool: weights that are on their way to another engine must not hold that up.
+            if not self._closed:
+                async with self._undisturbed():
+                    lent.give_back()
 
     async def take(self) -> tuple[int, ValidationResult] | None:
         """Waits for the step that was validated and the result; None when it was lost with its engines, which the run
@@ -87,7 +90,8 @@ class ValidationBeside:
             return None
 
     async def close(self) -> None:
-        """Gives up what is under way."""
+        """Gives up what is under way, for good."""
+        self._closed = True
         if self._now is not None:
             self._now.scoring.cancel()
             await asyncio.gather(self._now.scoring, return_exceptions=True)

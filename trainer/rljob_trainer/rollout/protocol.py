@@ -6,7 +6,8 @@ rewards nor prompts as text: token ids in, token ids out. The Ray actor around i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -104,6 +105,18 @@ def brought_along(request: GenerationRequest, finish: FinishReason) -> Generatio
     """A result that holds just what came with the request."""
     begun = request.begun
     return GenerationResult(request.request_id, begun.token_ids, begun.log_probs, begun.versions, finish)
+
+
+def withdrawn(waiting: deque[GenerationRequest], wanted: Set[str] | None) -> list[GenerationResult]:
+    """Takes the named (or all) requests out of a queue, and returns what they had brought along."""
+    results: list[GenerationResult] = []
+    for _ in range(len(waiting)):
+        request = waiting.popleft()
+        if wanted is None or request.request_id in wanted:
+            results.append(brought_along(request, "aborted"))
+        else:
+            waiting.append(request)
+    return results
 
 
 def check_request(request: GenerationRequest, context: int) -> None:

@@ -30,6 +30,7 @@ from rljob_trainer.rollout.protocol import (
     brought_along,
     check_request,
     continued,
+    withdrawn,
 )
 from rljob_trainer.rollout.row_state import RowState
 from rljob_trainer.samples import FinishReason, FloatArray
@@ -183,14 +184,7 @@ class TorchEngine:
     @torch.inference_mode()
     def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
         wanted = None if request_ids is None else set(request_ids)
-        results: list[GenerationResult] = []
-        kept: deque[GenerationRequest] = deque()
-        for request in self._waiting:
-            if wanted is None or request.request_id in wanted:
-                results.append(brought_along(request, "aborted"))
-            else:
-                kept.append(request)
-        self._waiting = kept
+        results = withdrawn(self._waiting, wanted)
         leaving = [
             row for row, entry in enumerate(self._running) if wanted is None or entry.request.request_id in wanted
         ]

@@ -27,6 +27,7 @@ from rljob_trainer.rollout.protocol import (
     brought_along,
     check_request,
     continued,
+    withdrawn,
 )
 from rljob_trainer.samples import FinishReason, FloatArray
 from rljob_trainer.weights.group import WeightLink
@@ -203,14 +204,7 @@ class VLLMEngine:
     def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
         wanted = None if request_ids is None else set(request_ids)
         results = self._abort_inside(name for name in self._requests if wanted is None or name in wanted)
-        kept: deque[GenerationRequest] = deque()
-        for request in self._waiting:
-            if wanted is None or request.request_id in wanted:
-                results.append(brought_along(request, "aborted"))
-            else:
-                kept.append(request)
-        self._waiting = kept
-        return results
+        return results + withdrawn(self._waiting, wanted)
 
     def _abort_inside(self, names: Iterable[str]) -> list[GenerationResult]:
         """What the named requests have, which are vLLM's no longer."""

@@ -6,9 +6,9 @@
 
 ``metrics.jsonl`` is the record the report is made of: one object a step, on disk before ``step`` returns, and after a
 resume cut back to the restored step. A folder that cannot be written at the start is an ``OutputError``. A disk that
-fills up later stops no training: lines wait in memory for room, samples are left out, the log says so once, and only
-lines that still wait at the end are an error. A name that the catalogue does not list is an ``UnknownMetricError``.
-Trackers in the network live in ``trackers.py``.
+fills up later stops no training: lines wait in memory for room, samples are left out, TensorBoard's files end, the log
+says so once, and only lines that still wait at the end are an error. A name that the catalogue does not list is an
+``UnknownMetricError``. Trackers in the network live in ``trackers.py``.
 """
 
 from __future__ import annotations
@@ -176,6 +176,7 @@ class TensorBoardSink:
         self._event: Callable[..., Any] = event_pb2.Event
         self._summary: Callable[..., Any] = summary_pb2.Summary
         self._folder = folder / run_folder.TENSORBOARD
+        self._ended = False
         with writing(self._folder):
             if restored_step is None:
                 for path in self._folder.glob("events.out.tfevents.*"):
@@ -186,9 +187,16 @@ class TensorBoardSink:
                 self._add(event_pb2.Event(wall_time=time.time(), step=restored_step + 1, session_log=start))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._ended:
+            return
         values = [{"tag": name, "simple_value": value} for name, value in metrics.items()]
-        with writing(self._folder):
+        try:
             self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+        except OSError as problem:
+            # Its thread has ended with the first write that failed, and takes no more.
+            self._ended = True
+            text = "the TensorBoard files in %s end before step %d (%s); metrics.jsonl goes on"
+            _log.warning(text, self._folder, step, problem.strerror or problem)
 
     def _add(self, event: Any) -> None:
         self._writer.add_event(event)
