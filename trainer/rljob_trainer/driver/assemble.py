@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from rljob_trainer.checkpoint import CheckpointStore
 from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.tokenisation import load_tokenizer, response_decoder
 from rljob_trainer.driver.canaries import Canaries, GuardedPublication
-from rljob_trainer.driver.engines import Engines, learner_options, start_engines
+from rljob_trainer.driver.engines import Engines, learner_lanes, learner_options, start_engines
 from rljob_trainer.driver.fence import Fence
 from rljob_trainer.driver.generation import Decode, GenerationSettings, GroupRollout
 from rljob_trainer.driver.ledger import Ledger
@@ -102,8 +103,9 @@ async def assemble(
     )
     rewards.check_sources([*inputs.feed.source_names, *inputs.validation])
     options = learner_options(spec, by_role)
+    lanes = learner_lanes(spec, None if by_role else len(os.sched_getaffinity(0)))
     with waits.wait("driver", f"{spec.trainer.ranks} learner ranks to start", options.start_seconds):
-        learner = await LearnerGroup.start(LearnerSettings.from_job(job, inputs.model.path), options)
+        learner = await LearnerGroup.start(LearnerSettings.from_job(job, inputs.model.path, lanes=lanes), options)
     stack.push_async_callback(learner.close)
     trainer: PipelineTrainer | None = None
     with waits.wait("driver", f"{engine_count(spec)} engines to start", float(spec.deadlines.start_seconds)):

@@ -13,7 +13,7 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api import cluster
 from rljob_trainer.driver import colocated
@@ -77,6 +77,18 @@ def learner_options(spec: ResolvedSpec, by_role: bool = False) -> GroupOptions:
         start_seconds=float(spec.deadlines.start_seconds),
         call_seconds=float(spec.deadlines.progress_seconds),
     )
+
+
+def learner_lanes(spec: ResolvedSpec, cores: int | None) -> Literal[1, 2]:
+    """Threads that an update may be spread over. ``cores``: of the host that ranks and engines share; None: they don't.
+
+    One where the second core is an engine's, from which two lanes would take what they give to the learner, and where
+    the ranks have been told to use a single thread.
+    """
+    at_once = spec.pipeline.mode != "sync" and spec.placement == "separate" and not spec.rollout.gpus_per_replica
+    engines = engine_count(spec) if at_once else 0
+    too_few = cores is not None and cores - engines < 2
+    return 1 if too_few or spec.trainer.env.get("OMP_NUM_THREADS") == "1" else 2
 
 
 def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> EngineSpec:

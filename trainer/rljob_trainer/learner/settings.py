@@ -72,6 +72,8 @@ class LearnerSettings:
     offload: bool = False
     """Whether optimizer state, critic and reference rest in host memory while they have nothing to do (GPU)."""
     log_prob_chunk_tokens: int | None = None
+    lanes: Literal[1, 2] = 2
+    """Threads that one rank on a CPU may spread an update over (``lanes.py``)."""
     share_prompts: bool = True
     """Compute a prompt once for all its samples in a micro-batch. Changes speed, never the result."""
     total_updates: int | None = None
@@ -86,7 +88,9 @@ class LearnerSettings:
             )
 
     @classmethod
-    def from_job(cls, job: ResolvedJob, model_path: Path, total_updates: int | None = None) -> LearnerSettings:
+    def from_job(
+        cls, job: ResolvedJob, model_path: Path, total_updates: int | None = None, *, lanes: Literal[1, 2] = 2
+    ) -> LearnerSettings:
         """``model_path`` is the local Hugging Face folder of the job's model.
 
         ``total_updates`` is for jobs that end by something else than ``stop.steps``.
@@ -109,6 +113,7 @@ class LearnerSettings:
             activation_checkpointing=trainer.activation_checkpointing,
             offload=trainer.offload,
             log_prob_chunk_tokens=trainer.log_prob_chunk_tokens,
+            lanes=lanes,
             total_updates=spec.stop.steps or total_updates,
             seed=spec.seed,
             trust_remote_code=spec.model.trust_remote_code,
@@ -121,7 +126,7 @@ class LearnerSettings:
     @property
     def two_lanes(self) -> bool:
         """Whether an update is spread over two threads (``lanes.py``): one rank on CPUs, in no process group."""
-        return self.device == "cpu" and self.ranks == 1 and self.compute_dtype == torch.float32
+        return self.lanes == 2 and self.device == "cpu" and self.ranks == 1 and self.compute_dtype == torch.float32
 
     @property
     def halved_from_tokens(self) -> int | None:
