@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -55,13 +55,20 @@ class Run:
 
 
 def rljob_run(
-    job: Path, output: Path, *, steps: int | None = None, threads: int = 1, settings: Mapping[str, Any] | None = None
+    job: Path,
+    output: Path,
+    *,
+    overlays: Sequence[Path] = (),
+    steps: int | None = None,
+    threads: int = 1,
+    settings: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Trains ``job`` from the beginning into ``output``. ``settings`` are paths and values for ``--set``.
+    """Trains ``job``, with ``overlays`` over it, from the beginning into ``output``. ``settings`` are paths and values
+    for ``--set``.
 
     Raises ``RunFailedError`` when the command fails.
     """
-    command = [str(RLJOB), "run", str(job), "--output", str(output), "--resume", "never"]
+    command = [str(RLJOB), "run", *map(str, [job, *overlays]), "--output", str(output), "--resume", "never"]
     if steps is not None:
         command += ["--steps", str(steps)]
     for path, value in (settings or {}).items():
