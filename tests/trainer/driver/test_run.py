@@ -127,6 +127,18 @@ def test_a_run_that_is_killed_right_after_a_checkpoint_misses_no_step_in_its_rec
     assert [r["step"] for r in metrics_of(output)] == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_run_of_some_steps_is_the_beginning_of_the_job(runner: Runner) -> None:
+    """Its learning rates are those of the whole job, even where that still warms up, and the next run goes on."""
+    optimizer = {"learningRate": 1e-3, "warmupSteps": 3, "schedule": "linear"}
+    job = runner.write(copy_job(trainer={"optimizer": optimizer}, validation={"atStart": False}))
+    output = runner.folder / "output"
+    assert "2 of 2 steps are done" in runner.run("run", job, "--output", output, "--steps", "2")
+    assert json.loads((output / "summary.json").read_text())["total_steps"] == 2
+    assert "6 of 6 steps are done" in runner.run("run", job, "--output", output)
+    rates = [record["actor/learning_rate"] for record in metrics_of(output)]
+    assert rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 0.5e-3, 0.0])
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(runner: Runner) -> None:
     job = runner.write(copy_job(validation={"atStart": False}))
     output = runner.folder / "output"

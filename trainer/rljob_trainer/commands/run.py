@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from rljob_trainer.commands.job_file import add_job_arguments, read_job
+from rljob_trainer.errors import JobFileError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
     parser.add_argument("--output", "-o", metavar="DIR", type=Path, help="output folder (default: runs/<job's name>)")
-    parser.add_argument("--steps", type=int, metavar="N", help="stop after N steps: short for --set stop.steps=N")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop after N steps (a later run goes on)")
     parser.add_argument(
         "--resume",
         default="auto",
@@ -38,9 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.steps is not None:
-        args.set.append(f"stop.steps={args.steps}")
+    if args.steps is not None and args.steps < 1:
+        raise JobFileError(f"--steps {args.steps}: a run has at least 1 step")
     job, base = read_job(args)
+    own = job.spec.stop.steps
+    if args.steps is not None and (own is None or args.steps > own):
+        args.set.append(f"stop.steps={args.steps}")
+        job, base = read_job(args)
     import asyncio
 
     from rljob_trainer.driver.run import RunOptions, run_job
@@ -48,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from rljob_trainer.telemetry.logs import logs_shown
     from rljob_trainer.telemetry.view import open_view
 
-    options = RunOptions(args.output or Path("runs") / job.metadata.name, base, args.resume)
+    options = RunOptions(args.output or Path("runs") / job.metadata.name, base, args.resume, args.steps)
     if args.status_port is not None:
         token = None if args.token_file is None else read_token(args.token_file)
         options = replace(options, listening=Listening(args.status_port, token=token))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rljob_trainer.driver.signals import StopRequest
 from rljob_trainer.driver.standing import RunStanding
 from rljob_trainer.driver.steering import Steering
+from rljob_trainer.driver.stopping import RunEnd
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
 from rljob_trainer.telemetry.waits import Waits
@@ -20,5 +21,6 @@ class Controls:
     standing: RunStanding
     steering: Steering
     stop: StopRequest
+    end: RunEnd
     times: StageTimes
     waits: Waits

@@ -37,6 +37,7 @@ from rljob_trainer.driver.signals import StopRequest
 from rljob_trainer.driver.signals import listening as listening_to_signals
 from rljob_trainer.driver.standing import RunStanding
 from rljob_trainer.driver.steering import Steering
+from rljob_trainer.driver.stopping import RunEnd
 from rljob_trainer.driver.written_job import write_job
 from rljob_trainer.errors import CheckpointError, OutputError, RLJobError
 from rljob_trainer.garbage import settle
@@ -68,6 +69,8 @@ class RunOptions:
     output: Path
     base: Path
     resume: str = "auto"
+    steps: int | None = None
+    """Steps after which the run ends, if the job goes on for longer."""
     listening: Listening | None = None
     """Where to serve status and commands; None: nowhere."""
     attempt: int | None = None
@@ -117,8 +120,9 @@ def _controls_of(
 ) -> Controls:
     times, waits = StageTimes(), Waits()
     steering = Steering(job.spec, stop, attempt=attempt, generation=options.generation)
-    standing = RunStanding(job, folder, steering, times, waits)
-    return Controls(Views([view, standing]), standing, steering, stop, times, waits)
+    end = RunEnd(job.spec.stop, options.steps)
+    standing = RunStanding(job, end, folder, steering, times, waits)
+    return Controls(Views([view, standing]), standing, steering, stop, end, times, waits)
 
 
 def _answers_of(controls: Controls) -> Answers:
@@ -223,7 +227,7 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
     engines = 0 if inside_ranks(spec) else engine_count(spec)
     async with AsyncExitStack() as stack:
         if roll_backs == 0:
-            controls.view.start(_summary_of(job, inputs, output, start))
+            controls.view.start(_summary_of(job, inputs, output, start, controls.end))
         sinks = _open_sinks(job, output, start, controls.view)
         stack.callback(sinks.close)
         ledger = Ledger(_ledger_path(options, output), held.fence.attempt)
@@ -310,7 +314,7 @@ class _Record:
             seconds=(ended - self._began).total_seconds(),
             resumed_from_step=None if self._start.checkpoint is None else self._start.checkpoint.step,
             steps=0 if totals is None else totals.step,
-            total_steps=self._job.spec.stop.steps,
+            total_steps=self._controls.end.total_steps,
             version=0 if totals is None else totals.version,
             samples=0 if totals is None else totals.samples,
             prompt_tokens=0 if totals is None else totals.tokens - totals.response_tokens,
@@ -339,7 +343,7 @@ def _open_sinks(job: ResolvedJob, output: OutputFolder, start: Start, view: View
     return open_sinks(output.path, tensorboard=job.spec.logging.tensorboard, restored_step=restored, trackers=trackers)
 
 
-def _summary_of(job: ResolvedJob, inputs: Inputs, output: OutputFolder, start: Start) -> JobSummary:
+def _summary_of(job: ResolvedJob, inputs: Inputs, output: OutputFolder, start: Start, end: RunEnd) -> JobSummary:
     spec = job.spec
     resumed = None if start.checkpoint is None else start.checkpoint.step
     return JobSummary(
@@ -348,7 +352,7 @@ def _summary_of(job: ResolvedJob, inputs: Inputs, output: OutputFolder, start: S
         model=_model_of(inputs),
         mode=f"{spec.pipeline.mode}, {spec.placement}, {spec.rollout.engine} engine",
         output=str(output.path),
-        total_steps=spec.stop.steps,
+        total_steps=end.total_steps,
         first_step=(resumed or 0) + 1,
         note="" if resumed is None else f"from step {resumed}",
     )

@@ -22,7 +22,7 @@ from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.feeding import RunFeed
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.step_speed import all_tokens
-from rljob_trainer.driver.stopping import Progress, reason_to_stop
+from rljob_trainer.driver.stopping import Progress
 from rljob_trainer.driver.validating import ValidationResult, sample_rows
 from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.errors import CheckpointError, DeadlineError, EngineError, OutputError
@@ -67,6 +67,7 @@ class Session:
         self.checkpoint: Checkpoint | None = None
         self._controls = controls
         self._stop = controls.stop
+        self._end = controls.end
         self._reason = "the data is exhausted"
         self._feed = RunFeed(parts.feed)
         self._boundary: dict[str, Any] = {}
@@ -96,7 +97,7 @@ class Session:
     async def _train(self) -> Ending | None:
         """Runs the pipeline to its end, or until a request to stop, of which the ending then tells."""
         parts, spec = self.parts, self.parts.job.spec
-        if reason := reason_to_stop(spec.stop, self._progress(None)):
+        if reason := self._end.reason(self._progress(None)):
             self._reason = reason
             return None
         schedule = self._schedule()
@@ -174,13 +175,13 @@ class Session:
         parts.ledger.write()
         if self._is_due(spec.logging.samples_every, record.step):
             parts.sinks.samples(record.step, sample_rows(record.groups, spec.logging.samples_per_write, parts.decode))
-        reason = reason_to_stop(spec.stop, self._progress(None))
+        reason = self._end.reason(self._progress(None))
         if reason is None and self._feed.exhausted and not pipeline.open_prompts:
             reason = "the data is exhausted"
         reward = metrics.get("reward/mean")
         if parts.validator is not None:
             reward = await self._validation(record.step, metrics, last=reason is not None)
-        reason = reason or reason_to_stop(spec.stop, self._progress(reward))
+        reason = reason or self._end.reason(self._progress(reward))
         now = time.monotonic()
         seconds, self._step_began = now - self._step_began, now
         metrics |= parts.speed.of(record.groups, metrics, seconds)
@@ -245,7 +246,7 @@ class Session:
         due = last or self._is_due(self.parts.job.spec.validation.every, step)
         if beside is not None and beside.under_way and (due or beside.done):
             reward = await self._take_from_beside(beside, metrics)
-            last = last or reason_to_stop(self.parts.job.spec.stop, self._progress(reward)) is not None
+            last = last or self._end.reason(self._progress(reward)) is not None
         if last or (due and (beside is None or not await beside.begin(step))):
             return await self._validate(step, metrics)
         return reward

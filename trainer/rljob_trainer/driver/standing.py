@@ -36,6 +36,7 @@ from rljob_api.status import (
 from rljob_trainer.checkpoint import Checkpoint
 from rljob_trainer.driver.engines import Engines
 from rljob_trainer.driver.steering import Steering
+from rljob_trainer.driver.stopping import RunEnd
 from rljob_trainer.rollout.members import Standing
 from rljob_trainer.rollout.size import engine_count
 from rljob_trainer.telemetry import prometheus, run_folder
@@ -59,16 +60,18 @@ _MANY_ENGINES = 128
 class RunStanding:
     """A ``View`` that shows nothing and remembers what is asked for."""
 
-    def __init__(self, job: ResolvedJob, folder: Path, steering: Steering, times: StageTimes, waits: Waits) -> None:
+    def __init__(
+        self, job: ResolvedJob, end: RunEnd, folder: Path, steering: Steering, times: StageTimes, waits: Waits
+    ) -> None:
         self.engines: Engines | None = None
         self.ranks_ready = 0
         self.mismatch = ""
         """What the limits of the mismatch say; empty: nothing."""
         self.unsaved = ""
         """Why the newest checkpoint could not be written; empty: it could."""
-        self._job, self._folder = job, folder
+        self._job, self._total_steps, self._folder = job, end.total_steps, folder
         self._steering, self._times, self._waits = steering, times, waits
-        self._pace = Pace(job.spec.stop.steps)
+        self._pace = Pace(end.total_steps)
         self._metrics: dict[str, float] = {}
         self._version = 0
         self._step = 0
@@ -167,7 +170,7 @@ class RunStanding:
             time=now,
             step=self._step,
             version=self._version,
-            total_steps=self._job.spec.stop.steps,
+            total_steps=self._total_steps,
             waiting=self._waiting(now),
             doing=self._doing(),
             shares=self._shares(),
