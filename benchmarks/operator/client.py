@@ -14,6 +14,7 @@ import aiohttp
 from benchmarks.operator.plane import NAMESPACE, ControlPlane
 from rljob_api import API_VERSION, KIND
 from rljob_operator import api_server, names, objects
+from rljob_operator.network_policy import network_policy
 from rljob_operator.observed import Observed
 from rljob_operator.reconcile import reconcile
 from rljob_operator.settings import Settings
@@ -25,6 +26,7 @@ AT_ONCE = 32
 """Calls at once; the operator has as many workers."""
 APPLY = "application/apply-patch+yaml"
 JOBS = f"/apis/rljob.dev/v1alpha1/namespaces/{NAMESPACE}/rljobs"
+NETWORKING = "networking.k8s.io/v1"
 CLUSTERS = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayclusters"
 
 
@@ -129,12 +131,13 @@ async def make_jobs(client: Client, names_: Sequence[str]) -> None:
 
 
 def writes_for(raw: Object, key: TokenKey) -> list[Write]:
-    """What the operator writes for a new job, ready to be sent: ConfigMap, Secret, RayCluster, status."""
+    """What the operator writes for a new job, ready to be sent: its status and objects."""
     settings = Settings()
     view = job_view(raw)
     assert view.job is not None, view.problems
     config = objects.config_map(view.job, view.document, view.uid, view.generation)
     secret = objects.secret(view.job, view.uid, 1, key.tokens(view.uid, 1))
+    policy = network_policy(view.job, view.uid, settings)
     cluster = objects.ray_cluster(view.job, view.fingerprint, view.uid, view.generation, 1, settings)
     status = reconcile(Observed(view, (), ()), view.created, settings).status
     assert status is not None
@@ -153,6 +156,7 @@ def writes_for(raw: Object, key: TokenKey) -> list[Write]:
         apply(api_server.jobs(space, view.name, "status"), whole),
         apply(api_server.core(space, "configmaps", config["metadata"]["name"]), config),
         apply(api_server.core(space, "secrets", secret["metadata"]["name"]), secret),
+        apply(api_server.group(NETWORKING, space, "networkpolicies", policy["metadata"]["name"]), policy),
         Write("POST", api_server.clusters(space), "application/json", json.dumps(cluster).encode()),
     ]
 

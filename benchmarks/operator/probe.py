@@ -14,7 +14,9 @@ from typing import Any
 
 import kopf
 
+from benchmarks.operator.client import NETWORKING
 from rljob_operator import api_server, names, objects
+from rljob_operator.network_policy import network_policy
 from rljob_operator.observed import Observed
 from rljob_operator.reconcile import reconcile
 from rljob_operator.settings import Settings
@@ -43,6 +45,8 @@ async def main(namespace: str, key_file: Path) -> None:
             space = job.namespace
             await api.apply(api_server.core(space, "configmaps", config["metadata"]["name"]), config)
             await api.apply(api_server.core(space, "secrets", secret["metadata"]["name"]), secret)
+            policy = network_policy(job.job, job.uid, ours)
+            await api.apply(api_server.group(NETWORKING, space, "networkpolicies", policy["metadata"]["name"]), policy)
             await api.create(api_server.clusters(space), cluster)
             status = reconcile(Observed(job, (), ()), job.created, ours).status
             assert status is not None

@@ -77,6 +77,8 @@ class Draft:
     """Collects what the stages decide."""
 
     observed: Observed
+    stored: JobStatus
+    """The status as the API server has it; that of ``observed`` has no time in the future."""
     now: datetime
     settings: Settings
     status: JobStatus = field(init=False)
@@ -152,7 +154,7 @@ class Draft:
         self.set(conditions=conditions, observed_generation=self.job.generation, algorithm=algorithm)
         return Decision(
             actions=tuple(self.actions),
-            status=self.status if self.status != before else None,
+            status=self.status if self.status != self.stored else None,
             requeue_after=self._wake,
             events=tuple(_events(before, self.status)),
         )

@@ -34,7 +34,8 @@ def reconcile(observed: Observed, now: datetime, settings: Settings) -> Decision
     if job.deleting:
         # Kubernetes removes everything that the job owns. There is nothing else to undo, hence no finalizer.
         return Decision()
-    draft = Draft(observed, now, settings)
+    stored, job = job.status, replace(job, status=job.status.not_after(now))
+    draft = Draft(replace(observed, job=job), stored, now, settings)
     if job.status.is_true(Type.FINISHED):
         return _rest(draft)
     if job.job is None:

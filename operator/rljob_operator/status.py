@@ -6,12 +6,15 @@ The operator keeps nothing in its own memory that it couldn't do without: incarn
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rljob_operator import conditions
 from rljob_operator.conditions import Condition, Reason, Type, parse_time, timestamp
+
+CLOCKS_DIFFER = timedelta(seconds=5)
+"""Between replicas of the operator: a time this far ahead needs no mending."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,31 @@ class JobStatus:
         """Whether the condition's reason is this one."""
         found = self.conditions.get(kind.title)
         return found is not None and found.reason == reason.title
+
+    def not_after(self, now: datetime) -> JobStatus:
+        """The same with no time later than ``now``: a clock that was ahead when it was written has been put right.
+
+        Whoever waits from such a time on would otherwise wait for as long as the clock was ahead, too.
+        """
+        latest = now + CLOCKS_DIFFER
+
+        def held(moment: datetime) -> datetime:
+            return now if moment > latest else moment
+
+        def maybe(moment: datetime | None) -> datetime | None:
+            return None if moment is None else held(moment)
+
+        return replace(
+            self,
+            conditions={name: replace(item, since=held(item.since)) for name, item in self.conditions.items()},
+            attempts=tuple(
+                replace(attempt, started=held(attempt.started), ended=maybe(attempt.ended)) for attempt in self.attempts
+            ),
+            start_time=maybe(self.start_time),
+            end_time=maybe(self.end_time),
+            suspend_time=maybe(self.suspend_time),
+            resize_time=maybe(self.resize_time),
+        )
 
     @property
     def last(self) -> Attempt | None:

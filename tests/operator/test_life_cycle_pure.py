@@ -73,6 +73,18 @@ def test_the_pause_between_attempts_doubles_and_a_checkpoint_resets_it() -> None
     assert world.submissions == [1, 2, 3, 4]
 
 
+def test_a_clock_that_was_an_hour_ahead_delays_nothing() -> None:
+    world = running(retry={"limit": 3, "backoffSeconds": 10})
+    world.wait(3600)
+    world.end(world.drivers[-1], "failed", 1)
+    world.look()
+    world.wait(-3600)
+    assert world.look().requeue_after is not None
+    assert world.last.requeue_after <= 10
+    world.wait(11)
+    assert [type(action) for action in world.look().actions] == [do.BeginAttempt, do.SubmitDriver]
+
+
 @pytest.mark.parametrize(("code", "reason"), [(64, "BadJobFile"), (65, "BadData")])
 def test_what_retrying_cannot_mend_is_not_retried(code: int, reason: str) -> None:
     world = running()

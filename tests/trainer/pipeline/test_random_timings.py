@@ -70,14 +70,20 @@ class VirtualEngine:
     async def call(self, method: str, *args: Any, seconds: float) -> Any:
         await asyncio.sleep(0)
         self._check()
-        if method == "collect" and not self._finished:
-            try:
-                async with asyncio.timeout(args[0]):
-                    await self._news.wait()
-            except TimeoutError:
-                pass
+        if method == "collect":
+            await self._wait_for_results(*args)
         self._check()
         return getattr(self, f"_{method}")(*args)
+
+    async def _wait_for_results(self, wait: float, linger: float = 0.0) -> None:
+        if not self._finished:
+            try:
+                async with asyncio.timeout(wait):
+                    await self._news.wait()
+            except TimeoutError:
+                return
+        if self._running:
+            await asyncio.sleep(linger)
 
     def kill(self) -> None:
         self._dead = True
@@ -106,7 +112,7 @@ class VirtualEngine:
             left = (length - len(running.versions)) / self._speed
             self._timers[request.request_id] = loop.call_later(left, self._end, request.request_id)
 
-    def _collect(self, wait: float) -> list[GenerationResult]:
+    def _collect(self, *_: float) -> list[GenerationResult]:
         finished, self._finished = self._finished, []
         self._news.clear()
         return finished

@@ -104,8 +104,8 @@ class EngineActor:
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._loop.submit(requests)
 
-    def collect(self, wait_seconds: float, at_least: int = 1) -> Results:
-        return self._loop.collect(wait_seconds, at_least)
+    def collect(self, wait_seconds: float, linger_seconds: float = 0.0) -> Results:
+        return self._loop.collect(wait_seconds, linger_seconds)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Results:
         return self._loop.abort(request_ids)

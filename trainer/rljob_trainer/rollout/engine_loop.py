@@ -80,13 +80,13 @@ class EngineLoop:
 
         self.call(enter)
 
-    def collect(self, wait_seconds: float, at_least: int = 1) -> Results:
-        """What has finished since the last call. Waits for ``at_least`` results, for the engine to run out of work, or
-        for ``wait_seconds``, whatever comes first."""
+    def collect(self, wait_seconds: float, linger_seconds: float = 0.0) -> Results:
+        """What has finished since the last call. Waits up to ``wait_seconds`` for the first result, and then up to
+        ``linger_seconds`` for more, while the engine has work."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: len(self._outbox) >= at_least or (self._outbox and self._idle) or self._closed, wait_seconds
-            )
+            self._changed.wait_for(lambda: self._outbox or self._closed, wait_seconds)
+            if self._outbox and linger_seconds > 0:
+                self._changed.wait_for(lambda: self._idle or self._closed, linger_seconds)
             if not self._outbox:
                 self._check()
             results, self._outbox = self._outbox, Results()

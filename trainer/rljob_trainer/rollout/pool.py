@@ -1,37 +1,27 @@
 """The engines as one: groups of requests in, results out, whatever happens to an engine on the way.
 
-The pool gives each group to one engine (its siblings share a prompt), follows what every engine has in hand, and makes
-requests again elsewhere when an engine is lost or leaves. Engines may join and leave at any time; a new one serves only
-after ``activate``, once it has the present weights. Loading weights is ``weights/publication.py``'s part.
+Engines may join, leave, be lost or be lent at any time; a new one serves only after ``activate``, once it has the
+present weights. Which engine gets which requests is ``dispatch.py``'s part, loading weights that of
+``weights/publication.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from rljob_trainer.errors import DeadlineError, EngineError
-from rljob_trainer.rollout.activity import Activity
-from rljob_trainer.rollout.columns import Requests
+from rljob_trainer.rollout.dispatch import CALL_SECONDS, Dispatch
 from rljob_trainer.rollout.engine_loop import EngineStatus
-from rljob_trainer.rollout.handle import EngineHandle, EngineLostError
+from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.lent import Lent
-from rljob_trainer.rollout.members import Member, Members, Pending, Standing
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued
+from rljob_trainer.rollout.members import Member, Pending
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
 from rljob_trainer.rollout.shelf import Shelf
 
 log = logging.getLogger(__name__)
-
-_POLL_SECONDS = 5.0
-"""One long poll of an engine's results."""
-_CALL_SECONDS = 60.0
-"""Longest wait for an answer that takes no generation; an engine answers between two steps."""
-
 
 Replace = Callable[[str], Awaitable[EngineHandle]]
 """Starts an engine in place of the named one."""
@@ -39,7 +29,7 @@ BringUp = Callable[[EngineHandle], Awaitable[None]]
 """Gives a new engine the present weights."""
 
 
-class RolloutPool:
+class RolloutPool(Dispatch):
     """A changing set of engines behind ``generate``.
 
     Usage::
@@ -60,115 +50,19 @@ class RolloutPool:
         bring_up: BringUp | None = None,
         shelf: Shelf | None = None,
     ) -> None:
-        """``fixed_dispatch``: groups that come in together go to the engines in turn and all at once, so a repeated run
-        is bitwise the same; else each goes to the engine with the fewest tokens ahead of it, if that one has fewer than
-        ``max_outstanding`` requests. ``replace`` starts an engine for a lost one and ``bring_up`` gives it weights.
-        On the ``shelf`` the arrays of finished responses wait, if given."""
-        self.version = version
-        """The policy version that new requests start under."""
-        self._fixed = fixed_dispatch
-        self._max_outstanding = max_outstanding
+        """``replace`` starts an engine for a lost one and ``bring_up`` gives it weights; the rest is ``Dispatch``'s."""
+        super().__init__(version=version, fixed_dispatch=fixed_dispatch, max_outstanding=max_outstanding, shelf=shelf)
         self._replace, self.bring_up = replace, bring_up
-        self._shelf = shelf
-        self._members = Members()
-        self._queue: deque[list[Pending]] = deque()
-        self._groups: dict[int, list[Pending]] = {}
-        self._paused = False
-        self._dispatcher: asyncio.Task[None] | None = None
-        self._wanted = asyncio.Event()
-        self._handed_back = asyncio.Event()
-        """Set when an engine has fewer requests in hand than before."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._failure: BaseException | None = None
         self.replacing = 0
         """Replacements of lost engines that are being started."""
         self.lost: list[str] = []
         """Names of the engines lost so far."""
-        self.activity = Activity()
 
     async def __aenter__(self) -> RolloutPool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    # ------------------------------------------------------------------ generation
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
-        """The results of one group, in the order of its requests.
-
-        Waits as long as there is an engine, or the hope of one; raises ``EngineError`` when there is none. Cancelling
-        it aborts the requests.
-        """
-        self._check()
-        loop = asyncio.get_running_loop()
-        group = [Pending(request, loop.create_future()) for request in requests]
-        self._queue.append(group)
-        self._groups[id(group)] = group
-        self._wake()
-        try:
-            return [await pending.done for pending in group]
-        except BaseException:
-            self._forget(group)
-            raise
-        finally:
-            del self._groups[id(group)]
-
-    async def begun(self) -> list[GenerationRequest]:
-        """Every request that ``generate`` has not returned, with the tokens it has by now.
-
-        Running ones are interrupted for that, and go on from there.
-        """
-        if self._members.busy and not self._paused:
-            await self.pause(interrupt=True)
-            self.resume()
-        return [
-            continued(pending.request, pending.done.result()) if _is_there(pending.done) else pending.request
-            for group in self._groups.values()
-            for pending in group
-        ]
-
-    def waiting_for(self) -> str:
-        """One sentence: what is under way, and where the oldest request is."""
-        return self._members.waiting_for(self.queued, paused=self._paused)
-
-    @property
-    def queued(self) -> int:
-        """Requests that no engine has yet."""
-        return sum(len(group) for group in self._queue)
-
-    def standings(self) -> list[Standing]:
-        """Every engine, by name."""
-        return self._members.standings()
-
-    @property
-    def paused(self) -> bool:
-        """Whether requests are held back, for a publication."""
-        return self._paused
-
-    async def pause(self, *, interrupt: bool = False) -> None:
-        """No request enters an engine until ``resume``; ``interrupt``: running ones stop and go on from there later."""
-        self._paused = True
-        if interrupt:
-            await self._dispatched()
-            async with asyncio.TaskGroup() as tasks:
-                for member in self._members.own:
-                    tasks.create_task(self._take_back(member))
-
-    def resume(self) -> None:
-        self._paused = False
-        self._wake()
-
-    async def wait_idle(self, seconds: float) -> None:
-        """Until no engine of a paused pool has anything in hand: it is finished, or has returned to the queue because
-        its engine was lost or left. Raises ``DeadlineError`` saying what still runs."""
-        try:
-            async with asyncio.timeout(seconds):
-                while self._members.busy:
-                    self._handed_back.clear()
-                    await self._handed_back.wait()
-        except TimeoutError:
-            raise DeadlineError(f"the engines are not idle after {seconds:g} s: {self.waiting_for()}") from None
 
     # ------------------------------------------------------------------ members
 
@@ -213,6 +107,82 @@ class RolloutPool:
         if member is not None and member.state == "serving":
             member.state = "joining"
 
+    async def remove(self, name: str, *, drain: bool = True) -> None:
+        """Takes an engine out and ends it. ``drain``: its requests go on elsewhere from where they are; else they start
+        again."""
+        member = self._members[name]
+        member.state = "leaving"
+        if drain:
+            await self._dispatched()
+            await self._take_back(member)
+        self._drop(member)
+
+    def report_lost(self, name: str, reason: str) -> None:
+        """An engine is gone: its requests are made again elsewhere, and a new one is started if the pool can."""
+        member = self._members.get(name)
+        if member is None:
+            return
+        log.warning("engine %s is lost (%s); %d requests are made again", name, reason, len(member.pending))
+        self.lost.append(name)
+        replaceable = self._replace is not None and member.state != "leaving"
+        self._drop(member)
+        if replaceable:
+            self.replacing += 1
+            self._spawn(self._start_replacement(name))
+        elif not self._members:
+            self._fail(EngineError(f"no engine is left: {name} was the last one ({reason})"))
+
+    async def _start_replacement(self, name: str) -> None:
+        assert self._replace is not None
+        try:
+            try:
+                handle = await self._replace(name)
+            finally:
+                self.replacing -= 1
+            self.add(handle)
+            if self.bring_up is not None:
+                await self.bring_up(handle)
+            else:
+                self.activate([handle.name])
+        except (EngineError, DeadlineError) as error:
+            log.warning("no replacement for engine %s: %s", name, error)
+            if not self._members:
+                self._fail(error)
+
+    def _drop(self, member: Member) -> None:
+        """Ends a member's process and returns what it had in hand to the queue."""
+        if self._members.pop(member.handle.name, None) is None:
+            return
+        if member.collector is not None and member.collector is not asyncio.current_task():
+            member.collector.cancel()
+        member.handle.kill()
+        self._return_all(member)
+        member.state = "leaving"
+        self.activity.forget(member.handle.name)
+
+    async def status(self) -> list[EngineStatus]:
+        """Every engine's own account."""
+        calls = [m.handle.call("status", seconds=CALL_SECONDS) for m in self._members.values()]
+        return [status for status in await asyncio.gather(*calls) if isinstance(status, EngineStatus)]
+
+    async def close(self) -> None:
+        """Ends all engines; requests that are under way fail."""
+        self._fail(EngineError("the pool has been closed"))
+        for member in self._members.values():
+            # An engine that ends now is not lost.
+            member.state = "leaving"
+            if member.collector is not None:
+                member.collector.cancel()
+        for member in list(self._members.values()):
+            with suppress(EngineError, DeadlineError):
+                await member.handle.call("close", seconds=5.0)
+            self._drop(member)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------ lending
+
     async def lend(self, count: int) -> Lent | None:
         """Borrows up to ``count`` engines, those with the least in hand, whose requests go on elsewhere; at least one
         stays. None when none can be spared. They keep their weights until ``Lent.give_back``. Not while a publication
@@ -256,256 +226,3 @@ class RolloutPool:
             await bring_up(member.handle)
         except (EngineError, DeadlineError) as error:
             self.report_lost(member.handle.name, str(error))
-
-    async def remove(self, name: str, *, drain: bool = True) -> None:
-        """Takes an engine out and ends it. ``drain``: its requests go on elsewhere from where they are; else they start
-        again."""
-        member = self._members[name]
-        member.state = "leaving"
-        if drain:
-            await self._dispatched()
-            await self._take_back(member)
-        self._drop(member)
-
-    def report_lost(self, name: str, reason: str) -> None:
-        """An engine is gone: its requests are made again elsewhere, and a new one is started if the pool can."""
-        member = self._members.get(name)
-        if member is None:
-            return
-        log.warning("engine %s is lost (%s); %d requests are made again", name, reason, len(member.pending))
-        self.lost.append(name)
-        replaceable = self._replace is not None and member.state != "leaving"
-        self._drop(member)
-        if replaceable:
-            self.replacing += 1
-            self._spawn(self._start_replacement(name))
-        elif not self._members:
-            self._fail(EngineError(f"no engine is left: {name} was the last one ({reason})"))
-
-    async def status(self) -> list[EngineStatus]:
-        """Every engine's own account."""
-        calls = [m.handle.call("status", seconds=_CALL_SECONDS) for m in self._members.values()]
-        return [status for status in await asyncio.gather(*calls) if isinstance(status, EngineStatus)]
-
-    async def close(self) -> None:
-        """Ends all engines; requests that are under way fail."""
-        self._fail(EngineError("the pool has been closed"))
-        for member in self._members.values():
-            # An engine that ends now is not lost.
-            member.state = "leaving"
-            if member.collector is not None:
-                member.collector.cancel()
-        for member in list(self._members.values()):
-            with suppress(EngineError, DeadlineError):
-                await member.handle.call("close", seconds=5.0)
-            self._drop(member)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    # ------------------------------------------------------------------ dispatch
-
-    def _wake(self) -> None:
-        self._wanted.set()
-        if self._dispatcher is None or self._dispatcher.done():
-            self._dispatcher = self._spawn(self._dispatch())
-
-    async def _dispatch(self) -> None:
-        """Hands waiting groups to engines until none can be placed."""
-        while True:
-            self._wanted.clear()
-            # Groups that come in during one turn of the event loop travel together.
-            seen = -1
-            while seen != len(self._queue):
-                seen = len(self._queue)
-                await asyncio.sleep(0)
-            placed = self._place()
-            if placed:
-                async with asyncio.TaskGroup() as tasks:
-                    for member, groups in placed:
-                        tasks.create_task(self._submit(member, groups))
-            if not self._wanted.is_set():
-                return
-
-    async def _dispatched(self) -> None:
-        """Until no request is between the queue and an engine."""
-        if self._dispatcher is not None:
-            await asyncio.wait([self._dispatcher])
-
-    def _place(self) -> list[tuple[Member, list[list[Pending]]]]:
-        """Takes groups from the queue and says who gets which."""
-        serving = self._members.serving
-        if self._paused or not serving:
-            return []
-        placed: dict[str, tuple[Member, list[list[Pending]]]] = {}
-        turn = 0
-        while self._queue:
-            if self._fixed:
-                member = serving[turn % len(serving)]
-                turn += 1
-            else:
-                free = [m for m in serving if len(m.pending) < self._max_outstanding]
-                if not free:
-                    break
-                member = min(free, key=lambda m: m.budget)
-            group = [pending for pending in self._queue.popleft() if not pending.done.done()]
-            member.pending.update((pending.request.request_id, pending) for pending in group)
-            placed.setdefault(member.handle.name, (member, []))[1].append(group)
-        for member, _ in placed.values():
-            self._follow(member)
-        return list(placed.values())
-
-    async def _submit(self, member: Member, groups: list[list[Pending]]) -> None:
-        """All groups in one message; if the engine refuses one of them, one by one."""
-        requests = Requests(pending.request for group in groups for pending in group)
-        try:
-            await member.handle.call("submit", requests, seconds=_CALL_SECONDS)
-        except (EngineError, DeadlineError) as error:
-            self.report_lost(member.handle.name, str(error))
-        except ValueError as error:
-            if len(groups) > 1:
-                for group in groups:
-                    await self._submit(member, [group])
-                return
-            for pending in groups[0]:
-                member.pending.pop(pending.request.request_id, None)
-                if not pending.done.done():
-                    pending.done.set_exception(error)
-        else:
-            member.work.set()
-
-    async def _collect(self, member: Member) -> None:
-        """Follows one engine for as long as it is a member."""
-        try:
-            while True:
-                await member.work.wait()
-                if not member.pending:
-                    member.work.clear()
-                    continue
-                results = await member.handle.call("collect", _POLL_SECONDS, seconds=_POLL_SECONDS + _CALL_SECONDS)
-                self._resolve(member, results)
-        except (EngineError, DeadlineError) as error:
-            self.report_lost(member.handle.name, str(error))
-
-    def _resolve(self, member: Member, results: Sequence[GenerationResult]) -> None:
-        now = time.monotonic()
-        for result in results:
-            pending = member.pending.pop(result.request_id, None)
-            if pending is not None and not pending.done.done():
-                result.seconds = now - pending.since
-                if self._shelf is not None:
-                    self._shelf.keep(result)
-                pending.done.set_result(result)
-        self._handed_back.set()
-        self._follow(member)
-        if results and self._queue:
-            self._wake()
-
-    async def _take_back(self, member: Member) -> None:
-        """Interrupts an engine's requests; they return to the queue's front with the tokens they have."""
-        try:
-            partials = await member.handle.call("abort", seconds=_CALL_SECONDS)
-            # Those that had finished before are still to be collected.
-            finished = await member.handle.call("collect", 0.0, seconds=_CALL_SECONDS)
-        except (EngineError, DeadlineError) as error:
-            # Lost, or taken out of the pool by somebody else meanwhile: what it had in hand is made again.
-            self.report_lost(member.handle.name, str(error))
-            return
-        self._resolve(member, finished)
-        for partial in reversed(partials):
-            pending = member.pending.pop(partial.request_id, None)
-            if pending is not None:
-                pending.request = continued(pending.request, partial)
-                self._queue.appendleft([pending])
-        self._follow(member)
-        self._wake()
-
-    def _drop(self, member: Member) -> None:
-        """Ends a member's process and returns what it had in hand to the queue."""
-        if self._members.pop(member.handle.name, None) is None:
-            return
-        if member.collector is not None and member.collector is not asyncio.current_task():
-            member.collector.cancel()
-        member.handle.kill()
-        for pending in reversed(member.pending.values()):
-            if member.state == "lent":
-                # Another engine has other weights by now.
-                if not pending.done.done():
-                    pending.done.set_exception(EngineLostError(f"engine {member.handle.name} is lost"))
-            else:
-                self._queue.appendleft([pending])
-        member.pending.clear()
-        member.state = "leaving"
-        self._handed_back.set()
-        self.activity.forget(member.handle.name)
-        self._wake()
-
-    def _follow(self, member: Member) -> None:
-        version = self.version if member.kept_version is None else member.kept_version
-        self.activity.follow(member.handle.name, version, busy=bool(member.pending))
-
-    async def _start_replacement(self, name: str) -> None:
-        assert self._replace is not None
-        try:
-            try:
-                handle = await self._replace(name)
-            finally:
-                self.replacing -= 1
-            self.add(handle)
-            if self.bring_up is not None:
-                await self.bring_up(handle)
-            else:
-                self.activate([handle.name])
-        except (EngineError, DeadlineError) as error:
-            log.warning("no replacement for engine %s: %s", name, error)
-            if not self._members:
-                self._fail(error)
-
-    def _forget(self, group: list[Pending]) -> None:
-        """The caller has gone: nobody needs these results."""
-        for pending in group:
-            pending.done.cancel()
-        for member in self._members.values():
-            gone = [name for name, pending in member.pending.items() if pending.done.cancelled()]
-            for name in gone:
-                del member.pending[name]
-            if gone:
-                self._handed_back.set()
-                self._spawn(self._abort(member, gone))
-
-    async def _abort(self, member: Member, names: list[str]) -> None:
-        try:
-            await member.handle.call("abort", names, seconds=_CALL_SECONDS)
-        except (EngineError, DeadlineError) as error:
-            self.report_lost(member.handle.name, str(error))
-
-    # ------------------------------------------------------------------ failures
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        """Nothing will be generated any more: everybody who waits learns why."""
-        self._failure = self._failure or error
-        waiting = [pending for group in self._queue for pending in group]
-        waiting += [pending for member in self._members.values() for pending in member.pending.values()]
-        self._queue.clear()
-        for pending in waiting:
-            if not pending.done.done():
-                pending.done.set_exception(error)
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise EngineError(f"the pool has failed: {self._failure}") from self._failure
-
-
-def _is_there(done: asyncio.Future[GenerationResult]) -> bool:
-    return done.done() and not done.cancelled() and done.exception() is None

@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ class SampleRow:
 
     def to_json(self) -> str:
         """One line of JSON; what is not known is left out."""
-        known = {name: value for name, value in asdict(self).items() if value not in (None, {})}
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        known = {name: value for name, value in values if value not in (None, {})}
         return json.dumps(finite(known), ensure_ascii=False)
 
 
