@@ -90,3 +90,6 @@ def test_a_twin_runs_within_its_bound(runner: Runner, mode: str) -> None:
     assert [record["step"] for record in records] == [0, 1, 2, 3, 4]
     ages = [record["age/max"] for record in records[1:]]
     assert max(ages) <= MODES[mode].max_age
+    # Four pulls make a version, and the learning rate falls with versions.
+    rates = [record["actor/learning_rate"] for record in records[1:]]
+    assert rates == pytest.approx([5e-3 * (1 - 0.95 * step / 449) for step in range(4)])

@@ -148,6 +148,9 @@ def test_the_schedule_counts_updates_not_optimizer_steps(
         result = update(rank, batch, [range(len(batch))] * (number + 1), update_critic=number == 0)
         rates.append(result.metrics["actor/learning_rate"])
     assert rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
+    rank = LearnerRank(replace(settings, actor=schedule))
+    pulls = [update(rank, batch, continues=number % 2 == 1).metrics["actor/learning_rate"] for number in range(6)]
+    assert pulls == pytest.approx([0.025, 0.025, 0.05, 0.05, 0.075, 0.075])
     with pytest.raises(ValueError, match=r"stop\.steps"):
         LearnerRank(replace(settings, actor=replace(schedule, schedule="cosine")))
 

@@ -42,6 +42,7 @@ class Watched:
         self.rank = rank
         self.scored: list[dict[str, Any]] = []
         self.updates: list[tuple[SequenceBatch, LossSettings, list[list[int]], bool, bool]] = []
+        self.continued: list[bool] = []
 
     async def score(self, batch: SequenceBatch, *, temperature: float, **wanted: bool) -> ScoreResult:
         self.scored.append({name for name, value in wanted.items() if value})
@@ -63,7 +64,9 @@ class Watched:
         *,
         update_actor: bool = True,
         update_critic: bool = False,
+        continues: bool = False,
     ) -> UpdateResult:
+        self.continued.append(continues)
         self.updates.append((batch, loss, [list(m) for m in mini_batches], update_actor, update_critic))
         work = cut(batch, mini_batches, ranks=1, token_budget=4096, share_prompts=True)
         report = self.rank.update(work.shares[0], loss, update_actor=update_actor, update_critic=update_critic)
@@ -346,6 +349,14 @@ async def test_truncated_responses_can_lose_their_reward_and_their_place_in_the_
     expected = [x - sum(row) / 4 for row in replaced for x in row]
     np.testing.assert_allclose(batch.advantages, per_token(expected, groups), atol=1e-5)
     np.testing.assert_array_equal(batch.mask, per_token([1.0, 1.0, 1.0, 0.0] * 3, groups))
+
+
+async def test_pulls_of_one_version_are_one_update_to_the_schedule(folder: Path) -> None:
+    step, learner = step_of(spec_of(preset="grpo"), folder)
+    groups = groups_of(SCORES)
+    for number, version in ((1, 0), (1, 0), (2, 1), (2, 1), (2, 1)):
+        await step.run(groups, number=number, version=version)
+    assert learner.continued == [False, True, False, True, True]
 
 
 async def test_ppo_charges_the_reward_for_kl_and_trains_the_critic_on_returns(folder: Path) -> None:

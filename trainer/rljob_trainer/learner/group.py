@@ -156,6 +156,7 @@ class LearnerGroup:
         *,
         update_actor: bool = True,
         update_critic: bool = False,
+        continues: bool = False,
     ) -> UpdateResult:
         work = await asyncio.to_thread(self._cut, batch, mini_batches)
         reports = await self.call(
@@ -163,6 +164,7 @@ class LearnerGroup:
             per_rank=[(share, loss) for share in work.shares],
             update_actor=update_actor,
             update_critic=update_critic,
+            continues=continues,
         )
         return update_result(reports, work, batch)
 

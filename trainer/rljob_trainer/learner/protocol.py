@@ -131,9 +131,11 @@ class Learner(Protocol):
         *,
         update_actor: bool = True,
         update_critic: bool = False,
+        continues: bool = False,
     ) -> UpdateResult:
         """One optimizer step of each model per entry of ``mini_batches`` (indices of sequences; epochs are
-        repeated entries, in the order given)."""
+        repeated entries, in the order given). ``continues``: it belongs to the policy version of the update before, so
+        the learning rate is the same."""
         ...
 
     async def save(self, folder: Path) -> None:

@@ -197,7 +197,13 @@ class LearnerRank:
     # --- training -----------------------------------------------------------------------------------------------------
 
     def update(
-        self, share: Share, loss: LossSettings, *, update_actor: bool = True, update_critic: bool = False
+        self,
+        share: Share,
+        loss: LossSettings,
+        *,
+        update_actor: bool = True,
+        update_critic: bool = False,
+        continues: bool = False,
     ) -> RankReport:
         """One optimizer step of each model per mini-batch, the critic's first."""
         if update_critic and self.critic is None:
@@ -207,6 +213,8 @@ class LearnerRank:
             work.append(self.actor)
         # Where models run in turn the first one's gradients are gone before the second one's are there.
         groups = [work] if self.settings.two_lanes else [[trained] for trained in work]
+        for trained in work:
+            trained.begin(continues=continues)
         report = RankReport([], {trained.name: trained.rate for trained in work})
         sums: list[Sums] = []
         busy = [part for trained in work for part in (trained.name, f"{trained.name} optimizer")]
@@ -222,8 +230,6 @@ class LearnerRank:
                         if outcome.problem is not None:
                             _log.warning("%s, mini-batch %d: %s; step skipped", trained.name, number, outcome.problem)
                         report.steps.append(StepReport(trained.name, number, outcome.grad_norm, {}, outcome.problem))
-        for trained in work:
-            trained.updates += 1
         for step, values in zip(report.steps, on_host(sums), strict=True):
             step.sums = values
         report.usage = self._meter.read()
@@ -266,7 +272,8 @@ class LearnerRank:
         if trained is self.critic:
             return CriticGradient(share, number, loss, self._place)
         # Drawn anew for every optimizer step, equal on all ranks, the same after a resume.
-        seed = ((self.settings.seed * 1_000_003 + trained.updates) * 1_000_003 + number) % (1 << 63)
+        step = trained.pull * 65_537 + number
+        seed = ((self.settings.seed * 1_000_003 + trained.updates) * 1_000_003 + step) % (1 << 63)
         return ActorGradient(self._policy, self._reference, share, number, loss, self._place, seed)
 
     def _twin(self, trained: Trained) -> Twin:

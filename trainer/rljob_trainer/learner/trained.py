@@ -35,12 +35,21 @@ class Trained:
         self._layer_parameters = sum(p.numel() for layer in module.layers for p in layer.parameters())
         self.updates = 0
         """Updates (policy versions) begun so far: the schedule's clock."""
+        self.pull = 0
+        """The pulls before the present one in the update that was begun last."""
         learning_rate(settings, settings.warmup_steps, total_updates)  # a schedule without an end is refused now
+
+    def begin(self, *, continues: bool) -> None:
+        """The next update begins, or ``continues`` with another pull."""
+        if continues and self.updates:
+            self.pull += 1
+        else:
+            self.updates, self.pull = self.updates + 1, 0
 
     @property
     def rate(self) -> float:
-        """The learning rate of the next update."""
-        return learning_rate(self.settings, self.updates, self.total_updates)
+        """The learning rate of the update that was begun last."""
+        return learning_rate(self.settings, max(0, self.updates - 1), self.total_updates)
 
     def cost(self, lengths: Lengths, indices: Int64Array) -> float:
         """About the floating-point operations of a forward and backward pass over sequences, to divide work by."""

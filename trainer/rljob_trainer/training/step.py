@@ -110,6 +110,7 @@ class TrainingStep:
                 mini_batches,
                 update_actor=critic is None or number > critic.warmup_steps,
                 update_critic=critic is not None,
+                continues=version == self._trained_version,
             )
         metrics.update(scored.metrics)
         metrics.update(result.metrics)
