@@ -32,6 +32,9 @@ VALIDATION_STEP = "validation/step"
 _SAMPLE_FILE = re.compile(r"step-(\d+)\.jsonl")
 
 
+_STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
 @dataclass(frozen=True, slots=True)
 class SampleRow:
     """One generated sample as it is written for people to read."""
@@ -51,7 +54,10 @@ class SampleRow:
         """One line of JSON; what is not known is left out."""
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
         known = {name: value for name, value in values if value not in (None, {})}
-        return json.dumps(finite(known), ensure_ascii=False)
+        try:
+            return _STRICT.encode(known)
+        except (TypeError, ValueError):  # a mapping that is no dict, a number that JSON has no word for
+            return _STRICT.encode(finite(known))
 
 
 @contextmanager
