@@ -1,53 +1,114 @@
-"""``python -m benchmarks.kills --moments 200``: kills at random moments over all modes, and a line for each run.
+"""``python -m benchmarks.kills --moments 200``: kills at random moments over all modes, until so many are on record.
 
 Sync must train the same groups in the same steps as an untouched run. The other modes must have lost nothing, done
-nothing twice, and kept the bound on age.
+nothing twice, and kept the bound on age. Each run is written down when it is over (``results/runs.jsonl``, with its
+commit), so the same command goes on where it was stopped; remove the file to begin anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.kills.runs import MODES, VICTIMS, KilledRunError, Victim, check, run_to_the_end
+from benchmarks.machine import Machine
+from benchmarks.measuring import table, write_results
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class KilledRun:
+    """One run and what it went through."""
+
+    mode: str
+    seed: int
+    commit: str
+    kills: list[str]
+    """Victim and step, in order."""
+    rolled_back: int
+    """Steps done again."""
+    failed: str = ""
+    """What was lost, done twice, or broken; empty: nothing."""
+
+
+@dataclass
+class Killer:
+    """Kills runs in a scratch folder."""
+
+    scratch: Path
+    commit: str
+    whole: dict[int, tuple[str, int | None]] = field(default_factory=dict)
+    """State and step of every prompt of an untouched sync run."""
+
+    def untouched(self) -> None:
+        """What sync runs are compared with."""
+        run_to_the_end("sync", self.scratch / "whole", [], seed=0)
+        self.whole = check(self.scratch / "whole" / "output", "sync")
+
+    def run(self, mode: str, victims: Sequence[Victim], seed: int) -> KilledRun:
+        """Kills the victims one after the other; a run may end before its last."""
+        folder = self.scratch / f"run-{seed}"
+        kills: list[str] = []
+        try:
+            story = run_to_the_end(mode, folder, victims, seed=seed)
+            kills = story.kills
+            states = check(folder / "output", mode)
+            if mode == "sync" and states != self.whole:
+                raise KilledRunError("the ledger differs from that of an untouched run")
+        except KilledRunError as error:
+            return KilledRun(mode, seed, self.commit, kills or list(victims), 0, str(error))
+        return KilledRun(mode, seed, self.commit, kills, story.rolled_back)
+
+
+def show(runs: Sequence[KilledRun]) -> str:
+    """A row per pipeline."""
+    rows = []
+    for mode in MODES:
+        mine = [run for run in runs if run.mode == mode]
+        victims = Counter(kill.partition(" ")[0] for run in mine for kill in run.kills)
+        counts = [str(victims[victim]) for victim in VICTIMS]
+        again, failed = sum(run.rolled_back for run in mine), sum(bool(run.failed) for run in mine)
+        rows.append([mode, str(len(mine)), *counts, str(sum(victims.values())), str(again), str(failed)])
+    head = ["pipeline", "runs", *VICTIMS, "kills", "steps done again", "runs that lost something"]
+    commits = ", ".join(dict.fromkeys(run.commit for run in runs))
+    return f"{table(head, rows)}\nCommits: {commits}."
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.kills", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--moments", type=int, default=200, help="kills in all (default: 200)")
-    parser.add_argument("--chain", type=int, default=4, help="kills in one run (default: 4)")
+    parser.add_argument("--moments", type=int, default=200, help="kills on record in the end (default: 200)")
+    parser.add_argument("--chain", type=int, default=6, help="kills in one run (default: 6)")
     parser.add_argument("--mode", choices=MODES, action="append", help="only these pipelines")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=HERE / "results")
     args = parser.parse_args()
-    rng, done, failed, number = random.Random(args.seed), 0, 0, 0
-    modes = args.mode or list(MODES)
+    record = args.results / "runs.jsonl"
+    args.results.mkdir(parents=True, exist_ok=True)
+    lines = record.read_text().splitlines() if record.exists() else []
+    runs = [KilledRun(**json.loads(line)) for line in lines]
+    modes, machine = args.mode or list(MODES), Machine.here()
     with tempfile.TemporaryDirectory(prefix="rljob-kills-") as scratch:
-        whole = {}
+        killer = Killer(Path(scratch), machine.commit)
         if "sync" in modes:
-            run_to_the_end("sync", Path(scratch, "whole"), [], seed=0)
-            whole = check(Path(scratch, "whole", "output"), "sync")
-        while done < args.moments:
-            mode = modes[number % len(modes)]
-            victims: list[Victim] = [rng.choice(VICTIMS) for _ in range(min(args.chain, args.moments - done))]
-            folder, killed = Path(scratch, f"run-{number}"), len(victims)
-            try:
-                story = run_to_the_end(mode, folder, victims, seed=rng.randrange(1 << 30))
-                killed = len(story.kills)  # a run may end before its last
-                states = check(folder / "output", mode)
-                if mode == "sync" and states != whole:
-                    raise KilledRunError("the ledger differs from that of an untouched run")
-                print(
-                    f"{mode}: {', '.join(story.kills)}; {story.rolled_back} steps done again: nothing lost", flush=True
-                )
-            except KilledRunError as error:
-                failed += 1
-                print(f"{mode}: {victims}: FAILED: {error}", flush=True)
-            done, number = done + killed, number + 1
-    print(f"{done} kills in {number} runs, {failed} runs failed")
-    return 1 if failed else 0
+            killer.untouched()
+        while (left := args.moments - sum(len(run.kills) for run in runs)) > 0:
+            seed = len(runs)
+            rng = random.Random(seed)
+            victims: list[Victim] = [rng.choice(VICTIMS) for _ in range(min(args.chain, left))]
+            run = killer.run(modes[seed % len(modes)], victims, seed)
+            runs.append(run)
+            with record.open("a") as file:
+                file.write(json.dumps(asdict(run)) + "\n")
+            print(f"{run.mode}: {', '.join(run.kills)}: {run.failed or 'nothing lost'}", flush=True)
+    write_results(args.results, "kills", machine, {"runs": len(runs)}, show(runs))
+    return 1 if any(run.failed for run in runs) else 0
 
 
 if __name__ == "__main__":
