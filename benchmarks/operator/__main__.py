@@ -79,7 +79,7 @@ def main() -> None:
         [
             "# The operator's speed",
             "",
-            f"{args.jobs} RLJobs that wait at start; ConfigMap, Secret, NetworkPolicy, RayCluster and status of each are written.",
+            f"{args.jobs} RLJobs that wait at start; each gets its objects and its status.",
             "",
             table(
                 ["", "jobs/s", "s from the first write to the last", "s from the process's start", "peak MB"],
