@@ -78,13 +78,13 @@ def test_there_is_a_twin_of_every_mode() -> None:
         assert spec.pipeline.partial_rollout == ("recompute" if name == "partial-rollout" else "none")
 
 
-@pytest.mark.parametrize("mode", ["stream", "partial-rollout"])
-def test_a_twin_runs_within_its_bound(runner: Runner, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "correction"), [("stream", "bypass"), ("partial-rollout", "decoupled")])
+def test_a_twin_runs_within_its_bound(runner: Runner, mode: str, correction: str) -> None:
     """The modes differ in nothing but these settings, so two of them stand for all."""
     output = runner.folder / mode
     runner.run(
         "run", EXAMPLES / "quickstart.yaml", TWINS / f"{mode}.yaml", "--output", output, "--steps", "4",
-        "--set", "data.validation[0].limit=8",
+        "--set", "data.validation[0].limit=8", "--set", f"algorithm.rolloutCorrection.mode={correction}",
     )  # fmt: skip
     records = metrics_of(output)
     assert [record["step"] for record in records] == [0, 1, 2, 3, 4]

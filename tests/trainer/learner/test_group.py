@@ -71,8 +71,10 @@ async def test_two_ranks_do_what_one_does_until_one_is_killed(
 
         minis = [range(0, 12), range(12, 24)] * 2
         loss = LossSettings(value_clip=0.3, entropy_coefficient=0.01)
-        update = await group.update(batch, loss, minis, update_critic=True)
+        update = await group.update(batch, loss, minis, update_critic=True, keep_anchor=True)
         assert (update.actor_steps, update.critic_steps, update.skipped) == (4, 4, [])
+        anchored = await group.score(batch, temperature=0.7, log_probs=True, anchored=True)
+        np.testing.assert_array_equal(anchored.log_probs, result.log_probs)
         one.update(cut(batch, minis, ranks=1, token_budget=1 << 20).shares[0], loss, update_critic=True)
         result = await group.score(batch, temperature=0.7, **wanted)
         for name, stream in one.score(share, 0.7, **wanted).streams.items():

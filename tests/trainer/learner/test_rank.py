@@ -155,6 +155,34 @@ def test_the_schedule_counts_updates_not_optimizer_steps(
         LearnerRank(replace(settings, actor=replace(schedule, schedule="cosine")))
 
 
+def test_a_score_sees_the_weights_that_the_version_began_with(
+    tied_folder: Path, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    settings = LearnerSettings(tied_folder, actor=OptimizerSettings(learning_rate=1e-2))
+    batch = make_batch()
+    rank, twin = LearnerRank(settings), LearnerRank(settings)
+    with pytest.raises(ValueError, match="the update kept none"):
+        score(rank, batch, log_probs=True, anchored=True)
+
+    before = score(rank, batch, log_probs=True)["log_probs"]
+    update(rank, batch, keep_anchor=True)
+    for _ in range(2):
+        np.testing.assert_array_equal(score(rank, batch, log_probs=True, anchored=True)["log_probs"], before)
+        assert np.abs(score(rank, batch, log_probs=True)["log_probs"] - before).max() > 1e-3
+        update(rank, batch, continues=True)
+
+    update(rank, batch, keep_anchor=True)
+    moved = score(rank, batch, log_probs=True, anchored=True)["log_probs"]
+    assert np.abs(moved - before).max() > 1e-3
+
+    for continues in (False, True, True, False):
+        update(twin, batch, continues=continues)
+    for (name, ours), (_, theirs) in zip(
+        rank.named_parameters_for_publish(), twin.named_parameters_for_publish(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
 def test_the_same_work_gives_the_same_bits(settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]) -> None:
     batch = make_batch()
     results = []

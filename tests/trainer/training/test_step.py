@@ -43,6 +43,7 @@ class Watched:
         self.scored: list[dict[str, Any]] = []
         self.updates: list[tuple[SequenceBatch, LossSettings, list[list[int]], bool, bool]] = []
         self.continued: list[bool] = []
+        self.kept: list[bool] = []
 
     async def score(self, batch: SequenceBatch, *, temperature: float, **wanted: bool) -> ScoreResult:
         self.scored.append({name for name, value in wanted.items() if value})
@@ -65,11 +66,20 @@ class Watched:
         update_actor: bool = True,
         update_critic: bool = False,
         continues: bool = False,
+        keep_anchor: bool = False,
     ) -> UpdateResult:
         self.continued.append(continues)
+        self.kept.append(keep_anchor)
         self.updates.append((batch, loss, [list(m) for m in mini_batches], update_actor, update_critic))
         work = cut(batch, mini_batches, ranks=1, token_budget=4096, share_prompts=True)
-        report = self.rank.update(work.shares[0], loss, update_actor=update_actor, update_critic=update_critic)
+        report = self.rank.update(
+            work.shares[0],
+            loss,
+            update_actor=update_actor,
+            update_critic=update_critic,
+            continues=continues,
+            keep_anchor=keep_anchor,
+        )
         return update_result([report], work, batch)
 
 
@@ -119,7 +129,7 @@ def groups_of(scores: Sequence[Sequence[float]], seed: int = 0, *, version: int 
     return groups
 
 
-def step_of(spec: ResolvedSpec, folder: Path) -> tuple[TrainingStep, Watched]:
+def step_of(spec: ResolvedSpec, folder: Path, *, several_pulls: bool = False) -> tuple[TrainingStep, Watched]:
     algorithm = spec.algorithm
     settings = LearnerSettings(
         model_path=folder,
@@ -127,7 +137,15 @@ def step_of(spec: ResolvedSpec, folder: Path) -> tuple[TrainingStep, Watched]:
         critic=None if algorithm.critic is None else LearnerSettings(model_path=folder).actor,
     )
     learner = Watched(LearnerRank(settings))
-    return TrainingStep(algorithm, spec.batch, learner, temperature=1.0, seed=0), learner  # type: ignore[arg-type]
+    step = TrainingStep(
+        algorithm,
+        spec.batch,
+        learner,
+        temperature=1.0,
+        seed=0,
+        several_pulls=several_pulls,  # type: ignore[arg-type]
+    )
+    return step, learner
 
 
 def per_token(values: Sequence[float], groups: Sequence[Group]) -> list[float]:
@@ -239,7 +257,9 @@ async def test_figures_of_one_version_are_mismatch_and_of_several_drift_too(fold
     assert alone["mismatch/chi_square"] == pytest.approx(np.mean(rho**2) - 1, rel=1e-4, abs=1e-6)
     assert alone["mismatch/effective_sample_size"] == pytest.approx(whole.mean() ** 2 / np.mean(whole**2), rel=1e-4)
     assert "drift/kl" not in alone
-    # The weights have moved since the publication of version 7: nothing is comparable any more.
+    # Without a forward pass before the update, a second pull sees weights that have moved since the publication.
+    step, _ = step_of(spec_of(kl=NO_KL, rolloutCorrection={"mode": "bypass"}), folder)
+    await step.run(groups, number=1, version=7)
     later = await step.run(groups, number=1, version=7)
     assert "mismatch/kl" not in later
     assert later["drift/kl"] > 0
@@ -289,7 +309,7 @@ async def test_the_entropy_coefficient_follows_its_target(folder: Path) -> None:
     target = {"target": 5.0, "rate": 0.01, "maximum": 0.05}
     step, learner = step_of(spec_of(kl=NO_KL, entropyCoefficient=0.01, entropyTarget=target), folder)
     first = await step.run(groups_of(SCORES), number=1, version=0)
-    second = await step.run(groups_of(SCORES), number=2, version=0)
+    second = await step.run(groups_of(SCORES), number=2, version=1)
     moved = 0.01 + 0.01 * (5.0 - first["actor/entropy"])
     assert [loss.entropy_coefficient for _, loss, *_ in learner.updates] == pytest.approx([0.01, moved])
     assert second["actor/entropy_coefficient"] == pytest.approx(moved)
@@ -351,12 +371,44 @@ async def test_truncated_responses_can_lose_their_reward_and_their_place_in_the_
     np.testing.assert_array_equal(batch.mask, per_token([1.0, 1.0, 1.0, 0.0] * 3, groups))
 
 
+PULLS = ((1, 0), (1, 0), (2, 1), (2, 1), (2, 1))
+"""Step and version of each."""
+DECOUPLED = {"mode": "decoupled", "weights": {"level": "token", "high": 2.0}}
+
+
 async def test_pulls_of_one_version_are_one_update_to_the_schedule(folder: Path) -> None:
-    step, learner = step_of(spec_of(preset="grpo"), folder)
-    groups = groups_of(SCORES)
-    for number, version in ((1, 0), (1, 0), (2, 1), (2, 1), (2, 1)):
-        await step.run(groups, number=number, version=version)
+    step, learner = step_of(spec_of(rolloutCorrection={"mode": "bypass"}), folder, several_pulls=True)
+    for number, version in PULLS:
+        await step.run(groups_of(SCORES), number=number, version=version)
     assert learner.continued == [False, True, False, True, True]
+    assert learner.kept == [False] * 5, "bypass mode has the engines' log-probs for its anchor"
+
+
+async def test_pulls_of_one_version_have_the_policy_that_it_began_with_as_their_anchor(folder: Path) -> None:
+    spec = spec_of(preset="grpo", kl=NO_KL, rolloutCorrection=DECOUPLED)
+    step, learner = step_of(spec, folder, several_pulls=True)
+    groups = groups_of(SCORES)
+    told = [await step.run(groups, number=number, version=version) for number, version in PULLS]
+    assert learner.kept == [True, False, True, False, False]
+    assert [("anchored" in wanted) for wanted in learner.scored] == [False, True, False, True, True]
+    old = [batch.old_log_probs for batch, *_ in learner.updates]
+    np.testing.assert_array_equal(old[1], old[0])
+    np.testing.assert_array_equal(old[3], old[2])
+    np.testing.assert_array_equal(old[4], old[2])
+    assert not np.array_equal(old[2], old[0])
+    # The same samples of version 0, seen by the same weights: both pulls say how well engine and trainer agree.
+    assert told[0]["mismatch/kl"] == told[1]["mismatch/kl"]
+
+
+async def test_without_a_correction_later_pulls_are_scored_with_the_first_weights(folder: Path) -> None:
+    """The first one needs no forward pass: its single optimizer step begins there."""
+    spec = spec_of(preset="grpo", kl=NO_KL, rolloutCorrection={"mode": "none"})
+    step, learner = step_of(spec, folder, several_pulls=True)
+    for number, version in PULLS[:2]:
+        await step.run(groups_of(SCORES), number=number, version=version)
+    assert learner.scored == [{"log_probs", "anchored"}]
+    assert learner.updates[0][0].old_log_probs is None
+    assert learner.updates[1][0].old_log_probs is not None
 
 
 async def test_ppo_charges_the_reward_for_kl_and_trains_the_critic_on_returns(folder: Path) -> None:

@@ -6,6 +6,7 @@
     packing.py    which rank trains what, in which micro-batches, and how one becomes a packed row
     attention.py, logprobs.py, models.py          the mathematics of a forward pass
     parallel.py, shards.py, residence.py          sharding, a rank's part of a tensor, what rests in host memory
+    anchor.py     the weights that a version of several pulls began with
     optim.py, adamw.py, muon.py, rates.py         clipping and refused steps, the rules, the learning rate
     state.py, export.py                           checkpoints that reshard, Hugging Face folders
 

@@ -130,6 +130,7 @@ class LearnerGroup:
         sum_squared_probs: bool = False,
         reference: bool = False,
         values: bool = False,
+        anchored: bool = False,
     ) -> ScoreResult:
         wanted = {
             "log_probs": log_probs,
@@ -141,7 +142,8 @@ class LearnerGroup:
         if not any(wanted.values()) or not len(batch):
             return ScoreResult()
         work = await asyncio.to_thread(self._cut, batch, [range(len(batch))])
-        parts = await self.call("score", per_rank=[(share, temperature) for share in work.shares], **wanted)
+        shares = [(share, temperature) for share in work.shares]
+        parts = await self.call("score", per_rank=shares, anchored=anchored, **wanted)
         streams = {
             name: work.merge(batch, [part.streams[name] for part in parts], per_sequence=name == "final_values")
             for name in parts[0].streams
@@ -157,6 +159,7 @@ class LearnerGroup:
         update_actor: bool = True,
         update_critic: bool = False,
         continues: bool = False,
+        keep_anchor: bool = False,
     ) -> UpdateResult:
         work = await asyncio.to_thread(self._cut, batch, mini_batches)
         reports = await self.call(
@@ -165,6 +168,7 @@ class LearnerGroup:
             update_actor=update_actor,
             update_critic=update_critic,
             continues=continues,
+            keep_anchor=keep_anchor,
         )
         return update_result(reports, work, batch)
 

@@ -58,6 +58,14 @@ def shard(model: nn.Module, layers: list[nn.Module], mesh: DeviceMesh | None, co
         module.set_force_sum_reduction_for_comms(True)
 
 
+def reshard(model: nn.Module) -> None:
+    """Lets go of what was gathered for a forward pass: FSDP2 keeps the outermost group's for a backward pass, which a
+    score has not got, and would use it again when the weights are others."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def shard_group(mesh: DeviceMesh | None) -> dist.ProcessGroup | None:
     """The ranks over which one copy of the parameters is cut."""
     return None if mesh is None else mesh.get_group("shard")

@@ -119,8 +119,10 @@ class Learner(Protocol):
         sum_squared_probs: bool = False,
         reference: bool = False,
         values: bool = False,
+        anchored: bool = False,
     ) -> ScoreResult:
-        """The streams asked for, all from one pass over the batch."""
+        """The streams asked for, all from one pass over the batch. ``anchored``: the actor's with the weights that the
+        last update with ``keep_anchor`` began with."""
         ...
 
     async def update(
@@ -132,10 +134,11 @@ class Learner(Protocol):
         update_actor: bool = True,
         update_critic: bool = False,
         continues: bool = False,
+        keep_anchor: bool = False,
     ) -> UpdateResult:
         """One optimizer step of each model per entry of ``mini_batches`` (indices of sequences; epochs are
         repeated entries, in the order given). ``continues``: it belongs to the policy version of the update before, so
-        the learning rate is the same."""
+        the learning rate is the same. ``keep_anchor``: keeps a copy of the actor as it is before."""
         ...
 
     async def save(self, folder: Path) -> None:

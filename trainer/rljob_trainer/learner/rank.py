@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rljob_trainer.learner import export, parallel, state
+from rljob_trainer.learner.anchor import Anchor
 from rljob_trainer.learner.gradients import (
     ActorGradient,
     CriticGradient,
@@ -95,6 +97,7 @@ class LearnerRank:
             )
             self._reference = self._prepare(frozen.requires_grad_(False), self._dtype, self._dtype)
         self._twins: dict[str, Twin] = {}
+        self._anchor = Anchor(self._policy)
         # All models are of one family.
         self._place = Place(self.device, self._dtype, outputs_only=policy.outputs_only)
         # What is drawn from here on (nothing does today) differs between ranks.
@@ -146,8 +149,10 @@ class LearnerRank:
         sum_squared_probs: bool = False,
         reference: bool = False,
         values: bool = False,
+        anchored: bool = False,
     ) -> RankScores:
-        """The streams asked for, in the order of the share's micro-batches."""
+        """The streams asked for, in the order of the share's micro-batches. ``anchored``: the actor's with the weights
+        that the last update with ``keep_anchor`` began with."""
         if reference and self._reference is None:
             raise ValueError("reference log-probs were asked for, but the job keeps no reference (algorithm.kl is off)")
         if values and self.critic is None:
@@ -167,7 +172,8 @@ class LearnerRank:
             *[partial(self._score_reference, temperature=temperature)] * reference,
             *[self._score_values] * values,
         ]
-        with self._residence.working("actor", *["reference"] * reference, *["critic"] * values):
+        weights = self._anchor.in_place() if anchored else nullcontext()
+        with self._residence.working("actor", *["reference"] * reference, *["critic"] * values), weights:
             parts = self._cores.run([partial(score, row) for row in rows for score in work])
         names = dict.fromkeys(name for part in parts for name in part)
         streams = {name: torch.cat([part[name] for part in parts if name in part]).cpu().numpy() for name in names}
@@ -204,6 +210,7 @@ class LearnerRank:
         update_actor: bool = True,
         update_critic: bool = False,
         continues: bool = False,
+        keep_anchor: bool = False,
     ) -> RankReport:
         """One optimizer step of each model per mini-batch, the critic's first."""
         if update_critic and self.critic is None:
@@ -219,6 +226,8 @@ class LearnerRank:
         sums: list[Sums] = []
         busy = [part for trained in work for part in (trained.name, f"{trained.name} optimizer")]
         with self._residence.working(*busy, *["reference"] * (loss.kl_kind == "full")):
+            if keep_anchor:
+                self._anchor.keep()
             for number in range(len(share.micro_batches)):
                 for group in groups:
                     seen = self.gradient(group, share, number, loss)

@@ -66,11 +66,13 @@ class TrainingStep:
         *,
         temperature: float,
         seed: int,
+        several_pulls: bool = False,
         max_prompt_tokens: int | None = None,
         part_weights: Mapping[str, float] | None = None,
         stage: Stage = unmeasured,
         report: Callable[[str], None] = _log.warning,
     ) -> None:
+        """``several_pulls``: a version is trained in more than one call of ``run``."""
         self.algorithm = algorithm
         self.kl = kl_controller(algorithm)
         self.entropy = entropy_controller(algorithm)
@@ -78,6 +80,7 @@ class TrainingStep:
         self._learner = learner
         self._temperature = temperature
         self._seed = seed
+        self._several_pulls = several_pulls
         self._max_prompt_tokens = max_prompt_tokens
         self._part_weights = dict(part_weights or {})
         self._stage = stage
@@ -92,7 +95,8 @@ class TrainingStep:
         """Trains on the groups as step ``number`` and returns its metrics. Raises what learner and algorithms raise."""
         batch = layout(groups)
         mini_batches = self._mini_batches(len(groups), batch, number)
-        scored = await self._score(batch, optimizer_steps=len(mini_batches))
+        continues = version == self._trained_version
+        scored = await self._score(batch, optimizer_steps=len(mini_batches), continues=continues)
         with self._stage("advantage"):
             corrected = self._correct(batch, scored)
             inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored)
@@ -110,11 +114,13 @@ class TrainingStep:
                 mini_batches,
                 update_actor=critic is None or number > critic.warmup_steps,
                 update_critic=critic is not None,
-                continues=version == self._trained_version,
+                continues=continues,
+                keep_anchor=self._several_pulls and self._anchors and not continues,
             )
         metrics.update(scored.metrics)
         metrics.update(result.metrics)
-        metrics.update(self._agreement(batch, scored, result, version))
+        same_weights = not continues or (self._anchors and scored.log_probs is not None)
+        metrics.update(self._agreement(batch, scored, result, version if same_weights else None))
         self._trained_version = version
         if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
             of_batch = torch.from_numpy(batch.sequences.advantages)
@@ -154,12 +160,18 @@ class TrainingStep:
 
     # --- the stages
 
-    async def _score(self, batch: TrainingBatch, optimizer_steps: int) -> ScoreResult:
-        """The forward passes that this job needs before its update, in one call."""
+    @property
+    def _anchors(self) -> bool:
+        """Whether pi_old is the policy that the version began with, computed by a forward pass."""
+        return self.algorithm.rollout_correction.mode != "bypass" and not self.algorithm.interpolates
+
+    async def _score(self, batch: TrainingBatch, optimizer_steps: int, *, continues: bool) -> ScoreResult:
+        """The forward passes that this job needs before its update, in one call. ``continues``: the weights have moved
+        since the version began."""
         algorithm = self.algorithm
         mode = algorithm.rollout_correction.mode
         # One optimizer step on the weights that are to be scored: its own forward pass gives pi_old for nothing.
-        anchored_by_update = algorithm.interpolates or (mode == "none" and optimizer_steps == 1)
+        anchored_by_update = algorithm.interpolates or (mode == "none" and optimizer_steps == 1 and not continues)
         needs_old = mode != "bypass" and (
             not anchored_by_update or algorithm.kl.in_reward is not None or self._estimator.needs_sum_squared_probs
         )
@@ -174,6 +186,7 @@ class TrainingStep:
                 sum_squared_probs=needs_squares,
                 reference=algorithm.needs_reference,
                 values=algorithm.needs_critic,
+                anchored=continues and self._anchors,
             )
 
     def _correct(self, batch: TrainingBatch, scored: ScoreResult) -> dict[str, float]:
@@ -314,22 +327,22 @@ class TrainingStep:
         return batch_metrics(streams)
 
     def _agreement(
-        self, batch: TrainingBatch, scored: ScoreResult, result: UpdateResult, version: int
+        self, batch: TrainingBatch, scored: ScoreResult, result: UpdateResult, version: int | None
     ) -> dict[str, float]:
         """``mismatch/...``: trainer against engine, on the tokens that both saw with the same weights.
 
         ``drift/...``: on all tokens, where some are of other weights.
 
         The trainer's log-probs are those that were scored before the update, else those of its first forward pass.
-        Tokens of earlier versions differ because the policy has moved, which is no error. So do all of them once a
-        batch has been trained since the publication.
+        ``version`` is that of their weights; None: no engine has these, since a batch has been trained since the
+        publication. Tokens of other versions differ because the policy has moved, which is no error.
         """
         sequences = batch.sequences
         trainer = result.first_log_probs if scored.log_probs is None else scored.log_probs
         if trainer is None or sequences.rollout_log_probs is None:
             return {}
         known = sequences.mask & np.isfinite(trainer)
-        alike = known & (batch.versions == version) & (version != self._trained_version)
+        alike = known & (batch.versions == version) if version is not None else np.zeros_like(known)
         streams = torch.from_numpy(trainer), torch.from_numpy(sequences.rollout_log_probs)
         metrics: dict[str, float] = {}
         if alike.any():

@@ -1,0 +1,58 @@
+"""The actor's weights at the beginning of a version: what pi_old is computed with where a version has several pulls.
+
+After the first pull the actor has moved. Scored with what it is then, each pull would be anchored to itself: the ratio
+to pi_old would begin at 1 each time, and nothing would hold the version as a whole near the policy that was published
+(decoupled PPO, arXiv 2505.24298). So a copy of the weights waits in host memory and takes their place for that score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from rljob_trainer.learner import parallel
+from rljob_trainer.learner.shards import local
+
+_HOST = torch.device("cpu")
+
+
+class Anchor:
+    """A rank's copy of its part of a module's parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._kept: list[torch.Tensor] | None = None
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """The present weights are what ``in_place`` brings back from now on."""
+        shards = self._shards()
+        if self._kept is None:
+            self._kept = [torch.empty_like(shard, device=_HOST) for shard in shards]
+        for kept, shard in zip(self._kept, shards, strict=True):
+            kept.copy_(shard)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the module has the weights that were kept. Raises ``ValueError`` when there are none."""
+        if self._kept is None:
+            raise ValueError("a score with the version's first weights was asked for, but the update kept none")
+        present = [shard.to(_HOST, copy=True) for shard in self._shards()]
+        self._put(self._kept)
+        try:
+            yield
+        finally:
+            self._put(present)
+
+    @torch.no_grad()
+    def _put(self, values: list[torch.Tensor]) -> None:
+        for shard, value in zip(self._shards(), values, strict=True):
+            shard.copy_(value)
+
+    def _shards(self) -> list[torch.Tensor]:
+        """Sharing memory with the module; anew each time, since it may have been moved."""
+        parallel.reshard(self._module)
+        return [local(parameter.detach()) for parameter in self._module.parameters()]
