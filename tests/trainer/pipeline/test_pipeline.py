@@ -151,6 +151,22 @@ def test_sync_trains_only_on_its_own_version_in_the_order_of_the_feed() -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("pull", "batches"), [(4, [[0, 1, 2, 3]]), (2, [[0, 2], [1, 3]])])
+def test_who_came_first_is_taken_first_but_a_batch_has_the_order_of_the_feed(
+    pull: int, batches: list[list[int]]
+) -> None:
+    schedule = Schedule(ScheduleSettings(4, pull, 0, ordered=False))
+    for ordinal in range(4):
+        schedule.admitted(ordinal, 0)
+    for ordinal in (2, 0, 3, 1):
+        schedule.finished(ordinal)
+    chosen = []
+    while batch := schedule.choose():
+        schedule.trained(batch)
+        chosen.append(batch)
+    assert chosen == batches
+
+
 def test_one_step_off_is_exactly_one_version_old_after_the_first_batch() -> None:
     async def main() -> None:
         world = World(random.Random(2), 1, 1.0)

@@ -168,8 +168,12 @@ class Schedule:
         return max(0, int(places))
 
     def choose(self, *, last: bool = False) -> list[int] | None:
-        """The ordinals of the next pull, or None while it must wait. ``last``: the feed is exhausted, so a
-        short batch is made of whatever is open."""
+        """The ordinals of the next pull, ascending, or None while it must wait. ``last``: the feed is exhausted, so a
+        short batch is made of whatever is open.
+
+        Ascending whatever came first: a batch in the order of arrival has its short responses in the first mini-batch
+        and its long ones in the last, and each of these optimizer steps would go its own way.
+        """
         wanted = min(self.settings.groups_per_pull, self.settings.groups_per_version - self.trained_in_version)
         candidates = self.open - len(self._training)
         if last:
@@ -210,7 +214,7 @@ class Schedule:
         for ordinal in taken:
             del self._finished[ordinal]
         self._training.update(taken)
-        return taken
+        return sorted(taken)
 
     def _holds(self, deadlines: Mapping[int, int], trained: int) -> bool:
         """Inequality (1) for every u at which the left side changes."""
