@@ -8,11 +8,17 @@ a second one ends at once.
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rljob_api import JobInvalid
 from rljob_trainer.commands.job_file import add_job_arguments, read_job
 from rljob_trainer.errors import JobFileError
+
+if TYPE_CHECKING:
+    from rljob_api.resolved import ResolvedJob
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,11 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.steps is not None and args.steps < 1:
         raise JobFileError(f"--steps {args.steps}: a run has at least 1 step")
-    job, base = read_job(args)
-    own = job.spec.stop.steps
-    if args.steps is not None and (own is None or args.steps > own):
-        args.set.append(f"stop.steps={args.steps}")
-        job, base = read_job(args)
+    job, base = _job(args)
     import asyncio
 
     from rljob_trainer.driver.run import RunOptions, run_job
@@ -59,3 +61,14 @@ def run(args: argparse.Namespace) -> int:
         options = replace(options, listening=Listening(args.status_port, token=token))
     with open_view(plain=True if args.plain else None) as view, logs_shown(view, job.spec.logging.level):
         return asyncio.run(run_job(job, options, view)).exit_code
+
+
+def _job(args: argparse.Namespace) -> tuple[ResolvedJob, Path]:
+    """The job as it is written; with ``--steps`` for its own end where that comes before, or where it has none."""
+    if args.steps is not None:
+        with suppress(JobInvalid):  # an end may be what it lacks
+            job, base = read_job(args)
+            if job.spec.stop.steps is not None and args.steps <= job.spec.stop.steps:
+                return job, base
+        args.set.append(f"stop.steps={args.steps}")
+    return read_job(args)
