@@ -134,6 +134,19 @@ async def test_a_sender_that_died_is_the_learners_failure_and_not_the_engines(fo
         assert len(pool.engines) == 2
 
 
+async def test_no_engine_waits_for_the_store_of_a_dead_learner(folder: Path) -> None:
+    async with run_of(folder, ranks=1, engines=1) as (learner, pool, _):
+        publication = WeightPublication(learner, pool, bucket_bytes=1 << 20, seconds=300)
+        await publication.publish(1)
+        late = await RayEngine.start("late", EngineSpec("torch", str(folder)), num_cpus=0)
+        pool.add(late)
+        (process,) = await learner.run(process_of)
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(LearnerError, match="rank 0"):
+            async with asyncio.timeout(60):
+                await publication.bring_up(late)
+
+
 async def test_requests_that_run_across_a_publication_carry_both_versions(folder: Path) -> None:
     async with run_of(folder, ranks=1, engines=1) as (learner, pool, publication):
         await publication.publish(1)

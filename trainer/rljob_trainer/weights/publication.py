@@ -161,6 +161,9 @@ class WeightPublication:
             called_off = False
             while pending:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if sender in done and sender.exception() is not None:
+                    # The store is gone with the learner: engines that look for it would do so until the deadline.
+                    break
                 failed = next((str(task.exception()) for task in done if task.exception() is not None), None)
                 if failed is not None and not called_off:
                     called_off = True
