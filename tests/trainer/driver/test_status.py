@@ -16,6 +16,8 @@ def test_a_run_is_watched_changed_suspended_and_resumed(runner: Runner) -> None:
     changes: dict[str, Any] = {
         "pipeline": {"mode": "fullyAsync", "staleness": {"maxAge": 1}},
         "batch": {"samplesPerPrompt": 4, "miniBatchGroups": 4},
+        # pi_old of a version's second pull is scored with the first one's weights, also where there was none before.
+        "algorithm": {"preset": "grpo", "rolloutCorrection": {"mode": "decoupled"}},
         "checkpoint": {"everySteps": 0},
         "stop": {"steps": 100_000},
     }

@@ -126,7 +126,7 @@ async def assemble(
         learner,
         temperature=sampling.temperature,
         seed=spec.seed,
-        several_pulls=schedule_settings(spec).pulls > 1,
+        several_pulls=spec.pipeline.mode == "fullyAsync",  # whatever syncEvery is: it can be changed at any time
         max_prompt_tokens=spec.data.max_prompt_tokens,
         part_weights={function.name or function.type: function.weight for function in spec.reward.functions},
         stage=times.stage,

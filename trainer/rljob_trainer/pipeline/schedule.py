@@ -45,11 +45,6 @@ class ScheduleSettings:
     fraction: float | None = None
     ordered: bool = True
 
-    @property
-    def pulls(self) -> int:
-        """Of a version."""
-        return self.groups_per_version // self.groups_per_pull
-
     def __post_init__(self) -> None:
         if self.groups_per_pull < 1 or self.groups_per_version % self.groups_per_pull:
             raise ValueError(

@@ -72,7 +72,7 @@ class TrainingStep:
         stage: Stage = unmeasured,
         report: Callable[[str], None] = _log.warning,
     ) -> None:
-        """``several_pulls``: a version is trained in more than one call of ``run``."""
+        """``several_pulls``: a version may be trained in more than one call of ``run``."""
         self.algorithm = algorithm
         self.kl = kl_controller(algorithm)
         self.entropy = entropy_controller(algorithm)
