@@ -2,7 +2,8 @@
 
 Sync must train the same groups in the same steps as an untouched run. The other modes must have lost nothing, done
 nothing twice, and kept the bound on age. Each run is written down when it is over (``results/runs.jsonl``, with its
-commit), so the same command goes on where it was stopped; remove the file to begin anew.
+commit), so the same command goes on where it was stopped; remove the file to begin anew. Two may run at once with
+``--results`` and ``--seed`` of their own; their records can be joined line by line.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def main() -> int:
     parser.add_argument("--chain", type=int, default=6, help="kills in one run (default: 6)")
     parser.add_argument("--mode", choices=MODES, action="append", help="only these pipelines")
     parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--seed", type=int, default=0, help="of the first run on record (default: 0)")
     args = parser.parse_args()
     record = args.results / "runs.jsonl"
     args.results.mkdir(parents=True, exist_ok=True)
@@ -99,7 +101,7 @@ def main() -> int:
         if "sync" in modes:
             killer.untouched()
         while (left := args.moments - sum(len(run.kills) for run in runs)) > 0:
-            seed = len(runs)
+            seed = max((run.seed + 1 for run in runs), default=args.seed)
             rng = random.Random(seed)
             victims: list[Victim] = [rng.choice(VICTIMS) for _ in range(min(args.chain, left))]
             run = killer.run(modes[seed % len(modes)], victims, seed)
