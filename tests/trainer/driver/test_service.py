@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ import aiohttp
 import pytest
 
 from rljob_api.status import Desired, DriverStatus, End, LiveSettings, Pools, RolloutStatus, TrainerStatus
+from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.service import Answers, Listening, ServiceError, serving
 from rljob_trainer.driver.signals import StopRequest
 from rljob_trainer.driver.steering import Steering
@@ -98,6 +101,26 @@ async def test_a_command_is_fulfilled_echoed_and_may_be_repeated() -> None:
     schedule.published()
     assert schedule.settings.groups_per_version == 6
     assert not driver.stop
+
+
+async def test_every_command_is_in_the_ledger_also_one_that_comes_before_it_is_open(tmp_path: Path) -> None:
+    driver = Driver()
+    async with driver.client() as session:
+        assert (await tell(session, generation=2, rollout_replicas=5))[0] == 200
+        for roll_backs in range(2):
+            ledger = Ledger(tmp_path / "ledger.sqlite", attempt=3)
+            driver.steering.record_with(ledger.command)
+            for _ in range(2):
+                assert (await tell(session, generation=3 + roll_backs, rollout_replicas=6))[0] == 200
+            driver.steering.record_with(None)
+            await ledger.close()
+            assert (await tell(session, generation=4, rollout_replicas=7))[0] == 200
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as read:
+        rows = read.execute("SELECT generation, attempt, command ->> 'rolloutReplicas' FROM commands").fetchall()
+    # The last one came after the last ledger was closed.
+    assert rows == [(2, 3, 5), (3, 3, 6), (4, 3, 7), (4, 3, 6)]
+    assert driver.steering.desired is not None
+    assert driver.steering.desired.rollout_replicas == 7
 
 
 async def test_suspend_asks_the_run_to_stop() -> None:

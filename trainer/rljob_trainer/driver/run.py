@@ -232,6 +232,8 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
         stack.callback(sinks.close)
         ledger = Ledger(_ledger_path(options, output), held.fence.attempt)
         stack.push_async_callback(_close_ledger, ledger, held.fence)
+        controls.steering.record_with(ledger.command)
+        stack.callback(controls.steering.record_with, None)
         shelf = Shelf(ledger.path.parent)
         stack.callback(shelf.close)
         stack.enter_context(ray_for_run(spec.trainer.ranks + engines))

@@ -116,7 +116,7 @@ class Session:
             sample_deadline_seconds=spec.deadlines.progress_seconds,
         )
         steering = self._controls.steering
-        steering.schedule, steering.engines, steering.record = schedule, parts.engines.count, parts.ledger.command
+        steering.schedule, steering.engines = schedule, parts.engines.count
         steering.fulfil()
         self._step_began = time.monotonic()
         training = asyncio.create_task(self._pipeline.run(self.totals.step + 1))

@@ -39,8 +39,8 @@ class Steering:
         self.desired: Desired | None = None
         self.engines: EngineCount | None = None
         self.schedule: Schedule | None = None
-        self.record: Callable[[Desired], None] | None = None
-        """Keeps each new command."""
+        self._record: Callable[[Desired], None] | None = None
+        self._unrecorded: list[Desired] = []
         self._spec = spec
         self._stop = stop
 
@@ -53,10 +53,18 @@ class Steering:
         self._check(desired)
         if desired != self.desired:
             log.info("generation %d: %s", desired.generation, _in_words(desired))
-            if self.record is not None:
-                self.record(desired)
+            self._unrecorded.append(desired)
+            self.record_with(self._record)
         self.desired, self.generation = desired, desired.generation
         self.fulfil()
+
+    def record_with(self, record: Callable[[Desired], None] | None) -> None:
+        """``record`` keeps each new command, and first those that came while there was nobody to keep them (None)."""
+        self._record = record
+        if record is not None:
+            for desired in self._unrecorded:
+                record(desired)
+            self._unrecorded.clear()
 
     def fulfil(self) -> None:
         """Passes the newest command on to whatever is there."""
