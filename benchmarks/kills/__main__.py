@@ -1,9 +1,9 @@
 """``python -m benchmarks.kills --moments 200``: kills at random moments over all modes, until so many are on record.
 
-Sync must train the same groups in the same steps as an untouched run. The other modes must have lost nothing, done
-nothing twice, and kept the bound on age. Each run is written down when it is over (``results/runs.jsonl``, with its
-commit), so the same command goes on where it was stopped; remove the file to begin anew. Two may run at once with
-``--results`` and ``--seed`` of their own; their records can be joined line by line.
+Sync must train the same groups in the same steps as an untouched run, with the same tokens and rewards. The other modes
+must have lost nothing, done nothing twice, and kept the bound on age. Each run is written down when it is over
+(``results/runs.jsonl``, with its commit), so the same command goes on where it was stopped; remove the file to begin
+anew. Two may run at once with ``--results`` and ``--seed`` of their own; their records can be joined line by line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.kills.runs import MODES, VICTIMS, KilledRunError, Victim, check, run_to_the_end
+from benchmarks.kills.runs import MODES, VICTIMS, Ended, KilledRunError, Victim, check, run_to_the_end
 from benchmarks.machine import Machine
 from benchmarks.measuring import table, write_results
 
@@ -46,8 +46,8 @@ class Killer:
 
     scratch: Path
     commit: str
-    whole: dict[int, tuple[str, int | None]] = field(default_factory=dict)
-    """State and step of every prompt of an untouched sync run."""
+    whole: dict[int, Ended] = field(default_factory=dict)
+    """What became of every prompt of an untouched sync run."""
 
     def untouched(self) -> None:
         """What sync runs are compared with."""

@@ -110,15 +110,27 @@ def run_to_the_end(mode: str, folder: Path, victims: Sequence[Victim], seed: int
         story.rolled_back += max(0, max(reached, _last_step(output)) - _checkpointed(output))
 
 
-def check(output: Path, mode: str) -> dict[int, tuple[str, int | None]]:
-    """Every prompt ended once, ages kept their bound, the record agrees. Returns state and step by ordinal.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of a prompt. Versions are not part of it: a restarted run uses no number twice."""
+
+    state: str
+    step: int | None
+    age: int | None
+    samples: int | None
+    tokens: int | None
+    reward: float | None
+
+
+def check(output: Path, mode: str) -> dict[int, Ended]:
+    """Every prompt ended once, ages kept their bound, the record agrees. Returns what became of each, by ordinal.
 
     Raises ``KilledRunError``.
     """
     with sqlite3.connect(f"file:{output / 'ledger.sqlite'}?mode=ro", uri=True) as ledger:
         rows = ledger.execute(
-            "SELECT ordinal, epoch, row, state, trained_step, trained_version, oldest_version, deadline FROM groups "
-            "ORDER BY ordinal"
+            "SELECT ordinal, epoch, row, state, trained_step, trained_version, oldest_version, deadline, samples, "
+            "tokens, reward FROM groups ORDER BY ordinal"
         ).fetchall()
         versions = [version for (version,) in ledger.execute("SELECT version FROM versions ORDER BY rowid")]
     _expect([row[0] for row in rows] == list(range(PROMPTS * EPOCHS)), "prompts are missing or were invented")
@@ -127,7 +139,7 @@ def check(output: Path, mode: str) -> dict[int, tuple[str, int | None]]:
     )
     unended = [row[0] for row in rows if row[3] not in ("trained", "dropped")]
     _expect(not unended, f"prompts {unended} have not ended")
-    for ordinal, _, _, state, _, version, oldest, last in rows:
+    for ordinal, _, _, state, _, version, oldest, last, *_ in rows:
         if state == "trained":
             _expect(0 <= version - oldest <= MAX_AGE[mode], f"prompt {ordinal} has age {version - oldest}")
             _expect(version <= last, f"prompt {ordinal} was trained in version {version}, after its deadline {last}")
@@ -146,7 +158,10 @@ def check(output: Path, mode: str) -> dict[int, tuple[str, int | None]]:
     numbers = [int(step["progress/version"]) for step in steps]
     _expect(numbers == sorted(set(numbers)), "version numbers were used twice")
     _expect(set(numbers) <= set(versions), "a version was published that the ledger does not know")
-    return {row[0]: (row[3], row[4]) for row in rows}
+    return {
+        ordinal: Ended(state, step, None if version is None else version - oldest, *made)
+        for ordinal, _, _, state, step, version, oldest, _, *made in rows
+    }
 
 
 def _expect(holds: bool, otherwise: str) -> None:

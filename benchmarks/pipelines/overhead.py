@@ -2,9 +2,9 @@
 
     .venv/bin/python -m benchmarks.pipelines.overhead
 
-Rollout and trainer answer at once, so all that is measured is Python: the schedule's questions, one asyncio task a
-group, and the step's boundary. Then: by how much the driver grows for what waits for the trainer, whose tokens lie in
-files (`rollout/shelf.py`).
+Rollout and trainer answer at once, so all that is measured is ours: the schedule's questions, one asyncio task a group,
+the step's boundary, and the ledger, whose thread writes a step's rows in one transaction. Then: by how much the driver
+grows for what waits for the trainer, whose tokens lie in files (`rollout/shelf.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 from benchmarks.machine import Machine
 from benchmarks.measuring import Spread, table, write_results
 from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
+from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
@@ -86,17 +87,23 @@ class Feed:
         return {}
 
 
-async def _go_on(record: StepRecord) -> bool:
-    return True
-
-
 def milliseconds_per_thousand(shape: ScheduleSettings, groups: int) -> float:
-    """Of the whole loop, per 1,000 groups."""
-    parts = Nothing()
-    pipeline = Pipeline(Feed(groups), parts, parts, Schedule(shape), after_step=_go_on)
-    began = time.process_time()
-    asyncio.run(pipeline.run())
-    return (time.process_time() - began) / groups * 1e6
+    """Of the whole loop with its ledger, all threads, per 1,000 groups."""
+
+    async def run(ledger: Ledger) -> None:
+        async def after_step(record: StepRecord) -> bool:
+            ledger.write()
+            return True
+
+        parts = Nothing()
+        await Pipeline(Feed(groups), parts, parts, Schedule(shape), after_step=after_step, journal=ledger).run()
+        await ledger.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder, "ledger.sqlite"), attempt=1)
+        began = time.process_time()
+        asyncio.run(run(ledger))
+        return (time.process_time() - began) / groups * 1e6
 
 
 class AtOnce:

@@ -1,4 +1,4 @@
-"""`rljob run` into a folder on a disk that fills up: a small tmpfs, in a mount namespace of the run's own."""
+"""`rljob run` onto a disk that fills up, or cannot be written: mounts in a namespace of the run's own."""
 
 from __future__ import annotations
 
@@ -19,13 +19,27 @@ code=$?
 cp -r "$1/output" "$3"
 exit $code
 """
+CLOSED_MEANWHILE = """
+(
+    until [ -e "$1/checkpoints/step-00000002" ]; do sleep 0.05; done
+    mount --bind "$1/checkpoints" "$1/checkpoints" && mount -o remount,bind,ro "$1/checkpoints"
+) &
+exec "$2" -m rljob_trainer.cli run job.yaml --output "$1"
+"""
+CLOSED = """
+mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" || exit 99
+exec "$2" -m rljob_trainer.cli run job.yaml --output "$1/output"
+"""
 
 
 def may_mount() -> bool:
     return subprocess.run([*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(not may_mount(), reason="a namespace with mounts of its own is not allowed here")
+needs_mounts = pytest.mark.skipif(not may_mount(), reason="a namespace with mounts of its own is not allowed here")
+
+
+@needs_mounts
 def test_training_goes_on_without_checkpoints_that_do_not_fit_and_resumes_from_the_last_that_did(
     runner: Runner,
 ) -> None:
@@ -53,3 +67,34 @@ def test_training_goes_on_without_checkpoints_that_do_not_fit_and_resumes_from_t
     assert f"resuming from the checkpoint of step {last}" in printed
     assert [record["step"] for record in metrics_of(left)] == list(range(1, 9))
     assert "missing" not in runner.run("status", left)
+
+
+@needs_mounts
+def test_training_goes_on_when_checkpoints_can_no_longer_be_written(runner: Runner) -> None:
+    spec = {"validation": {"atStart": False}, "checkpoint": {"everySteps": 1, "keep": 20}, "stop": {"steps": 8}}
+    job = runner.write(copy_job(**spec))
+    output = runner.folder / "output"
+    shell = (*NAMESPACE, "sh", "-c", CLOSED_MEANWHILE, "sh")
+    process = runner.start(output, sys.executable, interpreter=shell, program=())
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, printed
+    last = max(int(path.name.removeprefix("step-")) for path in (output / "checkpoints").glob("step-*"))
+    assert 2 <= last < 7
+    assert "Read-only file system" in printed
+    assert f"Training goes on; the last checkpoint is that of step {last}." in printed
+    assert [record["step"] for record in metrics_of(output)] == list(range(1, 9))
+    assert f"resuming from the checkpoint of step {last}" in runner.run("run", job, "--output", output)
+
+
+@needs_mounts
+def test_an_output_folder_that_cannot_be_written_is_named_before_anything_starts(runner: Runner) -> None:
+    runner.write(copy_job())
+    closed = runner.folder / "closed"
+    closed.mkdir()
+    shell = (*NAMESPACE, "sh", "-c", CLOSED, "sh")
+    process = runner.start(closed, sys.executable, interpreter=shell, program=())
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, printed
+    assert f"{closed / 'output'}" in printed
+    assert "make room or the folder writable, or choose another one with --output" in printed
+    assert "Traceback" not in printed

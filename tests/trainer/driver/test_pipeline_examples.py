@@ -16,6 +16,7 @@ from rljob_trainer.pipeline.shape import schedule_settings
 EXAMPLES = Path(__file__).parents[3] / "examples"
 DAPO = EXAMPLES / "fully-async-dapo-7b"
 TWINS = EXAMPLES / "pipelines"
+MISMATCH = "fully-async-dapo-7b/mismatch-correction"
 
 
 def spec_of(*files: Path) -> ResolvedSpec:
@@ -46,19 +47,59 @@ def test_a_split_has_the_published_settings(
     assert (spec.rollout.max_response_tokens, spec.data.max_prompt_tokens) == (response, 2048)
     assert (spec.batch.samples_per_prompt, spec.batch.mini_batch_groups, spec.stop.steps) == (16, 32, steps)
     assert schedule_settings(spec) == ScheduleSettings(512, 128, 4, fraction, ordered=False)
-    loss = spec.algorithm.policy_loss
-    assert (loss.type, loss.clip_low, loss.clip_high, loss.dual_clip) == ("ppoClip", 0.2, 0.28, 10.0)
-    assert (spec.algorithm.kl.in_loss, spec.algorithm.kl.in_reward) == (None, None)
     assert spec.algorithm.rollout_correction.mode == ("decoupled" if correction else "bypass")
-    optimizer = spec.trainer.optimizer
-    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.weight_decay) == (1e-6, 10, 0.1)
+    bounds = [(rule.statistic, rule.over, rule.low, rule.high) for rule in spec.algorithm.rollout_correction.rejection]
+    geometric = [("k1", "sequenceMean", 0.99, 1.001), ("k2", "sequenceMax", None, 42.4)]
+    assert bounds == (geometric if correction else [])
+    large = steps == 400
+    engine, ranks = spec.rollout.parallelism, spec.trainer.parallelism
+    assert (engine.tensor, ranks.sequence, ranks.tensor) == ((4, 4, 1) if large else (1, 1, 1))
+    assert spec.validation.every == (20 if large else 10)
+    the_recipes_have_in_common(spec)
 
 
 def test_one_step_off_has_the_published_settings() -> None:
     spec = spec_of(EXAMPLES / "one-step-off.yaml")
     assert (spec.rollout.replicas, spec.trainer.ranks, spec.trainer.backend) == (4, 12, "fsdp2")
     assert (spec.batch.groups, spec.batch.mini_batch_groups, spec.rollout.max_response_tokens) == (512, 32, 20480)
+    assert (spec.batch.samples_per_prompt, spec.stop.steps, spec.validation.every) == (16, 100, 10)
     assert schedule_settings(spec) == ScheduleSettings(512, 512, 1)
+    assert spec.algorithm.rollout_correction.mode == "bypass"
+    the_recipes_have_in_common(spec)
+
+
+def the_recipes_have_in_common(spec: ResolvedSpec) -> None:
+    """GRPO advantages, asymmetric clip, mean over tokens, no KL, no filter; a penalty for long responses."""
+    loss = spec.algorithm.policy_loss
+    assert (loss.type, loss.clip_low, loss.clip_high, loss.dual_clip) == ("ppoClip", 0.2, 0.28, 10.0)
+    assert (spec.algorithm.aggregation, spec.algorithm.entropy_coefficient) == ("tokenMean", 0.0)
+    assert spec.algorithm.advantage.estimator == "grpo"
+    assert not spec.algorithm.group_filter.drop_uniform
+    assert (spec.algorithm.kl.in_loss, spec.algorithm.kl.in_reward) == (None, None)
+    optimizer = spec.trainer.optimizer
+    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.weight_decay) == (1e-6, 10, 0.1)
+    assert optimizer.gradient_clip == 1.0
+    overlong = spec.reward.overlong
+    assert overlong is not None
+    assert (overlong.buffer_tokens, overlong.penalty) == (4096, 1.0)
+    assert spec.rollout.sampling.temperature == 1.0
+    [held_out] = spec.data.validation
+    assert held_out.sampling is not None
+    assert (held_out.samples_per_prompt, held_out.sampling.top_p) == (32, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("files", "age"),
+    [(["one-step-off"], 1), (["fully-async-dapo-7b/base", "fully-async-dapo-7b/8-8", MISMATCH], 4)],
+    ids=["one step off", "fully asynchronous, corrected"],
+)
+def test_a_large_example_runs_on_two_cores(runner: Runner, files: list[str], age: int) -> None:
+    output = runner.folder / "output"
+    paths = [EXAMPLES / f"{name}.yaml" for name in (*files, "overlays/two-cores")]
+    runner.run("run", *paths, "--output", output, "--steps", "2")
+    records = metrics_of(output)
+    assert [(record["step"], record.get("progress/samples", 0)) for record in records] == [(0, 0), (1, 2048), (2, 4096)]
+    assert 0 < records[2]["age/max"] <= age
 
 
 MODES = {

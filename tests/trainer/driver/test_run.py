@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -41,7 +42,17 @@ def weights(runner: Runner, output: Path) -> dict[str, torch.Tensor]:
     return load_file(exported / "model.safetensors")
 
 
-def test_a_run_leaves_everything_and_one_that_was_killed_twice_leaves_the_same(runner: Runner) -> None:
+def rank_of(driver: int) -> int:
+    """The process of the learner's only rank."""
+    [rank] = [
+        child
+        for child in psutil.Process(driver).children(recursive=True)
+        if any(part.startswith("ray::RankActor") for part in child.cmdline())
+    ]
+    return rank.pid
+
+
+def test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same(runner: Runner) -> None:
     job = runner.write(copy_job())
     whole, killed = runner.folder / "whole", runner.folder / "killed"
     printed = runner.run("run", job, "--output", whole)
@@ -63,11 +74,13 @@ def test_a_run_leaves_everything_and_one_that_was_killed_twice_leaves_the_same(r
     assert (whole / "samples" / "step-000000.jsonl").exists()
     assert (whole / "samples" / "step-000006.jsonl").exists()
 
-    for steps_seen in (1, 4):
+    for victim, steps_seen in (("driver", 1), ("rank", 3), ("driver", 4)):
         process = runner.start("run", job, "--output", killed)
         wait_for(lambda seen=steps_seen: len(metrics_of(killed)) > seen, process)  # type: ignore[misc]
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
+        os.kill(process.pid if victim == "driver" else rank_of(process.pid), signal.SIGKILL)
+        printed, _ = process.communicate()
+        # A run whose learner died says that it can be tried again.
+        assert process.returncode == (-signal.SIGKILL if victim == "driver" else 75), printed
     assert "resuming from the checkpoint of step" in runner.run("run", job, "--output", killed)
     assert [repeatable(r) for r in metrics_of(killed)] == [repeatable(r) for r in records]
     expected, actual = weights(runner, whole), weights(runner, killed)
