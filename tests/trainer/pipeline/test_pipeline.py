@@ -22,6 +22,7 @@ from rljob_trainer.pipeline.loop import Pipeline, merge_pulls
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.samples import Group, Prompt, Sample
+from rljob_trainer.telemetry.catalogue import METRICS
 
 
 class VirtualSelector(selectors.SelectSelector):
@@ -263,3 +264,24 @@ def test_metrics_of_several_pulls_are_reduced_as_the_catalogue_says() -> None:
         "actor/grad_norm/max": 5.0,
         "actor/learning_rate": 0.5,
     }
+
+
+def test_extremes_of_several_pulls_are_extremes_of_the_step() -> None:
+    first = {"age/mean": 4.0, "age/max": 4.0, "age/min": 4.0, "response/length/max": 90.0, "reward/min": -1.0}
+    second = {"age/mean": 0.0, "age/max": 0.0, "age/min": 0.0, "response/length/max": 100.0, "reward/min": 0.5}
+    slow = {"rollout/slowest/seconds": 9.0, "rollout/slowest/response_length": 90.0}
+    fast = {"rollout/slowest/seconds": 2.0, "rollout/slowest/response_length": 100.0}
+    for pulls in ([first | slow, second | fast], [second | fast, first | slow]):
+        assert merge_pulls(pulls) == {
+            "age/mean": 2.0,
+            "age/max": 4.0,
+            "age/min": 0.0,
+            "response/length/max": 100.0,
+            "reward/min": -1.0,
+        } | slow
+
+
+def test_no_metric_with_an_extreme_in_its_name_is_averaged_over_pulls() -> None:
+    extremes = [m for m in METRICS if m.name.rpartition("/")[2] in ("min", "max") and m.reduction == "batch"]
+    # One publication a version, so there is one value a step.
+    assert [m.name for m in extremes] == ["mismatch/canary/max", "timing/generate_seconds/max"]

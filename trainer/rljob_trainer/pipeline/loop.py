@@ -236,6 +236,10 @@ def merge_pulls(pulls: list[dict[str, float]]) -> dict[str, float]:
                 merged[name] = sum(values)
             case "max":
                 merged[name] = max(values)
+            case "min":
+                merged[name] = min(values)
+            case "slowest":
+                merged[name] = max(pulls, key=lambda pull: pull.get("rollout/slowest/seconds", 0.0))[name]
             case "last":
                 merged[name] = values[-1]
             case "mean" | "batch":

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-Reduction = Literal["batch", "mean", "max", "sum", "last"]
+Reduction = Literal["batch", "mean", "max", "min", "slowest", "sum", "last"]
 
 REDUCTIONS: dict[Reduction, str] = {
-    "batch": "computed once, from the whole batch of the step",
+    "batch": "computed from the whole batch of a pull; mean over the step's pulls",
     "mean": "mean over the step's optimizer steps",
-    "max": "largest over the step's optimizer steps or processes",
+    "max": "largest over the step's pulls, optimizer steps or processes",
+    "min": "smallest over the step's pulls",
+    "slowest": "of the step's pull with the slowest sample",
     "sum": "total over the step",
     "last": "the value at the end of the step",
 }
@@ -101,10 +103,15 @@ _STATISTICS = {
 }
 
 
+# The mean of two pulls' maxima is the maximum of nothing.
+_EXTREMES: dict[str, Reduction] = {"min": "min", "max": "max"}
+
+
 def _spread(name: str, unit: str, of: str, statistics: str = "mean min max std") -> Iterator[Metric]:
     """One metric per statistic: ``name/mean``, ``name/min`` ..."""
     for statistic in statistics.split():
-        yield Metric(f"{name}/{statistic}", unit, f"{_STATISTICS[statistic]} of {of}")
+        reduction = _EXTREMES.get(statistic, "batch")
+        yield Metric(f"{name}/{statistic}", unit, f"{_STATISTICS[statistic]} of {of}", reduction)
 
 
 def _metrics() -> Iterator[Metric]:
@@ -221,7 +228,7 @@ def _learning() -> Iterator[Metric]:
 
 
 def _mismatch() -> Iterator[Metric]:
-    yield Metric("mismatch/tokens", "tokens", "tokens compared")
+    yield Metric("mismatch/tokens", "tokens", "tokens compared", "sum")
     yield from _spread("mismatch/log_prob", "nats", "|log pi_trainer - log pi_engine| per token", "mean max")
     yield from _spread("mismatch/probability", "fraction", "|pi_trainer - pi_engine| per token", "mean max std")
     yield Metric("mismatch/correlation", "", "Pearson correlation of the two probabilities")
@@ -265,7 +272,7 @@ def _rollout_correction() -> Iterator[Metric]:
     yield Metric(f"{weight}/effective_sample_size", "fraction", "1 / E[(w / mean w)^2]")
     yield Metric(f"{weight}/normalization", "", "what the weights were divided by to have mean 1")
     yield from _spread(f"{weight}/sequence", "", "the sequences' weights")
-    yield Metric(f"{weight}/sequence/max_deviation", "", "largest distance of a sequence's weight from 1")
+    yield Metric(f"{weight}/sequence/max_deviation", "", "largest distance of a sequence's weight from 1", "max")
     yield Metric(f"{weight}/sequence/fraction_high", "fraction", "sequences above the upper bound")
     yield Metric(f"{weight}/sequence/fraction_low", "fraction", "sequences below the lower bound")
     rejection = f"{family}/rejection"
@@ -297,9 +304,9 @@ def _pipeline() -> Iterator[Metric]:
         "mean min max",
     )
     slowest = "of the sample that took longest"
-    yield Metric("rollout/slowest/seconds", "s", f"generation time {slowest}")
-    yield Metric("rollout/slowest/prompt_length", "tokens", f"prompt length {slowest}")
-    yield Metric("rollout/slowest/response_length", "tokens", f"response length {slowest}")
+    yield Metric("rollout/slowest/seconds", "s", f"generation time {slowest}", "slowest")
+    yield Metric("rollout/slowest/prompt_length", "tokens", f"prompt length {slowest}", "slowest")
+    yield Metric("rollout/slowest/response_length", "tokens", f"response length {slowest}", "slowest")
     yield from _spread("balance/rank_tokens", "tokens", "the tokens given to each rank", "mean min max")
     yield Metric("balance/rank_tokens/spread", "tokens", "largest less smallest")
     yield from _spread(
