@@ -18,6 +18,7 @@ from rljob_trainer.telemetry.batch_metrics import (
     explained_variance,
     generation_metrics,
     length_metrics,
+    optimizer_step_metrics,
     reward_metrics,
     spread,
 )
@@ -153,8 +154,22 @@ def test_age_is_that_of_a_groups_oldest_token() -> None:
     got = age_metrics(6, versions, OFFSETS, np.array([0, 0, 1, 1]))
     # group 0: oldest 3 -> age 3; group 1: 6 -> age 0. Sample 1 is made of two versions, of three samples with tokens.
     expected = {"age/mean": 1.5, "age/min": 0, "age/max": 3, "age/mixed_ratio": 1 / 3, "age/mixed_group_ratio": 1 / 2}
-    assert got == pytest.approx(expected)
+    # The tokens' ages: 1 1 3 2 2 0.
+    assert got == pytest.approx(expected | {"age/token_mean": 9 / 6})
     assert age_metrics(6, np.array([]), np.array([0, 0]), np.array([0])) == {}
+
+
+def test_optimizer_steps_are_counted_to_each_mini_batch_that_has_the_group() -> None:
+    groups = np.array([0, 0, 1, 1, 2, 2])
+    twice = [[0, 1, 2, 3], [4, 5], [0, 1, 2, 3], [4, 5]]
+    # Group 0 at steps 0 and 2, 3 before; group 1 at the same, none before; group 2 has no token.
+    assert optimizer_step_metrics({0: 3, 1: 0}, twice, groups, taken=4) == {
+        "age/optimizer_steps/mean": (3 + 0 + 5 + 2) / 4,
+        "age/optimizer_steps/max": 5,
+    }
+    # A policy that is not updated (warm-up of the critic) does not move.
+    assert optimizer_step_metrics({0: 3, 1: 0, 2: 1}, twice, groups, taken=0)["age/optimizer_steps/max"] == 3
+    assert optimizer_step_metrics({}, twice, groups, taken=4) == {}
 
 
 def test_what_is_masked_cannot_matter() -> None:

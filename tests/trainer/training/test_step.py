@@ -27,6 +27,7 @@ from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.work import cut
 from rljob_trainer.models.materialise import materialise
 from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
+from rljob_trainer.telemetry.catalogue import METRICS
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.training.batch import layout
 from rljob_trainer.training.step import TrainingStep
@@ -467,3 +468,30 @@ def test_a_sample_without_a_reward_is_named() -> None:
     groups[1].samples[2].reward = None
     with pytest.raises(DataError, match="sample 2 of prompt 1"):
         layout(groups)
+
+
+async def test_age_counts_the_optimizer_steps_since_the_oldest_token(folder: Path) -> None:
+    """Two pulls a version, two epochs, a mini-batch a group: six steps a pull, twelve a version. By hand."""
+    spec = spec_of(kl=NO_KL)
+    spec = spec.model_copy(update={"batch": spec.batch.model_copy(update={"epochs": 2, "mini_batch_groups": 1})})
+    step, _ = step_of(spec, folder, several_pulls=True)
+
+    async def moved(number: int, version: int, oldest: int, of: TrainingStep = step) -> tuple[float, float]:
+        metrics = await of.run(groups_of(SCORES, version=oldest), number=number, version=version)
+        return metrics["age/optimizer_steps/mean"], metrics["age/optimizer_steps/max"]
+
+    assert await moved(1, version=0, oldest=0) == ((0 + 1 + 2 + 3 + 4 + 5) / 6, 5)
+    assert await moved(1, version=0, oldest=0) == (6 + 2.5, 6 + 5)
+    assert await moved(2, version=1, oldest=1) == (2.5, 5)
+    assert await moved(2, version=1, oldest=0) == (12 + 6 + 2.5, 12 + 6 + 5)
+    # A resumed run counts its versions from elsewhere; its steps are those of the surviving weights.
+    resumed, _ = step_of(spec, folder, several_pulls=True)
+    resumed.load_state_dict(step.state_dict())
+    assert await moved(3, version=9, oldest=7, of=resumed) == (24 + 2.5, 24 + 5)
+    assert await moved(4, version=10, oldest=8, of=resumed) == (12 + 6 + 2.5, 12 + 6 + 5)
+
+
+async def test_every_age_of_the_catalogue_is_reported(folder: Path) -> None:
+    step, _ = step_of(spec_of(kl=NO_KL), folder)
+    metrics = await step.run(groups_of(SCORES), number=1, version=0)
+    assert {name for name in metrics if name.startswith("age/")} == {m.name for m in METRICS if m.family == "age"}

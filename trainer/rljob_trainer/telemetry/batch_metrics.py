@@ -131,23 +131,48 @@ def generation_metrics(seconds: Array, prompt_lengths: Array, response_lengths: 
     return result
 
 
-def age_metrics(trainer_version: int, versions: Array, offsets: Array, groups: Array) -> Metrics:
-    """Ages of the groups: ``trainer_version`` less the oldest of ``versions [tokens]`` in each of ``groups [S]``."""
+def oldest_versions(versions: Array, offsets: Array, groups: Array) -> tuple[Array, Array]:
+    """The distinct ``groups`` that have tokens, and the oldest of ``versions [tokens]`` in each."""
     sequences = np.flatnonzero(np.diff(offsets))  # reduceat needs sequences that have tokens
     if sequences.size == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    found, member = np.unique(groups[sequences], return_inverse=True)
+    oldest = np.full(len(found), np.iinfo(np.int64).max)
+    np.minimum.at(oldest, member, np.minimum.reduceat(versions, offsets[sequences]))
+    return found, oldest
+
+
+def age_metrics(trainer_version: int, versions: Array, offsets: Array, groups: Array) -> Metrics:
+    """Ages: ``trainer_version`` less the oldest of ``versions [tokens]`` in each of ``groups [S]``, or each of them."""
+    found, oldest = oldest_versions(versions, offsets, groups)
+    if found.size == 0:
         return {}
+    sequences = np.flatnonzero(np.diff(offsets))
     starts = offsets[sequences]
-    oldest = np.minimum.reduceat(versions, starts)
-    newest = np.maximum.reduceat(versions, starts)
-    _, member = np.unique(groups[sequences], return_inverse=True)
-    oldest_of_group = np.full(int(member.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(oldest_of_group, member, oldest)
-    ages = spread("age", trainer_version - oldest_of_group, ("mean", "min", "max"))
-    mixed = oldest != newest
-    return ages | {
+    mixed = np.minimum.reduceat(versions, starts) != np.maximum.reduceat(versions, starts)
+    return spread("age", trainer_version - oldest, ("mean", "min", "max")) | {
+        "age/token_mean": float(trainer_version - versions.mean(dtype=np.float64)),
         "age/mixed_ratio": float(mixed.mean()),
-        "age/mixed_group_ratio": len(np.unique(member[mixed])) / len(oldest_of_group),
+        "age/mixed_group_ratio": len(np.unique(groups[sequences][mixed])) / len(found),
     }
+
+
+def optimizer_step_metrics(
+    moved: Mapping[int, int], mini_batches: Sequence[Sequence[int]], groups: Array, taken: int
+) -> Metrics:
+    """How many optimizer steps away the weights were from those of a group's oldest token, each time it was trained on.
+
+    ``moved``: by how many they were when the update began, for each group that has tokens; ``groups [S]`` of the
+    sequences that ``mini_batches`` name; ``taken``: the steps of this update, fewer than mini-batches where some were
+    left out.
+    """
+    distances = [
+        moved[group] + min(place, taken)
+        for place, mini_batch in enumerate(mini_batches)
+        for group in np.unique(groups[np.asarray(mini_batch, np.int64)]).tolist()
+        if group in moved
+    ]
+    return spread("age/optimizer_steps", np.array(distances), ("mean", "max"))
 
 
 @dataclass(frozen=True, slots=True)

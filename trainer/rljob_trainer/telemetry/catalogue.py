@@ -287,12 +287,20 @@ def _rollout_correction() -> Iterator[Metric]:
 
 def _pipeline() -> Iterator[Metric]:
     yield from _spread("age", "versions", "the groups' ages when they are trained", "mean min max")
-    yield from _spread("age/optimizer_steps", "steps", "optimizer steps since a group's oldest token", "mean max")
+    yield Metric("age/token_mean", "versions", "mean age of the tokens")
+    yield from _spread(
+        "age/optimizer_steps",
+        "steps",
+        "the policy's optimizer steps between the weights of a group's oldest token and each mini-batch with the group",
+        "mean max",
+    )
     yield Metric("age/mixed_ratio", "fraction", "responses with tokens of more than one policy version")
     yield Metric("age/mixed_group_ratio", "fraction", "groups with such a response")
     yield Metric("pipeline/open_groups", "groups", "groups admitted and neither trained nor dropped", "last")
     yield Metric("pipeline/ready_groups", "groups", "groups scored and waiting for the learner", "last")
     yield Metric("pipeline/dropped_groups", "groups", "groups dropped during the step", "sum")
+    yield Metric("pipeline/dropped/length/mean", "tokens", "mean response length of these groups")
+    yield Metric("pipeline/dropped/reward/mean", "", "mean score of their samples")
     yield Metric("pipeline/learner_idle_ratio", "fraction", "of the step in which the learner waited")
     yield Metric(
         "pipeline/engine_idle_ratio", "fraction", "of the step in which engines had no request, mean over engines"

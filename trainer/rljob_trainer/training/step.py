@@ -36,7 +36,12 @@ from rljob_trainer.algorithms import (
 from rljob_trainer.learner.protocol import Learner, ScoreResult, UpdateResult
 from rljob_trainer.pipeline.loop import Stage, unmeasured
 from rljob_trainer.samples import FloatArray, Group, RewardResult
-from rljob_trainer.telemetry.batch_metrics import BatchStreams, batch_metrics
+from rljob_trainer.telemetry.batch_metrics import (
+    BatchStreams,
+    batch_metrics,
+    oldest_versions,
+    optimizer_step_metrics,
+)
 from rljob_trainer.training.batch import TrainingBatch, layout
 from rljob_trainer.training.settings import (
     correction_settings,
@@ -47,6 +52,9 @@ from rljob_trainer.training.settings import (
 )
 
 _log = logging.getLogger(__name__)
+
+_OLDEST_AGE = 64
+"""The largest ``staleness.maxAge``."""
 
 
 class TrainingStep:
@@ -90,12 +98,17 @@ class TrainingStep:
         self.correcting = False
         """Whether the correction has been switched on beyond what the job says."""
         self._trained_version: int | None = None
+        self._steps_taken: list[int] = []
+        """The policy's optimizer steps in each of the latest versions, the present one last. By place and not by
+        number: a resumed run counts its versions from elsewhere."""
 
     async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
         """Trains on the groups as step ``number`` and returns its metrics. Raises what learner and algorithms raise."""
         batch = layout(groups)
         mini_batches = self._mini_batches(len(groups), batch, number)
         continues = version == self._trained_version
+        if not continues:
+            self._steps_taken = [*self._steps_taken[-_OLDEST_AGE:], 0]
         scored = await self._score(batch, optimizer_steps=len(mini_batches), continues=continues)
         with self._stage("advantage"):
             corrected = self._correct(batch, scored)
@@ -119,6 +132,10 @@ class TrainingStep:
             )
         metrics.update(scored.metrics)
         metrics.update(result.metrics)
+        metrics.update(
+            optimizer_step_metrics(self._moved(batch, version), mini_batches, batch.groups, result.actor_steps)
+        )
+        self._steps_taken[-1] += result.actor_steps
         same_weights = not continues or (self._anchors and scored.log_probs is not None)
         metrics.update(self._agreement(batch, scored, result, version if same_weights else None))
         self._trained_version = version
@@ -143,6 +160,7 @@ class TrainingStep:
             "kl": self.kl.state_dict(),
             "entropy": None if self.entropy is None else self.entropy.state_dict(),
             "correcting": self.correcting,
+            "steps_taken": list(self._steps_taken),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -151,6 +169,7 @@ class TrainingStep:
             self.entropy.load_state_dict(state["entropy"])
         if state["correcting"]:
             self.switch_correction_on()
+        self._steps_taken = list(state["steps_taken"])
 
     def switch_correction_on(self) -> None:
         """From the next batch on: mode decoupled, with importance weights."""
@@ -325,6 +344,12 @@ class TrainingStep:
             max_prompt_tokens=self._max_prompt_tokens,
         )
         return batch_metrics(streams)
+
+    def _moved(self, batch: TrainingBatch, version: int) -> dict[int, int]:
+        """Optimizer steps since the weights of each group's oldest token, by the group's place."""
+        groups, oldest = oldest_versions(batch.versions, batch.offsets, batch.groups)
+        ages = (version - oldest).tolist()
+        return {g: sum(self._steps_taken[-1 - age :]) for g, age in zip(groups.tolist(), ages, strict=True)}
 
     def _agreement(
         self, batch: TrainingBatch, scored: ScoreResult, result: UpdateResult, version: int | None
