@@ -36,6 +36,7 @@ Instant = Annotated[AwareDatetime, BeforeValidator(_moment)]
 EngineState = Literal["starting", "loading", "serving", "validating", "paused", "draining", "drained", "lost"]
 EndKind = Literal["succeeded", "failed", "suspended"]
 ShareMap = Annotated[dict[Name, Annotated[float, Field(ge=0, le=1)]], Field(max_length=64)]
+AgeMap = Annotated[dict[Name, Count], Field(max_length=256)]
 RewardMap = Annotated[dict[Name, float], Field(max_length=64)]
 
 
@@ -89,11 +90,13 @@ class Pools(StatusModel):
 
 
 class Ages(StatusModel):
-    """Ages of the groups trained in the last step, in versions."""
+    """Ages in versions: of the groups trained in the last step, and how often each age has occurred in the run."""
 
     mean: float = Field(ge=0, description="Mean age.")
     max: Count = Field(description="Largest age.")
     bound: Count = Field(description="pipeline.staleness.maxAge in force.")
+    oldest: AgeMap = Field(default={}, description="Groups of the run by the age of their oldest token.")
+    tokens: AgeMap = Field(default={}, description="Response tokens of the run by age.")
 
 
 class Throughput(StatusModel):

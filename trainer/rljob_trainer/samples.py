@@ -85,3 +85,14 @@ class Group:
     def oldest_version(self) -> int:
         """The smallest version among the tokens of all samples; raises ``ValueError`` when there are none."""
         return min(int(s.versions.min()) for s in self.samples if s.versions.size)
+
+    @property
+    def response_tokens(self) -> int:
+        """Of all samples."""
+        return sum(len(sample.token_ids) for sample in self.samples)
+
+    @property
+    def mean_score(self) -> float | None:
+        """Of the samples that are scored; None when none is."""
+        scores = [sample.reward.score for sample in self.samples if sample.reward is not None]
+        return sum(scores) / len(scores) if scores else None

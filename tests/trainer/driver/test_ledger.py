@@ -13,6 +13,7 @@ from rljob_api.status import Desired
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.errors import CheckpointError, OutputError
 from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
+from rljob_trainer.telemetry.summary import AgeCounts, EndedGroups
 
 
 def prompt(ordinal: int) -> Prompt:
@@ -38,15 +39,21 @@ async def test_a_row_says_what_became_of_a_prompt(tmp_path: Path) -> None:
     ledger.finished(0)
     ledger.write()
     ledger.finished(1)
-    ledger.dropped(2, "all samples have the same score")
+    ledger.dropped(group(2, [3, 3], 1.0), "all samples have the same score")
     ledger.trained([group(0, [3, 3, 4], 0.5)], step=7, version=4)
     await ledger.close()
-    columns = "ordinal, state, reason, oldest_version, newest_version, tokens, reward, trained_step, trained_version"
+    columns = "ordinal, state, reason, oldest_version, newest_version, trained_step, trained_version"
     assert rows(ledger.path, columns) == [
-        (0, "trained", None, 3, 4, 3, 0.5, 7, 4),
-        (1, "finished", None, None, None, None, None, None, None),
-        (2, "dropped", "all samples have the same score", None, None, None, None, None, None),
-        (3, "running", None, None, None, None, None, None, None),
+        (0, "trained", None, 3, 4, 7, 4),
+        (1, "finished", None, None, None, None, None),
+        (2, "dropped", "all samples have the same score", None, None, None, None),
+        (3, "running", None, None, None, None, None),
+    ]
+    assert rows(ledger.path, "samples, tokens, reward, token_ages") == [
+        (1, 3, 0.5, '{"0": 1, "1": 2}'),
+        (None, None, None, None),
+        (1, 2, 1.0, None),
+        (None, None, None, None),
     ]
     assert rows(ledger.path, "admitted_version, deadline, attempt, times_asked") == [(3, 4, 2, 1)] * 4
 
@@ -61,7 +68,7 @@ async def test_going_back_undoes_what_came_after_but_keeps_the_versions(tmp_path
     # What follows is lost with its process: 1 is trained, 2 dropped, 3 begun, two more versions are published.
     ledger.admitted(prompt(3), version=1, deadline=2)
     ledger.trained([group(1, [0], 1.0)], step=2, version=1)
-    ledger.dropped(2, "uniform")
+    ledger.dropped(group(2, [0], 1.0), "uniform")
     await ledger.announce(2, step=1)
     await ledger.announce(3, step=2)
     await ledger.close()
@@ -76,6 +83,42 @@ async def test_going_back_undoes_what_came_after_but_keeps_the_versions(tmp_path
         (1, "running", None, None, 2, 2),
         (2, "running", None, None, 1, 1),
     ]
+
+
+async def test_the_account_is_of_the_surviving_lineage(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
+    for ordinal in range(6):
+        ledger.admitted(prompt(ordinal), version=0, deadline=2)
+    ledger.trained([group(0, [1, 2, 2], 1.0), group(1, [2], 0.0)], step=1, version=2)
+    ledger.dropped(group(2, [0, 0, 0, 0], 0.5), "uniform")
+    await ledger.snapshot(tmp_path / "snapshot")
+    before = ledger.account
+    # Lost with its process.
+    ledger.trained([group(3, [0], 0.0)], step=2, version=3)
+    ledger.dropped(group(4, [2, 2], 0.5), "uniform")
+    ledger.dropped(group(5, [2], 0.0), "too long")
+    await ledger.close()
+    assert ledger.account.ages == AgeCounts(oldest={0: 1, 1: 1, 3: 1}, tokens={0: 3, 1: 1, 3: 1})
+    assert ledger.account.ended == (
+        EndedGroups(groups=3, samples=3, response_length=5 / 3, reward=1 / 3),
+        {
+            "too long": EndedGroups(groups=1, samples=1, response_length=1, reward=0.0),
+            "uniform": EndedGroups(groups=2, samples=2, response_length=3, reward=0.5),
+        },
+    )
+
+    again = Ledger(tmp_path / "ledger.sqlite", attempt=2)
+    assert again.account == ledger.account
+    await again.roll_back(tmp_path / "snapshot", step=1, next_ordinal=6, again=[3, 4, 5])
+    assert again.account == before
+    # Numbers went on meanwhile; ages count from where the lineage goes on.
+    again.trained([group(3, [8, 9], 1.0)], step=2, version=9)
+    await again.close()
+    assert again.account.ages == AgeCounts(oldest={0: 1, 1: 2}, tokens={0: 4, 1: 2})
+    assert again.account.ended == (
+        EndedGroups(groups=3, samples=3, response_length=2, reward=2 / 3),
+        {"uniform": EndedGroups(groups=1, samples=1, response_length=4, reward=0.5)},
+    )
 
 
 async def test_without_its_own_file_the_snapshot_is_enough(tmp_path: Path) -> None:

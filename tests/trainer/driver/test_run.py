@@ -199,6 +199,13 @@ def test_every_mode_and_placement_trains_within_its_age_bound(runner: Runner, ch
     mode = changes.get("pipeline", {}).get("mode", "sync")
     ages = [r["age/max"] for r in records]
     assert {"sync": ages == [0, 0, 0], "oneStepOff": ages == [0, 1, 1], "fullyAsync": max(ages) <= 2}[mode], ages
+    summary = json.loads((output / "summary.json").read_text())
+    counted = summary["ages"]
+    assert max(map(int, counted["oldest"])) == max(ages)
+    assert sum(counted["oldest"].values()) == summary["trained"]["groups"] == records[-1]["progress/groups"]
+    assert sum(counted["tokens"].values()) == summary["response_tokens"]
+    assert json.loads((output / "status.json").read_text())["ages"]["oldest"] == counted["oldest"]
+    assert summary["dropped"] == {}
     apart = changes.get("placement") == "separate" or mode != "sync"
     distances = [r["mismatch/canary/max"] for r in records if "mismatch/canary/max" in r]
     assert len(distances) == (3 if apart else 0)  # after every publication to engines with weights of their own

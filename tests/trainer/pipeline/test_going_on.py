@@ -53,8 +53,8 @@ class Notes:
         assert self.states[ordinal] == "running"
         self.states[ordinal] = "finished"
 
-    def dropped(self, ordinal: int, reason: str) -> None:
-        self.states[ordinal] = f"dropped: {reason}"
+    def dropped(self, group: Group, reason: str) -> None:
+        self.states[group.prompt.ordinal] = f"dropped: {reason}"
 
     def trained(self, groups: Sequence[Group], step: int, version: int) -> None:
         for group in groups:

@@ -21,6 +21,7 @@ from rljob_trainer.errors import DataError, DeadlineError
 from rljob_trainer.pipeline.loop import Pipeline, merge_pulls
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
+from rljob_trainer.pipeline.tally import Tally
 from rljob_trainer.samples import Group, Prompt, Sample
 from rljob_trainer.telemetry.catalogue import METRICS
 
@@ -210,7 +211,9 @@ def test_filtered_groups_are_replaced_through_the_feed_and_counted() -> None:
         )
         await pipeline.run()
         assert world.trained == [o for o in range(30) if o % 3]
-        assert pipeline.dropped == {"no signal": 10}
+        # Each has one sample of one token, which nobody has scored.
+        assert pipeline.take_dropped() == Tally(groups=10, samples=10, tokens=10)
+        assert pipeline.take_dropped() == Tally()
 
     run_virtual(main())
 
@@ -272,13 +275,17 @@ def test_extremes_of_several_pulls_are_extremes_of_the_step() -> None:
     slow = {"rollout/slowest/seconds": 9.0, "rollout/slowest/response_length": 90.0}
     fast = {"rollout/slowest/seconds": 2.0, "rollout/slowest/response_length": 100.0}
     for pulls in ([first | slow, second | fast], [second | fast, first | slow]):
-        assert merge_pulls(pulls) == {
-            "age/mean": 2.0,
-            "age/max": 4.0,
-            "age/min": 0.0,
-            "response/length/max": 100.0,
-            "reward/min": -1.0,
-        } | slow
+        assert (
+            merge_pulls(pulls)
+            == {
+                "age/mean": 2.0,
+                "age/max": 4.0,
+                "age/min": 0.0,
+                "response/length/max": 100.0,
+                "reward/min": -1.0,
+            }
+            | slow
+        )
 
 
 def test_no_metric_with_an_extreme_in_its_name_is_averaged_over_pulls() -> None:

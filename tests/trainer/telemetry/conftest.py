@@ -12,7 +12,7 @@ import pytest
 
 from rljob_trainer.telemetry.run_folder import SampleRow
 from rljob_trainer.telemetry.sinks import open_sinks
-from rljob_trainer.telemetry.summary import Machine, Outcome, Summary, ValidationHistory
+from rljob_trainer.telemetry.summary import AgeCounts, Machine, Outcome, Summary, ValidationHistory
 
 HOSTILE = "<script>alert('x')</script><img src=https://evil.example/x onerror=alert(1)> \"&amp; \x00 end"
 
@@ -132,6 +132,7 @@ def make_run(tmp_path: Path) -> MakeRun:
                 samples=512 * steps,
                 prompt_tokens=4000 * steps,
                 response_tokens=5000 * steps,
+                ages=AgeCounts(oldest={0: 100, 2: 300}, tokens={0: 4000, 1: 4000, 2: 2000}),
                 seconds_by_stage={"generate": 0.5 * seconds, "update_actor": 0.3 * seconds, "step": 0.2 * seconds},
                 validation=history.by_source(),
                 checkpoint="checkpoints/step-200",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,11 +18,12 @@ import pytest
 
 from rljob_trainer.errors import DataError
 from rljob_trainer.telemetry.report import write_report
-from rljob_trainer.telemetry.report.charts import stage_seconds
+from rljob_trainer.telemetry.report.charts import age_card, stage_seconds
 from rljob_trainer.telemetry.report.markup import Markup, join, tag
 from rljob_trainer.telemetry.report.page import pair_samples
-from rljob_trainer.telemetry.report.record import RunRecord
+from rljob_trainer.telemetry.report.record import RunRecord, read_run
 from rljob_trainer.telemetry.run_folder import SampleRow
+from rljob_trainer.telemetry.summary import AgeCounts
 
 MakeRun = Callable[..., Path]
 _VOID = {"meta"}
@@ -89,11 +93,24 @@ def test_it_shows_every_curve_the_run_has(page: Page) -> None:
         "Value loss",
         "Trainer against engine",
         "Learning rate",
+        "Ages in the whole run",
         "Throughput",
         "Stages of a step",
     ]
     assert len(page.named("svg")) == len(titles)
     assert all(svg["aria-label"] for svg in page.named("svg"))
+
+
+def test_ages_are_shown_as_shares_where_anything_was_stale(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    card = str(age_card(run))
+    # 400 groups, 100 of age 0 and 300 of age 2; 10,000 tokens.
+    assert "mean 1.50" in card
+    series = json.loads(html.unescape(re.findall('data-chart="(.*?)"', card)[0]))["series"]
+    assert [entry["y"] for entry in series] == [[0.25, 0, 0.75], [0.4, 0.4, 0.2]]
+    assert run.summary is not None
+    fresh = run.summary.model_copy(update={"ages": AgeCounts(oldest={0: 100}, tokens={0: 4000})})
+    assert age_card(replace(run, summary=fresh)) is None
 
 
 def test_it_holds_tiles_time_validation_samples_job_and_machine(page: Page) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_trainer.telemetry.scales import nice_ticks, smooth, thin, tick_label, value_range
-from rljob_trainer.telemetry.svg import Axes, Series, line_chart, stacked_chart
+from rljob_trainer.telemetry.svg import Axes, Series, bar_chart, line_chart, stacked_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -164,6 +164,7 @@ def test_a_gap_breaks_the_line() -> None:
 def test_no_data_is_said(series: list[Series]) -> None:
     assert "no data" in texts(line_chart(series, standalone=True))
     assert "no data" in texts(stacked_chart(series, standalone=True))
+    assert "no data" in texts(bar_chart(series, standalone=True))
 
 
 def test_a_single_point_is_a_dot() -> None:
@@ -179,6 +180,22 @@ def test_layers_stand_on_one_another() -> None:
     floor, at_one, at_three = (float(points[0][3][1]), float(points[0][0][1]), float(points[1][0][1]))
     assert (floor - at_three) / (floor - at_one) == pytest.approx(3, abs=0.01)
     assert points[1][1] == points[0][1]  # what is missing is zero
+
+
+def test_bars_of_one_x_stand_side_by_side_around_it() -> None:
+    series = [Series("a", [0, 1], [1.0, 4.0]), Series("b", [0, 1], [2.0, 0.0])]
+    svg = bar_chart(series, Axes(x_label="age"), standalone=True)
+    left, top, width, height = json.loads(parsed(svg).get("data-chart") or "")["plot"]
+    bars = [r for r in parsed(svg).findall(f"{SVG}rect") if r.get("rx") is None]
+    assert [r.get("class") for r in bars] == ["fill s0", "fill s0", "fill s1"]  # nothing is drawn for zero
+    tall = [float(r.get("height") or 0) for r in bars]
+    assert (tall[1] / tall[0], tall[2] / tall[0]) == pytest.approx((4, 2), abs=0.02)
+    feet = [float(r.get("y") or 0) + h for r, h in zip(bars, tall, strict=True)]
+    assert feet == pytest.approx([top + height] * 3, abs=0.2)
+    # Each of the two x has half of the width: the middle of the first is at a quarter, where a ends and b begins.
+    ends = float(bars[0].get("x") or 0) + float(bars[0].get("width") or 0)
+    assert ends == pytest.approx(left + width / 4, abs=0.2)
+    assert float(bars[2].get("x") or 0) == pytest.approx(ends, abs=0.2)
 
 
 def test_many_points_are_thinned_and_a_long_legend_wraps() -> None:

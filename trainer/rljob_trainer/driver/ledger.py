@@ -1,6 +1,7 @@
 """What became of every prompt: one row each in SQLite, so that nothing is lost or trained twice unnoticed.
 
-    groups    ordinal, where the prompt is from, state, versions, deadline, attempt
+    groups    ordinal, where the prompt is from, state, versions, deadline, attempt; of what has ended also lengths,
+              reward and tokens by age
     versions  every number that was ever published, whatever became of the weights
     commands  what the operator wanted
 
@@ -12,6 +13,7 @@ rolls the groups back with it, but never the versions: their numbers are not use
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +23,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from rljob_api.status import Desired
+from rljob_trainer.driver.account import Account
 from rljob_trainer.errors import CheckpointError, OutputError
 from rljob_trainer.samples import Group, Prompt
 
@@ -38,7 +43,7 @@ CREATE TABLE IF NOT EXISTS groups (
     state TEXT NOT NULL CHECK (state IN ('running', 'finished', 'trained', 'dropped')),
     reason TEXT,
     admitted_version INTEGER NOT NULL, deadline INTEGER NOT NULL,
-    oldest_version INTEGER, newest_version INTEGER, samples INTEGER, tokens INTEGER, reward REAL,
+    oldest_version INTEGER, newest_version INTEGER, samples INTEGER, tokens INTEGER, reward REAL, token_ages TEXT,
     trained_step INTEGER, trained_version INTEGER,
     attempt INTEGER NOT NULL, times_asked INTEGER NOT NULL
 ) WITHOUT ROWID;
@@ -52,10 +57,10 @@ ON CONFLICT (ordinal) DO UPDATE SET state = 'running', reason = NULL, admitted_v
     deadline = excluded.deadline, attempt = excluded.attempt, times_asked = times_asked + 1
 """
 _FINISH = "UPDATE groups SET state = 'finished' WHERE ordinal = ? AND state = 'running'"
-_DROP = "UPDATE groups SET state = 'dropped', reason = ? WHERE ordinal = ?"
+_DROP = "UPDATE groups SET state = 'dropped', reason = ?, samples = ?, tokens = ?, reward = ? WHERE ordinal = ?"
 _TRAIN = """
 UPDATE groups SET state = 'trained', trained_step = ?, trained_version = ?, oldest_version = ?, newest_version = ?,
-    samples = ?, tokens = ?, reward = ? WHERE ordinal = ?
+    samples = ?, tokens = ?, reward = ?, token_ages = ? WHERE ordinal = ?
 """
 _COMMAND = "INSERT INTO commands VALUES (?, ?, ?, ?)"
 
@@ -66,7 +71,7 @@ class _Changes:
 
     admitted: list[tuple[Any, ...]]
     finished: list[tuple[int]]
-    dropped: list[tuple[str, int]]
+    dropped: list[tuple[str, int, int, float | None, int]]
     trained: list[tuple[Group, int, int]]
 
     def __bool__(self) -> bool:
@@ -87,6 +92,10 @@ class Ledger:
         self._unwritten: list[tuple[str, list[tuple[Any, ...]]]] = []
         """The thread's: statements that are still to be executed, in order."""
         self._told = False
+        self._account = Account()
+        """The thread's."""
+        self.account = self._account
+        """What has ended so far, as of the last ``write``; it does not change."""
         try:
             self._thread.submit(self._open).result()
         except sqlite3.Error as error:
@@ -105,8 +114,10 @@ class Ledger:
     def finished(self, ordinal: int) -> None:
         self._changes.finished.append((ordinal,))
 
-    def dropped(self, ordinal: int, reason: str) -> None:
-        self._changes.dropped.append((reason, ordinal))
+    def dropped(self, group: Group, reason: str) -> None:
+        self._changes.dropped.append(
+            (reason, len(group.samples), group.response_tokens, group.mean_score, group.prompt.ordinal)
+        )
 
     def trained(self, groups: Sequence[Group], step: int, version: int) -> None:
         self._changes.trained.extend((group, step, version) for group in groups)
@@ -169,18 +180,29 @@ class Ledger:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.executescript(_SCHEMA)
+        self._add_up_anew()
+
+    def _add_up_anew(self) -> None:
+        self._account = Account.of(self._connection)
+        self.account = self._account.copy()
 
     def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
         self._connection.execute(statement, values)
 
     def _write(self, changes: _Changes) -> None:
+        # Rows, not groups: if they have to wait, their tokens need not.
+        trained = list(map(_trained_row, changes.trained))
         self._unwritten += [
             (_ADMIT, changes.admitted),
             (_FINISH, changes.finished),
             (_DROP, changes.dropped),
-            # Rows, not groups: if they have to wait, their tokens need not.
-            (_TRAIN, list(map(_trained_row, changes.trained))),
+            (_TRAIN, trained),
         ]
+        for reason, samples, tokens, reward, _ in changes.dropped:
+            self._account.add_dropped(reason, samples, tokens, reward)
+        for _, version, oldest, _, samples, tokens, reward, token_ages, _ in trained:
+            self._account.add_trained(samples, tokens, reward, version - oldest, json.loads(token_ages))
+        self.account = self._account.copy()
         self._try_to_write()
 
     def _record(self, values: tuple[Any, ...]) -> None:
@@ -242,20 +264,23 @@ class Ledger:
                 f"the ledger {self.path} does not belong to the checkpoint of step {step}: {late} groups were trained "
                 "later and are not open in it; start from another checkpoint or in another folder"
             )
+        self._add_up_anew()
         return max(highest, self._highest())
 
 
 def _trained_row(entry: tuple[Group, int, int]) -> tuple[Any, ...]:
     group, step, version = entry
     made = [sample.versions for sample in group.samples if sample.versions.size]
-    scores = [sample.reward.score for sample in group.samples if sample.reward is not None]
+    of_age = np.bincount(version - np.concatenate(made)) if made else np.zeros(1, np.int64)
+    ages = np.flatnonzero(of_age).tolist()
     return (
         step,
         version,
-        min((int(versions.min()) for versions in made), default=version),
-        max((int(versions.max()) for versions in made), default=version),
+        version - max(ages, default=0),
+        version - min(ages, default=0),
         len(group.samples),
-        sum(len(sample.token_ids) for sample in group.samples),
-        sum(scores) / len(scores) if scores else None,
+        group.response_tokens,
+        group.mean_score,
+        json.dumps({age: int(of_age[age]) for age in ages}),
         group.prompt.ordinal,
     )

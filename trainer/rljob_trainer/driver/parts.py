@@ -68,10 +68,15 @@ class Parts:
 
     def pipeline_metrics(self, pipeline: Pipeline) -> dict[str, float]:
         """What the pipeline looks like at a step's boundary."""
+        dropped = pipeline.take_dropped()
         metrics = {
             "pipeline/open_groups": float(pipeline.schedule.open),
             "pipeline/ready_groups": float(pipeline.schedule.waiting_finished),
-            "pipeline/dropped_groups": float(pipeline.take_dropped()),
+            "pipeline/dropped_groups": float(dropped.groups),
         }
+        if dropped.length is not None:
+            metrics["pipeline/dropped/length/mean"] = dropped.length
+        if dropped.reward is not None:
+            metrics["pipeline/dropped/reward/mean"] = dropped.reward
         idle = self.engines.pool.activity.take_idle_ratio()
         return metrics if idle is None else metrics | {"pipeline/engine_idle_ratio": idle}

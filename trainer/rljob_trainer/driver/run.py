@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api.status import STATUS_PATH, EndKind
 from rljob_trainer.checkpoint import CheckpointStore
+from rljob_trainer.driver.account import Account
 from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
 from rljob_trainer.driver.controls import Controls
 from rljob_trainer.driver.ending import Ending
@@ -234,6 +235,7 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
         stack.push_async_callback(_close_ledger, ledger, held.fence)
         controls.steering.record_with(ledger.command)
         stack.callback(controls.steering.record_with, None)
+        held.record.ledger = controls.standing.ledger = ledger
         shelf = Shelf(ledger.path.parent)
         stack.callback(shelf.close)
         stack.enter_context(ray_for_run(spec.trainer.ranks + engines))
@@ -279,6 +281,8 @@ class _Record:
     def __init__(self, job: ResolvedJob, output: OutputFolder, start: Start, controls: Controls) -> None:
         self.model = ""
         self.session: Session | None = None
+        self.ledger: Ledger | None = None
+        """Closed, perhaps; its account stays."""
         self._controls = controls
         self._job = job
         self._output = output
@@ -305,6 +309,8 @@ class _Record:
         ended = datetime.datetime.now(datetime.UTC)
         totals = None if session is None else session.totals
         checkpoint = self._start.checkpoint if session is None else session.checkpoint or self._start.checkpoint
+        account = Account() if self.ledger is None else self.ledger.account
+        trained, dropped = account.ended
         Summary(
             outcome=outcome,
             reason=reason,
@@ -321,6 +327,10 @@ class _Record:
             samples=0 if totals is None else totals.samples,
             prompt_tokens=0 if totals is None else totals.tokens - totals.response_tokens,
             response_tokens=0 if totals is None else totals.response_tokens,
+            ages=account.ages,
+            trained=trained,
+            dropped=dropped,
+            overlong_prompts=0 if session is None else session.parts.feed.dropped,
             seconds_by_stage=self._controls.times.exclusive_totals,
             validation=ValidationHistory.read(folder).by_source(),
             checkpoint=None if checkpoint is None else str(checkpoint.path),

@@ -50,7 +50,6 @@ class Totals:
     samples: int = 0
     tokens: int = 0
     response_tokens: int = 0
-    dropped_groups: int = 0
     seconds: float = 0.0
 
     @classmethod

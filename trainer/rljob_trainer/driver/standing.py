@@ -35,6 +35,7 @@ from rljob_api.status import (
 )
 from rljob_trainer.checkpoint import Checkpoint
 from rljob_trainer.driver.engines import Engines
+from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.steering import Steering
 from rljob_trainer.driver.stopping import RunEnd
 from rljob_trainer.rollout.members import Standing
@@ -44,6 +45,7 @@ from rljob_trainer.telemetry.advice import Waiting as Shares
 from rljob_trainer.telemetry.advice import advice
 from rljob_trainer.telemetry.figures import duration
 from rljob_trainer.telemetry.names import metric
+from rljob_trainer.telemetry.summary import AgeCounts
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import JobSummary, Pace, StepRecord
 from rljob_trainer.telemetry.waits import Waits
@@ -64,6 +66,7 @@ class RunStanding:
         self, job: ResolvedJob, end: RunEnd, folder: Path, steering: Steering, times: StageTimes, waits: Waits
     ) -> None:
         self.engines: Engines | None = None
+        self.ledger: Ledger | None = None
         self.ranks_ready = 0
         self.mismatch = ""
         """What the limits of the mismatch say; empty: nothing."""
@@ -302,7 +305,14 @@ class RunStanding:
             return None
         schedule = self._steering.schedule
         bound = self._job.spec.pipeline.staleness.max_age if schedule is None else schedule.settings.max_age
-        return Ages(mean=max(0.0, mean), max=max(0, int(largest)), bound=bound)
+        trained = AgeCounts() if self.ledger is None else self.ledger.account.ages
+        return Ages(
+            mean=max(0.0, mean),
+            max=max(0, int(largest)),
+            bound=bound,
+            oldest={str(age): count for age, count in trained.oldest.items()},
+            tokens={str(age): count for age, count in trained.tokens.items()},
+        )
 
     def _throughput(self) -> Throughput | None:
         metrics: Mapping[str, float] = self._metrics

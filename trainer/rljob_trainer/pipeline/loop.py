@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from rljob_trainer.errors import DataError, DeadlineError
 from rljob_trainer.pipeline.parts import Feed, Journal, NoJournal, Rollout, StepRecord, Trainer
 from rljob_trainer.pipeline.schedule import Schedule
+from rljob_trainer.pipeline.tally import Tally
 from rljob_trainer.samples import Group, Prompt
 from rljob_trainer.telemetry.names import check
 from rljob_trainer.telemetry.waits import Waits
@@ -73,7 +74,6 @@ class Pipeline:
         self.rollout = rollout
         self.trainer = trainer
         self.schedule = schedule
-        self.dropped: dict[str, int] = {}
         self._after_step = after_step
         self._keep = keep
         self._stage = stage
@@ -87,7 +87,7 @@ class Pipeline:
         self._exhausted = False
         self._most_dropped = most_dropped
         self._dropped_since_batch = 0
-        self._dropped_taken = 0
+        self._dropped_lately = Tally()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -101,10 +101,9 @@ class Pipeline:
         """Groups that are generated and scored, and wait for the trainer."""
         return list(self._groups.values())
 
-    def take_dropped(self) -> int:
+    def take_dropped(self) -> Tally:
         """Groups dropped since the last call."""
-        total = sum(self.dropped.values())
-        dropped, self._dropped_taken = total - self._dropped_taken, total
+        dropped, self._dropped_lately = self._dropped_lately, Tally()
         return dropped
 
     async def run(self, first_step: int = 1) -> None:
@@ -208,7 +207,7 @@ class Pipeline:
             self.schedule.finished(prompt.ordinal)
             self._journal.finished(prompt.ordinal)
         else:
-            self.dropped[reason] = self.dropped.get(reason, 0) + 1
+            self._dropped_lately.add(len(group.samples), group.response_tokens, group.mean_score)
             self._dropped_since_batch += 1
             if self._dropped_since_batch >= self._most_dropped:
                 raise DataError(
@@ -217,7 +216,7 @@ class Pipeline:
                     "algorithm.groupFilter off, or raise its maxBatches."
                 )
             self.schedule.dropped(prompt.ordinal)
-            self._journal.dropped(prompt.ordinal, reason)
+            self._journal.dropped(group, reason)
             del self._open[prompt.ordinal]
             self._admit()
         del self._running[prompt.ordinal]

@@ -43,7 +43,7 @@ class Journal(Protocol):
 
     def finished(self, ordinal: int) -> None: ...
 
-    def dropped(self, ordinal: int, reason: str) -> None: ...
+    def dropped(self, group: Group, reason: str) -> None: ...
 
     def trained(self, groups: Sequence[Group], step: int, version: int) -> None: ...
 
@@ -57,7 +57,7 @@ class NoJournal:
     def finished(self, ordinal: int) -> None:
         return
 
-    def dropped(self, ordinal: int, reason: str) -> None:
+    def dropped(self, group: Group, reason: str) -> None:
         return
 
     def trained(self, groups: Sequence[Group], step: int, version: int) -> None:

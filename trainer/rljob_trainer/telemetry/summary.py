@@ -53,6 +53,22 @@ class Machine(_Model):
     devices: tuple[str, ...] = ()
 
 
+class AgeCounts(_Model):
+    """What was trained, by age in policy versions."""
+
+    oldest: dict[int, int] = Field(default={}, description="groups by the age of their oldest token")
+    tokens: dict[int, int] = Field(default={}, description="response tokens by their own age")
+
+
+class EndedGroups(_Model):
+    """Groups that ended in the same way. Both means are over samples."""
+
+    groups: int = 0
+    samples: int = 0
+    response_length: float | None = None
+    reward: float | None = None
+
+
 class Summary(_Model):
     """Everything ``summary.json`` holds. Times are UTC in ISO 8601, seconds are wall clock, paths are as written."""
 
@@ -71,6 +87,10 @@ class Summary(_Model):
     samples: int = 0
     prompt_tokens: int = 0
     response_tokens: int = 0
+    ages: AgeCounts = Field(default=AgeCounts(), description="over the run and all restarts")
+    trained: EndedGroups = Field(default=EndedGroups(), description="over the run and all restarts")
+    dropped: dict[str, EndedGroups] = Field(default={}, description="the same, of groups not trained, by reason")
+    overlong_prompts: int = Field(default=0, description="rows left out for data.maxPromptTokens, once per visit")
     seconds_by_stage: dict[str, float] = Field(default={}, description="each without the stages nested in it")
     validation: dict[str, dict[str, ValidationResult]] = Field(default={}, description="by data source, by metric")
     checkpoint: str | None = None

@@ -1,4 +1,4 @@
-"""Charts as SVG text, by hand: curves with axes, legend and smoothing, and stacked areas. No library, no script.
+"""Charts as SVG text, by hand: curves with axes, legend and smoothing, stacked areas, and bars. No library, no script.
 
     chart = line_chart([Series("reward", steps, rewards, smoothing=10)], Axes(y_label="reward"), standalone=True)
     Path("reward.svg").write_text(chart)
@@ -105,6 +105,25 @@ def stacked_chart(
     return chart.document(areas, standalone)
 
 
+def bar_chart(
+    series: Sequence[Series],
+    axes: Axes = Axes(),
+    *,
+    title: str = "",
+    width: int = 460,
+    height: int = 215,
+    standalone: bool = False,
+) -> str:
+    """An ``<svg>`` element with a bar for each value, those of one x side by side. All x are whole, no value is
+    negative."""
+    drawn = _prepared(series, _MOST_POINTS)
+    values = [value for entry in drawn for value in entry.y if value is not None]
+    chart = _Chart(drawn, axes, title, width, height, (0.0, 1.04 * max(values, default=0.0) or 1.0), beside=0.5)
+    return chart.document(
+        [bar for place, entry in enumerate(drawn) for bar in chart.bars(entry, place, len(drawn))], standalone
+    )
+
+
 def _prepared(series: Sequence[Series], most: int) -> list[Series]:
     """The series thinned to what can be seen, each with its colour."""
     prepared = []
@@ -127,7 +146,9 @@ class _Chart:
         width: int,
         height: int,
         y_range: tuple[float, float],
+        beside: float = 0.0,
     ) -> None:
+        """``beside``: room that is left on both sides of the data."""
         self._series, self._axes, self._title = series, axes, title
         self._width, self._height = width, height
         self._legend = list(_rows_of_names(series, width)) if len(series) > 1 else []
@@ -136,7 +157,7 @@ class _Chart:
         self._y_step = ticks[1] - ticks[0]
         self._y_ticks = [tick for tick in ticks if self._low <= tick <= self._high]
         xs = [x for entry in series for x in entry.x] or [0.0, 1.0]
-        room = 0.5 if min(xs) == max(xs) else 0.0
+        room = 0.5 if min(xs) == max(xs) else beside
         self._x_low, self._x_high = min(xs) - room, max(xs) + room
         self._whole = all(x == int(x) for x in xs)
         widest = max(len(self._y_label(tick)) for tick in self._y_ticks)
@@ -184,6 +205,15 @@ class _Chart:
         there = [f"{_n(self.x(px))} {_n(self.y(py))}" for px, py in zip(series.x, top, strict=True)]
         back = [f"{_n(self.x(px))} {_n(self.y(py))}" for px, py in zip(series.x, floor, strict=True)]
         return f'<path class="area fill s{series.colour}" d="M{"L".join([*there, *reversed(back)])}Z"/>'
+
+    def bars(self, series: Series, place: int, of: int) -> Iterator[str]:
+        """The bars of one series, the ``place``-th of so many at each x."""
+        share = 0.8 / of
+        for px, py in zip(series.x, series.y, strict=True):
+            if py:
+                left, right = self.x(px - 0.4 + place * share), self.x(px - 0.4 + (place + 1) * share)
+                box = f'x="{_n(left)}" y="{_n(self.y(py))}" width="{_n(right - left)}"'
+                yield f'<rect class="fill s{series.colour}" {box} height="{_n(self._bottom - self.y(py))}"/>'
 
     def document(self, body: Sequence[str], standalone: bool) -> str:
         """The whole element around what was drawn."""

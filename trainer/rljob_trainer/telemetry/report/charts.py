@@ -11,7 +11,7 @@ from rljob_trainer.telemetry.catalogue import NESTED_STAGES, STAGES
 from rljob_trainer.telemetry.figures import number, percent
 from rljob_trainer.telemetry.report.markup import Markup, tag
 from rljob_trainer.telemetry.report.record import RunRecord
-from rljob_trainer.telemetry.svg import COLOURS, GREY, Axes, Series, line_chart, stacked_chart
+from rljob_trainer.telemetry.svg import COLOURS, GREY, Axes, Series, bar_chart, line_chart, stacked_chart
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +250,22 @@ def stage_card(run: RunRecord) -> Markup | None:
     ]
     mean = sum(timed.totals.values()) / len(timed.steps)
     return figure("Stages of a step", "seconds", f"{number(mean)} s", stacked_chart(layers))
+
+
+def age_card(run: RunRecord) -> Markup | None:
+    """How often each age occurred in the run: of groups by their oldest token, and of tokens. Where everything was
+    trained in the version that made it there is nothing to see."""
+    ages = None if run.summary is None else run.summary.ages
+    if ages is None or not any(ages.oldest):
+        return None
+    span = [float(age) for age in range(max(ages.oldest) + 1)]
+    series = [
+        Series(name, span, [counts.get(int(age), 0) / max(1, sum(counts.values())) for age in span])
+        for name, counts in (("groups, by their oldest token", ages.oldest), ("tokens", ages.tokens))
+    ]
+    mean = sum(age * count for age, count in ages.oldest.items()) / sum(ages.oldest.values())
+    axes = Axes(x_label="age in versions", percent=True)
+    return figure("Ages in the whole run", "share of what was trained", f"mean {number(mean)}", bar_chart(series, axes))
 
 
 def readable(stage: str) -> str:
