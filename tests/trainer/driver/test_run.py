@@ -199,7 +199,12 @@ def test_every_mode_and_placement_trains_within_its_age_bound(runner: Runner, ch
     mode = changes.get("pipeline", {}).get("mode", "sync")
     ages = [r["age/max"] for r in records]
     assert {"sync": ages == [0, 0, 0], "oneStepOff": ages == [0, 1, 1], "fullyAsync": max(ages) <= 2}[mode], ages
+    waited = [r["timing/wait_prev_gen_seconds"] for r in records if "timing/wait_prev_gen_seconds" in r]
+    # One stage around the other: they differ by two looks at the clock.
+    expected = [r["timing/generate_seconds"] for r in records] if mode == "oneStepOff" else []
+    assert waited == pytest.approx(expected, abs=0.01)
     summary = json.loads((output / "summary.json").read_text())
+    assert ("wait_prev_gen" in summary["seconds_by_stage"]) == (mode == "oneStepOff")
     counted = summary["ages"]
     assert max(map(int, counted["oldest"])) == max(ages)
     assert sum(counted["oldest"].values()) == summary["trained"]["groups"] == records[-1]["progress/groups"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from rljob_trainer.driver.stopping import Progress
 from rljob_trainer.driver.validating import ValidationResult, sample_rows
 from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.errors import CheckpointError, DeadlineError, EngineError, OutputError
-from rljob_trainer.pipeline.loop import Pipeline
+from rljob_trainer.pipeline.loop import Pipeline, Stage
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.rollout.protocol import Begun
@@ -55,6 +55,17 @@ class Totals:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Totals:
         return cls(**{field.name: state[field.name] for field in fields(cls)})
+
+
+def named_for(mode: str, stage: Stage) -> Stage:
+    """``stage``, with the trainer's wait for a batch under the name it has in ``oneStepOff`` as well."""
+
+    @contextlib.contextmanager
+    def both(name: str) -> Iterator[None]:
+        with stage(name), stage("wait_prev_gen") if name == "generate" else contextlib.nullcontext():
+            yield
+
+    return both if mode == "oneStepOff" else stage
 
 
 class Session:
@@ -108,7 +119,7 @@ class Session:
             after_step=self._after_step,
             keep=parts.keep,
             most_dropped=parts.most_dropped,
-            stage=parts.times.stage,
+            stage=named_for(spec.pipeline.mode, parts.times.stage),
             waits=parts.waits,
             journal=parts.ledger,
             restored=[prompt for prompt, _ in self._restored],

@@ -324,7 +324,7 @@ class RunStanding:
             step_seconds=seconds,
             generated_tokens_per_second=max(0.0, metrics.get("throughput/generated_tokens_per_second", 0.0)),
             trained_tokens_per_second=max(0.0, metrics["throughput/tokens_per_second"]),
-            trainer_idle=min(1.0, shares.get("generate", 0.0) + shares.get("idle", 0.0)),
+            trainer_idle=min(1.0, sum(shares.get(stage, 0.0) for stage in ("generate", "wait_prev_gen", "idle"))),
             rollout_idle=sum(idle for _, idle in self._idle) / len(self._idle) if self._idle else 0.0,
         )
 

@@ -26,6 +26,7 @@ REDUCTIONS: dict[Reduction, str] = {
 STAGES: dict[str, str] = {
     "step": "the whole step, from the first request to the published weights",
     "generate": "waiting for samples while nothing else is done",
+    "wait_prev_gen": "oneStepOff: what is left of the generation that began a step before, once the trainer wants it",
     "reward": "waiting for reward functions",
     "score": "the learner's forward passes before the update, when one call makes all streams",
     "old_log_probs": "the proximal policy's log-probs",
@@ -44,6 +45,7 @@ STAGES: dict[str, str] = {
 """The stages of a step and what each one covers."""
 
 NESTED_STAGES: dict[str, str] = {
+    "wait_prev_gen": "generate",
     "old_log_probs": "score",
     "reference": "score",
     "values": "score",
