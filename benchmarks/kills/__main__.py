@@ -61,7 +61,7 @@ class Killer:
         try:
             story = run_to_the_end(mode, folder, victims, seed=seed)
             kills = story.kills
-            states = check(folder / "output", mode)
+            states = check(folder / "output", mode, story.undone)
             if mode == "sync" and states != self.whole:
                 raise KilledRunError("the ledger differs from that of an untouched run")
         except KilledRunError as error:

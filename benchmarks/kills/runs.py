@@ -45,6 +45,8 @@ class Story:
     starts: int = 0
     rolled_back: int = 0
     """Steps that were done and are not part of the surviving lineage."""
+    undone: list[tuple[int, int]] = field(default_factory=list)
+    """Prompts that were trained in them, each with the attempt that did."""
 
 
 def job(mode: str) -> dict[str, Any]:
@@ -108,6 +110,7 @@ def run_to_the_end(mode: str, folder: Path, victims: Sequence[Victim], seed: int
         if code not in (-signal.SIGKILL, 75):
             raise KilledRunError(f"exit code {code} after {story.kills}:\n{_tail(folder, story.starts - 1)}")
         story.rolled_back += max(0, max(reached, _last_step(output)) - _checkpointed(output))
+        story.undone += _undone(output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +125,9 @@ class Ended:
     reward: float | None
 
 
-def check(output: Path, mode: str) -> dict[int, Ended]:
-    """Every prompt ended once, ages kept their bound, the record agrees. Returns what became of each, by ordinal.
+def check(output: Path, mode: str, undone: Sequence[tuple[int, int]] = ()) -> dict[int, Ended]:
+    """Every prompt ended once, ages kept their bound, the record agrees and knows each copy that was ``undone``.
+    Returns what became of each, by ordinal.
 
     Raises ``KilledRunError``.
     """
@@ -132,6 +136,7 @@ def check(output: Path, mode: str) -> dict[int, Ended]:
             "SELECT ordinal, epoch, row, state, trained_step, trained_version, oldest_version, deadline, samples, "
             "tokens, reward FROM groups ORDER BY ordinal"
         ).fetchall()
+        resampled = set(ledger.execute("SELECT ordinal, attempt FROM resampled WHERE reason = 'rolled back'"))
         versions = [version for (version,) in ledger.execute("SELECT version FROM versions ORDER BY rowid")]
     _expect([row[0] for row in rows] == list(range(PROMPTS * EPOCHS)), "prompts are missing or were invented")
     _expect(
@@ -158,6 +163,8 @@ def check(output: Path, mode: str) -> dict[int, Ended]:
     numbers = [int(step["progress/version"]) for step in steps]
     _expect(numbers == sorted(set(numbers)), "version numbers were used twice")
     _expect(set(numbers) <= set(versions), "a version was published that the ledger does not know")
+    unknown = set(undone) - resampled
+    _expect(not unknown, f"copies of prompts (and the attempts that trained them) are not on record: {unknown}")
     return {
         ordinal: Ended(state, step, None if version is None else version - oldest, *made)
         for ordinal, _, _, state, step, version, oldest, _, *made in rows
@@ -246,6 +253,15 @@ def _last_step(output: Path) -> int:
 
 def _checkpointed(output: Path) -> int:
     return max((int(path.name.removeprefix("step-")) for path in (output / "checkpoints").glob("step-*")), default=0)
+
+
+def _undone(output: Path) -> list[tuple[int, int]]:
+    """What the next start is going to undo, as the ledger that a killed run leaves says."""
+    checkpointed = _checkpointed(output)
+    if not checkpointed:  # the next start begins anew, with another ledger
+        return []
+    with sqlite3.connect(f"file:{output / 'ledger.sqlite'}?mode=ro", uri=True) as ledger:
+        return ledger.execute("SELECT ordinal, attempt FROM groups WHERE trained_step > ?", (checkpointed,)).fetchall()
 
 
 def _tail(folder: Path, number: int) -> str:

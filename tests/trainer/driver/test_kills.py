@@ -14,11 +14,11 @@ def test_every_prompt_ends_once_within_its_age_whoever_is_killed(tmp_path: Path,
     story = run_to_the_end(mode, tmp_path, victims, seed=11)
     assert len(story.kills) == 4
     assert story.starts == 4
-    check(tmp_path / "output", mode)
+    check(tmp_path / "output", mode, story.undone)
 
 
 def test_sync_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     run_to_the_end("sync", tmp_path / "whole", [], seed=0)
     story = run_to_the_end("sync", tmp_path / "killed", ["driver", "engine", "rank", "all"], seed=12)
     assert len(story.kills) == 4
-    assert check(tmp_path / "killed" / "output", "sync") == check(tmp_path / "whole" / "output", "sync")
+    assert check(tmp_path / "killed" / "output", "sync", story.undone) == check(tmp_path / "whole" / "output", "sync")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rljob_api.status import Desired
+from rljob_trainer.driver.generation import ordinals_of
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.errors import CheckpointError, OutputError
 from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
@@ -83,6 +84,82 @@ async def test_going_back_undoes_what_came_after_but_keeps_the_versions(tmp_path
         (1, "running", None, None, 2, 2),
         (2, "running", None, None, 1, 1),
     ]
+
+
+def made_again(path: Path) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(path) as database:
+        return database.execute(
+            "SELECT ordinal, attempt, reason, state FROM resampled ORDER BY time, ordinal"
+        ).fetchall()
+
+
+async def test_what_is_made_again_stays_on_record(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
+    for ordinal in range(7):
+        ledger.admitted(prompt(ordinal), version=0, deadline=2)
+    ledger.trained([group(0, [0], 1.0)], step=1, version=0)
+    ledger.finished(1)
+    ledger.finished(2)
+    ledger.resampled([5], "engine lost")
+    await ledger.snapshot(tmp_path / "snapshot")
+    # 1, finished then, is trained; 2 stays finished; 3 finishes; 4 is dropped; 5 and 6 go on; 7 is handed out.
+    ledger.trained([group(1, [0], 1.0)], step=2, version=1)
+    ledger.finished(3)
+    ledger.dropped(group(4, [0], 0.0), "uniform")
+    ledger.admitted(prompt(7), version=1, deadline=3)
+    ledger.resampled([6], "engine lost")
+    await ledger.close()
+
+    lost = [(5, 1, "engine lost", "running"), (6, 1, "engine lost", "running")]
+    first = [
+        (1, 1, "rolled back", "trained"),
+        (3, 1, "rolled back", "finished"),
+        (4, 1, "rolled back", "dropped"),
+        (5, 1, "rolled back", "running"),
+        (6, 1, "rolled back", "running"),
+        (7, 1, "rolled back", "running"),
+    ]
+    again = Ledger(tmp_path / "ledger.sqlite", attempt=2)
+    await again.roll_back(tmp_path / "snapshot", step=1, next_ordinal=7, again=[1, 2, 3, 4, 5, 6])
+    assert made_again(again.path) == lost + first
+    for ordinal in range(1, 7):
+        again.admitted(prompt(ordinal), version=3, deadline=5)
+    await again.close()
+
+    third = Ledger(tmp_path / "ledger.sqlite", attempt=3)
+    await third.roll_back(tmp_path / "snapshot", step=1, next_ordinal=7, again=[1, 2, 3, 4, 5, 6])
+    await third.close()
+    assert made_again(third.path) == lost + first + [(o, 2, "rolled back", "running") for o in range(1, 7)]
+
+
+def test_only_requests_of_training_are_for_a_prompt_of_the_ledger() -> None:
+    assert ordinals_of(["12/0", "3/0", "3/1", f"3/{1 << 20}", "held-out:5/0"]) == [3, 12]
+
+
+async def test_a_run_that_was_stopped_and_goes_on_makes_nothing_again(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
+    for ordinal in range(3):
+        ledger.admitted(prompt(ordinal), version=0, deadline=1)
+    ledger.finished(1)
+    await ledger.snapshot(tmp_path / "snapshot")
+    await ledger.close()
+    for attempt in (2, 3):
+        again = Ledger(tmp_path / "ledger.sqlite", attempt)
+        await again.roll_back(tmp_path / "snapshot", step=0, next_ordinal=3, again=[0, 2])
+        await again.close()
+    assert made_again(again.path) == []
+
+
+async def test_without_its_own_file_the_snapshot_says_what_was_made_again(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "first.sqlite", attempt=1)
+    first.admitted(prompt(0), version=0, deadline=0)
+    first.resampled([0], "engine lost")
+    await first.snapshot(tmp_path / "snapshot")
+    await first.close()
+    second = Ledger(tmp_path / "second.sqlite", attempt=2)
+    await second.roll_back(tmp_path / "snapshot", step=0, next_ordinal=1, again=[0])
+    await second.close()
+    assert made_again(second.path) == [(0, 1, "engine lost", "running")]
 
 
 async def test_the_account_is_of_the_surviving_lineage(tmp_path: Path) -> None:

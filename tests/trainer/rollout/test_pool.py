@@ -108,6 +108,7 @@ async def test_fixed_dispatch_is_bitwise_repeatable(spec: EngineSpec) -> None:
 
 async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_its_place(slow: EngineSpec) -> None:
     replaced: list[str] = []
+    reissued: list[str] = []
 
     async def replace(name: str) -> EngineHandle:
         replaced.append(name)
@@ -115,6 +116,7 @@ async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_
 
     groups = [group(number, length=200) for number in range(6)]
     async with pool_of(slow, 2, replace=replace) as pool:
+        pool.reissued = reissued.extend
         victim = pool.engines[0]
         process = await process_of(victim)
         running = asyncio.gather(*map(pool.generate, groups))
@@ -127,6 +129,9 @@ async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_
         assert tokens(await running) == expected(slow.folder, groups)
         await until(lambda: len(pool.serving) == 2)
         assert pool.lost == replaced == ["0"]
+        # Either engine had three of the six groups, whose four siblings are together; nothing was finished yet.
+        assert len(reissued) == len(set(reissued)) == 3 * 4
+        assert len({name.partition("/")[0] for name in reissued}) == 3
         assert [engine.name for engine in pool.engines] == ["0 again", "1"]
 
 

@@ -16,8 +16,8 @@ from rljob_trainer.data.tokenisation import load_tokenizer, response_decoder
 from rljob_trainer.driver.canaries import Canaries, GuardedPublication
 from rljob_trainer.driver.engines import Engines, learner_lanes, learner_options, start_engines
 from rljob_trainer.driver.fence import Fence
-from rljob_trainer.driver.generation import Decode, GenerationSettings, GroupRollout
-from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.driver.generation import Decode, GenerationSettings, GroupRollout, ordinals_of
+from rljob_trainer.driver.ledger import ENGINE_LOST, Ledger
 from rljob_trainer.driver.limits import Limits
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.step_speed import StepSpeed
@@ -119,6 +119,7 @@ async def assemble(
         )
     stack.push_async_callback(engines.close)
     engines.pool.activity.report = times.trace.span
+    engines.pool.reissued = lambda requests: ledger.resampled(ordinals_of(requests), ENGINE_LOST)
     sampling = training_sampling(spec, inputs)
     step = TrainingStep(
         spec.algorithm,

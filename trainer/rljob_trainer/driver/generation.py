@@ -155,6 +155,11 @@ def index_of(request: GenerationRequest) -> int:
     return _index(request.request_id)
 
 
+def ordinals_of(request_ids: Iterable[str]) -> list[int]:
+    """The prompts that requests of training are for, each once; those of validation have other names."""
+    return sorted({int(name.partition("/")[0]) for name in request_ids if name.partition("/")[0].isdigit()})
+
+
 def _index(request_id: str) -> int:
     return int(request_id.partition("/")[2])
 

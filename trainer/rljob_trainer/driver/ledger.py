@@ -2,12 +2,14 @@
 
     groups    ordinal, where the prompt is from, state, versions, deadline, attempt; of what has ended also lengths,
               reward and tokens by age
+    resampled what was asked again: ordinal, by which attempt it had been asked, why, what had become of it until then
     versions  every number that was ever published, whatever became of the weights
     commands  what the operator wanted
 
 The pipeline reports (``Journal``); rows are gathered in memory and written by a thread, a step's rows in one
 transaction, so a step costs the event loop a few appends to lists. A checkpoint carries a snapshot; going back to it
-rolls the groups back with it, but never the versions: their numbers are not used again.
+rolls the groups back with it, but never the versions, whose numbers are not used again, nor what says that a group has
+been made more than once. What an attempt had not written when it was killed, nobody knows.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FILE = "ledger.sqlite"
+ROLLED_BACK, ENGINE_LOST = "rolled back", "engine lost"
+"""Why a group is asked again."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -46,6 +50,10 @@ CREATE TABLE IF NOT EXISTS groups (
     oldest_version INTEGER, newest_version INTEGER, samples INTEGER, tokens INTEGER, reward REAL, token_ages TEXT,
     trained_step INTEGER, trained_version INTEGER,
     attempt INTEGER NOT NULL, times_asked INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS resampled (
+    ordinal INTEGER NOT NULL, attempt INTEGER NOT NULL, reason TEXT NOT NULL, state TEXT NOT NULL, time TEXT NOT NULL,
+    PRIMARY KEY (ordinal, time, reason)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS versions (version INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, step INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS commands (generation INTEGER, attempt INTEGER, command TEXT NOT NULL, time TEXT NOT NULL);
@@ -62,6 +70,7 @@ _TRAIN = """
 UPDATE groups SET state = 'trained', trained_step = ?, trained_version = ?, oldest_version = ?, newest_version = ?,
     samples = ?, tokens = ?, reward = ?, token_ages = ? WHERE ordinal = ?
 """
+_RESAMPLE = "INSERT OR IGNORE INTO resampled VALUES (?, ?, ?, ?, ?)"
 _COMMAND = "INSERT INTO commands VALUES (?, ?, ?, ?)"
 
 
@@ -73,9 +82,14 @@ class _Changes:
     finished: list[tuple[int]]
     dropped: list[tuple[str, int, int, float | None, int]]
     trained: list[tuple[Group, int, int]]
+    resampled: list[tuple[int, int, str, str, str]]
 
     def __bool__(self) -> bool:
-        return bool(self.admitted or self.finished or self.dropped or self.trained)
+        return bool(self.admitted or self.finished or self.dropped or self.trained or self.resampled)
+
+
+def _nothing() -> _Changes:
+    return _Changes([], [], [], [], [])
 
 
 class Ledger:
@@ -86,7 +100,7 @@ class Ledger:
         self.path, self.attempt = path, attempt
         self.fresh = not path.exists()
         """Whether nothing was known before."""
-        self._changes = _Changes([], [], [], [])
+        self._changes = _nothing()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._writing: Future[None] | None = None
         self._unwritten: list[tuple[str, list[tuple[Any, ...]]]] = []
@@ -122,6 +136,11 @@ class Ledger:
     def trained(self, groups: Sequence[Group], step: int, version: int) -> None:
         self._changes.trained.extend((group, step, version) for group in groups)
 
+    def resampled(self, ordinals: Iterable[int], reason: str) -> None:
+        """Running groups are asked again."""
+        now = _now()
+        self._changes.resampled.extend((ordinal, self.attempt, reason, "running", now) for ordinal in ordinals)
+
     # --- writing
 
     def write(self) -> None:
@@ -129,7 +148,7 @@ class Ledger:
         written with what comes next; the run goes on."""
         if not self._changes:
             return
-        changes, self._changes = self._changes, _Changes([], [], [], [])
+        changes, self._changes = self._changes, _nothing()
         self._writing = self._thread.submit(self._write, changes)
 
     async def announce(self, version: int, step: int) -> None:
@@ -139,7 +158,7 @@ class Ledger:
     def command(self, desired: Desired) -> None:
         """What the operator wants."""
         text = desired.model_dump_json(by_alias=True, exclude_none=True)
-        values = (desired.generation, self.attempt, text, datetime.now(UTC).isoformat())
+        values = (desired.generation, self.attempt, text, _now())
         self._thread.submit(self._record, values)
 
     async def snapshot(self, target: Path) -> None:
@@ -197,6 +216,7 @@ class Ledger:
             (_FINISH, changes.finished),
             (_DROP, changes.dropped),
             (_TRAIN, trained),
+            (_RESAMPLE, changes.resampled),
         ]
         for reason, samples, tokens, reward, _ in changes.dropped:
             self._account.add_dropped(reason, samples, tokens, reward)
@@ -237,14 +257,37 @@ class Ledger:
     def _highest(self) -> int:
         return int(self._connection.execute("SELECT coalesce(max(version), 0) FROM versions").fetchone()[0])
 
+    def _undone(self, next_ordinal: int, again: list[int]) -> list[tuple[int, int, str, str, str]]:
+        """Rows for the groups whose copies since the snapshot ``past`` are given up: those that were not handed out
+        then, and those open then that have been asked again or have ended since, or were running in a run that went on.
+        Where nothing happened after the snapshot (a run that was stopped), open groups just go on."""
+        columns = "SELECT ordinal, state, attempt, times_asked FROM"
+        past = {row[0]: row for row in self._connection.execute(f"{columns} past.groups")}
+        present = self._connection.execute(f"{columns} groups").fetchall()
+        went_on = any(row != past.get(row[0]) for row in present)
+        opened, now = set(again), _now()
+        undone = []
+        for row in present:
+            ordinal, state, attempt, times_asked = row
+            then = past.get(ordinal)
+            # What was finished then and is "running" by an earlier roll-back has not been asked since.
+            untouched = row == then and not (state == "running" and went_on)
+            waits = then == (ordinal, "finished", attempt, times_asked) and state == "running"
+            if ordinal >= next_ordinal or (ordinal in opened and not untouched and not waits):
+                undone.append((ordinal, attempt, ROLLED_BACK, state, now))
+        return undone
+
     def _roll_back(self, snapshot: Path | None, step: int, next_ordinal: int, again: list[int]) -> int:
         database = self._connection
         self._unwritten.clear()
         highest = self._highest()
         if snapshot is not None and snapshot.exists():
             database.execute("ATTACH ? AS past", (str(snapshot),))
+            undone = self._undone(next_ordinal, again)
             with database:
                 database.execute("BEGIN")
+                database.executemany(_RESAMPLE, undone)
+                database.execute("INSERT OR IGNORE INTO resampled SELECT * FROM past.resampled")
                 database.execute("DELETE FROM groups")
                 database.execute("INSERT INTO groups SELECT * FROM past.groups")
                 database.execute("INSERT OR IGNORE INTO versions SELECT * FROM past.versions")
@@ -266,6 +309,10 @@ class Ledger:
             )
         self._add_up_anew()
         return max(highest, self._highest())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
 
 
 def _trained_row(entry: tuple[Group, int, int]) -> tuple[Any, ...]:

@@ -57,6 +57,8 @@ class RolloutPool(Dispatch):
         """Replacements of lost engines that are being started."""
         self.lost: list[str] = []
         """Names of the engines lost so far."""
+        self.reissued: Callable[[Sequence[str]], None] | None = None
+        """Called with the requests that are made again for want of their engine."""
 
     async def __aenter__(self) -> RolloutPool:
         return self
@@ -124,6 +126,9 @@ class RolloutPool(Dispatch):
             return
         log.warning("engine %s is lost (%s); %d requests are made again", name, reason, len(member.pending))
         self.lost.append(name)
+        again = [request for request, pending in member.pending.items() if not pending.done.done()]
+        if again and member.state != "lent" and self.reissued is not None:
+            self.reissued(again)
         replaceable = self._replace is not None and member.state != "leaving"
         self._drop(member)
         if replaceable:
