@@ -61,7 +61,7 @@ class Sample:
     log_probs: FloatArray
     """Rollout log-probs, at the sampling temperature; 0 where ``mask`` is False."""
     versions: IntArray
-    """The policy version that made each token."""
+    """The policy version that made each token; it never falls along a response."""
     mask: BoolArray
     """True where the model made the token (False: tool output)."""
     finish: FinishReason

@@ -211,9 +211,10 @@ class Ledger:
     def _write(self, changes: _Changes) -> None:
         # Rows, not groups: if they have to wait, their tokens need not.
         trained = list(map(_trained_row, changes.trained))
+        ended = {row[-1] for row in (*trained, *changes.dropped)}
         self._unwritten += [
             (_ADMIT, changes.admitted),
-            (_FINISH, changes.finished),
+            (_FINISH, [row for row in changes.finished if row[0] not in ended]),
             (_DROP, changes.dropped),
             (_TRAIN, trained),
             (_RESAMPLE, changes.resampled),
@@ -317,17 +318,26 @@ def _now() -> str:
 
 def _trained_row(entry: tuple[Group, int, int]) -> tuple[Any, ...]:
     group, step, version = entry
-    made = [sample.versions for sample in group.samples if sample.versions.size]
-    of_age = np.bincount(version - np.concatenate(made)) if made else np.zeros(1, np.int64)
-    ages = np.flatnonzero(of_age).tolist()
+    tokens: dict[int, int] = {}
+    """By age."""
+    for versions in (sample.versions for sample in group.samples if sample.versions.size):
+        # They never fall along a response, and most are made by one version: not every token has to be looked at.
+        first = int(versions[0])
+        if first == versions[-1]:
+            made = {first: len(versions)}
+        else:
+            numbers, counts = np.unique(versions, return_counts=True)
+            made = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        for made_by, count in made.items():
+            tokens[version - made_by] = tokens.get(version - made_by, 0) + count
     return (
         step,
         version,
-        version - max(ages, default=0),
-        version - min(ages, default=0),
+        version - max(tokens, default=0),
+        version - min(tokens, default=0),
         len(group.samples),
         group.response_tokens,
         group.mean_score,
-        json.dumps({age: int(of_age[age]) for age in ages}),
+        json.dumps(dict(sorted(tokens.items()))),
         group.prompt.ordinal,
     )
