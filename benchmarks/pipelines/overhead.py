@@ -49,6 +49,7 @@ class Nothing:
 
     def __init__(self) -> None:
         self.serving_version = 0
+        self.finished_at = 0.0
 
     async def run(self, prompt: Prompt) -> Group:
         await asyncio.sleep(0)
@@ -110,6 +111,7 @@ class AtOnce:
     """Engines that answer every request with a response of full length, and rewards that cost nothing."""
 
     version = 0
+    finished_at = 0.0
 
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf

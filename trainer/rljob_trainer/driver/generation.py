@@ -6,6 +6,7 @@ resumed asks for the same samples again.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 
 from rljob_trainer.rollout.protocol import NOTHING, Begun, GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.samples import BoolArray, Group, Prompt, RewardResult, Sample
+from rljob_trainer.telemetry.waits import NEVER
 
 _64_BITS = (1 << 64) - 1
 GREEDY_INDEX = 1 << 20
@@ -28,6 +30,11 @@ class Pool(Protocol):
     @property
     def version(self) -> int:
         """The policy version that new requests start under."""
+        ...
+
+    @property
+    def finished_at(self) -> float:
+        """When a request was finished last, in the time of the running event loop."""
         ...
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
@@ -77,10 +84,16 @@ class GroupRollout:
         self.restored: dict[int, dict[int, Begun]] = {}
         """What an earlier process had of prompts that will be asked again."""
         self._scoring = 0
+        self._scored_at = NEVER
 
     @property
     def serving_version(self) -> int:
         return self._pool.version
+
+    @property
+    def finished_at(self) -> float:
+        """When a sample came from an engine, or a group from the reward functions, whichever was later."""
+        return max(self._pool.finished_at, self._scored_at)
 
     async def run(self, prompt: Prompt) -> Group:
         """Raises ``EngineError`` and ``RewardError``."""
@@ -106,6 +119,7 @@ class GroupRollout:
             rewards = await self._rewards.score(Group(prompt, samples))
         finally:
             self._scoring -= 1
+        self._scored_at = asyncio.get_running_loop().time()
         for sample, reward in zip(samples, rewards, strict=True):
             sample.reward = reward
             sample.text = ""  # as long as the tokens, and made of them when somebody wants to read it

@@ -262,7 +262,7 @@ class Session:
         return reward
 
     async def _take_from_beside(self, beside: ValidationBeside, metrics: dict[str, float]) -> float | None:
-        with self.parts.times.stage("validation"), self.parts.waits.wait("trainer", beside.progress):
+        with self.parts.times.stage("validation"), beside.waited_for():
             taken = await beside.take()
         if taken is None:
             return None

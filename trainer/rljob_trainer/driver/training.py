@@ -24,6 +24,11 @@ class Pausing(Protocol):
 
     async def pause(self, *, interrupt: bool = False) -> None: ...
 
+    @property
+    def finished_at(self) -> float:
+        """When a request was finished last, in the time of the running event loop."""
+        ...
+
     async def wait_idle(self, seconds: float) -> None: ...
 
     def waiting_for(self) -> str: ...
@@ -38,7 +43,7 @@ class QuietPublication:
     def __init__(
         self, publication: Publication, pool: Pausing, *, interrupt: bool, seconds: float, waits: Waits | None = None
     ) -> None:
-        """``seconds``: how long running requests may take to finish."""
+        """``seconds``: how long running requests may go on without one that finishes."""
         self._waits = waits or Waits()
         self._publication = publication
         self._pool = pool
@@ -49,7 +54,7 @@ class QuietPublication:
         await self._pool.pause(interrupt=self._interrupt)
         try:
             reason = lambda: f"running requests to finish before the publication; {self._pool.waiting_for()}"  # noqa: E731
-            with self._waits.wait("trainer", reason, self._seconds):
+            with self._waits.wait("trainer", reason, self._seconds, progress=lambda: self._pool.finished_at):
                 await self._pool.wait_idle(self._seconds)
             return await self._publication.publish(version)
         finally:

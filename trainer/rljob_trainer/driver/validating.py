@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, 
 from rljob_trainer.samples import Group, Prompt
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.telemetry.run_folder import SampleRow
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.telemetry.waits import NEVER, Waits, patiently
 from rljob_trainer.validation import summarise
 
 _SEED_OFFSET = 0x5EED
@@ -94,8 +94,10 @@ class Validator:
         self._seed = seed + _SEED_OFFSET
         self._bootstrap = bootstrap
         self._waits = waits or Waits()
-        self._patience = patience_seconds
+        self.patience_seconds = patience_seconds
         self._scored = 0
+        self.scored_at = NEVER
+        """When a prompt was scored last, in the time of the running event loop."""
         self._asked = pool
 
     def progress(self) -> str:
@@ -109,21 +111,25 @@ class Validator:
         Raises ``EngineError``, ``RewardError`` and ``DeadlineError``.
         """
         self._scored, self._asked = 0, lent or self._pool
-        waiting = nullcontext() if lent else self._waits.wait("trainer", self.progress)
+        patience, self.scored_at = self.patience_seconds, asyncio.get_running_loop().time()
+        done = asyncio.Event()
         scoring = asyncio.create_task(self._score_all(self._asked))
-        with waiting:
+        scoring.add_done_callback(lambda _: done.set())
+        with nullcontext() if lent else self.waited_for():
             try:
-                while not scoring.done():
-                    before = self._scored
-                    await asyncio.wait({scoring}, timeout=self._patience)
-                    if not scoring.done() and self._scored == before:
-                        raise DeadlineError(
-                            f"{self.progress()}. No prompt was scored for {self._patience:.0f} s. If samples take that "
-                            "long, raise deadlines.progressSeconds or shorten the validation's maxResponseTokens."
-                        )
+                await patiently(done, lambda: self.scored_at + patience)
                 return scoring.result()
+            except TimeoutError:
+                raise DeadlineError(
+                    f"{self.progress()}. No prompt was scored for {patience:.0f} s. If samples take that "
+                    "long, raise deadlines.progressSeconds or shorten the validation's maxResponseTokens."
+                ) from None
             finally:
                 scoring.cancel()
+
+    def waited_for(self) -> AbstractContextManager[object]:
+        """Inside, the trainer waits for the validation that is under way."""
+        return self._waits.wait("trainer", self.progress, self.patience_seconds, progress=lambda: self.scored_at)
 
     async def _score_all(self, engines: Engines) -> ValidationResult:
         metrics: dict[str, float] = {}
@@ -149,6 +155,7 @@ class Validator:
         for sample, reward in zip(group.samples, await self._rewards.score(group), strict=True):
             sample.reward = reward
         self._scored += 1
+        self.scored_at = asyncio.get_running_loop().time()
         return group
 
 

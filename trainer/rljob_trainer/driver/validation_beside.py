@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 
 from rljob_trainer.driver.validating import ValidationResult, Validator
@@ -46,9 +46,9 @@ class ValidationBeside:
         """Whether weights are being validated, or have been and the result waits for ``take``."""
         return self._now is not None
 
-    def progress(self) -> str:
-        """One sentence: how far it is."""
-        return self._validator.progress()
+    def waited_for(self) -> AbstractContextManager[object]:
+        """Inside, the trainer waits for it."""
+        return self._validator.waited_for()
 
     @property
     def done(self) -> bool:

@@ -19,7 +19,7 @@ from rljob_trainer.pipeline.schedule import Schedule
 from rljob_trainer.pipeline.tally import Tally
 from rljob_trainer.samples import Group, Prompt
 from rljob_trainer.telemetry.names import check
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.telemetry.waits import Waits, patiently
 
 Keep = Callable[[Group], str | None]
 """Says why a finished group is dropped (DAPO's dynamic sampling), or None to keep it."""
@@ -161,20 +161,20 @@ class Pipeline:
         return f"samples: {finished} of {pull} groups are finished; {self.rollout.waiting_for()}"
 
     async def _next_batch(self) -> list[int] | None:
-        deadline = asyncio.get_running_loop().time() + self._deadline_seconds
-        with self._waits.wait("trainer", self._samples, self._deadline_seconds) as wait:
+        began, seconds = asyncio.get_running_loop().time(), self._deadline_seconds
+        finished_at = lambda: self.rollout.finished_at  # noqa: E731
+        with self._waits.wait("trainer", self._samples, seconds, progress=finished_at) as wait:
             try:
-                async with asyncio.timeout_at(deadline):
-                    while True:
-                        self._changed.clear()
-                        batch = self.schedule.choose(last=self._exhausted)
-                        if batch is not None or (self._exhausted and self.schedule.open == 0):
-                            return batch
-                        await self._changed.wait()
+                while True:
+                    self._changed.clear()
+                    batch = self.schedule.choose(last=self._exhausted)
+                    if batch is not None or (self._exhausted and self.schedule.open == 0):
+                        return batch
+                    await patiently(self._changed, lambda: max(began, finished_at()) + seconds)
             except TimeoutError:
                 raise DeadlineError(
-                    f"{wait.sentence}. No batch was complete within {self._deadline_seconds:.0f} s. "
-                    "If samples take that long, shorten rollout.maxResponseTokens or add rollout replicas."
+                    f"{wait.sentence}. No sample was finished within {seconds:.0f} s (deadlines.progressSeconds). "
+                    "If samples take that long, raise it or shorten rollout.maxResponseTokens."
                 ) from None
 
     # --- the rollout's side

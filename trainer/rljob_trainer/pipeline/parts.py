@@ -27,6 +27,11 @@ class Rollout(Protocol):
         """The policy version that a request admitted now would start under."""
         ...
 
+    @property
+    def finished_at(self) -> float:
+        """When the last sample was finished, in the time of the running event loop."""
+        ...
+
     async def run(self, prompt: Prompt) -> Group: ...
 
     def waiting_for(self) -> str:

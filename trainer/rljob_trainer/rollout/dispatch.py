@@ -20,6 +20,7 @@ from rljob_trainer.rollout.handle import EngineLostError
 from rljob_trainer.rollout.members import Member, Members, Pending, Standing
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued
 from rljob_trainer.rollout.shelf import Shelf
+from rljob_trainer.telemetry.waits import NEVER, patiently
 
 _POLL_SECONDS = 5.0
 """One long poll of an engine's results."""
@@ -42,6 +43,8 @@ class Dispatch(ABC):
         self.version = version
         """The policy version that new requests start under."""
         self.activity = Activity()
+        self.finished_at = NEVER
+        """When an engine that is not lent finished a request last, in the time of the event loop."""
         self._members = Members()
         self._fixed = fixed_dispatch
         self._max_outstanding = max_outstanding
@@ -129,14 +132,19 @@ class Dispatch(ABC):
 
     async def wait_idle(self, seconds: float) -> None:
         """Until no engine of a paused pool has anything in hand: it is finished, or has returned to the queue because
-        its engine was lost or left. Raises ``DeadlineError`` saying what still runs."""
+        its engine was lost or left. Raises ``DeadlineError`` saying what still runs when none finishes for so many
+        ``seconds``."""
+        began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(seconds):
-                while self._members.busy:
-                    self._handed_back.clear()
-                    await self._handed_back.wait()
+            while self._members.busy:
+                self._handed_back.clear()
+                await patiently(self._handed_back, lambda: max(began, self.finished_at) + seconds)
         except TimeoutError:
-            raise DeadlineError(f"the engines are not idle after {seconds:g} s: {self.waiting_for()}") from None
+            raise DeadlineError(
+                f"running requests are to finish before the weights change, and none did within {seconds:g} s "
+                f"(deadlines.progressSeconds): {self.waiting_for()}. If responses take that long, raise it, shorten "
+                "rollout.maxResponseTokens, or let them be interrupted (pipeline.partialRollout: recompute)."
+            ) from None
 
     # ------------------------------------------------------------------ to the engines
 
@@ -235,6 +243,8 @@ class Dispatch(ABC):
                 if self._shelf is not None:
                     self._shelf.keep(result)
                 pending.done.set_result(result)
+        if results and member.state != "lent":
+            self.finished_at = asyncio.get_running_loop().time()
         self._handed_back.set()
         self._follow(member)
         if results and self._queue:

@@ -19,6 +19,7 @@ from rljob_api.spec.pipeline import PartialRollout
 from rljob_trainer.samples import Group, Prompt, Sample
 from rljob_trainer.simulation.engine import DecodeSpeed, SimulatedEngine, Work
 from rljob_trainer.simulation.lengths import LengthDistribution
+from rljob_trainer.telemetry.waits import NEVER
 
 _IN_HAND = operator.attrgetter("engine.pending")
 _BLOCK = 512
@@ -74,6 +75,7 @@ class SimulatedRollout:
     ) -> None:
         """One engine a speed; ``max_concurrent`` sequences run at once in each."""
         self.serving_version = 0
+        self.finished_at = NEVER
         self.work: dict[int, Work] = {}
         """Finished groups that have not been trained."""
         self.interrupted_sequences = 0
@@ -178,6 +180,7 @@ class SimulatedRollout:
     def _settle(self, member: _Member, at: float | None = None) -> None:
         """Brings an engine to the present (or to ``at``, which rounding may put a hair after it)."""
         for work in member.engine.advance(self._local(member) if at is None else at):
+            self.finished_at = self._loop.time()
             self._waiters.pop(work.ordinal).set_result(work)
         if not member.engine.pending:
             self._idle.set()

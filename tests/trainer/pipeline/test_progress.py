@@ -1,0 +1,185 @@
+"""``deadlines.progressSeconds`` is a time without a finished sample, not the time of a whole batch; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+from virtual_engine import VirtualEngine
+
+from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
+from rljob_trainer.driver.training import QuietPublication
+from rljob_trainer.driver.validating import HeldOut, Validator
+from rljob_trainer.errors import DeadlineError
+from rljob_trainer.pipeline.loop import Pipeline
+from rljob_trainer.pipeline.parts import StepRecord
+from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
+from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
+from rljob_trainer.samples import Group, Prompt, RewardResult
+from rljob_trainer.simulation.clock import run_virtual
+from rljob_trainer.telemetry.waits import Waits
+
+LONG = SamplingSettings(max_tokens=1_000_000)
+
+
+def virtual_waits() -> Waits:
+    return Waits(asyncio.get_running_loop().time)
+
+
+class InTurn(VirtualEngine):
+    """One request after the other, a hundred seconds each; from ``sticks_after`` finished ones on none ends."""
+
+    def __init__(self, name: str, sticks_after: int = 1_000_000) -> None:
+        super().__init__(name, random.Random(0), 1.0, 0, 0.0)
+        self._free_at, self._left = 0.0, sticks_after
+
+    def _submit(self, requests: Sequence[GenerationRequest]) -> None:
+        super()._submit(requests)
+        loop = asyncio.get_running_loop()
+        for request in requests:
+            self._timers[request.request_id].cancel()
+            self._free_at = max(self._free_at, loop.time()) + (100.0 if self._left > 0 else 1e9)
+            self._left -= 1
+            self._timers[request.request_id] = loop.call_at(self._free_at, self._end, request.request_id)
+
+
+def pool_with(engine: VirtualEngine) -> RolloutPool:
+    pool = RolloutPool()
+    pool.add(engine)
+    pool.activate([engine.name])
+    return pool
+
+
+def requests(count: int) -> list[GenerationRequest]:
+    return [GenerationRequest(f"0/{i}", (1,), LONG, seed=i) for i in range(count)]
+
+
+class AtOnce:
+    """Rewards that take no time."""
+
+    async def score(self, group: Group) -> list[RewardResult]:
+        return [RewardResult(0.0) for _ in group.samples]
+
+
+class Trainer:
+    """Trains and publishes in no time, and remembers what."""
+
+    def __init__(self) -> None:
+        self.trained: list[int] = []
+
+    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
+        self.trained += [group.prompt.ordinal for group in groups]
+        return {}
+
+    async def publish(self, version: int) -> dict[str, float]:
+        return {}
+
+
+def prompt(number: int) -> Prompt:
+    return Prompt(number, 0, number, "test", "", (1,), None)
+
+
+class Feed:
+    """So many prompts."""
+
+    def __init__(self, prompts: int) -> None:
+        self._prompts = iter(range(prompts))
+
+    def next(self) -> Prompt | None:
+        number = next(self._prompts, None)
+        return None if number is None else prompt(number)
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+
+async def go_on(record: StepRecord) -> bool:
+    return True
+
+
+def rollout_on(pool: RolloutPool, samples: int) -> GroupRollout:
+    settings = GenerationSettings(samples, LONG, seed=0)
+    return GroupRollout(pool, AtOnce(), lambda texts: [""] * len(texts), settings)
+
+
+@pytest.mark.parametrize(("samples", "groups"), [(1, 4), (4, 1)])
+def test_a_batch_may_take_longer_than_the_deadline_while_samples_are_finished(samples: int, groups: int) -> None:
+    """Four samples of 100 s each: of four groups, and of one, of which nothing is finished before 400 s."""
+
+    async def main() -> None:
+        pool, waits, trainer = pool_with(InTurn("0", sticks_after=8)), virtual_waits(), Trainer()
+        pipeline = Pipeline(
+            Feed(3 * groups),
+            rollout_on(pool, samples),
+            trainer,
+            Schedule(ScheduleSettings(groups, groups, 0)),
+            after_step=go_on,
+            sample_deadline_seconds=150,
+            waits=waits,
+        )
+        running = asyncio.create_task(pipeline.run())
+        await asyncio.sleep(350)
+        wait = waits.latest
+        assert wait is not None
+        assert waits.seconds(wait) == pytest.approx(350)
+        assert 90 < (waits.left(wait) or 0) < 110
+        with pytest.raises(DeadlineError, match=r"No sample was finished within 150 s \(deadlines\.progressSeconds\)"):
+            await running
+        assert asyncio.get_running_loop().time() == pytest.approx(800 + 150, abs=1), "from the end of the second batch"
+        assert len(trainer.trained) == 2 * groups
+        await pool.close()
+
+    run_virtual(main())
+
+
+def test_running_requests_may_finish_one_by_one_before_a_publication() -> None:
+    async def main() -> None:
+        pool = pool_with(InTurn("0", sticks_after=6))
+        generating = asyncio.create_task(pool.generate(requests(7)))
+        await asyncio.sleep(10)
+        waits = virtual_waits()
+        publication = QuietPublication(Trainer(), pool, interrupt=False, seconds=150, waits=waits)
+        publishing = asyncio.create_task(publication.publish(1))
+        await asyncio.sleep(500)
+        wait = waits.latest
+        assert wait is not None
+        assert 100 < (waits.left(wait) or 0) < 150
+        with pytest.raises(DeadlineError, match=r"none did within 150 s .*progressSeconds"):
+            await publishing
+        assert 750 <= asyncio.get_running_loop().time() < 756, "150 s after the last one that finished"
+        generating.cancel()
+        await pool.close()
+
+    run_virtual(main())
+
+
+def test_a_validation_ends_as_long_after_its_last_scored_prompt_as_the_deadline_says() -> None:
+    async def main() -> None:
+        pool = pool_with(InTurn("0", sticks_after=3))
+        prompts = [prompt(number) for number in range(9)]
+        waits = virtual_waits()
+        validator = Validator(
+            pool,
+            AtOnce(),
+            lambda texts: [""] * len(texts),
+            [HeldOut("held-out", prompts, 1, LONG)],
+            seed=0,
+            bootstrap=0,
+            waits=waits,
+            patience_seconds=150,
+        )
+        running = asyncio.create_task(validator.run())
+        await asyncio.sleep(260)
+        wait = waits.latest
+        assert wait is not None
+        assert wait.sentence.startswith("trainer waits for validation: 2 of 9 prompts are scored")
+        assert 80 < (waits.left(wait) or 0) < 100
+        with pytest.raises(DeadlineError, match=r"3 of 9 prompts are scored.*No prompt was scored for 150 s"):
+            await running
+        assert 450 <= asyncio.get_running_loop().time() < 456
+        await pool.close()
+
+    run_virtual(main())
