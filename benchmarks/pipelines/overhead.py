@@ -56,7 +56,7 @@ class Nothing:
         versions = np.array([self.serving_version], np.int32)
         return Group(prompt, [Sample(0, versions, _FLOAT, versions, _TRUE, "stop")])
 
-    def waiting_for(self) -> str:
+    def waiting_for(self, finished: int, wanted: int) -> str:
         return "nothing"
 
     async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
@@ -127,6 +127,9 @@ class AtOnce:
         return results
 
     async def begun(self) -> list[GenerationRequest]:
+        return []
+
+    def progress(self) -> list[int]:
         return []
 
     def waiting_for(self) -> str:

@@ -92,8 +92,8 @@ class World:
         sample = Sample(0, one, one.astype(np.float32), one * version, one.astype(bool), "stop")
         return Group(prompt, [sample])
 
-    def waiting_for(self) -> str:
-        return f"{self.running} groups are running"
+    def waiting_for(self, finished: int, wanted: int) -> str:
+        return f"{finished}/{wanted} groups; {self.running} are running"
 
     async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
         for group in groups:
@@ -256,7 +256,9 @@ def test_samples_that_never_come_end_in_an_error_that_says_who_was_waited_for() 
             Stuck(random.Random(8), 0, 1.0), ScheduleSettings(4, 4, 0), 20, sample_deadline_seconds=60
         ).run()
 
-    with pytest.raises(DeadlineError, match=r"0 of 4 groups are finished; 4 groups are running.*No sample was finished within 60 s"):
+    with pytest.raises(
+        DeadlineError, match=r"trainer waits for 0/4 groups; 4 are running.*No sample was finished within 60 s"
+    ):
         run_virtual(main())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from virtual_engine import VirtualEngine
@@ -16,6 +17,7 @@ from rljob_trainer.errors import DeadlineError
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
+from rljob_trainer.rollout import members
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
 from rljob_trainer.samples import Group, Prompt, RewardResult
@@ -183,3 +185,90 @@ def test_a_validation_ends_as_long_after_its_last_scored_prompt_as_the_deadline_
         await pool.close()
 
     run_virtual(main())
+
+
+def test_the_sentence_names_the_engine_of_the_oldest_sample_and_so_does_the_error_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(members, "time", SimpleNamespace(monotonic=asyncio.get_running_loop().time))
+        pool, waits = pool_with(InTurn("0", sticks_after=2)), virtual_waits()
+        pool.add(InTurn("1"))
+        pool.activate(["1"])
+        pipeline = Pipeline(
+            Feed(2),
+            rollout_on(pool, 4),
+            Trainer(),
+            Schedule(ScheduleSettings(2, 2, 0)),
+            after_step=go_on,
+            sample_deadline_seconds=300,
+            waits=waits,
+        )
+        running = asyncio.create_task(pipeline.run())
+        await asyncio.sleep(350)
+        wait = waits.latest
+        assert wait is not None
+        said = wait.sentence
+        with pytest.raises(DeadlineError) as error:
+            await running
+        assert said == "trainer waits for 5/8 samples; oldest running 350 s on engine 0"
+        assert "trainer waits for 6/8 samples; oldest running 700 s on engine 0. No sample" in str(error.value)
+        await pool.close()
+
+    run_virtual(main())
+
+
+def test_it_is_said_why_requests_have_no_engine() -> None:
+    async def main() -> None:
+        pool = RolloutPool(max_outstanding=2)
+        rollout = rollout_on(pool, 2)
+        groups = [asyncio.create_task(rollout.run(prompt(number))) for number in range(2)]
+        await asyncio.sleep(1)
+        assert rollout.waiting_for(0, 2) == "0/4 samples; 4 requests wait for an engine (0 of 0 engines are serving)"
+        pool.add(InTurn("0"))
+        await pool.pause()
+        pool.activate(["0"])
+        await asyncio.sleep(1)
+        assert rollout.waiting_for(0, 2) == "0/4 samples; 4 requests wait for an engine (the pool is paused)"
+        pool.resume()
+        await asyncio.sleep(50)
+        assert rollout.waiting_for(0, 2) == (
+            "0/4 samples; oldest running 0 s on engine 0; "
+            "2 requests wait for an engine (1 of 1 engines are serving, all full)"
+        )
+        await asyncio.gather(*groups)
+        await pool.close()
+
+    run_virtual(main())
+
+
+def test_groups_in_reward_functions_are_told_apart_from_those_on_engines() -> None:
+    class Slow:
+        async def score(self, group: Group) -> list[RewardResult]:
+            await asyncio.sleep(1000)
+            return await AtOnce().score(group)
+
+    async def main() -> None:
+        pool = pool_with(InTurn("0"))
+        rollout = GroupRollout(pool, Slow(), lambda texts: [""] * len(texts), GenerationSettings(2, LONG, seed=0))
+        groups = [asyncio.create_task(rollout.run(prompt(number))) for number in range(2)]
+        await asyncio.sleep(250)
+        assert rollout.waiting_for(0, 2) == (
+            "2/4 samples; oldest running 0 s on engine 0; 1 groups in reward functions, the oldest (prompt 0) for 0 s"
+        )
+        await asyncio.sleep(200)
+        assert rollout.waiting_for(0, 2) == "4/4 samples; 2 groups in reward functions, the oldest (prompt 0) for 0 s"
+        await asyncio.gather(*groups)
+        await pool.close()
+
+    run_virtual(main())
+
+
+def test_a_batch_in_order_counts_its_own_groups_and_not_those_of_the_next() -> None:
+    schedule = Schedule(ScheduleSettings(2, 2, 1))
+    for ordinal in range(4):
+        schedule.admitted(ordinal, 0)
+    for ordinal in (1, 2, 3):
+        schedule.finished(ordinal)
+    assert schedule.choose() is None
+    assert schedule.awaited() == (1, 2)

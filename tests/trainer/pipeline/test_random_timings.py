@@ -21,7 +21,9 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pytest
 from virtual_engine import VirtualEngine
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -45,8 +46,12 @@ class Pool(Protocol):
         """Every request that ``generate`` has not returned, with the tokens it has by now."""
         ...
 
+    def progress(self) -> list[int]:
+        """Of each group that is under way, how many of its requests are finished."""
+        ...
+
     def waiting_for(self) -> str:
-        """One sentence: what is under way, and where the oldest request is."""
+        """In a few words: where the oldest request runs, and what keeps others from an engine."""
         ...
 
 
@@ -78,12 +83,12 @@ class GroupRollout:
         self._rewards = rewards
         self._decode = decode
         self._settings = settings
-        self._started: dict[int, float] = {}
         self._made: dict[int, list[GenerationResult]] = {}
         """Groups whose rewards are being computed."""
         self.restored: dict[int, dict[int, Begun]] = {}
         """What an earlier process had of prompts that will be asked again."""
-        self._scoring = 0
+        self._scoring: dict[int, float] = {}
+        """Since when, by ordinal."""
         self._scored_at = NEVER
 
     @property
@@ -97,11 +102,9 @@ class GroupRollout:
 
     async def run(self, prompt: Prompt) -> Group:
         """Raises ``EngineError`` and ``RewardError``."""
-        self._started[prompt.ordinal] = time.monotonic()
         try:
             return await self._run(prompt)
         finally:
-            del self._started[prompt.ordinal]
             self._made.pop(prompt.ordinal, None)
 
     async def _run(self, prompt: Prompt) -> Group:
@@ -114,11 +117,11 @@ class GroupRollout:
         results = await self._pool.generate(requests)
         self._made[prompt.ordinal] = results
         samples = samples_of(results, self._decode)
-        self._scoring += 1
+        self._scoring[prompt.ordinal] = time.monotonic()
         try:
             rewards = await self._rewards.score(Group(prompt, samples))
         finally:
-            self._scoring -= 1
+            del self._scoring[prompt.ordinal]
         self._scored_at = asyncio.get_running_loop().time()
         for sample, reward in zip(samples, rewards, strict=True):
             sample.reward = reward
@@ -143,13 +146,21 @@ class GroupRollout:
         # Those that are not asked yet are as an earlier process left them.
         return {**self.restored, **groups}
 
-    def waiting_for(self) -> str:
-        if not self._started:
-            return "no group is running"
-        oldest = min(self._started, key=lambda ordinal: self._started[ordinal])
-        seconds = time.monotonic() - self._started[oldest]
-        scoring = f", {self._scoring} of them in reward functions" if self._scoring else ""
-        return f"{len(self._started)} groups are running{scoring}; the oldest (prompt {oldest}) for {seconds:.0f} s"
+    def waiting_for(self, finished: int, wanted: int) -> str:
+        # Those groups of a batch that are still under way are taken to be the ones that are furthest.
+        n = self._settings.n
+        parts = [min(part, n) for part in self._pool.progress()] + [n] * len(self._scoring)
+        made = finished * n + sum(heapq.nlargest(wanted - finished, parts))
+        said = [f"{made}/{wanted * n} samples"]
+        if parts[: len(parts) - len(self._scoring)] or not self._scoring:
+            said.append(self._pool.waiting_for())
+        if self._scoring:
+            oldest = min(self._scoring, key=lambda ordinal: self._scoring[ordinal])
+            seconds = time.monotonic() - self._scoring[oldest]
+            said.append(
+                f"{len(self._scoring)} groups in reward functions, the oldest (prompt {oldest}) for {seconds:.0f} s"
+            )
+        return "; ".join(said)
 
 
 def requests_of(

@@ -157,8 +157,7 @@ class Pipeline:
 
     def _samples(self) -> str:
         """What the trainer's side waits for between two batches."""
-        finished, pull = self.schedule.waiting_finished, self.schedule.settings.groups_per_pull
-        return f"samples: {finished} of {pull} groups are finished; {self.rollout.waiting_for()}"
+        return self.rollout.waiting_for(*self.schedule.awaited(last=self._exhausted))
 
     async def _next_batch(self) -> list[int] | None:
         began, seconds = asyncio.get_running_loop().time(), self._deadline_seconds
@@ -174,7 +173,8 @@ class Pipeline:
             except TimeoutError:
                 raise DeadlineError(
                     f"{wait.sentence}. No sample was finished within {seconds:.0f} s (deadlines.progressSeconds). "
-                    "If samples take that long, raise it or shorten rollout.maxResponseTokens."
+                    "If samples take that long, raise it or shorten rollout.maxResponseTokens; if not, the log of the "
+                    "engine that is named should tell what it hangs in."
                 ) from None
 
     # --- the rollout's side

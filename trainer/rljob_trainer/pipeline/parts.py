@@ -34,8 +34,9 @@ class Rollout(Protocol):
 
     async def run(self, prompt: Prompt) -> Group: ...
 
-    def waiting_for(self) -> str:
-        """One sentence: what is running, the oldest, and where."""
+    def waiting_for(self, finished: int, wanted: int) -> str:
+        """What a batch of ``wanted`` groups, of which so many are ``finished``, lacks: how many samples, which is the
+        oldest, and where it runs."""
         ...
 
 

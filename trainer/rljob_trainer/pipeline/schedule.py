@@ -169,19 +169,31 @@ class Schedule:
         Ascending whatever came first: a batch in the order of arrival has its short responses in the first mini-batch
         and its long ones in the last, and each of these optimizer steps would go its own way.
         """
-        wanted = min(self.settings.groups_per_pull, self.settings.groups_per_version - self.trained_in_version)
-        candidates = self.open - len(self._training)
-        if last:
-            wanted = min(wanted, candidates)
+        wanted = self._wanted(last)
         if wanted == 0 or len(self._finished) < wanted:
             return None
-        if self.settings.ordered:
-            return self._take(islice((o for o in self._deadlines if o not in self._training), wanted))
-        return self._take(self._by_arrival(wanted))
+        return self._take(self._next(wanted))
+
+    def awaited(self, *, last: bool = False) -> tuple[int, int]:
+        """How many groups of the next pull are finished, and how many it takes."""
+        wanted = self._wanted(last)
+        if not self.settings.ordered and len(self._finished) < wanted:
+            return len(self._finished), wanted
+        return sum(ordinal in self._finished for ordinal in self._next(wanted)), wanted
 
     @property
     def publication_due(self) -> bool:
         return self.trained_in_version >= self.settings.groups_per_version
+
+    def _wanted(self, last: bool) -> int:
+        wanted = min(self.settings.groups_per_pull, self.settings.groups_per_version - self.trained_in_version)
+        return min(wanted, self.open - len(self._training)) if last else wanted
+
+    def _next(self, wanted: int) -> Iterable[int]:
+        """The groups of the next pull, finished or not."""
+        if self.settings.ordered:
+            return islice((o for o in self._deadlines if o not in self._training), wanted)
+        return self._by_arrival(wanted)
 
     def _by_arrival(self, wanted: int) -> list[int]:
         chosen = list(self._finished)[:wanted]

@@ -100,8 +100,12 @@ class Dispatch(ABC):
         ]
 
     def waiting_for(self) -> str:
-        """One sentence: what is under way, and where the oldest request is."""
-        return self._members.waiting_for(self.queued, paused=self._paused)
+        """In a few words: where the oldest request runs, and what keeps others from an engine."""
+        return self._members.waiting_for(self.queued, paused=self._paused) or "no request is under way"
+
+    def progress(self) -> list[int]:
+        """Of each group that ``generate`` has not returned, how many of its requests are finished."""
+        return [sum(pending.done.done() for pending in group) for group in self._groups.values()]
 
     @property
     def queued(self) -> int:
@@ -192,7 +196,9 @@ class Dispatch(ABC):
                     break
                 member = min(free, key=lambda m: m.budget)
             group = [pending for pending in self._queue.popleft() if not pending.done.done()]
-            member.pending.update((pending.request.request_id, pending) for pending in group)
+            for pending in group:
+                pending.placed()
+                member.pending[pending.request.request_id] = pending
             placed.setdefault(member.handle.name, (member, []))[1].append(group)
         for member, _ in placed.values():
             self._follow(member)
@@ -277,6 +283,7 @@ class Dispatch(ABC):
                 if not pending.done.done():
                     pending.done.set_exception(EngineLostError(f"engine {member.handle.name} is lost"))
             else:
+                pending.running_since = None
                 self._queue.appendleft([pending])
         member.pending.clear()
         self._handed_back.set()

@@ -26,7 +26,7 @@ class Standing:
     running: int
     """Requests it has in hand."""
     oldest_seconds: float
-    """Since the oldest of them was asked for."""
+    """Since the oldest of them began to run."""
     kept_version: int | None = None
     """The version it keeps while it is lent."""
 
@@ -38,6 +38,17 @@ class Pending:
     request: GenerationRequest
     done: asyncio.Future[GenerationResult]
     since: float = field(default_factory=time.monotonic)
+    running_since: float | None = None
+    """Since when an engine has it; interruptions count, what was lost with an engine does not. None: it waits."""
+
+    def placed(self) -> None:
+        """An engine has it in hand from now on."""
+        if self.running_since is None:
+            self.running_since = time.monotonic()
+
+    @property
+    def running_seconds(self) -> float:
+        return 0.0 if self.running_since is None else time.monotonic() - self.running_since
 
     @property
     def budget(self) -> int:
@@ -92,29 +103,27 @@ class Members(dict[str, Member]):
 
     def standings(self) -> list[Standing]:
         """What the pool knows of each."""
-        now = time.monotonic()
         return [
             Standing(
                 member.handle.name,
                 member.handle.place,
                 member.state,
                 len(member.pending),
-                max((now - pending.since for pending in member.pending.values()), default=0.0),
+                max((pending.running_seconds for pending in member.pending.values()), default=0.0),
                 member.kept_version,
             )
             for member in self.sorted()
         ]
 
     def waiting_for(self, queued: int, *, paused: bool) -> str:
-        """One sentence: what is under way beside ``queued`` requests, and where the oldest request is."""
-        pending = list(self.pending())
-        if not pending:
-            if not queued:
-                return "no request is under way"
-            why = "the pool is paused" if paused else f"{len(self.serving)} of {len(self)} engines are serving"
-            return f"{queued} requests wait for an engine ({why})"
-        oldest, member = min(pending, key=lambda item: item[0].since)
-        return (
-            f"{len(pending)} requests are running and {queued} wait; the oldest ({oldest.request.request_id}, on "
-            f"engine {member.handle.name}) was asked for {time.monotonic() - oldest.since:.0f} s ago"
-        )
+        """In a few words: where the oldest request runs, and why ``queued`` others do not; empty: there are none."""
+        said = []
+        oldest = max(self.pending(), key=lambda item: item[0].running_seconds, default=None)
+        if oldest is not None:
+            pending, member = oldest
+            said.append(f"oldest running {pending.running_seconds:.0f} s on engine {member.handle.name}")
+        if queued:
+            serving = len(self.serving)
+            why = "the pool is paused" if paused else f"{serving} of {len(self)} engines are serving"
+            said.append(f"{queued} requests wait for an engine ({why}{', all full' if serving and not paused else ''})")
+        return "; ".join(said)

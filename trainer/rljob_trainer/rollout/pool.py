@@ -207,7 +207,9 @@ class RolloutPool(Dispatch):
     async def _ask(self, member: Member, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
         """The results from this engine and no other."""
         group = [Pending(request, asyncio.get_running_loop().create_future()) for request in requests]
-        member.pending.update((pending.request.request_id, pending) for pending in group)
+        for pending in group:
+            pending.placed()
+            member.pending[pending.request.request_id] = pending
         try:
             await self._submit(member, [group])
             self._follow(member)

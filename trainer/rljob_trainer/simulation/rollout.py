@@ -104,7 +104,7 @@ class SimulatedRollout:
         self.work[prompt.ordinal] = work
         return Group(prompt, [_sample(work)])
 
-    def waiting_for(self) -> str:
+    def waiting_for(self, finished: int, wanted: int) -> str:
         return f"{sum(member.engine.pending for member in self._members)} simulated sequences"
 
     async def publish(self, version: int, seconds: float) -> None:
