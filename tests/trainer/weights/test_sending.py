@@ -245,15 +245,31 @@ def test_a_late_receiver_is_waited_for_until_the_deadline_and_then_named(
     assert sending.result(30).version == 1
     assert [set(member.hear()) for member in meeting.members] == [{"fingerprint", "peak", "nbytes"}] * 2
     prompt.tell(do="receive", version=2, timeout=1)
-    with pytest.raises(DeadlineError, match="engine 1 did not start to receive version 2 in time"):
+    with pytest.raises(
+        DeadlineError,
+        match=r"engine 1 did not start to receive version 2 within 0\.\d+ s: .*raise deadlines\.progressSeconds",
+    ):
         meeting.send(2, timeout=0.5).result(30)
     assert "error" in prompt.hear()
 
 
 def test_an_engine_that_never_joins_is_named() -> None:
     publisher = Publisher(BUCKET, "127.0.0.1")
-    with pytest.raises(DeadlineError, match="engine 7 did not join weight group 1 in time"):
+    with pytest.raises(
+        DeadlineError, match=r"engine 7 did not join weight group 1 within 0\.\d+ s: see the log .*progressSeconds"
+    ):
         publisher.connect(WeightLink(publisher.address, 1, ("the learner", "engine 7")), timeout=0.3)
+
+
+def test_an_engine_that_waits_in_vain_says_for_whom_and_what_to_do() -> None:
+    publisher = Publisher(BUCKET, "127.0.0.1")
+    link = WeightLink(publisher.address, 1, ("the learner", "engine 7"))
+    with pytest.raises(DeadlineError, match=r"engine 7 waited 0\.\d+ s for the other members .*the learner is busy"):
+        WeightGroup(link, 1, timeout=0.3)
+    with pytest.raises(
+        DeadlineError, match=r"engine 7 could not reach the learner at 127\.0\.0\.1:1 within 1 s: .*firewall"
+    ):
+        WeightGroup(WeightLink("127.0.0.1:1", 1, link.names), 1, timeout=1.0)
 
 
 def test_a_meeting_that_is_called_off_ends_at_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import ray
@@ -38,6 +38,21 @@ class EngineHandle(Protocol):
         ...
 
 
+_WORK: Mapping[str, tuple[str, str | None]] = {
+    "ready": ("start", "deadlines.startSeconds"),
+    "weight_ranks": ("say how it takes weights", "deadlines.progressSeconds"),
+    "join_weights": ("meet the learner for its weights", "deadlines.progressSeconds"),
+    "receive_weights": ("load its weights", "deadlines.progressSeconds"),
+    "score": ("score the canaries", "deadlines.progressSeconds"),
+    "submit": ("take its requests", None),
+    "collect": ("hand over what has finished", None),
+    "abort": ("interrupt its requests", None),
+    "sleep": ("free the device", None),
+    "wake": ("take the device", None),
+}
+"""What a call is for, and the setting that limits it; those without one get a fixed time."""
+
+
 class RayEngine:
     """An engine in a Ray actor: one of its own (``RayEngine.start``) or one beside a learner rank (``invoke``)."""
 
@@ -65,12 +80,22 @@ class RayEngine:
             raise
         return handle
 
+    def _too_late(self, method: str, seconds: float) -> str:
+        place = "" if self.place is None else f" (process {self.place.process} in {self.place.pod})"
+        doing, setting = _WORK.get(method, (f"answer {method}", None))
+        if setting is None:
+            # It takes an engine one step to answer.
+            remedy = "it hangs in a step, or its machine is overloaded; its log should say in what"
+        else:
+            remedy = f"if it is only slow, raise {setting}, else its log should say what it hangs in"
+        return f"engine {self.name}{place} did not {doing} within {seconds:g} s: {remedy}"
+
     async def call(self, method: str, *args: Any, seconds: float) -> Any:
         try:
             async with asyncio.timeout(seconds):
                 return await asyncio.wrap_future(self._invoke(method, *args).future())
         except TimeoutError:
-            raise DeadlineError(f"engine {self.name} did not answer {method} within {seconds:g} s") from None
+            raise DeadlineError(self._too_late(method, seconds)) from None
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, RLJobError | ValueError):

@@ -33,6 +33,13 @@ _GRACE_SECONDS = 2.0
 """After a broken broadcast: how long survivors have to say that they live."""
 
 
+_REMEDY = "If the weights only need longer, raise deadlines.progressSeconds."
+
+
+def _since(began: float) -> str:
+    return f"{time.monotonic() - began:.3g} s"
+
+
 class CalledOffError(EngineError):
     """The meeting was ended because somebody else failed."""
 
@@ -95,7 +102,11 @@ class WeightGroup:
             try:
                 store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
             except (dist.DistNetworkError, dist.DistStoreError) as error:
-                raise DeadlineError(f"weights: {self.names[rank]} cannot reach the sender at {link.address}") from error
+                raise DeadlineError(
+                    f"weights: {self.names[rank]} could not reach the learner at {link.address} within "
+                    f"{timeout:.0f} s: the learner's process is gone, or no connection is allowed between their hosts (firewall, "
+                    "network policy)"
+                ) from error
         self._store = dist.PrefixStore(_prefix(link), store)
         self.device = torch.device(device)
         self.post("here", "")
@@ -132,18 +143,26 @@ class WeightGroup:
 
     def read(self, key: str, deadline: float, what: str) -> bytes:
         """What somebody announced; ``what`` is being waited for."""
+        began = time.monotonic()
         while not self._store.check([key]):
             self._check_called_off()
             if time.monotonic() > deadline:
-                raise DeadlineError(f"weights: {self.names[self.rank]} waited in vain for {what}")
+                raise DeadlineError(
+                    f"weights: {self.names[self.rank]} waited {_since(began)} for {what}, which never came: "
+                    f"{self.names[0]} is busy elsewhere or hangs; see its log. {_REMEDY}"
+                )
             time.sleep(_POLL_SECONDS)
         return bytes(self._store.get(key))
 
     def gather(self, key: str, deadline: float, what: str) -> dict[str, str]:
         """What every receiver posted under ``key``, by name. Names those that did not ``what`` in time."""
+        began = time.monotonic()
         values, missing = self._gather(key, deadline, self._check_called_off)
         if missing:
-            raise DeadlineError(f"weights: {', '.join(missing)} did not {what} in time")
+            raise DeadlineError(
+                f"weights: {', '.join(missing)} did not {what} within {_since(began)}: see the log of that engine "
+                f"for what it hangs in. {_REMEDY}"
+            )
         return values
 
     def _check_called_off(self) -> None:
