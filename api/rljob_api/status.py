@@ -165,6 +165,9 @@ class DriverStatus(StatusModel):
     total_steps: Count | None = Field(default=None, description="Steps in all, where they can be told.")
     waiting: Waiting | None = Field(default=None, description="What the run waits for; None: it works.")
     doing: Text = Field(default="", description="What the trainer works on or waits for, in one sentence.")
+    beside: Annotated[Listed[Waiting], Field(max_length=64)] = Field(
+        default=(), description="What others than trainer and engines wait for at the same time."
+    )
     shares: ShareMap = Field(default={}, description="Shares of the last ten minutes by stage of the trainer.")
     advice: Text = Field(default="", description="What would make the run faster, by its waits; empty: nothing.")
     mismatch: Text = Field(default="", description="Which limits of the mismatch are exceeded; empty: none.")

@@ -250,15 +250,21 @@ def test_groups_in_reward_functions_are_told_apart_from_those_on_engines() -> No
 
     async def main() -> None:
         pool = pool_with(InTurn("0"))
-        rollout = GroupRollout(pool, Slow(), lambda texts: [""] * len(texts), GenerationSettings(2, LONG, seed=0))
+        settings, waits = GenerationSettings(2, LONG, seed=0), virtual_waits()
+        rollout = GroupRollout(pool, Slow(), lambda texts: [""] * len(texts), settings, waits, reward_seconds=30)
         groups = [asyncio.create_task(rollout.run(prompt(number))) for number in range(2)]
         await asyncio.sleep(250)
         assert rollout.waiting_for(0, 2) == (
-            "2/4 samples; oldest running 0 s on engine 0; 1 groups in reward functions, the oldest (prompt 0) for 0 s"
+            "2/4 samples; oldest running 0 s on engine 0; 1 group in reward functions, the oldest (prompt 0) for 0 s"
+            " (limit 30 s a sample)"
         )
+        assert waits.beside["rollout"].sentence.startswith("rollout waits for 1 group in reward functions, the oldest")
         await asyncio.sleep(200)
-        assert rollout.waiting_for(0, 2) == "4/4 samples; 2 groups in reward functions, the oldest (prompt 0) for 0 s"
+        assert rollout.waiting_for(0, 2) == (
+            "4/4 samples; 2 groups in reward functions, the oldest (prompt 0) for 0 s (limit 30 s a sample)"
+        )
         await asyncio.gather(*groups)
+        assert not waits.beside
         await pool.close()
 
     run_virtual(main())

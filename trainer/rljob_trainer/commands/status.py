@@ -67,6 +67,8 @@ def lines(status: DriverStatus, now: datetime) -> Iterator[str]:
     yield status.doing
     if status.end is None:
         yield from (_engine(engine) for engine in status.pools.rollout.engines)
+        for wait in status.beside:
+            yield f"{wait.who} waits for {wait.reason} ({duration((status.time - wait.since).total_seconds())} so far)"
     if status.shares:
         yield "last 10 minutes: " + ", ".join(
             f"{stage.replace('_', ' ')} {percent(share)}" for stage, share in status.shares.items()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from rljob_trainer.learner.group import LearnerGroup
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.models.materialise import materialise
-from rljob_trainer.pipeline.loop import Keep, keep_all
+from rljob_trainer.pipeline.loop import Keep, Stage, keep_all
 from rljob_trainer.pipeline.shape import schedule_settings
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rollout.protocol import SamplingSettings
@@ -115,6 +115,7 @@ async def assemble(
             learner,
             busy=lambda: trainer is not None and trainer.busy,
             shelf=shelf,
+            waits=waits,
             by_role=by_role,
         )
     stack.push_async_callback(engines.close)
@@ -130,10 +131,10 @@ async def assemble(
         several_pulls=spec.pipeline.mode == "fullyAsync",  # whatever syncEvery is: it can be changed at any time
         max_prompt_tokens=spec.data.max_prompt_tokens,
         part_weights={function.name or function.type: function.weight for function in spec.reward.functions},
-        stage=times.stage,
+        stage=learner_stages(spec, times, waits),
         report=view.message,
     )
-    canaries = canaries_of(spec, inputs, learner, engines, view.message)
+    canaries = canaries_of(spec, inputs, learner, engines, view.message, waits)
     trainer = PipelineTrainer(
         step,
         publication_of(spec, engines, waits, canaries),
@@ -151,7 +152,7 @@ async def assemble(
         job=job,
         feed=inputs.feed,
         engines=engines,
-        rollout=GroupRollout(engines.pool, rewards, inputs.decode, generation),
+        rollout=GroupRollout(engines.pool, rewards, inputs.decode, generation, waits, spec.reward.timeout_seconds),
         learner=learner,
         step=step,
         trainer=trainer,
@@ -174,6 +175,24 @@ async def assemble(
     )
 
 
+def learner_stages(spec: ResolvedSpec, times: StageTimes, waits: Waits) -> Stage:
+    """Measures the stages of a training step; in those that are the learner's, the trainer waits for it."""
+    ranks = "the learner" if spec.trainer.ranks == 1 else f"the learner's {spec.trainer.ranks} ranks"
+    reasons = {
+        "score": f"{ranks} to score the batch before the update",
+        "update": f"{ranks} to finish the update",
+    }
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        reason = reasons.get(name)
+        waiting = waits.wait("trainer", reason, float(spec.deadlines.progress_seconds)) if reason else nullcontext()
+        with times.stage(name), waiting:
+            yield
+
+    return stage
+
+
 def training_sampling(spec: ResolvedSpec, inputs: Inputs) -> SamplingSettings:
     """How responses are drawn in training. Top-p and top-k are off (the job file is refused otherwise)."""
     return SamplingSettings(
@@ -190,7 +209,12 @@ def devices(spec: ResolvedSpec) -> int:
 
 
 def canaries_of(
-    spec: ResolvedSpec, inputs: Inputs, learner: LearnerGroup, engines: Engines, report: Callable[[str], None]
+    spec: ResolvedSpec,
+    inputs: Inputs,
+    learner: LearnerGroup,
+    engines: Engines,
+    report: Callable[[str], None],
+    waits: Waits,
 ) -> Canaries | None:
     """The mismatch guard of engines that have weights of their own, elsewhere; None without one."""
     if not spec.weights.canaries or engines.resend is None:
@@ -203,6 +227,7 @@ def canaries_of(
         tolerance=spec.weights.canary_tolerance,
         seconds=float(spec.deadlines.progress_seconds),
         report=report,
+        waits=waits,
     )
 
 

@@ -23,6 +23,7 @@ from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.learner.protocol import Learner, SequenceBatch
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.samples import FloatArray
+from rljob_trainer.telemetry.waits import Waits
 
 _LONGEST = 256
 """Tokens of a canary: enough to tell, cheap to score."""
@@ -65,7 +66,9 @@ class Canaries:
         tolerance: float,
         seconds: float,
         report: Callable[[str], None],
+        waits: Waits | None = None,
     ) -> None:
+        self._waits = waits or Waits()
         self._learner, self._pool, self._resend = learner, pool, resend
         self._tolerance, self._seconds, self._report = tolerance, seconds, report
         # Nothing comes before the first token, so it can only be read.
@@ -80,7 +83,8 @@ class Canaries:
         if not self._pairs:
             return {}
         # At temperature 1 an engine can score while its requests run on.
-        trainer = (await self._learner.score(self._batch(), temperature=1.0, log_probs=True)).log_probs
+        with self._waits.wait("trainer", "the learner to score the canaries", self._seconds):
+            trainer = (await self._learner.score(self._batch(), temperature=1.0, log_probs=True)).log_probs
         assert trainer is not None
         engines = list(self._pool.serving)
         distances = await asyncio.gather(*(self._distance(engine, trainer) for engine in engines))
@@ -111,7 +115,8 @@ class Canaries:
         """Mean |difference| per token; infinite for one that is no number. An engine that is lost is the pool's
         business."""
         try:
-            scores = await engine.call("score", self._pairs, 1.0, seconds=self._seconds)
+            with self._waits.wait("trainer", f"engine {engine.name} to score the canaries", self._seconds):
+                scores = await engine.call("score", self._pairs, 1.0, seconds=self._seconds)
         except (EngineError, DeadlineError) as error:
             self._pool.report_lost(engine.name, str(error))
             return 0.0

@@ -14,6 +14,7 @@ from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.telemetry.waits import Waits
 
 _NAME = "engine"
 
@@ -52,12 +53,15 @@ def take_weights(rank: LearnerRank, version: int) -> None:
 class ColocatedPublication:
     """A ``Publication`` between each rank and the engine beside it."""
 
-    def __init__(self, learner: LearnerGroup, activate: Any) -> None:
+    def __init__(self, learner: LearnerGroup, activate: Any, waits: Waits) -> None:
         """``activate(version)`` is told when all engines serve it."""
         self._learner = learner
         self._activate = activate
+        self._waits = waits
 
     async def publish(self, version: int) -> dict[str, float]:
-        await self._learner.run(take_weights, version)
+        reason = f"the engines beside the ranks to take version {version} over"
+        with self._waits.wait("trainer", reason, self._learner.options.call_seconds):
+            await self._learner.run(take_weights, version)
         self._activate(version)
         return {}

@@ -27,10 +27,20 @@ from rljob_trainer.rollout.handle import EngineHandle, RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count, max_concurrent
+from rljob_trainer.telemetry.waits import Taken, Waits
 from rljob_trainer.weights.publication import WeightPublication
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob, ResolvedSpec
+
+
+_TURN_SECONDS = 300.0
+"""An engine falls asleep or wakes up by copying its weights between host and device."""
+
+
+def at_any_time(who: str, what: str, seconds: float) -> AbstractAsyncContextManager[object]:
+    """The turn of those whom nobody can disturb."""
+    return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +50,8 @@ class Engines:
     pool: RolloutPool
     publication: Publication
     turns: Turns | None = None
-    undisturbed: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
-    """``async with undisturbed()``: inside, no weights are on their way."""
+    undisturbed: Taken = at_any_time
+    """``async with undisturbed(who, what, seconds)``: inside, no weights are on their way."""
     count: EngineCount | None = None
     """Changes the number of engines while the run is under way; None where it is fixed."""
     resend: Callable[[EngineHandle], Awaitable[None]] | None = None
@@ -119,6 +129,7 @@ async def start_engines(
     busy: Callable[[], bool],
     *,
     shelf: Shelf,
+    waits: Waits,
     by_role: bool = False,
 ) -> Engines:
     """Starts the engines with the model folder's weights as version 0. ``busy``: the learner is changing its weights.
@@ -127,11 +138,13 @@ async def start_engines(
     Raises ``EngineError`` and ``DeadlineError`` naming the engine.
     """
     if inside_ranks(job.spec):
-        return await _inside_ranks(job, model, learner, shelf)
-    return await start_pool(job, model, learner, busy, shelf=shelf, by_role=by_role)
+        return await _inside_ranks(job, model, learner, shelf, waits)
+    return await start_pool(job, model, learner, busy, shelf=shelf, waits=waits, by_role=by_role)
 
 
-async def _inside_ranks(job: ResolvedJob, model: ModelFolder, learner: LearnerGroup, shelf: Shelf) -> Engines:
+async def _inside_ranks(
+    job: ResolvedJob, model: ModelFolder, learner: LearnerGroup, shelf: Shelf, waits: Waits
+) -> Engines:
     pool = RolloutPool(fixed_dispatch=job.spec.pipeline.mode == "sync", max_outstanding=1 << 20, shelf=shelf)
     await learner.run(colocated.start_engine, engine_spec(job, model))
     names = []
@@ -139,7 +152,7 @@ async def _inside_ranks(job: ResolvedJob, model: ModelFolder, learner: LearnerGr
         names.append(str(number))
         pool.add(RayEngine(str(number), _beside(actor), kill=lambda: None))
     pool.activate(names)
-    return Engines(pool, colocated.ColocatedPublication(learner, lambda version: pool.activate(names, version)))
+    return Engines(pool, colocated.ColocatedPublication(learner, lambda version: pool.activate(names, version), waits))
 
 
 def _beside(actor: Any) -> Callable[..., Any]:
@@ -154,6 +167,7 @@ async def start_pool(
     busy: Callable[[], bool],
     *,
     shelf: Shelf | None = None,
+    waits: Waits | None = None,
     by_role: bool = False,
 ) -> Engines:
     """Engines in actors of their own. Without a learner (evaluation) they keep the folder's weights."""
@@ -161,8 +175,12 @@ async def start_pool(
     options = _engine_options(spec, by_role)
     built = engine_spec(job, model)
 
+    waits = waits or Waits()
+
     async def start(name: str) -> RayEngine:
-        return await RayEngine.start(name, built, seconds=float(spec.deadlines.start_seconds), **options)
+        seconds = float(spec.deadlines.start_seconds)
+        with waits.wait(f"engine {name}", "a place in the cluster, its process and its model", seconds):
+            return await RayEngine.start(name, built, seconds=seconds, **options)
 
     starts = 0
 
@@ -193,6 +211,7 @@ async def start_pool(
             # NCCL refuses two processes on one GPU.
             backend="nccl" if built.device == "cuda" and spec.placement == "separate" else "gloo",
             may_send=lambda: not busy(),
+            waits=waits,
         )
         pool.bring_up = publication.bring_up
     except BaseException:
@@ -201,7 +220,7 @@ async def start_pool(
     between = publication.between
     if spec.placement == "colocated":
         shared = spec.rollout.free_cache_engine and built.device == "cuda"
-        return Engines(pool, publication, SharedDevices(pool, learner) if shared else None, between)
+        return Engines(pool, publication, SharedDevices(pool, learner, waits) if shared else None, between)
     count = EngineCount(pool, len(names), start=start, bring_up=publication.bring_up, between=between)
     return Engines(pool, publication, undisturbed=between, count=count, resend=publication.resend)
 
@@ -230,18 +249,23 @@ class _Nothing:
 class SharedDevices:
     """``Turns`` of vLLM engines and learner ranks on the same GPUs: one sleeps while the other works."""
 
-    def __init__(self, pool: RolloutPool, learner: LearnerGroup) -> None:
+    def __init__(self, pool: RolloutPool, learner: LearnerGroup, waits: Waits) -> None:
         self._pool = pool
         self._learner = learner
+        self._waits = waits
 
     async def to_learner(self) -> None:
         for engine in self._pool.engines:
-            await engine.call("sleep", seconds=300.0)
-        await self._learner.onload()
+            with self._waits.wait("trainer", f"engine {engine.name} to free the device", _TURN_SECONDS):
+                await engine.call("sleep", seconds=_TURN_SECONDS)
+        with self._waits.wait("trainer", "the learner's state on the device", self._learner.options.call_seconds):
+            await self._learner.onload()
 
     async def to_engines(self) -> None:
         for engine in self._pool.engines:
-            await engine.call("wake", seconds=300.0)
+            with self._waits.wait("trainer", f"engine {engine.name} to take the device", _TURN_SECONDS):
+                await engine.call("wake", seconds=_TURN_SECONDS)
 
     async def published(self) -> None:
-        await self._learner.offload()
+        with self._waits.wait("trainer", "the learner to free the device", self._learner.options.call_seconds):
+            await self._learner.offload()

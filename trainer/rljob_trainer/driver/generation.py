@@ -11,6 +11,7 @@ import functools
 import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from rljob_trainer.rollout.protocol import NOTHING, Begun, GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.samples import BoolArray, Group, Prompt, RewardResult, Sample
-from rljob_trainer.telemetry.waits import NEVER
+from rljob_trainer.telemetry.waits import NEVER, Waits
 
 _64_BITS = (1 << 64) - 1
 GREEDY_INDEX = 1 << 20
@@ -78,7 +79,19 @@ class GenerationSettings:
 class GroupRollout:
     """What the pipeline sees as its rollout: generation and reward of one group at a time, many at once."""
 
-    def __init__(self, pool: Pool, rewards: Rewards, decode: Decode, settings: GenerationSettings) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        rewards: Rewards,
+        decode: Decode,
+        settings: GenerationSettings,
+        waits: Waits | None = None,
+        reward_seconds: float | None = None,
+    ) -> None:
+        """``reward_seconds``: what a reward function may take for one sample."""
+        self._waits = waits or Waits()
+        self._rewarding = ExitStack()
+        self._reward_seconds = reward_seconds
         self._pool = pool
         self._rewards = rewards
         self._decode = decode
@@ -117,11 +130,16 @@ class GroupRollout:
         results = await self._pool.generate(requests)
         self._made[prompt.ordinal] = results
         samples = samples_of(results, self._decode)
+        if not self._scoring:
+            # One wait for all of them: there may be thousands.
+            self._rewarding.enter_context(self._waits.wait("rollout", self._in_rewards))
         self._scoring[prompt.ordinal] = time.monotonic()
         try:
             rewards = await self._rewards.score(Group(prompt, samples))
         finally:
             del self._scoring[prompt.ordinal]
+            if not self._scoring:
+                self._rewarding.close()
         self._scored_at = asyncio.get_running_loop().time()
         for sample, reward in zip(samples, rewards, strict=True):
             sample.reward = reward
@@ -155,12 +173,15 @@ class GroupRollout:
         if parts[: len(parts) - len(self._scoring)] or not self._scoring:
             said.append(self._pool.waiting_for())
         if self._scoring:
-            oldest = min(self._scoring, key=lambda ordinal: self._scoring[ordinal])
-            seconds = time.monotonic() - self._scoring[oldest]
-            said.append(
-                f"{len(self._scoring)} groups in reward functions, the oldest (prompt {oldest}) for {seconds:.0f} s"
-            )
+            said.append(self._in_rewards())
         return "; ".join(said)
+
+    def _in_rewards(self) -> str:
+        oldest = min(self._scoring, key=lambda ordinal: self._scoring[ordinal])
+        seconds = time.monotonic() - self._scoring[oldest]
+        limit = "" if self._reward_seconds is None else f" (limit {self._reward_seconds:g} s a sample)"
+        groups = "1 group" if len(self._scoring) == 1 else f"{len(self._scoring)} groups"
+        return f"{groups} in reward functions, the oldest (prompt {oldest}) for {seconds:.0f} s{limit}"
 
 
 def requests_of(

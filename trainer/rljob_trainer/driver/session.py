@@ -380,7 +380,9 @@ class Session:
         self._boundary = self._state()
         self.checkpoint = checkpoint
         self._controls.standing.checkpointed(checkpoint, self.totals.version)
-        await self.parts.learner.load(checkpoint.learner)
+        seconds = float(self.parts.job.spec.deadlines.progress_seconds)
+        with self.parts.waits.wait("driver", f"the learner to read {checkpoint.path}", seconds):
+            await self.parts.learner.load(checkpoint.learner)
         await self.parts.trainer.publish(self.totals.version)
 
     async def _checkpoint_boundary(self, *, last: bool, must: bool) -> None:
@@ -406,11 +408,23 @@ class Session:
                 f"step {step + 1} was interrupted in its update: the last checkpoint is that of step {saved}"
             )
             return
-        with self.parts.times.stage("checkpoint"):
+        seconds = float(self.parts.job.spec.deadlines.progress_seconds)
+        folder = self.parts.checkpoints.folder
+        waiting = self.parts.waits.wait(
+            "trainer", f"the checkpoint of step {step} to be written into {folder}", seconds
+        )
+        with self.parts.times.stage("checkpoint"), waiting:
             try:
-                self.checkpoint = await self.parts.checkpoints.write(
-                    step, self._boundary, self.parts.learner.save, self._save_groups, self.parts.fence.check
-                )
+                async with asyncio.timeout(seconds):
+                    self.checkpoint = await self.parts.checkpoints.write(
+                        step, self._boundary, self.parts.learner.save, self._save_groups, self.parts.fence.check
+                    )
+            except TimeoutError:
+                raise DeadlineError(
+                    f"the checkpoint of step {step} was not written into {folder} within {seconds:.0f} s "
+                    "(deadlines.progressSeconds). If the storage is slow, raise it; if it hangs, mend it or choose "
+                    "another one, and start again: the checkpoints before are whole."
+                ) from None
             except (CheckpointError, OutputError) as error:
                 if must:
                     raise

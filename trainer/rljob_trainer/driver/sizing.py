@@ -10,18 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.actor import EnginePlace
+from rljob_trainer.rollout.dispatch import CALL_SECONDS
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.telemetry.waits import Taken
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 """How often the pool is looked at, for engines that were lost or replaced."""
+_LEAVE_SECONDS = 3 * CALL_SECONDS
+"""Three calls: what is on its way to the engine, what it has in hand, what it has finished."""
 _PAUSE_SECONDS = 10.0
 """After an engine that did not come up, before the next one is tried."""
 
@@ -44,9 +47,9 @@ class EngineCount:
         *,
         start: Callable[[str], Awaitable[EngineHandle]],
         bring_up: Callable[[EngineHandle], Awaitable[None]],
-        between: Callable[[], AbstractAsyncContextManager[object]],
+        between: Taken,
     ) -> None:
-        """``count`` engines are there. ``between()`` is a time in which no publication is under way."""
+        """``count`` engines are there. ``between(...)`` is a time in which no publication is under way."""
         self.wanted = count
         self.drained: list[Drained] = []
         """Engines that left and whose pods nothing else uses."""
@@ -123,7 +126,7 @@ class EngineCount:
         log.info("engine %s has joined: %d serve", name, len(self._pool.serving))
 
     async def _leave(self, name: str) -> None:
-        async with self._between():
+        async with self._between(f"engine {name}", f"engine {name} leaves", _LEAVE_SECONDS):
             handle = next((engine for engine in self._pool.serving if engine.name == name), None)
             if handle is None:
                 return

@@ -48,13 +48,15 @@ from rljob_trainer.telemetry.names import metric
 from rljob_trainer.telemetry.summary import AgeCounts
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import JobSummary, Pace, StepRecord
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.telemetry.waits import Wait, Waits
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
 
 _WINDOW_SECONDS = 600.0
 _LONGEST_TEXT = 1000
+_ENGINE = "engine "
+_MOST_WAITS = 64
 _MANY_ENGINES = 128
 """From here on engines are listed without a sentence each: the operator reads 64 KiB."""
 
@@ -176,6 +178,7 @@ class RunStanding:
             total_steps=self._total_steps,
             waiting=self._waiting(now),
             doing=self._doing(),
+            beside=() if self._end is not None else self._beside(now),
             shares=self._shares(),
             advice=self.advice() or "",
             mismatch=_short(self.mismatch),
@@ -223,8 +226,13 @@ class RunStanding:
 
     def _waiting(self, now: datetime) -> Waiting | None:
         wait = self._waits.latest
-        if wait is None or self._end is not None:
-            return None
+        return None if wait is None or self._end is not None else self._told(wait, now)
+
+    def _beside(self, now: datetime) -> tuple[Waiting, ...]:
+        others = [wait for who, wait in self._waits.beside.items() if not who.startswith(_ENGINE)]
+        return tuple(self._told(wait, now) for wait in others[:_MOST_WAITS])
+
+    def _told(self, wait: Wait, now: datetime) -> Waiting:
         left = self._waits.left(wait)
         return Waiting(
             who=wait.who,
@@ -239,13 +247,16 @@ class RunStanding:
             return _short(f"the run is over: {self._end.kind}, {self._end.reason}")
         wait = self._waits.latest
         if wait is not None:
-            left = self._waits.left(wait)
-            limit = "" if left is None else f", an error in {duration(left)}"
-            return _short(f"{wait.sentence} ({duration(self._waits.seconds(wait))} so far{limit})")
+            return self._said(wait.sentence, wait)
         stage = self._times.current
         if stage is None:
             return "the trainer is between two steps"
         return f"the trainer works: {stage[0].replace('_', ' ')} for {duration(stage[1])}"
+
+    def _said(self, sentence: str, wait: Wait) -> str:
+        left = self._waits.left(wait)
+        limit = "" if left is None else f", an error in {duration(left)}"
+        return _short(f"{sentence} ({duration(self._waits.seconds(wait))} so far{limit})")
 
     def _shares(self) -> dict[str, float]:
         return {name: min(1.0, share) for name, share in self._times.shares().items()}
@@ -260,7 +271,11 @@ class RunStanding:
         engines = [self._engine(standing, brief) for standing in standings]
         if count is not None:
             here = {standing.name for standing in standings}
-            engines += [EngineStatus(name=name, state="starting") for name in count.starting if name not in here]
+            engines += [
+                EngineStatus(name=name, state="starting", doing=self._engine_waits(name, "starts"))
+                for name in count.starting
+                if name not in here
+            ]
             engines += [
                 EngineStatus(
                     name=gone.name, pod=gone.place.pod if gone.place else None, state="drained", safe_to_delete=True
@@ -281,7 +296,7 @@ class RunStanding:
         if standing.running:
             doing = f"works on {standing.running} requests, the oldest for {duration(standing.oldest_seconds)}"
         elif state == "loading":
-            doing = "waits for weights"
+            doing = self._engine_waits(standing.name, "waits for weights")
         elif state == "validating":
             doing = "waits for rewards of its validation samples"
         elif state == "paused":
@@ -298,6 +313,11 @@ class RunStanding:
             running=standing.running,
             doing="" if brief else doing,
         )
+
+    def _engine_waits(self, name: str, otherwise: str) -> str:
+        """What the engine itself waits for, if anybody has said so."""
+        wait = self._waits.beside.get(f"{_ENGINE}{name}")
+        return otherwise if wait is None else self._said(f"waits for {wait.reason()}", wait)
 
     def _ages(self) -> Ages | None:
         mean, largest = self._metrics.get("age/mean"), self._metrics.get("age/max")

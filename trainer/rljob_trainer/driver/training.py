@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Protocol
 
 from rljob_trainer.samples import Group
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.telemetry.waits import Taken, Waits
 from rljob_trainer.training.step import TrainingStep
 
 
@@ -84,9 +84,9 @@ class PipelineTrainer:
         publication: Publication,
         turns: Turns | None = None,
         *,
-        undisturbed: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+        undisturbed: Taken = lambda *_: nullcontext(),
     ) -> None:
-        """``undisturbed()`` waits until no engine that joins is being sent the present weights."""
+        """``undisturbed(...)`` waits until no engine that joins is being sent the present weights."""
         self._undisturbed = undisturbed
         self.announce: Callable[[int], Awaitable[None]] = _to_nobody
         """Called with each version before it is published; raises when this driver must not publish any more."""
@@ -98,7 +98,8 @@ class PipelineTrainer:
 
     async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
         # Stays busy when it is cancelled half-way: what the weights then are, nobody knows.
-        async with self._undisturbed():
+        # Held for no time: from then on ``busy`` keeps others away.
+        async with self._undisturbed("trainer", f"step {step} begins", 0.0):
             self.busy = True
         if self._turns is not None:
             await self._turns.to_learner()

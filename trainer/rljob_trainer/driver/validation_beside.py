@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from rljob_trainer.driver.validating import ValidationResult, Validator
+from rljob_trainer.rollout.dispatch import CALL_SECONDS
 from rljob_trainer.rollout.handle import EngineLostError
 from rljob_trainer.rollout.lent import Lent
 from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.telemetry.waits import Taken
 
 _SHARE = 4
 """One engine in so many is lent, at least one."""
@@ -32,10 +34,10 @@ class ValidationBeside:
         self,
         validator: Validator,
         pool: RolloutPool,
-        undisturbed: Callable[[], AbstractAsyncContextManager[object]],
+        undisturbed: Taken,
         report: Callable[[str], None],
     ) -> None:
-        """``undisturbed()`` is a time in which no weights are on their way."""
+        """``undisturbed(...)`` is a time in which no weights are on their way."""
         self._validator, self._pool = validator, pool
         self._undisturbed, self._report = undisturbed, report
         self._now: _UnderWay | None = None
@@ -58,7 +60,7 @@ class ValidationBeside:
     async def begin(self, step: int) -> bool:
         """Starts with the weights that the engines have now; False when none can be spared."""
         assert self._now is None, "take() the one before first"
-        async with self._undisturbed():
+        async with self._undisturbed("trainer", "engines are being lent to validation", 3 * CALL_SECONDS):
             lent = await self._pool.lend(max(1, len(self._pool.serving) // _SHARE))
         if lent is None:
             return False
@@ -72,7 +74,7 @@ class ValidationBeside:
             # As soon as they are free, not only when somebody takes the result. At the end of a run they end with the
             # pool: weights that are on their way to another engine must not hold that up.
             if not self._closed:
-                async with self._undisturbed():
+                async with self._undisturbed("validation", "the engines of a validation come back", CALL_SECONDS):
                     lent.give_back()
 
     async def take(self) -> tuple[int, ValidationResult] | None:

@@ -93,13 +93,9 @@ class Waits:
         return next((wait for wait in reversed(self._open) if wait.who in OF_THE_RUN), None)
 
     @property
-    def beside(self) -> list[Wait]:
-        """What others wait for meanwhile, the longest wait first."""
-        return [wait for wait in self._open if wait.who not in OF_THE_RUN]
-
-    def of(self, who: str) -> Wait | None:
-        """What somebody waits for."""
-        return next((wait for wait in reversed(self._open) if wait.who == who), None)
+    def beside(self) -> dict[str, Wait]:
+        """What others wait for meanwhile, by who waits."""
+        return {wait.who: wait for wait in self._open if wait.who not in OF_THE_RUN}
 
     def seconds(self, wait: Wait) -> float:
         """How long it has lasted."""
@@ -121,7 +117,7 @@ class Turn:
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
         self._lock = asyncio.Lock()
-        self._holder = ""
+        self._what = ""
         self._until = NEVER
 
     @property
@@ -130,15 +126,15 @@ class Turn:
 
     @asynccontextmanager
     async def taken(self, who: str, what: str, seconds: float) -> AsyncIterator[None]:
-        """Inside, ``who`` has it, for ``what``, which must not take longer than ``seconds``: keeping to that is the
-        holder's business."""
+        """Inside, ``who`` has it, and ``what`` (a clause: "engine 3 leaves") goes on, for no longer than ``seconds``:
+        keeping to that is the holder's business."""
         if self._lock.locked():
             # One that waits before this one may have it next.
-            with self._waits.wait(who, lambda: f"its turn: {self._holder}", until=lambda: self._until):
+            with self._waits.wait(who, lambda: f"its turn, while {self._what}", until=lambda: self._until):
                 await self._lock.acquire()
         else:
             await self._lock.acquire()
-        self._holder, self._until = f"{who} has it for {what}", self._waits.clock() + seconds
+        self._what, self._until = what, self._waits.clock() + seconds
         try:
             yield
         finally:

@@ -10,11 +10,13 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.telemetry.waits import Turn, Waits
 from rljob_trainer.weights import learner_side
 from rljob_trainer.weights.group import WeightLink, call_off
 from rljob_trainer.weights.learner_side import Failure
@@ -52,15 +54,18 @@ class WeightPublication:
         host: str | None = None,
         backend: str = "gloo",
         may_send: Callable[[], bool] = lambda: True,
+        waits: Waits | None = None,
     ) -> None:
-        """``seconds``: deadline of each part. ``host``: where the learner listens, by default its address in Ray."""
+        """``seconds``: deadline of each part, and of an engine's wait for its first weights. ``host``: where the
+        learner listens, by default its address in Ray."""
         self._ranks, self._pool = ranks, pool
         self._bucket_bytes, self._seconds, self._host, self._backend = bucket_bytes, seconds, host, backend
         self._may_send = may_send
         self._address: str | None = None
         self._generations = itertools.count(1)
         self._connected: tuple[EngineHandle, ...] = ()
-        self._busy = asyncio.Lock()
+        self._waits = waits or Waits()
+        self._turn = Turn(self._waits)
         self._link: WeightLink
         self.report: SendReport | None = None
         """What the last publication cost the sender."""
@@ -71,37 +76,57 @@ class WeightPublication:
         Engines that are gone are dropped from the pool with a warning. Raises ``EngineError``, naming the engine, when
         none is left or one keeps failing.
         """
-        async with self._busy:
-            await self._send_to(lambda: self._pool.engines, version)
+        async with self.between("trainer", f"version {version} is being published", self._seconds):
+            await self._send_to(lambda: self._pool.engines, version, "trainer")
             self._pool.activate([engine.name for engine in self._connected], version)
         return {}
 
-    def between(self) -> asyncio.Lock:
-        """``async with publication.between()``: inside, none is under way. For engines that leave."""
-        return self._busy
+    def between(self, who: str, what: str, seconds: float) -> AbstractAsyncContextManager[object]:
+        """A time for ``who`` in which no publication is under way. For engines that leave; see ``Turn.taken``."""
+        return self._turn.taken(who, what, seconds)
 
     async def resend(self, engine: EngineHandle) -> None:
         """Gives one engine the pool's version once more, from a learner that still holds it."""
-        async with self._busy:
-            await self._send_to(lambda: [e for e in self._pool.engines if e is engine], self._pool.version)
+        async with self.between("trainer", f"engine {engine.name} gets its weights once more", self._seconds):
+            await self._send_to(lambda: [e for e in self._pool.engines if e is engine], self._pool.version, "trainer")
 
     async def bring_up(self, engine: EngineHandle) -> None:
-        """Gives a new engine the pool's version as soon as the learner holds it, unless a publication comes first."""
-        while engine in self._pool.engines and engine not in self._pool.serving:
-            if self._may_send() and not self._busy.locked():
-                async with self._busy:
-                    await self._send_to(lambda: [e for e in self._pool.engines if e is engine], self._pool.version)
-                    self._pool.activate([engine.name])
-            else:
-                await asyncio.sleep(0.05)
+        """Gives a new engine the pool's version as soon as the learner holds it, unless a publication comes first.
 
-    async def _send_to(self, engines: Callable[[], Sequence[EngineHandle]], version: int) -> None:
+        Raises ``DeadlineError`` when the learner is never free to send, and what ``publish`` raises.
+        """
+        who = f"engine {engine.name}"
+        began = asyncio.get_running_loop().time()
+        with self._waits.wait(who, "weights: the learner is busy with an update or a publication", self._seconds):
+            while engine in self._pool.engines and engine not in self._pool.serving:
+                if self._may_send() and not self._turn.is_taken:
+                    async with self.between(who, f"{who} gets its first weights", self._seconds):
+                        only = lambda: [e for e in self._pool.engines if e is engine]  # noqa: E731
+                        await self._send_to(only, self._pool.version, who)
+                        self._pool.activate([engine.name])
+                elif asyncio.get_running_loop().time() > began + self._seconds:
+                    raise DeadlineError(
+                        f"engine {engine.name} got no weights within {self._seconds:.0f} s: all that time the learner "
+                        "was in one update, or another publication was under way. If a step takes that long, raise "
+                        "deadlines.progressSeconds"
+                    )
+                else:
+                    await asyncio.sleep(0.05)
+
+    async def _send_to(self, engines: Callable[[], Sequence[EngineHandle]], version: int, who: str) -> None:
         for attempt in range(1, _ATTEMPTS + 1):
             wanted = tuple(engines())
             if not wanted:
                 raise EngineError(f"no engine is left to take version {version}")
-            failure = None if wanted == self._connected else await self._connect(wanted)
-            failure = failure or await self._publish(wanted, version)
+            names = f"engine{'s' if len(wanted) > 1 else ''} {', '.join(engine.name for engine in wanted)}"
+            failure = None
+            if wanted != self._connected:
+                with self._waits.wait(who, f"{names} and the learner to meet", self._seconds + _SLACK_SECONDS):
+                    failure = await self._connect(wanted)
+            if failure is None:
+                what = f"{names} to load version {version} from the learner"
+                with self._waits.wait(who, what, self._seconds + _SLACK_SECONDS):
+                    failure = await self._publish(wanted, version)
             if failure is None:
                 return
             self._connected = ()

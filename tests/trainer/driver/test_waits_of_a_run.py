@@ -1,0 +1,87 @@
+"""What the parts of a run say that they wait for; in virtual time, without processes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from real_runs import copy_job
+
+from rljob_api import load_jobs, resolve
+from rljob_trainer.checkpoint import Checkpoint
+from rljob_trainer.driver.assemble import learner_stages
+from rljob_trainer.driver.session import Session
+from rljob_trainer.errors import DeadlineError
+from rljob_trainer.simulation.clock import run_virtual
+from rljob_trainer.telemetry.timing import StageTimes
+from rljob_trainer.telemetry.waits import Waits
+
+
+def resolved(**changes: Any) -> Any:
+    [job] = load_jobs(yaml.safe_dump(copy_job(deadlines={"progressSeconds": 600}, **changes)))
+    return resolve(job)
+
+
+def test_the_learners_stages_are_waits_with_its_deadline_and_the_drivers_own_are_none() -> None:
+    waits, times = Waits(lambda: 0.0), StageTimes()
+    stage = learner_stages(resolved(trainer={"replicas": 2}).spec, times, waits)
+    said = {}
+    for name in ("score", "advantage", "update"):
+        with stage(name):
+            said[name] = None if waits.latest is None else (waits.latest.sentence, waits.left(waits.latest))
+    assert said == {
+        "score": ("trainer waits for the learner's 2 ranks to score the batch before the update", 600),
+        "advantage": None,
+        "update": ("trainer waits for the learner's 2 ranks to finish the update", 600),
+    }
+    assert list(times.totals) == ["score", "advantage", "update"]
+
+
+class Storage:
+    """One that never ends to write and read."""
+
+    folder = Path("/storage/checkpoints")
+
+    async def write(self, *_: Any) -> Checkpoint:
+        await asyncio.sleep(1e9)
+        raise AssertionError
+
+    async def load(self, folder: Path) -> None:
+        await asyncio.sleep(1e9)
+
+
+def session_on(storage: Storage, waits: Waits) -> Session:
+    parts: Any = SimpleNamespace(
+        job=resolved(),
+        feed=None,
+        waits=waits,
+        times=StageTimes(),
+        schedule=SimpleNamespace(groups_per_version=8),
+        trainer=SimpleNamespace(busy=False),
+        limits=SimpleNamespace(suspect=False),
+        learner=SimpleNamespace(save=None),
+        fence=SimpleNamespace(check=None),
+        checkpoints=storage,
+    )
+    session = Session(parts, SimpleNamespace(stop=None, end=None))  # type: ignore[arg-type]
+    session._boundary = {"step": 7}
+    return session
+
+
+def test_a_checkpoint_that_the_storage_never_takes_ends_at_the_deadline() -> None:
+    async def main() -> None:
+        waits = Waits(asyncio.get_running_loop().time)
+        writing = asyncio.create_task(session_on(Storage(), waits)._checkpoint_boundary(last=False, must=False))
+        await asyncio.sleep(100)
+        wait = waits.latest
+        assert wait is not None
+        assert wait.sentence == "trainer waits for the checkpoint of step 7 to be written into /storage/checkpoints"
+        assert waits.left(wait) == 500
+        with pytest.raises(DeadlineError, match=r"checkpoint of step 7 .* within 600 s \(deadlines\.progressSeconds\)"):
+            await writing
+
+    run_virtual(main())

@@ -1,0 +1,85 @@
+"""An engine that joins waits for a moment in which the learner can send, and not for ever; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from rljob_trainer.errors import DeadlineError
+from rljob_trainer.rollout.actor import EnginePlace
+from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.simulation.clock import run_virtual
+from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.weights.publication import WeightPublication
+
+
+class Ranks:
+    """A learner that takes a hundred seconds for whatever it is asked."""
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        await asyncio.sleep(100)
+        return ["127.0.0.1:1"] if function.__name__ == "open_publisher" else [None]
+
+
+class Engine:
+    """One that answers whatever it is asked."""
+
+    name = "3"
+    place: EnginePlace | None = None
+
+    def call(self, method: str, *args: Any, seconds: float) -> Coroutine[Any, Any, Any]:
+        return self._answer(1 if method == "weight_ranks" else None)
+
+    async def _answer(self, answer: Any) -> Any:
+        return answer
+
+    def kill(self) -> None:
+        return
+
+
+def test_an_engine_that_the_learner_is_never_free_for_ends_in_an_error_that_names_it() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        waits, pool, engine = Waits(loop.time), RolloutPool(), Engine()
+        pool.add(engine)
+        publication = WeightPublication(Ranks(), pool, bucket_bytes=1, seconds=300, may_send=lambda: False, waits=waits)
+        coming = asyncio.create_task(publication.bring_up(engine))
+        await asyncio.sleep(100)
+        wait = waits.beside["engine 3"]
+        assert wait.sentence == "engine 3 waits for weights: the learner is busy with an update or a publication"
+        assert waits.left(wait) == pytest.approx(200)
+        with pytest.raises(DeadlineError, match=r"engine 3 got no weights within 300 s.*deadlines\.progressSeconds"):
+            await coming
+        assert loop.time() == pytest.approx(300, abs=1)
+        await pool.close()
+
+    run_virtual(main())
+
+
+def test_each_part_of_a_publication_is_a_wait_of_whoever_it_is_for() -> None:
+    async def main() -> None:
+        waits, pool, engine = Waits(asyncio.get_running_loop().time), RolloutPool(), Engine()
+        pool.add(engine)
+        publication = WeightPublication(Ranks(), pool, bucket_bytes=1, seconds=300, waits=waits)
+        coming = asyncio.create_task(publication.bring_up(engine))
+        await asyncio.sleep(50)
+        assert waits.beside["engine 3"].sentence == "engine 3 waits for engine 3 and the learner to meet"
+        await asyncio.sleep(200)
+        wait = waits.beside["engine 3"]
+        assert wait.sentence == "engine 3 waits for engine 3 to load version 0 from the learner"
+        assert waits.left(wait) == pytest.approx(260)
+        assert waits.latest is None
+        publishing = asyncio.create_task(publication.publish(1))
+        await asyncio.sleep(10)
+        assert waits.latest is not None
+        assert waits.latest.sentence == "trainer waits for its turn, while engine 3 gets its first weights"
+        await asyncio.sleep(60)
+        assert waits.latest.sentence == "trainer waits for engine 3 to load version 1 from the learner"
+        await asyncio.gather(coming, publishing)
+        assert waits.latest is None
+        await pool.close()
+
+    run_virtual(main())
