@@ -68,7 +68,10 @@ def test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same(
     assert "<svg" in (whole / "report.html").read_text()
     events = json.loads((whole / "timeline.json").read_text())["traceEvents"]
     rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
-    assert {"trainer", "engine 0"} <= rows.keys()
+    assert {"trainer", "learner update", "publication", "engine 0"} <= rows.keys()
+    drawn = {(event["tid"], event["name"]) for event in events if event["ph"] == "X"}
+    assert {(rows["learner update"], "update"), (rows["publication"], "publish")} <= drawn
+    assert not drawn & {(rows["trainer"], "update"), (rows["trainer"], "publish")}
     sampled = [event["name"] for event in events if event["ph"] == "X" and event["tid"] == rows["engine 0"]]
     assert {"version 0", "version 5"} <= set(sampled)
     assert (whole / "samples" / "step-000000.jsonl").exists()

@@ -167,17 +167,38 @@ def test_timeline_is_chrome_trace_json(times: StageTimes, clock: Clock, tmp_path
     document = json.loads(path.read_text())
     events = document["traceEvents"]
     rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert list(rows.values()) == ["trainer", "engine 0", "publication"]
+    assert list(rows.values()) == ["trainer", "learner update", "engine 0", "publication"]
     spans = {(rows[e["tid"]], e["name"]): (e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
     assert spans == {
         ("trainer", "step"): (0, 10_000_000),
         ("trainer", "generate"): (0, 6_000_000),
-        ("trainer", "update"): (6_000_000, 3_000_000),
-        ("trainer", "update_critic"): (7_000_000, 2_000_000),
+        ("learner update", "update"): (6_000_000, 3_000_000),
+        ("learner update", "update_critic"): (7_000_000, 2_000_000),
         ("engine 0", "generate"): (500_000, 5_000_000),
         ("publication", "publish"): (9_000_000, 1_000_000),
     }
     assert all(e["pid"] == 1 for e in events)
+
+
+@pytest.mark.parametrize(
+    ("stage", "row"),
+    [
+        ("generate", "trainer"),
+        ("advantage", "trainer"),
+        ("checkpoint", "trainer"),
+        ("score", "learner score"),
+        ("reference", "learner score"),
+        ("update", "learner update"),
+        ("publish", "publication"),
+    ],
+)
+def test_each_stage_of_the_learner_and_the_publication_have_rows_of_their_own(
+    times: StageTimes, clock: Clock, stage: str, row: str
+) -> None:
+    with times.stage(stage):
+        clock.pass_(1)
+    (span,) = times.trace._spans
+    assert (span.row, span.name) == (row, stage)
 
 
 def test_spans_that_cross_get_rows_of_their_own() -> None:

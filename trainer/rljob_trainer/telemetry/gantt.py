@@ -15,11 +15,12 @@ from typing import Any
 from rljob_trainer.errors import DataError
 from rljob_trainer.telemetry.scales import nice_ticks, tick_label
 from rljob_trainer.telemetry.svg import COLOURS
+from rljob_trainer.telemetry.timing import PUBLICATION, TRAINER, row_of
 
 STEPS = 6
 """So many of the last steps are shown."""
 _MOST_ROWS = 12
-_ROW, _BAR, _LEFT, _TOP = 26.0, 16.0, 92.0, 34.0
+_ROW, _BAR, _LEFT, _TOP = 26.0, 16.0, 110.0, 34.0
 _LETTER = 6.7
 _WHOLE_STEP = "step"
 """The stage around all others: it says how long the figure is, and is not drawn."""
@@ -104,8 +105,17 @@ def gantt_chart(bars: Sequence[Bar], *, width: int = 940) -> str:
 
 
 def _rows(bars: Sequence[Bar]) -> list[str]:
-    """The trainer's rows first, then the engines by name."""
-    return sorted({bar.row for bar in bars}, key=lambda row: (row.startswith("engine "), len(row), row))
+    """The trainer, what it does with the learner, publications, then the engines by name."""
+    first = [TRAINER, row_of("score"), row_of("update"), PUBLICATION]
+    return sorted(
+        {bar.row for bar in bars},
+        key=lambda row: (
+            first.index(row) if row in first else len(first),
+            row.startswith("engine "),
+            len(row),
+            row,
+        ),
+    )
 
 
 def _is_version(name: str) -> bool:

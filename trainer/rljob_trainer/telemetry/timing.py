@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rljob_trainer.telemetry.catalogue import STAGES
+from rljob_trainer.telemetry.catalogue import NESTED_STAGES, STAGES
 from rljob_trainer.telemetry.run_folder import write_whole
 
 Clock = Callable[[], float]
@@ -64,6 +64,18 @@ class _Frame:
     inner: float = 0.0
 
 
+TRAINER, PUBLICATION = "trainer", "publication"
+
+
+def row_of(stage: str) -> str:
+    """The row of the timeline that a stage belongs to: one for each of the learner's, one for publications, and the
+    trainer's for what is done in the driver and for its waits."""
+    whole = NESTED_STAGES.get(stage, stage)
+    if whole in ("score", "update"):
+        return f"learner {whole}"
+    return PUBLICATION if whole == "publish" else TRAINER
+
+
 class StageTimes:
     """Seconds by stage. ``stage`` measures; ``totals``, ``lap`` and ``shares`` report.
 
@@ -83,8 +95,8 @@ class StageTimes:
         self.trace = Trace()
 
     @contextmanager
-    def stage(self, name: str, *, row: str = "trainer") -> Iterator[None]:
-        """Measures what is inside under a name of ``catalogue.STAGES`` and draws it into ``row`` of the timeline."""
+    def stage(self, name: str) -> Iterator[None]:
+        """Measures what is inside under a name of ``catalogue.STAGES`` and draws it into its row of the timeline."""
         if name not in STAGES:
             raise ValueError(f"{name!r} is not a stage; telemetry/catalogue.py lists them: {', '.join(STAGES)}")
         outer = self._current.get()
@@ -104,7 +116,7 @@ class StageTimes:
             alone = max(0.0, end - frame.start - frame.inner)
             self._exclusive[name] += alone
             self._recent.add(name, frame.start, end, alone)
-            self.trace.span(row, name, frame.start + self._wall_offset, end + self._wall_offset)
+            self.trace.span(row_of(name), name, frame.start + self._wall_offset, end + self._wall_offset)
 
     @property
     def totals(self) -> dict[str, float]:
