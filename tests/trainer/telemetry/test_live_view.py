@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from rljob_trainer.telemetry.live import LiveView, _Painter
-from rljob_trainer.telemetry.view import JobSummary, StepRecord, open_view
+from rljob_trainer.telemetry.view import JobSummary, Present, StepRecord, open_view
 
 JOB = JobSummary(name="quickstart", algorithm="grpo", model="llama", output="runs/q", total_steps=200)
 METRICS = {
@@ -32,6 +32,7 @@ METRICS = {
     "throughput/tokens_per_second": 14_567.0,
     "validation/mean": 0.75,
 }
+DOING = "trainer waits for 12/32 samples; oldest running 4 s on engine 0 (4 s so far, an error in 59 min)"
 SHARES = {"generate": 0.6, "update": 0.3, "other": 0.1}
 
 
@@ -48,8 +49,8 @@ def running_view(steps: int = 50) -> LiveView:
     view._pace._total = JOB.total_steps
     for step in range(1, steps + 1):
         now[0] += 2.0
-        view.step(StepRecord(step, METRICS | {"reward/mean": step / steps}, SHARES))
-    view.waiting("learner needs 12/32 samples, oldest 4 s on engine 0")
+        view.step(StepRecord(step, METRICS | {"reward/mean": step / steps}))
+    view.show(Present(DOING, ["engines 0, 1 work on 20 requests, the oldest for 4 s on engine 0"], SHARES))
     now[0] += 5.0
     return view
 
@@ -74,7 +75,8 @@ def test_the_picture_holds_the_facts_and_fits(width: int) -> None:
         (line,) = [line for line in lines if figure in line]
         assert value in line
     assert "generate 60 %" in text
-    assert "waits learner needs 12/32 samples, oldest 4 s on engine 0"[: width - 10] in text
+    assert DOING[: width - 10] in text
+    assert "engines 0, 1 work on 20 requests, the oldest for 4 s on engine 0"[: width - 10] in text
     assert "explained variance" not in text  # this job has no critic
 
 
@@ -109,21 +111,19 @@ def test_a_job_without_an_end_shows_no_bar() -> None:
     assert "━" not in text
 
 
-def test_a_wait_that_makes_progress_keeps_its_clock() -> None:
-    now = [0.0]
-    view = LiveView(clock=lambda: now[0])
-    view.waiting("1/32 samples")
-    now[0] = 30.0
-    view.waiting("2/32 samples")
-    now[0] = 40.0
-    assert "waits 2/32 samples  40 s" in "\n".join(shown(view, 80))
-    view.waiting(None)
-    assert "waits" not in "\n".join(shown(view, 80))
+def test_shares_and_engines_are_those_of_the_moment_also_between_two_steps() -> None:
+    view = running_view()
+    view.show(Present("the trainer works: advantage for 2 s", ["engine 0 waits for prompts"], {"update": 0.8}))
+    text = "\n".join(shown(view, 100))
+    assert "update 80 %" in text
+    assert "generate" not in text
+    assert "the trainer works: advantage for 2 s" in text
+    assert "engine 0 waits for prompts" in text
 
 
 def test_the_painter_sleeps_until_something_changes() -> None:
     painted = threading.Semaphore(0)
-    painter = _Painter(painted.release, interval=0.0, tick=1000.0)
+    painter = _Painter(painted.release, interval=0.0)
     painter.start()
     assert not painted.acquire(timeout=0.2)
     painter.changed()
@@ -136,12 +136,12 @@ def test_the_painter_sleeps_until_something_changes() -> None:
 
 PROGRAM = """
 import sys, time
-from rljob_trainer.telemetry.view import JobSummary, StepRecord, open_view
+from rljob_trainer.telemetry.view import JobSummary, Present, StepRecord, open_view
 with open_view() as view:
     view.start(JobSummary(name="quickstart", algorithm="grpo", model="llama", total_steps=200))
     view.step(StepRecord(1, {"reward/mean": 0.5}))
     view.message("a [bold]line[/bold] of log")
-    view.waiting("READY")
+    view.show(Present("READY"))
     %s
 """
 

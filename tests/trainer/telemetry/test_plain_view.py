@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from rljob_trainer.telemetry.plain import PlainView
-from rljob_trainer.telemetry.view import JobSummary, Pace, StepRecord, open_view
+from rljob_trainer.telemetry.view import JobSummary, Pace, Present, StepRecord, open_view
 
 METRICS = {
     "reward/mean": 0.4321,
@@ -72,20 +72,19 @@ def test_a_missing_metric_is_a_dash_and_the_eta_counts_down() -> None:
     assert line.split() == ["1/330", *["–"] * 11, "10m58s"]  # 329 steps of 2 s
 
 
-def test_messages_are_lines_and_waiting_only_after_a_minute() -> None:
+def test_messages_are_lines_and_what_goes_on_only_after_a_minute() -> None:
     view, text, clock = view_and_text()
     view.start(JOB)
     view.message("checkpoint of step 10 written")
     before = text.getvalue()
     for second in range(59):
         clock.now = second
-        view.waiting("12/32 samples")
+        view.show(Present("trainer waits for 12/32 samples", ["engine 0 works"]))
     assert text.getvalue() == before
     for second in range(59, 130):
         clock.now = second
-        view.waiting("12/32 samples")
-    assert text.getvalue().count("waiting: 12/32 samples") == 2
-    view.waiting(None)
+        view.show(Present("trainer waits for 12/32 samples", ["engine 0 works"]))
+    assert text.getvalue().count("trainer waits for 12/32 samples; engine 0 works\n") == 2
 
 
 def test_a_pipe_gets_plain_lines() -> None:

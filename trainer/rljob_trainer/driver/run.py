@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_WATCH_SECONDS = 0.5
+_WATCH_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
 
 
@@ -131,11 +131,10 @@ def _answers_of(controls: Controls) -> Answers:
 
 
 async def _watch(controls: Controls, fence: Fence) -> None:
-    """Shows what is waited for, and keeps ``status.json`` fresh for `rljob status DIR`. Raises ``FencedError``."""
+    """Shows what goes on, and keeps ``status.json`` fresh for `rljob status DIR`. Raises ``FencedError``."""
     written = -_STATUS_SECONDS
     while True:
-        wait = controls.waits.latest
-        controls.view.waiting(None if wait is None else wait.sentence)
+        controls.view.show(controls.standing.present())
         if time.monotonic() - written >= _STATUS_SECONDS:
             written = time.monotonic()
             try:

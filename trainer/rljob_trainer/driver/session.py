@@ -229,7 +229,7 @@ class Session:
             "progress/seconds": totals.seconds,
         }
         self.parts.sinks.step(step, metrics)
-        self.parts.view.step(ShownStep(step, metrics, self.parts.times.shares()))
+        self.parts.view.step(ShownStep(step, metrics))
 
     def _progress(self, reward: float | None) -> Progress:
         return Progress(self.totals.step, self.totals.samples, self.totals.seconds, reward)

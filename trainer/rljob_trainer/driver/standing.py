@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -47,7 +47,7 @@ from rljob_trainer.telemetry.figures import duration
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.telemetry.summary import AgeCounts
 from rljob_trainer.telemetry.timing import StageTimes
-from rljob_trainer.telemetry.view import JobSummary, Pace, StepRecord
+from rljob_trainer.telemetry.view import JobSummary, Pace, Present, StepRecord
 from rljob_trainer.telemetry.waits import Wait, Waits
 
 if TYPE_CHECKING:
@@ -56,7 +56,10 @@ if TYPE_CHECKING:
 _WINDOW_SECONDS = 600.0
 _LONGEST_TEXT = 1000
 _ENGINE = "engine "
+_WORKS = "works"
 _MOST_WAITS = 64
+_MOST_LINES, _MOST_NAMES = 3, 8
+"""Of the live view: lines about engines, and names in one of them."""
 _MANY_ENGINES = 128
 """From here on engines are listed without a sentence each: the operator reads 64 KiB."""
 
@@ -113,14 +116,14 @@ class RunStanding:
     def message(self, text: str) -> None:
         """Somebody else shows it."""
 
-    def waiting(self, text: str | None) -> None:
-        """Called twice a second: also the moment to see which engines have nothing to do."""
+    def show(self, now: Present) -> None:
+        """Called every second: the moment to see which engines have nothing to do."""
         if self.engines is None:
             return
-        now, engines = time.monotonic(), self.engines.pool.standings()
+        seconds, engines = time.monotonic(), self.engines.pool.standings()
         if engines:
-            self._idle.append((now, sum(engine.running == 0 for engine in engines) / len(engines)))
-        while self._idle and self._idle[0][0] < now - _WINDOW_SECONDS:
+            self._idle.append((seconds, sum(engine.running == 0 for engine in engines) / len(engines)))
+        while self._idle and self._idle[0][0] < seconds - _WINDOW_SECONDS:
             self._idle.popleft()
 
     def close(self) -> None:
@@ -198,6 +201,10 @@ class RunStanding:
             eta=None if remaining is None else now + timedelta(seconds=remaining),
             end=self._end,
         )
+
+    def present(self) -> Present:
+        """What the views show of this moment."""
+        return Present(self._doing(), self._engines_in_short(), self._shares())
 
     def metrics(self) -> str:
         """``GET /metrics``."""
@@ -288,6 +295,17 @@ class RunStanding:
             engines=tuple(engines),
         )
 
+    def _engines_in_short(self) -> list[str]:
+        """What the engines do, those that do the same in one line."""
+        if self.engines is None or self._end is not None:
+            return []
+        alike: dict[str, list[Standing]] = {}
+        for standing in self.engines.pool.standings():
+            doing = _WORKS if standing.running else self._engine(standing, brief=False).doing
+            alike.setdefault(doing, []).append(standing)
+        lines = [_line(doing, engines) for doing, engines in alike.items()]
+        return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], "other engines: see rljob status"]
+
     def _engine(self, standing: Standing, brief: bool) -> EngineStatus:
         assert self.engines is not None
         pool = self.engines.pool
@@ -347,6 +365,20 @@ class RunStanding:
             trainer_idle=min(1.0, sum(shares.get(stage, 0.0) for stage in ("generate", "wait_prev_gen", "idle"))),
             rollout_idle=sum(idle for _, idle in self._idle) / len(self._idle) if self._idle else 0.0,
         )
+
+
+def _line(doing: str, engines: Sequence[Standing]) -> str:
+    """One line of the live view."""
+    several = len(engines) > 1
+    names = ", ".join(engine.name for engine in engines)
+    who = f"engine{'s' if several else ''} {names}" if len(engines) <= _MOST_NAMES else f"{len(engines)} engines"
+    if doing == _WORKS:
+        oldest = max(engines, key=lambda engine: engine.oldest_seconds)
+        where = f" on engine {oldest.name}" if several else ""
+        requests = sum(engine.running for engine in engines)
+        doing = f"works on {requests} requests, the oldest for {duration(oldest.oldest_seconds)}{where}"
+    verb, _, rest = doing.partition(" ")
+    return f"{who} {verb.removesuffix('s') if several else verb} {rest}"
 
 
 def _finite(value: float | None) -> float | None:

@@ -276,9 +276,9 @@ class LearnerGroup:
             listed = ", ".join(map(str, waiting))
             setting = "start" if what.startswith("start") else "progress"
             message = (
-                f"learner rank {listed} did not finish {what} within {seconds:.0f} s (deadlines.{setting}Seconds): raise "
-                "that if the rank is only slow; if it hangs, its log says in what, and all others wait for it in a "
-                "collective"
+                f"learner rank {listed} did not finish {what} within {seconds:.0f} s (deadlines.{setting}Seconds): "
+                "raise that if the rank is only slow; if it hangs, its log says in what, and all others wait for it in "
+                "a collective"
             )
         self._failed = message
         self._kill()

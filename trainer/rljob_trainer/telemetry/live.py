@@ -25,7 +25,7 @@ from rich.text import Text
 
 from rljob_trainer.telemetry.figures import duration, number, percent
 from rljob_trainer.telemetry.textplot import braille, spark
-from rljob_trainer.telemetry.view import JobSummary, Pace, StepRecord, validation_score
+from rljob_trainer.telemetry.view import JobSummary, Pace, Present, StepRecord, validation_score
 
 _ACCENT = "cyan"
 _STAGE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
@@ -72,10 +72,9 @@ class LiveView:
         self._step = 0
         self._rewards: list[float] = []
         self._histories: dict[str, list[float]] = {figure.label: [] for figure in _FIGURES}
-        self._shares: Mapping[str, float] = {}
-        self._waiting: tuple[str, float] | None = None  # text, since when
+        self._now = Present("")
         self._live: Live | None = None
-        self._painter = _Painter(self._paint, interval=0.5, tick=1.0)
+        self._painter = _Painter(self._paint, interval=0.5)
         self._signals = _RestoreOnSignal(self.close)
 
     def start(self, job: JobSummary) -> None:
@@ -91,7 +90,6 @@ class LiveView:
     def step(self, record: StepRecord) -> None:
         self._pace.step(record.step)
         self._step = record.step
-        self._shares = record.shares
         self._rewards.append(record.metrics.get("reward/mean", math.nan))
         for figure in _FIGURES:
             value = figure.read(record.metrics)
@@ -103,19 +101,15 @@ class LiveView:
         line = Text(time.strftime("%H:%M:%S "), style="dim").append(text, style="not dim")
         self._console.print(line)
 
-    def waiting(self, text: str | None) -> None:
-        if text == (self._waiting[0] if self._waiting else None):
-            return
-        # A changed count in the same wait ("12/32", then "13/32") does not start the clock again.
-        since = self._waiting[1] if self._waiting else self._clock()
-        self._waiting = (text, since) if text else None
-        self._painter.changed(ticking=text is not None)
+    def show(self, now: Present) -> None:
+        self._now = now
+        self._painter.changed()
 
     def close(self) -> None:
         self._painter.stop()
         live, self._live = self._live, None
         if live is not None:
-            self._waiting = None
+            self._now = Present("", shares=self._now.shares)
             live.update(self.picture())
             live.stop()
         self._signals.disarm()
@@ -146,7 +140,7 @@ class LiveView:
             height = max(3, min(_PLOT_HEIGHT, self._console.height - 20))
             parts += [self._curve(width, height), self._figures(min(40, width - 31))]
         parts += self._where_time_goes(width)
-        parts.append(self._waiting_line())
+        parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in (self._now.doing, *self._now.engines)]
         return Group(*parts)
 
     def _title(self) -> Text:
@@ -196,10 +190,10 @@ class LiveView:
         return Group(Text(), table)
 
     def _where_time_goes(self, width: int) -> Iterator[Text]:
-        if not self._shares:
+        if not self._now.shares:
             return
         yield Text()
-        shares = dict(list(self._shares.items())[: len(_STAGE_COLOURS)])
+        shares = dict(list(self._now.shares.items())[: len(_STAGE_COLOURS)])
         label = "time "
         bar = Text(label, style="dim", no_wrap=True, overflow="crop")
         legend = Text(" " * len(label), no_wrap=True, overflow="ellipsis")
@@ -210,23 +204,13 @@ class LiveView:
         yield bar
         yield legend
 
-    def _waiting_line(self) -> Text:
-        if self._waiting is None:
-            return Text()
-        text, since = self._waiting
-        line = Text("waits ", style="dim", no_wrap=True, overflow="ellipsis").append(text, style="not dim")
-        seconds = self._clock() - since
-        return line.append(f"  {duration(math.floor(seconds))}", style="dim") if seconds >= 1 else line
-
 
 class _Painter:
-    """A thread that calls ``paint`` after changes, at most once per ``interval``; when ticking, also every ``tick``."""
+    """A thread that calls ``paint`` after changes, at most once per ``interval``."""
 
-    def __init__(self, paint: Callable[[], None], *, interval: float, tick: float) -> None:
+    def __init__(self, paint: Callable[[], None], *, interval: float) -> None:
         self._paint = paint
         self._interval = interval
-        self._tick = tick
-        self._ticking = False
         self._changed = threading.Event()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -235,9 +219,7 @@ class _Painter:
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
         self._thread.start()
 
-    def changed(self, *, ticking: bool | None = None) -> None:
-        if ticking is not None:
-            self._ticking = ticking
+    def changed(self) -> None:
         self._changed.set()
 
     def stop(self) -> None:
@@ -248,7 +230,7 @@ class _Painter:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self._changed.wait(self._tick if self._ticking else None)
+            self._changed.wait()
             self._changed.clear()
             if not self._stopped.is_set():
                 self._paint()

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from rljob_trainer.telemetry.figures import clock, number, percent
-from rljob_trainer.telemetry.view import JobSummary, Pace, StepRecord, validation_score
+from rljob_trainer.telemetry.view import JobSummary, Pace, Present, StepRecord, validation_score
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ _COLUMNS = (
 
 
 class PlainView:
-    """Prints to ``stream``. A wait is only printed after ``patience`` quiet seconds, and then once as often."""
+    """Prints to ``stream``. What goes on is only printed after ``patience`` quiet seconds, and then once as often."""
 
     def __init__(
         self, stream: TextIO, *, patience: float = 60.0, monotonic: Callable[[], float] = time.monotonic
@@ -77,9 +77,9 @@ class PlainView:
     def message(self, text: str) -> None:
         self._print(text)
 
-    def waiting(self, text: str | None) -> None:
-        if text and self._clock() - self._quiet_since >= self._patience:
-            self._print(f"waiting: {text}")
+    def show(self, now: Present) -> None:
+        if self._clock() - self._quiet_since >= self._patience:
+            self._print("; ".join([now.doing, *now.engines]))
 
     def _print(self, line: str) -> None:
         self._quiet_since = self._clock()

@@ -2,7 +2,7 @@
 
     with open_view() as view:
         view.start(JobSummary(name="quickstart", algorithm="grpo", model="llama, 0.3 M parameters", total_steps=200))
-        view.waiting("learner needs 12/32 samples, oldest 4 s on engine 0")
+        view.show(Present("trainer waits for 12/32 samples; oldest running 4 s on engine 0"))
         view.step(StepRecord(step=1, metrics={"reward/mean": 0.1}))
 
 ``live.py`` draws a terminal, ``plain.py`` prints lines. Both get every call from the driver's thread.
@@ -37,11 +37,22 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One finished step: its metrics under their public names, and the recent shares of the stages (``StageTimes``)."""
+    """One finished step: its metrics under their public names."""
 
     step: int
     metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """This moment of a run, in the words of `rljob status`."""
+
+    doing: str
+    """What the trainer does or waits for, in one sentence."""
+    engines: Sequence[str] = ()
+    """What the engines do or wait for: one line for all that do the same."""
     shares: Mapping[str, float] = field(default_factory=dict)
+    """Of the last ten minutes by stage (``StageTimes``)."""
 
 
 class View(Protocol):
@@ -55,8 +66,8 @@ class View(Protocol):
         """A log line for the person watching."""
         ...
 
-    def waiting(self, text: str | None) -> None:
-        """What the driver waits for now; None: nothing. May be called often."""
+    def show(self, now: Present) -> None:
+        """What goes on at this moment. Called every second."""
         ...
 
     def close(self) -> None: ...
@@ -86,9 +97,9 @@ class Views:
         for view in self._views:
             view.message(text)
 
-    def waiting(self, text: str | None) -> None:
+    def show(self, now: Present) -> None:
         for view in self._views:
-            view.waiting(text)
+            view.show(now)
 
     def close(self) -> None:
         for view in self._views:

@@ -104,8 +104,8 @@ class WeightGroup:
             except (dist.DistNetworkError, dist.DistStoreError) as error:
                 raise DeadlineError(
                     f"weights: {self.names[rank]} could not reach the learner at {link.address} within "
-                    f"{timeout:.0f} s: the learner's process is gone, or no connection is allowed between their hosts (firewall, "
-                    "network policy)"
+                    f"{timeout:.0f} s: the learner's process is gone, or no connection is allowed between their hosts "
+                    "(firewall, network policy)"
                 ) from error
         self._store = dist.PrefixStore(_prefix(link), store)
         self.device = torch.device(device)
