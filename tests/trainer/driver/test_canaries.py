@@ -16,6 +16,7 @@ from rljob_trainer.errors import EngineError
 from rljob_trainer.learner.protocol import ScoreResult, SequenceBatch
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.telemetry.waits import Waits
 
 PROMPTS = ((1, 2, 3, 4, 5), (6, 7), (8,))
 
@@ -197,3 +198,24 @@ async def test_a_publication_ends_with_the_canaries(world: World) -> None:
     metrics = await GuardedPublication(Publication(), world.canaries).publish(7)
     assert metrics["published"] == 7
     assert "mismatch/canary/max" in metrics
+
+
+async def test_the_trainer_is_known_to_wait_for_the_learner_and_then_for_each_engine(folder: Path) -> None:
+    waits, said = Waits(lambda: 0.0), []
+
+    def note() -> None:
+        assert waits.latest is not None
+        said.append((waits.latest.sentence, waits.left(waits.latest)))
+
+    world = World(folder, waits=waits)
+    score = world.right.score
+    world.right.score = lambda *given: (note(), score(*given))[1]  # type: ignore[assignment,func-returns-value]
+    for handle in world.engines:
+        own = handle.engine.score
+        handle.engine.score = lambda *given, own=own: (note(), own(*given))[1]  # type: ignore[assignment,misc]
+    await world.canaries.check()
+    assert said == [
+        ("trainer waits for the learner to score the canaries", 10.0),
+        *((f"trainer waits for engine {number} to score the canaries", 10.0) for number in range(3)),
+    ]
+    assert waits.latest is None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 from typing import Any
 
-from real_runs import Runner, copy_job, metrics_of
+from driver_client import TOKEN, Client
+from real_runs import Runner, copy_job, free_port, metrics_of, wait_for
 
 
 def validated(record: dict[str, Any]) -> dict[str, float]:
@@ -49,3 +52,41 @@ def test_training_goes_on_and_the_figures_are_those_of_the_step_that_was_due(run
     history = summary["validation"]["held-out"]["mean@4"]
     assert (history["first"]["step"], history["last"]["step"]) == (4, 10)
     assert max(record["age/max"] for record in records) <= 2
+
+
+def test_with_one_engine_training_waits_for_validation_and_says_so(runner: Runner) -> None:
+    job = copy_job(
+        batch={"samplesPerPrompt": 4, "miniBatchGroups": 8},
+        pipeline={"mode": "fullyAsync", "staleness": {"maxAge": 2}},
+        rollout={"engine": "torch", "maxResponseTokens": 3, "replicas": 1, "maxConcurrent": 1},
+        validation={"atStart": False, "every": 1},
+        stop={"steps": 100_000},
+    )
+    job["spec"]["data"]["validation"][0] |= {
+        "task": {"type": "copy", "digits": 3, "size": 90},
+        "samplesPerPrompt": 8,
+        "sampling": {"temperature": 1},
+    }
+    output, port, token = runner.folder / "output", free_port(), runner.folder / "token"
+    token.write_text(f"{TOKEN}\n")
+    process = runner.start(
+        "run", runner.write(job), "--output", output, "--status-port", str(port), "--token-file", token
+    )
+    client = Client(port)
+    wait_for(client.answers, process)
+    told: list[str] = []
+
+    def validates() -> bool:
+        status = client.status()
+        if "validation" in status.doing:
+            told.append(status.doing)
+            assert status.waiting is not None
+            assert status.waiting.until is not None
+        return bool(told)
+
+    wait_for(validates, process)
+    assert re.match(
+        r"trainer waits for validation: \d+ of 90 prompts are scored; .*engine.* \(.* so far, an error in .*\)", told[0]
+    )
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)

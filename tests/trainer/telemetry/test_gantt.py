@@ -15,7 +15,7 @@ from rljob_trainer.telemetry.timing import Trace
 
 
 def timeline(folder: Path, steps: int) -> Path:
-    """Steps of 2 s: 1 s of waiting, an update, 0.2 s of publication, an engine that samples 1.5 s under each version."""
+    """Steps of 2 s: 1 s of waiting, an update, 0.2 s of publication, 1.5 s of sampling under each version."""
     trace = Trace()
     for step in range(steps):
         begin = 1000.0 + 2 * step

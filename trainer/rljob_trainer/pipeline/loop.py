@@ -159,17 +159,19 @@ class Pipeline:
         """What the trainer's side waits for between two batches."""
         return self.rollout.waiting_for(*self.schedule.awaited(last=self._exhausted))
 
+    def _finished_at(self) -> float:
+        return self.rollout.finished_at
+
     async def _next_batch(self) -> list[int] | None:
         began, seconds = asyncio.get_running_loop().time(), self._deadline_seconds
-        finished_at = lambda: self.rollout.finished_at  # noqa: E731
-        with self._waits.wait("trainer", self._samples, seconds, progress=finished_at) as wait:
+        with self._waits.wait("trainer", self._samples, seconds, progress=self._finished_at) as wait:
             try:
                 while True:
                     self._changed.clear()
                     batch = self.schedule.choose(last=self._exhausted)
                     if batch is not None or (self._exhausted and self.schedule.open == 0):
                         return batch
-                    await patiently(self._changed, lambda: max(began, finished_at()) + seconds)
+                    await patiently(self._changed, lambda: max(began, self._finished_at()) + seconds)
             except TimeoutError:
                 raise DeadlineError(
                     f"{wait.sentence}. No sample was finished within {seconds:.0f} s (deadlines.progressSeconds). "
