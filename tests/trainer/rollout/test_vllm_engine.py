@@ -173,6 +173,46 @@ def test_an_update_makes_it_exactly_the_new_model_also_for_running_requests(
         np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
 
 
+def test_interrupted_siblings_of_a_finished_one_go_on_under_new_weights_from_the_tokens_they_have(
+    engine: VLLMEngine, llama: PreTrainedModel, make_model: MakeModel, log_probs_of: LogProbsOf
+) -> None:
+    """``partialRollout: recompute``, as the pool does it."""
+    new = make_model("llama", seed=5)
+    requests = {str(i): ask(str(i), seed=i, length=4 if i < 2 else 30) for i in range(4)}
+    for request in requests.values():
+        engine.add(request)
+    results: dict[str, GenerationResult] = {}
+    for _ in range(8):
+        results.update((result.request_id, result) for result in engine.step())
+    assert set(results) == {"0", "1"}
+    partials = {partial.request_id: partial for partial in engine.abort()}
+    assert set(partials) == {"2", "3"}
+    update(engine, new, 4)
+    results |= run(engine, *(continued(requests[name], partial) for name, partial in partials.items()))
+    for name, request in requests.items():
+        result, response = results[name], tuple(results[name].token_ids.tolist())
+        split = len(partials[name].token_ids) if name in partials else len(response)
+        assert result.versions.tolist() == [0] * split + [4] * (request.sampling.max_tokens - split)
+        old = log_probs_of(llama, request.prompt_ids, response)[:split]
+        np.testing.assert_allclose(result.log_probs[:split], old, atol=1e-4)
+        fresh = log_probs_of(new, request.prompt_ids, response)[split:]
+        np.testing.assert_allclose(result.log_probs[split:], fresh, atol=1e-4)
+
+
+def test_a_cache_that_cannot_be_reset_is_an_error_and_nothing_is_sampled_until_it_can(
+    engine: VLLMEngine, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(engine._engine, "reset_prefix_cache", lambda **_: False)
+        with pytest.raises(EngineError, match="prefix cache could not be reset after the update to version 9"):
+            update(engine, make_model("llama", seed=5), 9)
+    assert engine.version == 0
+    with pytest.raises(EngineError, match="finish_update"):
+        engine.step()
+    update(engine, make_model("llama", seed=5), 9)
+    assert run(engine, ask("a"))["a"].versions.tolist() == [9] * 20
+
+
 def test_weights_arrive_through_a_broadcast(
     engine: VLLMEngine, make_model: MakeModel, log_probs_of: LogProbsOf
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ PROMPT = tuple(3 + i % 90 for i in range(150))
 LENGTH, RUNNING = 30, 4
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(llama_folder: Path) -> Iterator[VLLMEngine]:
     from rljob_trainer.rollout.vllm_engine import VLLMEngine
 
@@ -44,6 +44,12 @@ def engine(llama_folder: Path) -> Iterator[VLLMEngine]:
 
 def sibling(number: int, length: int = LENGTH) -> GenerationRequest:
     return GenerationRequest(str(number), PROMPT, SamplingSettings(max_tokens=length), seed=number)
+
+
+def update(engine: VLLMEngine, model: PreTrainedModel, version: int) -> None:
+    engine.begin_update()
+    engine.load(model.named_parameters())
+    engine.finish_update(version)
 
 
 def finish(engine: VLLMEngine, results: dict[str, GenerationResult]) -> None:
@@ -78,9 +84,7 @@ def test_running_siblings_keep_their_cache_and_later_ones_do_not_meet_it(
     for _ in range(10):
         results.update((result.request_id, result) for result in engine.step())
     assert set(results) == {"0"}
-    engine.begin_update()
-    engine.load(new.named_parameters())
-    engine.finish_update(7)
+    update(engine, new, 7)
     # One more of the group, and the guard's question, while the others run.
     engine.add(sibling(6))
     pairs = [(PROMPT[:1], PROMPT[1:]), ((9,), (8, 7))] * 3
@@ -107,3 +111,46 @@ def test_running_siblings_keep_their_cache_and_later_ones_do_not_meet_it(
         else:
             assert split == 0
             np.testing.assert_allclose(result.log_probs, alone, atol=1e-4)
+
+
+def test_what_is_sent_again_under_the_same_version_never_meets_the_cache_of_the_first_sending(
+    engine: VLLMEngine, make_model: Callable[..., PreTrainedModel], log_probs_of: Callable[..., np.ndarray]
+) -> None:
+    """As when an engine deviates: it has wrong weights under the right number, and requests run meanwhile."""
+    wrong, right = make_model("llama", seed=8), make_model("llama", seed=9)
+    update(engine, wrong, 8)
+    engine.add(sibling(10))
+    for _ in range(5):
+        assert engine.step() == []
+    update(engine, right, 8)
+    engine.add(sibling(11))
+    (scores,) = engine.score([(PROMPT[:1], PROMPT[1:])], 1.0)
+    np.testing.assert_allclose(scores, log_probs_of(right, PROMPT[:1], PROMPT[1:]), atol=1e-4)
+    results: dict[str, GenerationResult] = {}
+    finish(engine, results)
+    later = results["11"]
+    expected = log_probs_of(right, PROMPT, tuple(later.token_ids.tolist()))
+    np.testing.assert_allclose(later.log_probs, expected, atol=1e-4)
+
+
+def test_siblings_that_are_together_read_their_prompt_once(
+    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached: dict[str, int] = {}
+    step = engine._engine.step
+
+    def watched() -> Any:
+        outputs = step()
+        cached.update((output.request_id, output.num_cached_tokens) for output in outputs)
+        return outputs
+
+    monkeypatch.setattr(engine._engine, "step", watched)
+    assert engine._engine.reset_prefix_cache()
+    # Together, and one that has to wait for room.
+    for number in range(20, 21 + RUNNING):
+        engine.add(sibling(number, length=5))
+    finish(engine, {})
+    block = engine._engine.vllm_config.cache_config.block_size
+    shared = len(PROMPT) // block * block
+    assert shared > 0
+    assert cached == {"20": 0} | {str(number): shared for number in range(21, 21 + RUNNING)}

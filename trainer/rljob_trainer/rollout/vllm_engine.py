@@ -72,7 +72,8 @@ class VLLMEngine:
         """Reads the model in ``folder``. ``engine_args`` go to vLLM's ``EngineArgs`` and win over everything else.
 
         ``keep_cache``: requests that run across an update go on with the keys and values they have (otherwise they are
-        prefilled anew). What each version caches is then salted with its number, so that no other meets it.
+        prefilled anew). What is cached between two updates is then salted with their count, so that nothing later
+        meets it.
         ``request_seeds`` False lets vLLM draw from one generator for all requests: faster on a GPU with hundreds of
         requests, and not repeatable. Raises ``EngineError`` while another is open in this process.
         """
@@ -124,6 +125,7 @@ class VLLMEngine:
         """Whether vLLM has an update under way."""
         self._asleep = False
         self._version = version
+        self._updates = 0
         self._engine.set_weight_version(str(version))
 
     # ------------------------------------------------------------------ requests
@@ -165,6 +167,11 @@ class VLLMEngine:
         else:
             self._waiting.append(request)
 
+    @property
+    def _salt(self) -> str:
+        # Not the version: an engine that deviates is sent the same one again, after having cached under wrong weights.
+        return f"update {self._updates}"
+
     def _submit(self, request: GenerationRequest) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -186,7 +193,7 @@ class VLLMEngine:
         )
         prompt: dict[str, Any] = {"prompt_token_ids": list(request.prefix)}
         if self._keep_cache:
-            prompt["cache_salt"] = f"version {self._version}"
+            prompt["cache_salt"] = self._salt
         inner = self._engine.add_request(request.request_id, prompt, parameters)  # type: ignore[arg-type]
         self._requests[request.request_id] = request, inner
 
@@ -256,7 +263,7 @@ class VLLMEngine:
         for index, (prompt, response) in enumerate(sequences):
             ids: dict[str, Any] = {"prompt_token_ids": [*prompt, *response]}
             if self._keep_cache:
-                ids["cache_salt"] = f"version {self._version}"
+                ids["cache_salt"] = self._salt
             self._engine.add_request(f"{_SCORE}{index}", ids, parameters)  # type: ignore[arg-type]
         scores: dict[int, FloatArray] = {}
         while len(scores) < len(sequences):
@@ -315,6 +322,7 @@ class VLLMEngine:
     def finish_update(self, version: int) -> None:
         self._engine.collective_rpc("finish_weight_update")
         self._session = False
+        self._updates += 1
         # Keys and values of the old weights must not be met again.
         if self._keep_cache and self._requests:
             # Those who hold some go on with them; the salt keeps others away. Who has no token yet starts anew.
