@@ -16,6 +16,7 @@ from scipy import stats
 from transformers import PreTrainedModel
 
 from rljob_trainer.errors import EngineError, JobFileError
+from rljob_trainer.rollout import scoring
 from rljob_trainer.rollout.protocol import Begun, GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.rollout.torch_engine import TorchEngine
 
@@ -194,6 +195,52 @@ def test_a_small_cache_makes_requests_wait_and_all_finish(llama: PreTrainedModel
     assert {name: r.token_ids.tolist() for name, r in results.items()} == {
         name: r.token_ids.tolist() for name, r in expected.items()
     }
+
+
+def test_short_requests_go_past_a_long_one_that_does_not_fit_but_not_for_ever(llama: PreTrainedModel) -> None:
+    # 1 KiB a token: twelve rows of 15 tokens, or one of 160.
+    engine = TorchEngine.from_model(llama, kv_cache_bytes=192 * 1024)
+    first = [ask(f"first {i}", seed=i, max_tokens=5 + i) for i in range(3)]
+    long = ask("long", tuple(range(90)), max_tokens=70)
+    short = [ask(f"short {i}", seed=i) for i in range(200)]
+    for request in first:
+        engine.add(request)
+    engine.step()
+    for request in [long, *short]:
+        engine.add(request)
+    engine.step()
+    assert (engine.running, engine.waiting) == (12, 192)
+    order: list[str] = []
+    while engine.has_work:
+        order += [result.request_id for result in engine.step()]
+    assert len(order) == 204
+    # Three that ran before, and those that may go past.
+    assert 3 < order.index("long") < 3 + 70
+
+
+def test_those_who_run_wait_for_one_pass_over_new_prompts_at_a_time(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "PASS_TOKENS", 250)
+    engine = TorchEngine.from_model(llama)
+    engine.add(ask("running", max_tokens=50))
+    engine.step()
+    for number in range(3):
+        for sibling in range(2):
+            engine.add(ask(f"{number}/{sibling}", (number,) * 200, seed=sibling, max_tokens=30))
+    running = []
+    while engine.waiting:
+        tokens = engine.tokens_made
+        engine.step()
+        running.append(engine.running)
+        # Everybody who ran gets one token, the new ones two.
+        assert engine.tokens_made == tokens + running[-1] + 2
+    assert running == [3, 5, 7]
+    results: dict[str, GenerationResult] = {}
+    while engine.has_work:
+        results.update((result.request_id, result) for result in engine.step())
+    alone = run(TorchEngine.from_model(llama), ask("2/1", (2,) * 200, seed=1, max_tokens=30))["2/1"]
+    assert results["2/1"].token_ids.tolist() == alone.token_ids.tolist()
 
 
 def test_longer_requests_later_enlarge_cache_and_output(llama: PreTrainedModel) -> None:

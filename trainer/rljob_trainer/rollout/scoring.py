@@ -11,7 +11,7 @@ from torch import Tensor
 from rljob_trainer.rollout.decoder import Decoder
 from rljob_trainer.samples import FloatArray
 
-_PASS_TOKENS = 8192
+PASS_TOKENS = 8192
 """Padded tokens of one pass: bounds the activations."""
 _HEAD_ROWS = 1024
 """Rows of logits held at once."""
@@ -21,7 +21,7 @@ def passes(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Ranges of ascending ``lengths`` whose padded size stays within the budget (or that hold one sequence)."""
     start = 0
     for stop in range(1, len(lengths) + 1):
-        if stop == len(lengths) or (stop - start + 1) * lengths[stop] > _PASS_TOKENS:
+        if stop == len(lengths) or (stop - start + 1) * lengths[stop] > PASS_TOKENS:
             yield start, stop
             start = stop
 

@@ -37,6 +37,11 @@ from rljob_trainer.samples import FinishReason, FloatArray
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import Receiver, ReceiveReport
 
+_OVERTAKEN = 64
+"""Requests that may go past one that does not fit: then rows stay free until it does."""
+_LOOKED_AT = 64
+"""Requests that do not fit which are looked at in a step."""
+
 
 @dataclass(slots=True)
 class _Running:
@@ -103,6 +108,8 @@ class TorchEngine:
         self._finished: list[GenerationResult] = []
         self._running: list[_Running] = []
         """In the order of the cache's rows."""
+        self._overtaken = 0
+        """Requests that were given a row before the first that waits."""
         self._tokens_made = 0
         self._clock = 0
         """Tokens that a request running since the beginning would have."""
@@ -193,16 +200,34 @@ class TorchEngine:
     # ------------------------------------------------------------------ sampling
 
     def _admit(self) -> list[GenerationResult]:
-        """Gives free rows to waiting requests, prefills them and draws their first token."""
+        """Gives free rows to waiting requests, prefills them and draws their first token.
+
+        One whose sequence may become too long for the memory beside those that run is passed by shorter ones, for a
+        while."""
         batch: list[GenerationRequest] = []
+        too_large: list[GenerationRequest] = []
+        prefixes: set[tuple[int, ...]] = set()
+        longest_prefix = 0
         longest = self._cache.capacity if self._cache else 0
-        while self._waiting:
+        while self._waiting and len(self._running) + len(batch) < self._max_concurrent:
             request = self._waiting[0]
-            needed = max(longest, len(request.prompt_ids) + request.sampling.max_tokens)
-            if len(self._running) + len(batch) >= self._rows_at(needed):
+            prefix = request.prefix
+            padded = max(longest_prefix, len(prefix)) * (len(prefixes) + (prefix not in prefixes))
+            # Those who run wait for one pass at a time.
+            if self._running and batch and padded > scoring.PASS_TOKENS:
                 break
-            longest = needed
-            batch.append(self._waiting.popleft())
+            self._waiting.popleft()
+            needed = max(longest, len(request.prompt_ids) + request.sampling.max_tokens)
+            if len(self._running) + len(batch) < self._rows_at(needed):
+                longest, longest_prefix = needed, max(longest_prefix, len(prefix))
+                prefixes.add(prefix)
+                batch.append(request)
+                self._overtaken = self._overtaken + 1 if too_large else 0
+            else:
+                too_large.append(request)
+            if too_large and (len(too_large) >= _LOOKED_AT or self._overtaken >= _OVERTAKEN):
+                break
+        self._waiting.extendleft(reversed(too_large))
         if not batch:
             return []
         self._make_room(longest, max(request.sampling.max_tokens for request in batch))
