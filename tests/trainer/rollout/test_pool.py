@@ -17,10 +17,13 @@ import pytest
 
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.errors import DeadlineError, EngineError
-from rljob_trainer.rollout.actor import EngineSpec
+from rljob_trainer.rollout.actor import EnginePlace, EngineSpec
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle, EngineLostError, RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.rollout.shelf import Shelf
+from rljob_trainer.rollout.size import in_hand
 from rljob_trainer.rollout.torch_engine import TorchEngine
 
 
@@ -151,6 +154,47 @@ async def test_engines_that_end_with_the_pool_are_not_lost(slow: EngineSpec, cap
         await running
     assert (pool.lost, replaced) == ([], [])
     assert "lost" not in caplog.text
+
+
+class Paced:
+    """An engine in this process whose steps take time, behind the handle of a pool."""
+
+    def __init__(self, name: str, folder: str, seconds: float) -> None:
+        self.name, self.place = name, EnginePlace("here", os.getpid())
+        engine = TorchEngine.from_folder(folder, max_concurrent=2)
+        step = engine.step
+
+        def paced() -> list[GenerationResult]:
+            time.sleep(seconds)
+            return step()
+
+        engine.step = paced  # type: ignore[method-assign]
+        self.loop = EngineLoop(lambda: engine, name)
+
+    async def call(self, method: str, *args: Any, seconds: float) -> Any:
+        return await asyncio.to_thread(getattr(self.loop, method), *args)
+
+    def kill(self) -> None:
+        self.loop.close()
+
+
+async def test_work_goes_past_a_slow_engine_to_one_that_has_room(spec: EngineSpec) -> None:
+    groups = [group(number, length=20, size=1) for number in range(60)]
+    async with RolloutPool(max_outstanding=in_hand(2)) as pool:
+        for handle in (Paced("fast", spec.folder, 0.002), Paced("slow", spec.folder, 0.02)):
+            pool.add(handle)
+        pool.activate(["fast", "slow"])
+        running = asyncio.gather(*map(pool.generate, groups))
+        most = 0
+        while pool.queued or not running.done():
+            statuses = await pool.status()
+            most = max(most, *(status.running + status.waiting for status in statuses))
+            await asyncio.sleep(0.01)
+        made = {status.name: status.tokens_made for status in await pool.status()}
+        assert tokens(await running) == expected(spec.folder, groups)
+        assert made["fast"] + made["slow"] == 60 * 20
+        assert made["slow"] < 0.3 * made["fast"], made
+        assert most == 3, "what waits inside an engine waits for that one"
 
 
 async def test_the_last_engine_s_death_fails_whoever_waits(slow: EngineSpec) -> None:

@@ -23,10 +23,10 @@ from rljob_trainer.learner.group import GroupOptions, LearnerGroup
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.rollout.actor import EngineSpec
-from rljob_trainer.rollout.handle import EngineHandle, RayEngine
+from rljob_trainer.rollout.handle import RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.rollout.size import engine_count, max_concurrent
+from rljob_trainer.rollout.size import engine_count, in_hand, max_concurrent
 from rljob_trainer.telemetry.waits import Taken, Waits
 from rljob_trainer.weights.publication import WeightPublication
 
@@ -191,7 +191,7 @@ async def start_pool(
 
     pool = RolloutPool(
         fixed_dispatch=spec.pipeline.mode == "sync",
-        max_outstanding=2 * built.max_concurrent,
+        max_outstanding=in_hand(built.max_concurrent),
         replace=replacement if learner is not None else None,
         shelf=shelf,
     )

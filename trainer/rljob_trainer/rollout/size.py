@@ -18,3 +18,12 @@ def engine_count(spec: ResolvedSpec) -> int:
 def max_concurrent(rollout: Rollout) -> int:
     """Sequences that are sampled side by side in one engine."""
     return rollout.max_concurrent or (_TORCH_CONCURRENT if rollout.engine == "torch" else _VLLM_CONCURRENT)
+
+
+def in_hand(concurrent: int) -> int:
+    """Requests below which an engine that samples so many side by side is handed another group.
+
+    A few wait inside for a place, so that none stays empty for the length of a call; the others wait in the driver, for
+    whichever engine has room first: what waits inside a slow one would wait for that one.
+    """
+    return concurrent + max(1, concurrent // 4)
