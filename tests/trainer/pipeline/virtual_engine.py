@@ -30,18 +30,21 @@ class VirtualEngine:
 
     def __init__(self, name: str, rng: random.Random, speed: float, version: int, tail: float) -> None:
         self.name = name
-        self.place: EnginePlace | None = None
+        self.place: EnginePlace | None = EnginePlace("virtual", 0)
         self.version = version
         self._rng, self._speed, self._tail = rng, speed, tail
         self._running: dict[str, Running] = {}
         self._finished: list[GenerationResult] = []
         self._news = asyncio.Event()
         self._dead = False
+        self._ended = asyncio.Event()
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     async def call(self, method: str, *args: Any, seconds: float) -> Any:
         await asyncio.sleep(0)
         self._check()
+        if method == "wait_until_ended":
+            await self._ended.wait()
         if method == "collect":
             await self._wait_for_results(*args)
         self._check()
@@ -60,6 +63,7 @@ class VirtualEngine:
     def kill(self) -> None:
         self._dead = True
         self._news.set()
+        self._ended.set()
         for timer in self._timers.values():
             timer.cancel()
 

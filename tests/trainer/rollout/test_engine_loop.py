@@ -119,7 +119,7 @@ def test_an_error_in_a_step_reaches_whoever_waits_and_every_later_call(llama: Pr
     thread.join(30)
     assert not thread.is_alive()
     assert "engine e7 failed: RuntimeError" in str(errors[0])
-    for call in (loop.status, lambda: loop.collect(1), lambda: loop.submit([ask("b", 1)])):
+    for call in (loop.status, loop.wait_until_ended, lambda: loop.collect(1), lambda: loop.submit([ask("b", 1)])):
         with pytest.raises(EngineError, match="engine e7 failed"):
             call()
     loop.close()
@@ -143,3 +143,4 @@ def test_calls_after_close_are_refused(llama: PreTrainedModel) -> None:
     loop.close()
     with pytest.raises(EngineError, match="engine e0 has been closed"):
         loop.status()
+    loop.wait_until_ended()

@@ -138,6 +138,17 @@ async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_
         assert [engine.name for engine in pool.engines] == ["0 again", "1"]
 
 
+async def test_an_engine_that_dies_idle_is_noticed_and_replaced_before_anybody_asks_for_it(spec: EngineSpec) -> None:
+    async def replace(name: str) -> EngineHandle:
+        return await RayEngine.start(f"{name} again", spec, num_cpus=0)
+
+    async with pool_of(spec, 2, replace=replace) as pool:
+        os.kill(await process_of(pool.engines[0]), signal.SIGKILL)
+        await until(lambda: [engine.name for engine in pool.serving] == ["0 again", "1"])
+        assert pool.lost == ["0"]
+        assert tokens([await pool.generate(group(1))]) == expected(spec.folder, [group(1)])
+
+
 async def test_engines_that_end_with_the_pool_are_not_lost(slow: EngineSpec, caplog: pytest.LogCaptureFixture) -> None:
     """Also in the middle of their work: nobody is told of a loss, and no engine is started in their place."""
     replaced: list[str] = []

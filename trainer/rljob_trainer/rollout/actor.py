@@ -131,5 +131,8 @@ class EngineActor:
     def wake(self) -> None:
         self._loop.wake()
 
+    def wait_until_ended(self) -> None:
+        self._loop.wait_until_ended()
+
     def close(self) -> None:
         self._loop.close()

@@ -7,6 +7,7 @@ whatever becomes of the engine its requests can be made again elsewhere. Who the
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -238,6 +239,13 @@ class Dispatch(ABC):
                 )
                 self._resolve(member, results)
         except (EngineError, DeadlineError) as error:
+            self.report_lost(member.handle.name, str(error))
+
+    async def _watch(self, member: Member) -> None:
+        """Learns of an engine's death also when nothing is asked of it: one call that ends with the engine."""
+        try:
+            await member.handle.call("wait_until_ended", seconds=math.inf)
+        except EngineError as error:
             self.report_lost(member.handle.name, str(error))
 
     def _resolve(self, member: Member, results: Sequence[GenerationResult]) -> None:

@@ -186,6 +186,14 @@ class EngineLoop:
                 raise
             raise DeadlineError(f"engine {self.name} did not answer within {timeout:g} s") from error
 
+    def wait_until_ended(self) -> None:
+        """Blocks for as long as the engine lives; raises why it failed. Whoever calls it from another process learns of
+        that process's death too, without asking again and again."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed)
+        if self._failure is not None:
+            raise self._ended()
+
     def close(self) -> None:
         """Ends the thread and the engine after the present step; later calls raise."""
         with self._changed:

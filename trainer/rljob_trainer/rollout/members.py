@@ -64,9 +64,16 @@ class Member:
     state: MemberState = "joining"
     pending: dict[str, Pending] = field(default_factory=dict)
     work: asyncio.Event = field(default_factory=asyncio.Event)
-    collector: asyncio.Task[None] | None = None
+    followers: list[asyncio.Task[None]] = field(default_factory=list)
+    """What collects its results, and what waits for its death."""
     kept_version: int | None = None
     """The version whose weights it keeps while it is lent."""
+
+    def unfollow(self) -> None:
+        """Ends the followers, except for the one that asks for it."""
+        for task in self.followers:
+            if task is not asyncio.current_task():
+                task.cancel()
 
     @property
     def budget(self) -> int:

@@ -89,7 +89,10 @@ class RolloutPool(Dispatch):
             raise ValueError(f"the pool already has an engine {handle.name}")
         member = Member(handle)
         self._members[handle.name] = member
-        member.collector = self._spawn(self._collect(member))
+        member.followers = [self._spawn(self._collect(member))]
+        # A rank answers one call at a time, and its death is the learner's to notice.
+        if handle.place is not None:
+            member.followers.append(self._spawn(self._watch(member)))
 
     def activate(self, names: Iterable[str], version: int | None = None) -> None:
         """The named engines hold ``version`` (by default the present one) and may serve."""
@@ -158,8 +161,7 @@ class RolloutPool(Dispatch):
         """Ends a member's process and returns what it had in hand to the queue."""
         if self._members.pop(member.handle.name, None) is None:
             return
-        if member.collector is not None and member.collector is not asyncio.current_task():
-            member.collector.cancel()
+        member.unfollow()
         member.handle.kill()
         self._return_all(member)
         member.state = "leaving"
@@ -176,8 +178,7 @@ class RolloutPool(Dispatch):
         for member in self._members.values():
             # An engine that ends now is not lost.
             member.state = "leaving"
-            if member.collector is not None:
-                member.collector.cancel()
+            member.unfollow()
         for member in list(self._members.values()):
             with suppress(EngineError, DeadlineError):
                 await member.handle.call("close", seconds=5.0)
