@@ -5,7 +5,9 @@
 
 Both take turns in the same two processes. *Raw* is one `broadcast` of all bytes in one buffer. *Publication* is what a
 training step does, from the first gather to the last receiver's word that everything is loaded, with and without the
-checksum (which reads every byte twice more). Memory is what the operating system saw beyond the model, at its peak.
+checksum (which reads every byte twice more). The engine's *pause* is from the start of its update, between two steps,
+until it may sample again; it waits for the first bytes, too. Memory is what the operating
+system saw beyond the model, at its peak.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class Transfer:
     seconds: float
     sender_extra_bytes: int
     receiver_extra_bytes: int
+    pause_seconds: float = 0.0
+    """For how long the engine could make no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class Outcome:
     seconds_with_checksum: Spread
     share_of_raw: Spread
     share_of_raw_with_checksum: Spread
+    pause_seconds: Spread
+    """The engine's, with checksums."""
     sender_extra_bytes: int
     receiver_extra_bytes: int
 
@@ -108,7 +114,9 @@ class Bench:
         with PeakMemory() as memory, checksumming(sending, checksums):
             report = self.publisher.publish(self.metas, self.tensors.items(), self.version, TIMEOUT)
         received: Received = self.answer()
-        return Transfer(max(report.seconds, received.seconds), memory.extra_bytes, received.extra_bytes)
+        return Transfer(
+            max(report.seconds, received.seconds), memory.extra_bytes, received.extra_bytes, received.seconds
+        )
 
     def close(self) -> None:
         self.pipe.send(("end", None))
@@ -138,6 +146,7 @@ def measure(engine: EngineKind, folder: Path, repetitions: int, bucket_bytes: in
         seconds_with_checksum=Spread.of(whole),
         share_of_raw=Spread.of(ratios(raw, bare)),
         share_of_raw_with_checksum=Spread.of(ratios(raw, whole)),
+        pause_seconds=Spread.of([transfer.pause_seconds for transfer in transfers["with checksums"]]),
         sender_extra_bytes=max(transfer.sender_extra_bytes for transfer in published),
         receiver_extra_bytes=max(transfer.receiver_extra_bytes for transfer in published),
     )
@@ -146,12 +155,12 @@ def measure(engine: EngineKind, folder: Path, repetitions: int, bucket_bytes: in
 def show(outcomes: Sequence[Outcome]) -> str:
     rows = [
         [o.engine, o.raw_seconds.show(), o.seconds_without_checksum.show(), o.seconds_with_checksum.show(),
-         f"**{o.share_of_raw.show()}**", o.share_of_raw_with_checksum.show(),
+         o.pause_seconds.show(), f"**{o.share_of_raw.show()}**", o.share_of_raw_with_checksum.show(),
          f"{o.sender_extra_bytes / 2**20:.0f}", f"{o.receiver_extra_bytes / 2**20:.0f}"]
         for o in outcomes
     ]  # fmt: skip
-    header = ["engine", "raw s", "publication s", "with checksums s", "share of raw", "with checksums",
-              "sender extra MiB", "engine extra MiB"]  # fmt: skip
+    header = ["engine", "raw s", "publication s", "with checksums s", "engine's pause s", "share of raw",
+              "with checksums", "sender extra MiB", "engine extra MiB"]  # fmt: skip
     size, bucket = f"{outcomes[0].nbytes / 1e6:.0f} MB", f"{outcomes[0].bucket_bytes >> 20} MiB"
     what = f"{size} in buckets of {bucket}; median (smallest – largest)."
     return f"{what}\n\n{table(header, rows)}"

@@ -14,6 +14,7 @@ from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.protocol import Engine, GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.weights.receiver import ReceiveReport
 
 
 def ask(name: str, length: int, prompt: tuple[int, ...] = (1, 2)) -> GenerationRequest:
@@ -85,6 +86,19 @@ def test_a_failed_update_leaves_the_engine_silent_until_one_succeeds(loop: Engin
     loop.begin_update()
     loop.finish_update(1)
     assert collect_all(loop, 1)[0].versions.tolist() == [1] * 5
+
+
+def test_the_report_of_an_update_says_how_long_no_token_was_made(
+    loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def receive(engine: TorchEngine, version: int, timeout: float) -> ReceiveReport:
+        time.sleep(0.05)
+        return ReceiveReport(version, nbytes=7, seconds=0.01, checksum_seconds=0.0, peak_buffer_bytes=0)
+
+    monkeypatch.setattr(TorchEngine, "receive_weights", receive)
+    report = loop.receive_weights(3, timeout=1)
+    assert (report.version, report.nbytes, report.seconds) == (3, 7, 0.01)
+    assert report.pause_seconds >= 0.05
 
 
 def test_sleeping_requests_go_on_after_wake(loop: EngineLoop) -> None:

@@ -24,6 +24,7 @@ from rljob_trainer.rollout.handle import EngineHandle, RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
 from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.weights.publication import WeightPublication
 
 PAIR = ((1, 2, 3), (4, 5, 6, 7, 8))
@@ -80,7 +81,9 @@ async def test_two_ranks_publish_to_engines_that_come_and_go(folder: Path) -> No
         await publication.publish(1)
         assert (pool.version, len(pool.serving)) == (1, 2)
         await learner.run(multiply, 1.25)
-        await publication.publish(2)
+        costs = await publication.publish(2)
+        check_all(costs)
+        assert 0 < costs["timing/publish_seconds/engine_pause"] <= costs["timing/publish_seconds/transfer"] + 1
         for engine in pool.engines:
             np.testing.assert_allclose(await served(engine), scores_of(folder, 1.25), atol=1e-5)
             assert (await engine.call("status", seconds=10)).version == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from typing import Protocol
@@ -56,9 +57,11 @@ class QuietPublication:
             reason = lambda: f"running requests to finish before the publication; {self._pool.waiting_for()}"  # noqa: E731
             with self._waits.wait("trainer", reason, self._seconds, progress=lambda: self._pool.finished_at):
                 await self._pool.wait_idle(self._seconds)
-            return await self._publication.publish(version)
+            idle = time.monotonic()
+            metrics = await self._publication.publish(version)
         finally:
             self._pool.resume()
+        return metrics | {"timing/publish_seconds/engine_pause": time.monotonic() - idle}
 
 
 class Turns(Protocol):

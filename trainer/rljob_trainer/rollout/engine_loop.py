@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rljob_trainer.errors import DeadlineError, EngineError
@@ -138,9 +138,10 @@ class EngineLoop:
 
         def receive(engine: Engine) -> ReceiveReport:
             self._updating = True
+            started = time.perf_counter()
             report = engine.receive_weights(version, timeout)
             self._updating = False
-            return report
+            return replace(report, pause_seconds=time.perf_counter() - started)
 
         return self.call(receive)
 

@@ -328,6 +328,15 @@ def _time_and_space() -> Iterator[Metric]:
     for stage, covers in STAGES.items():
         yield Metric(f"timing/{stage}_seconds", "s", covers, "sum")
     yield Metric("timing/generate_seconds/max", "s", "the busiest engine's generation time")
+    yield Metric(
+        "timing/publish_seconds/transfer", "s", "from the first gather until the last engine had verified its weights"
+    )
+    yield Metric(
+        "timing/publish_seconds/engine_pause",
+        "s",
+        "the longest for which an engine made no token because of the publication; where running requests finish first "
+        "or are interrupted, from the last token until requests may run again",
+    )
     of_response, of_all = "per response token", "per prompt and response token"
     for stage in (
         "generate",
@@ -347,6 +356,9 @@ def _time_and_space() -> Iterator[Metric]:
     yield Metric("throughput/tokens_per_second_per_device", "tokens/s", "the same, over all devices of all pools")
     yield Metric("throughput/generated_tokens_per_second", "tokens/s", "response tokens over the step's seconds")
     yield Metric("throughput/samples_per_second", "samples/s", "samples over the step's seconds")
+    yield Metric(
+        "throughput/publication_megabytes_per_second", "MB/s", "the new weights' bytes over the transfer's seconds"
+    )
     of_peak = "share of the devices' peak FLOPs in"
     yield Metric(
         "throughput/model_flops_utilisation/actor", "fraction", f"{of_peak} the actor's update; absent on CPUs"
@@ -364,6 +376,9 @@ def _time_and_space() -> Iterator[Metric]:
     )
     yield Metric(
         "memory/device_reserved_gigabytes", "GB", "device memory held by the allocator, largest over ranks", "max"
+    )
+    yield Metric(
+        "memory/publication_buffers_megabytes", "MB", "most that learner or engine held beside the model to publish"
     )
     yield Metric("memory/host_gigabytes/driver", "GB", "resident memory of the driver's process", "last")
     yield Metric("memory/host_gigabytes/trainer", "GB", "resident memory of all ranks' processes together", "last")

@@ -20,6 +20,7 @@ from rljob_trainer.telemetry.waits import Turn, Waits
 from rljob_trainer.weights import learner_side
 from rljob_trainer.weights.group import WeightLink, call_off
 from rljob_trainer.weights.learner_side import Failure
+from rljob_trainer.weights.receiver import ReceiveReport
 from rljob_trainer.weights.sender import SENDER, SendReport
 
 log = logging.getLogger(__name__)
@@ -67,8 +68,12 @@ class WeightPublication:
         self._waits = waits or Waits()
         self._turn = Turn(self._waits)
         self._link: WeightLink
+        self.admits: Callable[[EngineHandle], Awaitable[bool]] = _anyone
+        """Whether an engine that was brought up computes what it should, and may serve."""
         self.report: SendReport | None = None
         """What the last publication cost the sender."""
+        self._received: list[ReceiveReport] = []
+        """And each engine."""
 
     async def publish(self, version: int) -> dict[str, float]:
         """Returns once every engine of the pool serves ``version``.
@@ -79,7 +84,20 @@ class WeightPublication:
         async with self.between("trainer", f"version {version} is being published", self._seconds):
             await self._send_to(lambda: self._pool.engines, version, "trainer")
             self._pool.activate([engine.name for engine in self._connected], version)
-        return {}
+            return self._costs()
+
+    def _costs(self) -> dict[str, float]:
+        """Metrics of the last publication."""
+        if self.report is None:
+            return {}
+        sent, received = self.report, self._received
+        buffers = max(sent.peak_buffer_bytes, *(report.peak_buffer_bytes for report in received))
+        return {
+            "timing/publish_seconds/transfer": sent.seconds,
+            "timing/publish_seconds/engine_pause": max(report.pause_seconds for report in received),
+            "throughput/publication_megabytes_per_second": sent.nbytes / 1e6 / sent.seconds,
+            "memory/publication_buffers_megabytes": buffers / 1e6,
+        }
 
     def between(self, who: str, what: str, seconds: float) -> AbstractAsyncContextManager[object]:
         """A time for ``who`` in which no publication is under way. For engines that leave; see ``Turn.taken``."""
@@ -152,7 +170,7 @@ class WeightPublication:
             engine.call("join_weights", self._link, first, self._seconds, seconds=self._seconds + _SLACK_SECONDS)
             for engine, first in zip(engines, first_ranks, strict=True)
         ]
-        failure, _ = await self._together(
+        failure, *_ = await self._together(
             self._ranks.run(learner_side.connect, self._link, self._seconds), joins, self._link
         )
         if failure is None:
@@ -165,17 +183,18 @@ class WeightPublication:
             engine.call("receive_weights", version, self._seconds, seconds=self._seconds + _SLACK_SECONDS)
             for engine in engines
         ]
-        failure, report = await self._together(
+        failure, report, received = await self._together(
             self._ranks.run(learner_side.publish, version, self._seconds), receives, self._link
         )
-        if isinstance(report, SendReport):
-            self.report = report
+        if failure is None:
+            self.report, self._received = report, received
         return failure
 
     async def _together(
         self, sending: Coroutine[Any, Any, list[Any]], receiving: Sequence[Coroutine[Any, Any, Any]], link: WeightLink
-    ) -> tuple[str | None, Any]:
-        """Both sides of a meeting: what went wrong in words (the learner's if it has any), and rank 0's result.
+    ) -> tuple[str | None, Any, list[Any]]:
+        """Both sides of a meeting: what went wrong in words (the learner's if it has any), rank 0's result, and those
+        of the engines.
 
         Raises only what the learner raises.
         """
@@ -199,9 +218,11 @@ class WeightPublication:
                 task.cancel()
         result = sender.result()[0]
         if isinstance(result, Failure):
-            return result.message, result
+            return result.message, result, []
         errors = [error for task in receivers if (error := task.exception()) is not None]
-        return (str(errors[0]) if errors else None), result
+        if errors:
+            return str(errors[0]), result, []
+        return None, result, [task.result() for task in receivers]
 
     async def _find_the_lost(self, engines: Sequence[EngineHandle]) -> None:
         """Takes engines that no longer answer out of the pool."""

@@ -35,6 +35,8 @@ class ReceiveReport:
     checksum_seconds: float
     peak_buffer_bytes: int
     """Most memory held at once beyond the model itself."""
+    pause_seconds: float = 0.0
+    """For how long the engine made no token because of it: known to whoever drives the engine."""
 
 
 class Receiver:
