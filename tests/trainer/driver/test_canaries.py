@@ -42,7 +42,7 @@ class Pool:
         self.held: list[str] = []
         self.lost: dict[str, str] = {}
 
-    def hold(self, name: str) -> None:
+    async def hold(self, name: str) -> None:
         self.held.append(name)
 
     def activate(self, names: list[str]) -> None:
@@ -69,6 +69,7 @@ class World:
     """Three engines, and a learner whose weights are those of the folder."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
+        self.folder = folder
         self.right = TorchEngine.from_folder(folder)
         self.engines = [Handle(str(i), TorchEngine.from_folder(folder)) for i in range(3)]
         self.pool = Pool(self.engines)
@@ -88,6 +89,10 @@ class World:
         if self.resending_helps:
             for name, tensor in self.right.parameters.items():
                 engine.engine.parameters[name].copy_(tensor)
+
+    def give_to_the_trainer(self, number: int) -> None:
+        for name, tensor in self.engines[number].engine.parameters.items():
+            self.right.parameters[name].copy_(tensor)
 
     def spoil(self, number: int, by: float = 2.0) -> None:
         with torch.no_grad():
@@ -144,6 +149,61 @@ async def test_one_that_dies_while_it_is_mended_does_not_end_the_run(world: Worl
     world.canaries._resend = fails  # type: ignore[assignment]
     assert (await world.canaries.check())["mismatch/canary/reloaded"] == 1
     assert "no engine is left" in world.pool.lost["1"]
+
+
+async def test_one_that_is_lost_says_nothing_of_the_others(world: World) -> None:
+    """With the lost one among those that agree, the other would be the exception, and be replaced again and again."""
+    world.pool.serving = world.engines[:2]
+    await world.canaries.check()
+    world.engines[0].loop.close()
+    world.spoil(1)
+    world.resending_helps = False
+    with pytest.raises(EngineError, match="although they agreed before"):
+        await world.canaries.check()
+    assert list(world.pool.lost) == ["0"]
+
+
+async def test_one_that_is_lost_after_a_second_sending_does_not_serve_again(world: World) -> None:
+    async def ends(engine: Handle) -> None:
+        engine.loop.close()
+
+    world.spoil(1)
+    world.canaries._resend = ends  # type: ignore[assignment]
+    await world.canaries.check()
+    assert (list(world.pool.lost), world.pool.held) == (["1"], ["1"])
+    assert "has been closed" in world.pool.lost["1"]
+
+
+async def test_one_that_joins_serves_if_it_agrees(world: World) -> None:
+    late = Handle("late", TorchEngine.from_folder(world.folder))
+    with torch.no_grad():
+        late.engine.parameters["model.layers.0.mlp.down_proj.weight"].add_(2.0)
+    # Nothing is known yet that it could be held against.
+    assert await world.canaries.admits(late)  # type: ignore[arg-type]
+    await world.canaries.check()
+    assert not await world.canaries.admits(late)  # type: ignore[arg-type]
+    assert "engine late joins, but deviates from the trainer by" in world.said[0]
+    await world.resend(late)
+    assert await world.canaries.admits(late)  # type: ignore[arg-type]
+    assert world.pool.lost == {}
+
+
+async def test_one_that_joins_is_not_held_against_older_weights(world: World) -> None:
+    await world.canaries.check()
+    for number in range(3):
+        world.spoil(number)
+    # As after a publication: the trainer has those weights too.
+    world.give_to_the_trainer(2)
+    late = world.engines[2]
+    score = world.canaries._learner.score
+
+    async def joins_meanwhile(batch: SequenceBatch, **options: Any) -> ScoreResult:
+        assert await world.canaries.admits(late)  # type: ignore[arg-type]
+        return await score(batch, **options)
+
+    world.canaries._learner.score = joins_meanwhile  # type: ignore[method-assign]
+    await world.canaries.check()
+    assert (world.resent, world.said) == ([], [])
 
 
 async def test_what_all_engines_share_is_said_now_and_again_and_nobody_is_thrown_out(world: World) -> None:

@@ -82,6 +82,13 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def made_by(name: str, pool: RolloutPool, more_than: int = 0) -> None:
+    """Until an engine has made so many tokens."""
+    async with asyncio.timeout(60):
+        while {s.name: s.tokens_made for s in await pool.status()}[name] <= more_than:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def process_of(handle: EngineHandle) -> int:
     process: int = await handle.call("ready", seconds=20)
     return process
@@ -316,6 +323,43 @@ async def test_interrupted_requests_keep_their_tokens_and_go_on_after_the_pause(
         assert tokens(await running) == expected(slow.folder, groups)
         total = sum(status.tokens_made for status in await pool.status())
         assert 0 < before < total == 4 * 4 * 200
+
+
+async def test_what_a_held_engine_made_of_the_present_version_is_made_again_elsewhere(slow: EngineSpec) -> None:
+    groups = [group(number, length=200) for number in range(4)]
+    async with pool_of(slow, 2) as pool:
+        running = asyncio.gather(*map(pool.generate, groups))
+        await made_by("0", pool)
+        await pool.hold("0")
+        held = pool.standings()[0]
+        assert (held.state, held.running) == ("joining", 0)
+        wrong = next(status.tokens_made for status in await pool.status() if status.name == "0")
+        assert tokens(await running) == expected(slow.folder, groups)
+        assert 0 < wrong == sum(status.tokens_made for status in await pool.status()) - 4 * 4 * 200
+        pool.activate(["0"])
+        assert len(pool.serving) == 2
+
+
+async def test_interrupted_responses_wait_on_the_shelf(slow: EngineSpec, tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, least_bytes=1)
+    async with pool_of(slow, 1, shelf=shelf) as pool:
+        running = asyncio.create_task(pool.generate(group(1, length=250, size=2)))
+        await made_by("0", pool)
+        written = []
+        for _ in range(2):
+            await pool.pause(interrupt=True)
+            begun = [request.begun for request in await pool.begun() if len(request.begun)]
+            assert begun
+            arrays = [array for one in begun for array in (one.token_ids, one.log_probs, one.versions)]
+            assert all(np.may_share_memory(array, shelf._bytes) for array in arrays)
+            written.append(shelf._end)
+            # Once more without a token in between: what is there already is not written again.
+            await pool.begun()
+            assert shelf._end == written[-1]
+            pool.resume()
+            await made_by("0", pool, more_than=sum(map(len, begun)))
+        assert written[1] > written[0]
+        assert tokens([await running]) == expected(slow.folder, [group(1, length=250, size=2)])
 
 
 async def test_waiting_for_the_engines_to_be_idle_says_what_still_runs(slow: EngineSpec) -> None:

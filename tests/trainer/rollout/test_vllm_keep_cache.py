@@ -133,9 +133,7 @@ def test_what_is_sent_again_under_the_same_version_never_meets_the_cache_of_the_
     np.testing.assert_allclose(later.log_probs, expected, atol=1e-4)
 
 
-def test_siblings_that_are_together_read_their_prompt_once(
-    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_siblings_that_are_together_read_their_prompt_once(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     cached: dict[str, int] = {}
     step = engine._engine.step
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rljob_trainer.driver.local_ray import ray_for_run
-from rljob_trainer.errors import LearnerError
+from rljob_trainer.errors import EngineError, LearnerError
 from rljob_trainer.learner.group import GroupOptions, LearnerGroup
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
@@ -102,6 +102,30 @@ async def test_two_ranks_publish_to_engines_that_come_and_go(folder: Path) -> No
         assert [engine.name for engine in pool.engines] == ["1", "late"]
 
 
+async def test_an_engine_that_joins_serves_once_it_is_admitted(folder: Path) -> None:
+    asked: list[str] = []
+
+    async with run_of(folder, ranks=1, engines=1) as (_, pool, publication):
+        await publication.publish(1)
+
+        async def admits(engine: EngineHandle) -> bool:
+            assert engine not in pool.serving
+            asked.append(engine.name)
+            return engine.name == "late" and len(asked) == 2
+
+        publication.admits = admits
+        late = await RayEngine.start("late", EngineSpec("torch", str(folder)), num_cpus=0)
+        pool.add(late)
+        await publication.bring_up(late)
+        assert late in pool.serving
+        wrong = await RayEngine.start("wrong", EngineSpec("torch", str(folder)), num_cpus=0)
+        pool.add(wrong)
+        with pytest.raises(EngineError, match="engine wrong cannot join: it deviates from the trainer"):
+            await publication.bring_up(wrong)
+        assert asked == ["late"] * 2 + ["wrong"] * 2
+        assert pool.lost == ["wrong"]
+
+
 async def test_an_engine_that_died_is_left_out_and_its_successor_gets_the_weights(folder: Path) -> None:
     started: list[str] = []
 
@@ -115,7 +139,7 @@ async def test_an_engine_that_died_is_left_out_and_its_successor_gets_the_weight
         victim = pool.engines[0]
         os.kill(await victim.call("ready", seconds=10), signal.SIGKILL)
         await learner.run(multiply, 1.25)
-        # Nothing was asked of the dead engine since: the publication is what notices.
+        # Whether its death is noticed before or by the publication: nobody waits for it.
         await publication.publish(2)
         assert pool.lost == ["0"]
         assert pool.version == 2
@@ -148,6 +172,56 @@ async def test_no_engine_waits_for_the_store_of_a_dead_learner(folder: Path) -> 
         with pytest.raises(LearnerError, match="rank 0"):
             async with asyncio.timeout(60):
                 await publication.bring_up(late)
+
+
+async def made_by(engine: EngineHandle, more_than: int) -> None:
+    """Until an engine has made so many tokens."""
+    async with asyncio.timeout(60):
+        while (await engine.call("status", seconds=30)).tokens_made <= more_than:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_finished_siblings_stay_as_they_are_when_the_others_are_interrupted(folder: Path) -> None:
+    async with run_of(folder, ranks=1, engines=1) as (learner, pool, publication):
+        await publication.publish(1)
+        lengths = (3, 250, 250, 2)
+        requests = [
+            GenerationRequest(str(i), (1, 2, 3), SamplingSettings(max_tokens=length), seed=i)
+            for i, length in enumerate(lengths)
+        ]
+        running = asyncio.create_task(pool.generate(requests))
+        await made_by(pool.engines[0], 20)
+        await pool.pause(interrupt=True)
+        begun = {request.request_id: request.begun.token_ids.tolist() for request in await pool.begun()}
+        await learner.run(multiply, 1.25)
+        await publication.publish(2)
+        pool.resume()
+        results = await running
+        for result, length in zip(results, lengths, strict=True):
+            had = begun[result.request_id]
+            assert result.token_ids.tolist()[: len(had)] == had
+            assert result.versions.tolist() == [1] * len(had) + [2] * (length - len(had))
+        assert [len(begun[name]) for name in "03"] == [3, 2]
+        assert (await pool.status())[0].tokens_made == sum(lengths)
+
+
+async def test_a_held_engine_s_tokens_of_the_version_before_are_kept(folder: Path) -> None:
+    async with run_of(folder, ranks=1, engines=1) as (_, pool, publication):
+        await publication.publish(1)
+        requests = [GenerationRequest(str(i), (1, 2, 3), SamplingSettings(max_tokens=250), seed=i) for i in range(4)]
+        running = asyncio.create_task(pool.generate(requests))
+        await made_by(pool.engines[0], 20)
+        await pool.pause(interrupt=True)
+        before = {request.request_id: len(request.begun) for request in await pool.begun()}
+        await publication.publish(2)
+        pool.resume()
+        await made_by(pool.engines[0], sum(before.values()) + 20)
+        await pool.hold("0")
+        assert {request.request_id: len(request.begun) for request in await pool.begun()} == before
+        pool.activate(["0"])
+        for result in await running:
+            had = before[result.request_id]
+            assert result.versions.tolist() == [1] * had + [2] * (250 - had)
 
 
 async def test_requests_that_run_across_a_publication_carry_both_versions(folder: Path) -> None:

@@ -217,18 +217,20 @@ def canaries_of(
     waits: Waits,
 ) -> Canaries | None:
     """The mismatch guard of engines that have weights of their own, elsewhere; None without one."""
-    if not spec.weights.canaries or engines.resend is None:
+    if not spec.weights.canaries or engines.sender is None:
         return None
-    return Canaries(
+    canaries = Canaries(
         learner,
         engines.pool,
-        engines.resend,
+        engines.sender.resend,
         [prompt.token_ids for prompt in inputs.feed.first_prompts(spec.weights.canaries)],
         tolerance=spec.weights.canary_tolerance,
         seconds=float(spec.deadlines.progress_seconds),
         report=report,
         waits=waits,
     )
+    engines.sender.admits = canaries.admits
+    return canaries
 
 
 def publication_of(spec: ResolvedSpec, engines: Engines, waits: Waits, canaries: Canaries | None) -> Publication:

@@ -3,7 +3,8 @@
 Checksums prove that the bytes arrived; canaries prove that the engine computes with them. The sequences are the first
 prompts of the data, whose tokens are scored as if a model had written them: the same in every attempt of a run. An
 engine that is further from the trainer than the tolerance gets no requests, receives its weights once more and is asked
-again; one that still deviates is taken for lost, and the pool replaces it. When all engines deviate, the fault is in
+again; one that still deviates is taken for lost, and the pool replaces it. One that joins between two publications is
+asked before it serves. When all engines deviate, the fault is in
 none of them. If they did so from the start it is another kernel, another precision: they go on, and the run says so;
 whether the difference matters to training is for ``mismatch/...`` and rollout correction. If they agreed before, new
 weights do not take effect as they should, every further sample would come from another policy than the one that is
@@ -37,8 +38,8 @@ class Pool(Protocol):
     @property
     def serving(self) -> Sequence[EngineHandle]: ...
 
-    def hold(self, name: str) -> None:
-        """No more requests for an engine until ``activate``."""
+    async def hold(self, name: str) -> None:
+        """No more requests for an engine until ``activate``; what it made of its version is made again elsewhere."""
         ...
 
     def activate(self, names: Sequence[str]) -> None: ...
@@ -77,18 +78,25 @@ class Canaries:
         self._checks_since_told: int | None = None
         self._agreed = False
         """Whether all engines were within the tolerance once."""
+        self._trainer: FloatArray | None = None
+        """What the trainer says under the present weights; None while it has yet to say."""
 
     async def check(self) -> dict[str, float]:
         """Compares, repairs, and returns metrics. Raises ``EngineError`` when no engine agrees any more."""
         if not self._pairs:
             return {}
+        # An engine that joins meanwhile has the new weights: it must not be held against what was said of the old.
+        self._trainer = None
         # At temperature 1 an engine can score while its requests run on.
         with self._waits.wait("trainer", "the learner to score the canaries", self._seconds):
             trainer = (await self._learner.score(self._batch(), temperature=1.0, log_probs=True)).log_probs
         assert trainer is not None
-        engines = list(self._pool.serving)
-        distances = await asyncio.gather(*(self._distance(engine, trainer) for engine in engines))
-        known = {engine.name: distance for engine, distance in zip(engines, distances, strict=True)}
+        self._trainer = trainer
+        asked = list(self._pool.serving)
+        distances = await asyncio.gather(*(self._distance(engine, trainer) for engine in asked))
+        known = {e.name: distance for e, distance in zip(asked, distances, strict=True) if distance is not None}
+        # One that is lost says nothing of the others.
+        engines = [engine for engine in asked if engine.name in known]
         deviating = [engine for engine in engines if not known[engine.name] <= self._tolerance]
         metrics = {"mismatch/canary/max": max(known.values(), default=0.0), "mismatch/canary/reloaded": 0.0}
         all_alike = len(deviating) == len(engines)
@@ -105,21 +113,35 @@ class Canaries:
                 self._all_still_deviate(min(still))
         return metrics
 
+    async def admits(self, engine: EngineHandle) -> bool:
+        """Whether an engine that was just given the present weights agrees with the trainer, and so may serve. Where no
+        engine ever did, the next check decides."""
+        if not self._agreed or self._trainer is None:
+            return True
+        distance = await self._distance(engine, self._trainer)
+        if distance is None or distance <= self._tolerance:
+            return True
+        self._report(
+            f"engine {engine.name} joins, but deviates from the trainer by {distance:.3g} nats per token under the "
+            f"same weights (weights.canaryTolerance {self._tolerance:g}): it does not serve"
+        )
+        return False
+
     def _batch(self) -> SequenceBatch:
         prompts = np.array([len(prompt) for prompt, _ in self._pairs])
         responses = np.array([len(response) for _, response in self._pairs])
         ids = np.array([token for prompt, response in self._pairs for token in (*prompt, *response)], dtype=np.int32)
         return SequenceBatch(ids, prompts, responses, np.ones(int(responses.sum()), dtype=np.bool_))
 
-    async def _distance(self, engine: EngineHandle, trainer: FloatArray) -> float:
-        """Mean |difference| per token; infinite for one that is no number. An engine that is lost is the pool's
-        business."""
+    async def _distance(self, engine: EngineHandle, trainer: FloatArray) -> float | None:
+        """Mean |difference| per token; infinite for one that is no number. None: the engine is lost, which is the
+        pool's business."""
         try:
             with self._waits.wait("trainer", f"engine {engine.name} to score the canaries", self._seconds):
                 scores = await engine.call("score", self._pairs, 1.0, seconds=self._seconds)
         except (EngineError, DeadlineError) as error:
             self._pool.report_lost(engine.name, str(error))
-            return 0.0
+            return None
         distance = float(np.abs(np.concatenate(scores) - trainer).mean())
         return distance if np.isfinite(distance) else float("inf")
 
@@ -132,7 +154,7 @@ class Canaries:
             f"engine {engine.name} deviates from the trainer by {distance:.3g} nats per token under the same weights "
             f"(weights.canaryTolerance {self._tolerance:g}): it gets its weights once more"
         )
-        self._pool.hold(engine.name)
+        await self._pool.hold(engine.name)
         try:
             await self._resend(engine)
         except (EngineError, DeadlineError) as error:
@@ -140,6 +162,8 @@ class Canaries:
             self._pool.report_lost(engine.name, f"it did not get its weights once more: {error}")
             return None
         again = await self._distance(engine, trainer)
+        if again is None:
+            return None
         if again <= self._tolerance or not replaceable:
             self._pool.activate([engine.name])
         else:

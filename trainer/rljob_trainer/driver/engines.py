@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,8 +54,8 @@ class Engines:
     """``async with undisturbed(who, what, seconds)``: inside, no weights are on their way."""
     count: EngineCount | None = None
     """Changes the number of engines while the run is under way; None where it is fixed."""
-    resend: Callable[[EngineHandle], Awaitable[None]] | None = None
-    """Gives one engine its weights once more; None for engines that are not sent any, or share their devices."""
+    sender: WeightPublication | None = None
+    """What the mismatch guard repairs engines with; None for those that are not sent any weights, or share devices."""
 
     async def close(self) -> None:
         await self.pool.close()
@@ -222,7 +222,7 @@ async def start_pool(
         shared = spec.rollout.free_cache_engine and built.device == "cuda"
         return Engines(pool, publication, SharedDevices(pool, learner, waits) if shared else None, between)
     count = EngineCount(pool, len(names), start=start, bring_up=publication.bring_up, between=between)
-    return Engines(pool, publication, undisturbed=between, count=count, resend=publication.resend)
+    return Engines(pool, publication, undisturbed=between, count=count, sender=publication)
 
 
 def _engine_options(spec: ResolvedSpec, by_role: bool) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rljob_trainer.rollout.activity import Activity
 from rljob_trainer.rollout.columns import Requests
 from rljob_trainer.rollout.handle import EngineLostError
 from rljob_trainer.rollout.members import Member, Members, Pending, Standing
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued, cut
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.telemetry.waits import NEVER, patiently
 
@@ -40,7 +40,8 @@ class Dispatch(ABC):
     ) -> None:
         """``fixed_dispatch``: groups that come in together go to the engines in turn and all at once, so a repeated run
         is bitwise the same; else each goes to the engine with the fewest tokens ahead of it, if that one has fewer than
-        ``max_outstanding`` requests. On the ``shelf`` the arrays of finished responses wait, if given."""
+        ``max_outstanding`` requests. On the ``shelf`` the arrays of finished and interrupted responses wait, if
+        given."""
         self.version = version
         """The policy version that new requests start under."""
         self.activity = Activity()
@@ -264,8 +265,9 @@ class Dispatch(ABC):
         if results and self._queue:
             self._wake()
 
-    async def _take_back(self, member: Member) -> None:
-        """Interrupts an engine's requests; they return to the queue's front with the tokens they have."""
+    async def _take_back(self, member: Member, before_version: int | None = None) -> None:
+        """Interrupts an engine's requests; they return to the queue's front with the tokens they have (only those of
+        versions below ``before_version``, if given)."""
         try:
             partials = await member.handle.call("abort", seconds=CALL_SECONDS)
             # Those that had finished before are still to be collected.
@@ -278,7 +280,13 @@ class Dispatch(ABC):
         for partial in reversed(partials):
             pending = member.pending.pop(partial.request_id, None)
             if pending is not None:
-                pending.request = continued(pending.request, partial)
+                if before_version is not None:
+                    cut(partial, before_version)
+                # What it brought along is on the shelf already.
+                if len(partial.token_ids) != len(pending.request.begun):
+                    if self._shelf is not None:
+                        self._shelf.keep(partial)
+                    pending.request = continued(pending.request, partial)
                 self._queue.appendleft([pending])
         self._follow(member)
         self._wake()

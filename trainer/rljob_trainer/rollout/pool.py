@@ -106,11 +106,14 @@ class RolloutPool(Dispatch):
             self._follow(member)
         self._wake()
 
-    def hold(self, name: str) -> None:
-        """No more requests for an engine until ``activate``; what it has in hand goes on."""
+    async def hold(self, name: str) -> None:
+        """No more requests for an engine that is not trusted, until ``activate``. What it has in hand goes on
+        elsewhere, without the tokens of the present version."""
         member = self._members.get(name)
         if member is not None and member.state == "serving":
             member.state = "joining"
+            await self._dispatched()
+            await self._take_back(member, before_version=self.version)
 
     async def remove(self, name: str, *, drain: bool = True) -> None:
         """Takes an engine out and ends it. ``drain``: its requests go on elsewhere from where they are; else they start

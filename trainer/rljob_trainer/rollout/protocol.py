@@ -92,6 +92,14 @@ def continued(request: GenerationRequest, partial: GenerationResult) -> Generati
     return replace(request, begun=Begun(partial.token_ids, partial.log_probs, partial.versions))
 
 
+def cut(partial: GenerationResult, version: int) -> None:
+    """Takes away the tokens from the first one on that ``version`` made, or a later one."""
+    wrong = np.flatnonzero(partial.versions >= version)
+    kept = int(wrong[0]) if len(wrong) else len(partial.versions)
+    partial.token_ids, partial.log_probs = partial.token_ids[:kept], partial.log_probs[:kept]
+    partial.versions = partial.versions[:kept]
+
+
 def already_finished(request: GenerationRequest) -> FinishReason | None:
     """Why nothing is left to generate for a request that came with tokens; ``None`` when something is."""
     if len(request.begun) >= request.sampling.max_tokens:

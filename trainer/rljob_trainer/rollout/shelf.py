@@ -1,4 +1,5 @@
-"""Where finished responses wait for the trainer: in files without a name, not in the driver's memory.
+"""Where finished responses wait for the trainer, and interrupted ones for an engine: in files without a name, not in
+the driver's memory.
 
 Ten thousand groups of 16 responses of 8,192 tokens are 16 GB of tokens, log-probs and versions; the driver needs them
 twice: when the batch is laid out, and for a checkpoint. So each result's arrays are written to a segment, a file that

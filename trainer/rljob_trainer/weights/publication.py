@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -111,7 +111,8 @@ class WeightPublication:
     async def bring_up(self, engine: EngineHandle) -> None:
         """Gives a new engine the pool's version as soon as the learner holds it, unless a publication comes first.
 
-        Raises ``DeadlineError`` when the learner is never free to send, and what ``publish`` raises.
+        Raises ``DeadlineError`` when the learner is never free to send, what ``publish`` raises, and ``EngineError``
+        for an engine that is not admitted after a second sending either; it has left the pool then.
         """
         who = f"engine {engine.name}"
         began = asyncio.get_running_loop().time()
@@ -119,9 +120,7 @@ class WeightPublication:
             while engine in self._pool.engines and engine not in self._pool.serving:
                 if self._may_send() and not self._turn.is_taken:
                     async with self.between(who, f"{who} gets its first weights", self._seconds):
-                        only = lambda: [e for e in self._pool.engines if e is engine]  # noqa: E731
-                        await self._send_to(only, self._pool.version, who)
-                        self._pool.activate([engine.name])
+                        await self._bring_in(engine)
                 elif asyncio.get_running_loop().time() > began + self._seconds:
                     raise DeadlineError(
                         f"engine {engine.name} got no weights within {self._seconds:.0f} s: all that time the learner "
@@ -130,6 +129,17 @@ class WeightPublication:
                     )
                 else:
                     await asyncio.sleep(0.05)
+
+    async def _bring_in(self, engine: EngineHandle) -> None:
+        for _ in range(2):
+            only = lambda: [e for e in self._pool.engines if e is engine]  # noqa: E731
+            await self._send_to(only, self._pool.version, f"engine {engine.name}")
+            if await self.admits(engine):
+                self._pool.activate([engine.name])
+                return
+        reason = "it deviates from the trainer, also after a second sending"
+        self._pool.report_lost(engine.name, reason)
+        raise EngineError(f"engine {engine.name} cannot join: {reason}")
 
     async def _send_to(self, engines: Callable[[], Sequence[EngineHandle]], version: int, who: str) -> None:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -231,3 +241,8 @@ class WeightPublication:
                 await engine.call("status", seconds=_SLACK_SECONDS)
             except (EngineError, DeadlineError) as error:
                 self._pool.report_lost(engine.name, str(error))
+
+
+async def _anyone(_: EngineHandle) -> bool:
+    """Nobody looks at who joins."""
+    return True
