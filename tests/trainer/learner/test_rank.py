@@ -97,6 +97,21 @@ def test_without_old_log_probs_the_ratio_is_exactly_one(
     assert result.actor_steps == 4
 
 
+def test_extremes_of_the_ratio_are_over_all_micro_batches_and_steps(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    rank = LearnerRank(replace(settings, actor=OptimizerSettings(learning_rate=1e-12, weight_decay=0.0)))
+    batch = replace(make_batch(), weights=None)
+    ours = score(rank, batch, log_probs=True)["log_probs"]
+    batch.old_log_probs = ours + np.random.default_rng(0).normal(0, 0.3, len(ours)).astype(np.float32)
+    metrics = update(rank, batch, [range(0, 12), range(12, 24)]).metrics
+    ratios = np.exp(ours - batch.old_log_probs)[batch.mask]
+    assert metrics["actor/steps"] == 2
+    assert metrics["actor/ratio/max"] == pytest.approx(ratios.max(), rel=1e-4)
+    assert metrics["actor/ratio/min"] == pytest.approx(ratios.min(), rel=1e-4)
+    check_all(metrics)
+
+
 def test_metrics_are_means_over_tokens_and_have_public_names(
     settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
 ) -> None:

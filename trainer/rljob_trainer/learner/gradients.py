@@ -1,7 +1,8 @@
 """From a share to gradients: forward, loss and backward of one mini-batch, micro-batch by micro-batch.
 
 Gradients stay in the parameters; the optimizer's step comes after (``rank.py``), which also says in which order, and in
-which thread, the micro-batches run. What comes back are sums of metrics: shares that add up over ranks.
+which thread, the micro-batches run. What comes back are sums of metrics, shares that add up over ranks, and extremes
+(names that end in /max or /min).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class MiniBatchReport:
         totals: Sums = {}
         for micro in micro_batches:
             for name, value in micro.sums.items():
-                totals[name] = totals[name] + value if name in totals else value
+                totals[name] = _joined(name, totals[name], value) if name in totals else value
         return cls(totals, [micro.log_probs for micro in micro_batches if micro.log_probs is not None])
 
 
@@ -160,7 +161,7 @@ class ActorGradient:
             self._share.counts[self._number],
         )
         result.loss.backward()
-        return MicroReport(result.metrics, out.log_probs.detach())
+        return MicroReport({**result.metrics, **result.extremes}, out.log_probs.detach())
 
 
 class CriticGradient:
@@ -229,6 +230,13 @@ def _select(
     generator = torch.Generator().manual_seed(seed)
     selection = method.select_tokens(inputs, generator, **loss.policy_loss_params)
     return [selection[at] for at in parts]
+
+
+def _joined(name: str, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A metric of two micro-batches together."""
+    if name.endswith("/max"):
+        return torch.maximum(one, other)
+    return torch.minimum(one, other) if name.endswith("/min") else one + other
 
 
 def on_host(sums: list[Sums]) -> list[dict[str, float]]:

@@ -1,6 +1,7 @@
 """Ranks' reports become the metrics of a step, under the names of ``telemetry/catalogue.py``.
 
-Shares add up over ranks; the sums of each optimizer step are then averaged over the steps that were taken.
+Shares add up over ranks; the sums of each optimizer step are then averaged over the steps that were taken. Of extremes
+(names that end in /max or /min) the largest or smallest over both is told.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def update_result(reports: Sequence[RankReport], work: Cut, batch: SequenceBatch
     taken = {"actor": 0, "critic": 0}
     for model, rate in reports[0].rates.items():
         steps = [
-            {name: math.fsum(part.sums.get(name, 0.0) for part in parts) for name in _names(parts)}
+            {name: _joined(name, [p.sums[name] for p in parts if name in p.sums], 1) for name in _names(parts)}
             | {"grad_norm": parts[0].grad_norm}
             for parts in zip(*(_of(report, model) for report in reports), strict=True)
             if all(part.problem is None for part in parts)
@@ -60,12 +61,19 @@ def usage_metrics(ranks: Sequence[Usage]) -> dict[str, float]:
 
 def _means(model: str, steps: list[dict[str, float]]) -> dict[str, float]:
     names = {name for step in steps for name in step if name != "grad_norm" and not name.startswith("moment/")}
-    means = {name: math.fsum(s.get(name, 0.0) for s in steps) / len(steps) for name in sorted(names)}
+    means = {name: _joined(name, [s[name] for s in steps if name in s], len(steps)) for name in sorted(names)}
     if model == "critic":
         variance = _explained_variance(steps)
         if variance is not None:
             means["critic/explained_variance"] = variance
     return means
+
+
+def _joined(name: str, values: Sequence[float], parts: int) -> float:
+    """A sum over ``parts`` of it, or an extreme."""
+    if name.endswith("/max"):
+        return max(values)
+    return min(values) if name.endswith("/min") else math.fsum(values) / parts
 
 
 def _explained_variance(steps: list[dict[str, float]]) -> float | None:

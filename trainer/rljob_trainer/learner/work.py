@@ -36,7 +36,8 @@ class Share:
 
 @dataclass(slots=True)
 class StepReport:
-    """One optimizer step on one rank. ``sums`` are shares that add up over ranks; the rest is equal on all of them."""
+    """One optimizer step on one rank. ``sums`` are shares that add up over ranks, and extremes (names in /max or /min);
+    the rest is equal on all of them."""
 
     model: str
     mini_batch: int

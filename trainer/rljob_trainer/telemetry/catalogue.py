@@ -214,7 +214,7 @@ def _learning() -> Iterator[Metric]:
     yield Metric("actor/selected_fraction", "fraction", "tokens that clipCov or klCov pick by their covariance", "mean")
     yield Metric("actor/ratio/mean", "", "mean of pi_theta / pi_old", "mean")
     yield Metric("actor/ratio/max", "", "largest pi_theta / pi_old", "max")
-    yield Metric("actor/ratio/min", "", "smallest pi_theta / pi_old (mean over optimizer steps)", "mean")
+    yield Metric("actor/ratio/min", "", "smallest pi_theta / pi_old", "min")
     yield Metric("critic/value_loss", "", "the value loss", "mean")
     yield Metric("critic/clip_fraction", "fraction", "tokens whose value is held by the value clip", "mean")
     yield Metric("critic/prediction/mean", "", "mean of the values predicted during the update", "mean")
@@ -327,7 +327,6 @@ def _pipeline() -> Iterator[Metric]:
 def _time_and_space() -> Iterator[Metric]:
     for stage, covers in STAGES.items():
         yield Metric(f"timing/{stage}_seconds", "s", covers, "sum")
-    yield Metric("timing/generate_seconds/max", "s", "the busiest engine's generation time")
     yield Metric(
         "timing/publish_seconds/transfer", "s", "from the first gather until the last engine had verified its weights"
     )
