@@ -218,6 +218,9 @@ def test_every_mode_and_placement_trains_within_its_age_bound(runner: Runner, ch
     distances = [r["mismatch/canary/max"] for r in records if "mismatch/canary/max" in r]
     assert len(distances) == (3 if apart else 0)  # after every publication to engines with weights of their own
     assert all(distance < 1e-4 for distance in distances)
+    pauses = [r["timing/publish_seconds/engine_pause"] for r in records if "timing/publish_seconds/transfer" in r]
+    assert len(pauses) == len(distances)
+    assert all(0 < pause <= r["timing/publish_seconds"] for pause, r in zip(pauses, records, strict=False))
 
 
 def test_a_job_that_cannot_run_is_refused_before_anything_is_made(runner: Runner) -> None:
