@@ -97,7 +97,6 @@ COUNTERPARTS = {
     "response/aborted_ratio": "response/aborted_ratio",
     "prompt_length/clip_ratio": "prompt/length/clip_ratio",
     "timing_s/gen": "timing/generate_seconds",
-    "timing_s/gen_max": "timing/generate_seconds/max",
     "timing_s/old_log_prob": "timing/old_log_probs_seconds",
     "timing_s/update_weights": "timing/publish_seconds",
     "timing_s/testing": "timing/validation_seconds",
