@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +116,9 @@ class AtOnce:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
 
-    async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
+    async def generate(
+        self, requests: Sequence[GenerationRequest], finished: Callable[[int, GenerationResult], None] | None = None
+    ) -> list[GenerationResult]:
         results = []
         for request in requests:
             tokens = request.sampling.max_tokens
@@ -134,6 +136,9 @@ class AtOnce:
 
     def waiting_for(self) -> str:
         return "nothing"
+
+    def in_processes(self, source: str) -> bool:
+        return False
 
     async def score(self, group: Group) -> list[RewardResult]:
         return [RewardResult(1.0, {"exactMatch": 1.0}, "42", True) for _ in group.samples]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
-from virtual_engine import VirtualEngine
+from in_turn import LONG, InTurn, pool_with
 
 from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
 from rljob_trainer.driver.training import QuietPublication
@@ -19,40 +18,14 @@ from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.rollout import members
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
+from rljob_trainer.rollout.protocol import GenerationRequest
 from rljob_trainer.samples import Group, Prompt, RewardResult
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.telemetry.waits import Waits
 
-LONG = SamplingSettings(max_tokens=1_000_000)
-
 
 def virtual_waits() -> Waits:
     return Waits(asyncio.get_running_loop().time)
-
-
-class InTurn(VirtualEngine):
-    """One request after the other, a hundred seconds each; from ``sticks_after`` finished ones on none ends."""
-
-    def __init__(self, name: str, sticks_after: int = 1_000_000) -> None:
-        super().__init__(name, random.Random(0), 1.0, 0, 0.0)
-        self._free_at, self._left = 0.0, sticks_after
-
-    def _submit(self, requests: Sequence[GenerationRequest]) -> None:
-        super()._submit(requests)
-        loop = asyncio.get_running_loop()
-        for request in requests:
-            self._timers[request.request_id].cancel()
-            self._free_at = max(self._free_at, loop.time()) + (100.0 if self._left > 0 else 1e9)
-            self._left -= 1
-            self._timers[request.request_id] = loop.call_at(self._free_at, self._end, request.request_id)
-
-
-def pool_with(engine: VirtualEngine) -> RolloutPool:
-    pool = RolloutPool()
-    pool.add(engine)
-    pool.activate([engine.name])
-    return pool
 
 
 def requests(count: int) -> list[GenerationRequest]:
@@ -61,6 +34,9 @@ def requests(count: int) -> list[GenerationRequest]:
 
 class AtOnce:
     """Rewards that take no time."""
+
+    def in_processes(self, source: str) -> bool:
+        return False
 
     async def score(self, group: Group) -> list[RewardResult]:
         return [RewardResult(0.0) for _ in group.samples]
@@ -243,7 +219,7 @@ def test_it_is_said_why_requests_have_no_engine() -> None:
 
 
 def test_groups_in_reward_functions_are_told_apart_from_those_on_engines() -> None:
-    class Slow:
+    class Slow(AtOnce):
         async def score(self, group: Group) -> list[RewardResult]:
             await asyncio.sleep(1000)
             return await AtOnce().score(group)

@@ -101,6 +101,10 @@ class Feed:
 class Rewards:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+        self._in_processes = rng.random() < 0.5
+
+    def in_processes(self, source: str) -> bool:
+        return self._in_processes
 
     async def score(self, group: Group) -> list[RewardResult]:
         await asyncio.sleep(self._rng.choice([0.0, 0.1, 2.0]))

@@ -103,6 +103,7 @@ async def test_terms_apply_to_their_sources_only() -> None:
         {"type": "length", "params": {"coefficient": -1.0}},
     ) as opened:
         opened.check_sources(["a", "b"])
+        assert [opened.in_processes(source) for source in ("a", "b")] == [False, True]  # a pattern may take for ever
         (of_a,) = await opened.score_responses(responses("7", source="a"))
         (of_b,) = await opened.score_responses(responses("7", source="b"))
         with pytest.raises(JobFileError, match="no data source 'b'"):

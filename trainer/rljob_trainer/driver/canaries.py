@@ -4,11 +4,12 @@ Checksums prove that the bytes arrived; canaries prove that the engine computes 
 prompts of the data, whose tokens are scored as if a model had written them: the same in every attempt of a run. An
 engine that is further from the trainer than the tolerance gets no requests, receives its weights once more and is asked
 again; one that still deviates is taken for lost, and the pool replaces it. One that joins between two publications is
-asked before it serves. When all engines deviate, the fault is in
-none of them. If they did so from the start it is another kernel, another precision: they go on, and the run says so;
-whether the difference matters to training is for ``mismatch/...`` and rollout correction. If they agreed before, new
-weights do not take effect as they should, every further sample would come from another policy than the one that is
-trained, and the run ends.
+asked before it serves.
+
+When all engines deviate, the fault is in none of them. If they did so from the start it is another kernel, another
+precision: they go on, and the run says so; whether the difference matters to training is for ``mismatch/...`` and
+rollout correction. If they agreed before, new weights do not take effect as they should, every further sample would
+come from another policy than the one that is trained, and the run ends.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Canaries:
         all_alike = len(deviating) == len(engines)
         if not deviating:
             self._checks_since_told = None
-            self._agreed = True
+            self._agreed = self._agreed or bool(engines)
         elif all_alike and len(engines) > 1 and not self._agreed:
             self._tell_of_all(min(known.values()))
         else:

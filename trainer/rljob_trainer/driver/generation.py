@@ -10,8 +10,8 @@ import asyncio
 import functools
 import heapq
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -39,8 +39,11 @@ class Pool(Protocol):
         """When a request was finished last, in the time of the running event loop."""
         ...
 
-    async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
-        """The results in the order of the requests."""
+    async def generate(
+        self, requests: Sequence[GenerationRequest], finished: Callable[[int, GenerationResult], None] | None = None
+    ) -> list[GenerationResult]:
+        """The results in the order of the requests; ``finished`` is called with each and its position when it is
+        there."""
         ...
 
     async def begun(self) -> list[GenerationRequest]:
@@ -57,9 +60,16 @@ class Pool(Protocol):
 
 
 class Rewards(Protocol):
-    """Scores all samples of a group, in their order."""
+    """Scores samples of a prompt."""
 
-    async def score(self, group: Group) -> list[RewardResult]: ...
+    def in_processes(self, source: str) -> bool:
+        """Whether anything that scores this data source is computed elsewhere, and so can begin with the first sample
+        while its siblings run on. What is computed here costs less for a whole group at once."""
+        ...
+
+    async def score(self, group: Group) -> list[RewardResult]:
+        """One result per sample, in their order."""
+        ...
 
 
 Decode = Callable[[list[list[int]]], list[str]]
@@ -127,19 +137,13 @@ class GroupRollout:
             requests += requests_of(prompt, [GREEDY_INDEX], greedy(settings.sampling), settings.seed)
         if begun := self.restored.pop(prompt.ordinal, None):
             requests = [replace(request, begun=begun.get(index_of(request), NOTHING)) for request in requests]
-        results = await self._pool.generate(requests)
-        self._made[prompt.ordinal] = results
-        samples = samples_of(results, self._decode)
-        if not self._scoring:
-            # One wait for all of them: there may be thousands.
-            self._rewarding.enter_context(self._waits.wait("rollout", self._in_rewards))
-        self._scoring[prompt.ordinal] = time.monotonic()
-        try:
-            rewards = await self._rewards.score(Group(prompt, samples))
-        finally:
-            del self._scoring[prompt.ordinal]
-            if not self._scoring:
-                self._rewarding.close()
+        if self._rewards.in_processes(prompt.source):
+            samples, rewards = await self._score_as_they_finish(prompt, requests)
+        else:
+            results = self._made[prompt.ordinal] = await self._pool.generate(requests)
+            samples = samples_of(results, self._decode)
+            with self._in_reward_functions(prompt.ordinal):
+                rewards = await self._rewards.score(Group(prompt, samples))
         self._scored_at = asyncio.get_running_loop().time()
         for sample, reward in zip(samples, rewards, strict=True):
             sample.reward = reward
@@ -148,6 +152,60 @@ class GroupRollout:
         if settings.greedy:
             group.greedy_score = rewards[-1].score
         return group
+
+    async def _score_as_they_finish(
+        self, prompt: Prompt, requests: Sequence[GenerationRequest]
+    ) -> tuple[list[Sample], list[RewardResult]]:
+        """The first sample's reward does not wait for the last sample, and one that cannot be scored ends the rest."""
+        scoring: dict[int, asyncio.Task[tuple[Sample, RewardResult]]] = {}
+        over = False
+
+        def begin(position: int, result: GenerationResult) -> None:
+            if not over and position not in scoring:
+                scoring[position] = asyncio.create_task(self._score_one(prompt, position, result))
+                scoring[position].add_done_callback(ended)
+
+        def ended(task: asyncio.Task[tuple[Sample, RewardResult]]) -> None:
+            if not task.cancelled() and task.exception() is not None:
+                generating.cancel()
+
+        generating = asyncio.create_task(self._pool.generate(requests, begin))
+        try:
+            try:
+                results = self._made[prompt.ordinal] = await generating
+            except asyncio.CancelledError:
+                for task in scoring.values():
+                    if task.done() and not task.cancelled():
+                        task.result()
+                raise
+            for position, result in enumerate(results):
+                begin(position, result)  # The last ones may not have been told of yet.
+            with self._in_reward_functions(prompt.ordinal):
+                scored = await asyncio.gather(*(scoring[position] for position in range(len(results))))
+        finally:
+            over = True
+            generating.cancel()
+            for task in scoring.values():
+                task.cancel()
+        return [sample for sample, _ in scored], [reward for _, reward in scored]
+
+    async def _score_one(self, prompt: Prompt, position: int, result: GenerationResult) -> tuple[Sample, RewardResult]:
+        [sample] = samples_of([result], self._decode, position)
+        [reward] = await self._rewards.score(Group(prompt, [sample]))
+        return sample, reward
+
+    @contextmanager
+    def _in_reward_functions(self, ordinal: int) -> Iterator[None]:
+        if not self._scoring:
+            # One wait for all of them: there may be thousands.
+            self._rewarding.enter_context(self._waits.wait("rollout", self._in_rewards))
+        self._scoring[ordinal] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._scoring[ordinal]
+            if not self._scoring:
+                self._rewarding.close()
 
     async def begun(self) -> dict[int, dict[int, Begun]]:
         """What there is by now of groups that ``run`` has not returned, by ordinal and index of the sample."""
@@ -215,8 +273,8 @@ def greedy(sampling: SamplingSettings) -> SamplingSettings:
     return SamplingSettings(0.0, max_tokens=sampling.max_tokens, stop_token_ids=sampling.stop_token_ids)
 
 
-def samples_of(results: Sequence[GenerationResult], decode: Decode) -> list[Sample]:
-    """The samples that an engine's results are, with their texts, counted from 0."""
+def samples_of(results: Sequence[GenerationResult], decode: Decode, first: int = 0) -> list[Sample]:
+    """The samples that an engine's results are, with their texts, counted from ``first``."""
     texts = decode([result.token_ids.tolist() for result in results])
     return [
         Sample(
@@ -229,7 +287,7 @@ def samples_of(results: Sequence[GenerationResult], decode: Decode) -> list[Samp
             text=text,
             seconds=result.seconds,
         )
-        for index, (result, text) in enumerate(zip(results, texts, strict=True))
+        for index, (result, text) in enumerate(zip(results, texts, strict=True), first)
     ]
 
 

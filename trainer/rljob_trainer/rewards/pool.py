@@ -130,6 +130,10 @@ class RewardPool:
                     f"there are {', '.join(map(repr, sources))}"
                 )
 
+    def in_processes(self, source: str) -> bool:
+        """Whether a function that scores this data source runs in a worker process."""
+        return self._route(source).pooled
+
     async def score(self, group: Group) -> list[RewardResult]:
         """One result per sample, in their order. Raises ``RewardError`` as the job's ``onError`` says."""
         prompt = group.prompt

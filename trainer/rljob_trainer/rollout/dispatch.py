@@ -7,11 +7,12 @@ whatever becomes of the engine its requests can be made again elsewhere. Who the
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rljob_trainer.errors import DeadlineError, EngineError
@@ -30,6 +31,13 @@ _LINGER_SECONDS = 0.025
 finishes close together travels together."""
 CALL_SECONDS = 60.0
 """Longest wait for an answer that takes no generation; an engine answers between two steps."""
+
+
+def _tell(
+    finished: Callable[[int, GenerationResult], None], position: int, done: asyncio.Future[GenerationResult]
+) -> None:
+    if _is_there(done):
+        finished(position, done.result())
 
 
 class Dispatch(ABC):
@@ -67,8 +75,11 @@ class Dispatch(ABC):
 
     # ------------------------------------------------------------------ generation
 
-    async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
-        """The results of one group, in the order of its requests.
+    async def generate(
+        self, requests: Sequence[GenerationRequest], finished: Callable[[int, GenerationResult], None] | None = None
+    ) -> list[GenerationResult]:
+        """The results of one group, in the order of its requests. ``finished`` is called with each of them and its
+        position as soon as it is there.
 
         Waits as long as there is an engine, or the hope of one; raises ``EngineError`` when there is none. Cancelling
         it aborts the requests.
@@ -76,6 +87,9 @@ class Dispatch(ABC):
         self._check()
         loop = asyncio.get_running_loop()
         group = [Pending(request, loop.create_future()) for request in requests]
+        if finished is not None:
+            for position, pending in enumerate(group):
+                pending.done.add_done_callback(functools.partial(_tell, finished, position))
         self._queue.append(group)
         self._groups[id(group)] = group
         self._wake()
