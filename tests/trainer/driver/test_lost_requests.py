@@ -1,4 +1,4 @@
-"""An engine that dies with requests in hand: the ledger says which prompts were asked again."""
+"""An engine that dies: the ledger says which prompts were asked again, and a successor gets weights at any time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import json
 import sqlite3
 
 import psutil
-from real_runs import Runner, copy_job, wait_for
+from real_runs import Runner, copy_job, metrics_of, wait_for
+
+
+def engines_of(driver: int) -> list[psutil.Process]:
+    tree = psutil.Process(driver).children(recursive=True)
+    return [p for p in tree if any(part.startswith("ray::EngineActor") for part in p.cmdline())]
 
 
 def test_what_a_dead_engine_had_in_hand_is_on_record(runner: Runner) -> None:
@@ -35,8 +40,7 @@ def test_what_a_dead_engine_had_in_hand_is_on_record(runner: Runner) -> None:
         return len(engines) == 2 and all(engine.get("running", 0) for engine in engines)
 
     wait_for(both_busy, process)
-    tree = psutil.Process(process.pid).children(recursive=True)
-    next(p for p in tree if any(part.startswith("ray::EngineActor") for part in p.cmdline())).kill()
+    engines_of(process.pid)[0].kill()
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
     with sqlite3.connect(f"file:{output / 'ledger.sqlite'}?mode=ro", uri=True) as ledger:
@@ -46,3 +50,28 @@ def test_what_a_dead_engine_had_in_hand_is_on_record(runner: Runner) -> None:
     assert again == [(1, "engine lost", "running")]
     assert asked <= set(range(128))
     assert ended == [("trained", 128)]
+
+
+def test_the_only_engine_may_die_within_a_version_of_many_pulls(runner: Runner) -> None:
+    """Seven of eight moments are between two pulls, when the learner has moved on from what was published."""
+    job = runner.write(
+        copy_job(
+            placement="separate",
+            batch={"samplesPerPrompt": 4, "miniBatchGroups": 4},
+            pipeline={"mode": "fullyAsync", "syncEvery": 8, "staleness": {"maxAge": 1}},
+            rollout={"engine": "torch", "maxResponseTokens": 3, "replicas": 1},
+            validation={"atStart": False},
+            checkpoint={"everySteps": 0},
+            deadlines={"progressSeconds": 60},
+            stop={"steps": 12},
+        )
+    )
+    output = runner.folder / "output"
+    process = runner.start("run", job, "--output", output)
+    for killed in range(3):
+        wait_for(lambda seen=3 * killed: len(metrics_of(output)) > seen and engines_of(process.pid), process)  # type: ignore[misc]
+        engines_of(process.pid)[0].kill()
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    assert [record["step"] for record in metrics_of(output)] == list(range(1, 13))
+    assert max(record["age/max"] for record in metrics_of(output)) <= 1

@@ -43,6 +43,11 @@ def multiply(rank: LearnerRank, factor: float) -> None:
             parameter.mul_(factor)
 
 
+def keep_anchor(rank: LearnerRank) -> None:
+    """What the first update of a version does before it begins."""
+    rank._anchor.keep()
+
+
 def process_of(_rank: LearnerRank) -> int:
     return os.getpid()
 
@@ -100,6 +105,26 @@ async def test_two_ranks_publish_to_engines_that_come_and_go(folder: Path) -> No
         for engine in pool.engines:
             np.testing.assert_allclose(await served(engine), scores_of(folder, 1.0), atol=1e-5)
         assert [engine.name for engine in pool.engines] == ["1", "late"]
+
+
+async def test_between_two_pulls_an_engine_that_joins_gets_the_weights_that_the_version_began_with(
+    folder: Path,
+) -> None:
+    async with run_of(folder, ranks=2, engines=1) as (learner, pool, publication):
+        await publication.publish(1)
+        await learner.run(keep_anchor)
+        await learner.run(multiply, 1.25)
+        between_pulls = WeightPublication(learner, pool, bucket_bytes=1 << 20, seconds=30, holds=lambda: "first")
+        late = await RayEngine.start("late", EngineSpec("torch", str(folder)), num_cpus=0)
+        pool.add(late)
+        await between_pulls.bring_up(late)
+        assert late in pool.serving
+        assert (await late.call("status", seconds=10)).version == 1
+        np.testing.assert_allclose(await served(late), scores_of(folder, 1.0), atol=1e-5)
+        # The learner goes on from where it was.
+        await between_pulls.publish(2)
+        for engine in pool.engines:
+            np.testing.assert_allclose(await served(engine), scores_of(folder, 1.25), atol=1e-5)
 
 
 async def test_an_engine_that_joins_serves_once_it_is_admitted(folder: Path) -> None:

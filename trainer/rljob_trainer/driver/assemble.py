@@ -113,7 +113,7 @@ async def assemble(
             job,
             inputs.model,
             learner,
-            busy=lambda: trainer is not None and trainer.busy,
+            holds=lambda: "present" if trainer is None else trainer.holds,
             shelf=shelf,
             waits=waits,
             by_role=by_role,

@@ -28,7 +28,7 @@ from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count, in_hand, max_concurrent
 from rljob_trainer.telemetry.waits import Taken, Waits
-from rljob_trainer.weights.publication import WeightPublication
+from rljob_trainer.weights.publication import Held, WeightPublication
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob, ResolvedSpec
@@ -126,20 +126,20 @@ async def start_engines(
     job: ResolvedJob,
     model: ModelFolder,
     learner: LearnerGroup,
-    busy: Callable[[], bool],
+    holds: Callable[[], Held],
     *,
     shelf: Shelf,
     waits: Waits,
     by_role: bool = False,
 ) -> Engines:
-    """Starts the engines with the model folder's weights as version 0. ``busy``: the learner is changing its weights.
+    """Starts the engines with the model folder's weights as version 0. ``holds``: see ``WeightPublication``.
     ``shelf``: where finished responses wait.
 
     Raises ``EngineError`` and ``DeadlineError`` naming the engine.
     """
     if inside_ranks(job.spec):
         return await _inside_ranks(job, model, learner, shelf, waits)
-    return await start_pool(job, model, learner, busy, shelf=shelf, waits=waits, by_role=by_role)
+    return await start_pool(job, model, learner, holds, shelf=shelf, waits=waits, by_role=by_role)
 
 
 async def _inside_ranks(
@@ -164,7 +164,7 @@ async def start_pool(
     job: ResolvedJob,
     model: ModelFolder,
     learner: LearnerGroup | None,
-    busy: Callable[[], bool],
+    holds: Callable[[], Held],
     *,
     shelf: Shelf | None = None,
     waits: Waits | None = None,
@@ -210,7 +210,7 @@ async def start_pool(
             host=None if "RAY_ADDRESS" in os.environ else "127.0.0.1",
             # NCCL refuses two processes on one GPU.
             backend="nccl" if built.device == "cuda" and spec.placement == "separate" else "gloo",
-            may_send=lambda: not busy(),
+            holds=holds,
             waits=waits,
         )
         pool.bring_up = publication.bring_up

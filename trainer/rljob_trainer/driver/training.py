@@ -10,6 +10,7 @@ from typing import Protocol
 from rljob_trainer.samples import Group
 from rljob_trainer.telemetry.waits import Taken, Waits
 from rljob_trainer.training.step import TrainingStep
+from rljob_trainer.weights.publication import Held
 
 
 class Publication(Protocol):
@@ -95,18 +96,30 @@ class PipelineTrainer:
         """Called with each version before it is published; raises when this driver must not publish any more."""
         self.busy = False
         """Whether the learner's weights are being changed, so that they belong to no boundary."""
+        self._updating = False
+        """Whether that happens just now, or was cut off."""
         self._step = step
         self._publication = publication
         self._turns = turns
+
+    @property
+    def holds(self) -> Held:
+        """Which weights the learner has of the version that engines serve: between two pulls of a version, those that
+        it kept when the version began."""
+        if not self.busy:
+            return "present"
+        return "first" if self._step.keeps_first_weights and not self._updating else None
 
     async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
         # Stays busy when it is cancelled half-way: what the weights then are, nobody knows.
         # Held for no time: from then on ``busy`` keeps others away.
         async with self._undisturbed("trainer", f"step {step} begins", 0.0):
-            self.busy = True
+            self.busy = self._updating = True
         if self._turns is not None:
             await self._turns.to_learner()
-        return await self._step.run(groups, number=step, version=version)
+        metrics = await self._step.run(groups, number=step, version=version)
+        self._updating = False
+        return metrics
 
     async def publish(self, version: int) -> dict[str, float]:
         await self.announce(version)

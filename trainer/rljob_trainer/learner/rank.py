@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -172,7 +172,7 @@ class LearnerRank:
             *[partial(self._score_reference, temperature=temperature)] * reference,
             *[self._score_values] * values,
         ]
-        weights = self._anchor.in_place() if anchored else nullcontext()
+        weights = self.anchored() if anchored else nullcontext()
         with self._residence.working("actor", *["reference"] * reference, *["critic"] * values), weights:
             parts = self._cores.run([partial(score, row) for row in rows for score in work])
         names = dict.fromkeys(name for part in parts for name in part)
@@ -199,6 +199,10 @@ class LearnerRank:
             values, finals = self.critic.module(row)
         assert finals is not None
         return {"values": values.float(), "final_values": finals.float()}
+
+    def anchored(self) -> AbstractContextManager[None]:
+        """Inside, the actor has the weights that the last update with ``keep_anchor`` began with."""
+        return self._anchor.in_place()
 
     # --- training -----------------------------------------------------------------------------------------------------
 

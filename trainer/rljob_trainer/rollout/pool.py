@@ -55,6 +55,8 @@ class RolloutPool(Dispatch):
         self._replace, self.bring_up = replace, bring_up
         self.replacing = 0
         """Replacements of lost engines that are being started."""
+        self._replaced = asyncio.Event()
+        """Set when the start of a replacement has succeeded or failed."""
         self.lost: list[str] = []
         """Names of the engines lost so far."""
         self.reissued: Callable[[Sequence[str]], None] | None = None
@@ -143,6 +145,12 @@ class RolloutPool(Dispatch):
         elif not self._members:
             self._fail(EngineError(f"no engine is left: {name} was the last one ({reason})"))
 
+    async def wait_for_replacement(self) -> None:
+        """While no engine is left: until a replacement has started, or none is being started any more."""
+        while not self._members and self.replacing:
+            self._replaced.clear()
+            await self._replaced.wait()
+
     async def _start_replacement(self, name: str) -> None:
         assert self._replace is not None
         try:
@@ -150,6 +158,7 @@ class RolloutPool(Dispatch):
                 handle = await self._replace(name)
             finally:
                 self.replacing -= 1
+                self._replaced.set()
             self.add(handle)
             if self.bring_up is not None:
                 await self.bring_up(handle)

@@ -88,7 +88,9 @@ class TrainingStep:
         self._learner = learner
         self._temperature = temperature
         self._seed = seed
-        self._several_pulls = several_pulls
+        self.keeps_first_weights = several_pulls
+        """Whether the learner keeps a copy of the weights that a version begins with until its last pull: for pi_old,
+        and for an engine that joins between two pulls."""
         self._max_prompt_tokens = max_prompt_tokens
         self._part_weights = dict(part_weights or {})
         self._stage = stage
@@ -128,7 +130,7 @@ class TrainingStep:
                 update_actor=critic is None or number > critic.warmup_steps,
                 update_critic=critic is not None,
                 continues=continues,
-                keep_anchor=self._several_pulls and self._anchors and not continues,
+                keep_anchor=self.keeps_first_weights and not continues,
             )
         metrics.update(scored.metrics)
         metrics.update(result.metrics)

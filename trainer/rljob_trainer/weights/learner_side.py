@@ -7,6 +7,7 @@ them whatever becomes of the broadcast, and an engine's failure is not the learn
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +28,8 @@ class Rank(Protocol):
     rank: int
     device: torch.device
     attachments: dict[str, Any]
+
+    def anchored(self) -> AbstractContextManager[None]: ...
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, Tensor]]: ...
 
@@ -73,8 +76,14 @@ def connect(rank: Rank, link: WeightLink, timeout: float) -> Failure | None:
     return None
 
 
-def publish(rank: Rank, version: int, timeout: float) -> SendReport | Failure | None:
-    """Sends the policy's parameters from rank 0, which returns what it cost or why it failed."""
+def publish(rank: Rank, version: int, timeout: float, anchored: bool = False) -> SendReport | Failure | None:
+    """Sends the policy's parameters from rank 0, which returns what it cost or why it failed. ``anchored``: as they
+    were when the version began."""
+    with rank.anchored() if anchored else nullcontext():
+        return _publish(rank, version, timeout)
+
+
+def _publish(rank: Rank, version: int, timeout: float) -> SendReport | Failure | None:
     side = _side(rank)
     if side.metas is None:
         side.metas = describe(rank.named_parameters_for_publish())

@@ -11,7 +11,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.handle import EngineHandle
@@ -24,6 +24,9 @@ from rljob_trainer.weights.receiver import ReceiveReport
 from rljob_trainer.weights.sender import SENDER, SendReport
 
 log = logging.getLogger(__name__)
+
+Held = Literal["present", "first"] | None
+"""Weights that a learner has: its present ones, or those that it kept when the version began."""
 
 _SLACK_SECONDS = 10.0
 """Beyond the deadline of those who do the work: for their answers to arrive."""
@@ -41,8 +44,8 @@ class Ranks(Protocol):
 class WeightPublication:
     """Brings the learner's weights into the engines of a pool.
 
-    ``may_send`` says whether the learner's weights are those of the pool's version just now; while it trains they are
-    not, and a new engine has to wait.
+    ``holds`` says which of the learner's weights are those of the pool's version just now. While it updates none are,
+    and a new engine has to wait.
     """
 
     def __init__(
@@ -54,14 +57,14 @@ class WeightPublication:
         seconds: float = 300.0,
         host: str | None = None,
         backend: str = "gloo",
-        may_send: Callable[[], bool] = lambda: True,
+        holds: Callable[[], Held] = lambda: "present",
         waits: Waits | None = None,
     ) -> None:
         """``seconds``: deadline of each part, and of an engine's wait for its first weights. ``host``: where the
         learner listens, by default its address in Ray."""
         self._ranks, self._pool = ranks, pool
         self._bucket_bytes, self._seconds, self._host, self._backend = bucket_bytes, seconds, host, backend
-        self._may_send = may_send
+        self._holds = holds
         self._address: str | None = None
         self._generations = itertools.count(1)
         self._connected: tuple[EngineHandle, ...] = ()
@@ -82,7 +85,15 @@ class WeightPublication:
         none is left or one keeps failing.
         """
         async with self.between("trainer", f"version {version} is being published", self._seconds):
-            await self._send_to(lambda: self._pool.engines, version, "trainer")
+            while True:
+                with self._waits.wait("trainer", f"an engine to take version {version}: all are lost"):
+                    await self._pool.wait_for_replacement()
+                try:
+                    await self._send_to(lambda: self._pool.engines, version, "trainer")
+                    break
+                except EngineError:
+                    if self._pool.engines or not self._pool.replacing:
+                        raise
             self._pool.activate([engine.name for engine in self._connected], version)
             return self._costs()
 
@@ -118,9 +129,10 @@ class WeightPublication:
         began = asyncio.get_running_loop().time()
         with self._waits.wait(who, "weights: the learner is busy with an update or a publication", self._seconds):
             while engine in self._pool.engines and engine not in self._pool.serving:
-                if self._may_send() and not self._turn.is_taken:
+                if self._holds() is not None and not self._turn.is_taken:
                     async with self.between(who, f"{who} gets its first weights", self._seconds):
-                        await self._bring_in(engine)
+                        if held := self._holds():
+                            await self._bring_in(engine, held)
                 elif asyncio.get_running_loop().time() > began + self._seconds:
                     raise DeadlineError(
                         f"engine {engine.name} got no weights within {self._seconds:.0f} s: all that time the learner "
@@ -130,10 +142,10 @@ class WeightPublication:
                 else:
                     await asyncio.sleep(0.05)
 
-    async def _bring_in(self, engine: EngineHandle) -> None:
+    async def _bring_in(self, engine: EngineHandle, held: Held) -> None:
         for _ in range(2):
             only = lambda: [e for e in self._pool.engines if e is engine]  # noqa: E731
-            await self._send_to(only, self._pool.version, f"engine {engine.name}")
+            await self._send_to(only, self._pool.version, f"engine {engine.name}", held)
             if await self.admits(engine):
                 self._pool.activate([engine.name])
                 return
@@ -141,7 +153,9 @@ class WeightPublication:
         self._pool.report_lost(engine.name, reason)
         raise EngineError(f"engine {engine.name} cannot join: {reason}")
 
-    async def _send_to(self, engines: Callable[[], Sequence[EngineHandle]], version: int, who: str) -> None:
+    async def _send_to(
+        self, engines: Callable[[], Sequence[EngineHandle]], version: int, who: str, held: Held = "present"
+    ) -> None:
         for attempt in range(1, _ATTEMPTS + 1):
             wanted = tuple(engines())
             if not wanted:
@@ -154,7 +168,7 @@ class WeightPublication:
             if failure is None:
                 what = f"{names} to load version {version} from the learner"
                 with self._waits.wait(who, what, self._seconds + _SLACK_SECONDS):
-                    failure = await self._publish(wanted, version)
+                    failure = await self._publish(wanted, version, held)
             if failure is None:
                 return
             self._connected = ()
@@ -187,14 +201,14 @@ class WeightPublication:
             self._connected = engines
         return failure
 
-    async def _publish(self, engines: tuple[EngineHandle, ...], version: int) -> str | None:
+    async def _publish(self, engines: tuple[EngineHandle, ...], version: int, held: Held) -> str | None:
         """One broadcast to the connected engines; returns what went wrong."""
         receives = [
             engine.call("receive_weights", version, self._seconds, seconds=self._seconds + _SLACK_SECONDS)
             for engine in engines
         ]
         failure, report, received = await self._together(
-            self._ranks.run(learner_side.publish, version, self._seconds), receives, self._link
+            self._ranks.run(learner_side.publish, version, self._seconds, held == "first"), receives, self._link
         )
         if failure is None:
             self.report, self._received = report, received
