@@ -21,7 +21,7 @@ exit $code
 """
 CLOSED_MEANWHILE = """
 (
-    until [ -e "$1/checkpoints/step-00000002" ]; do sleep 0.05; done
+    until [ -e "$1/checkpoints/step-00000002" ]; do sleep 0.05; kill -0 $$ || exit; done
     mount --bind "$1/checkpoints" "$1/checkpoints" && mount -o remount,bind,ro "$1/checkpoints"
 ) &
 exec "$2" -m rljob_trainer.cli run job.yaml --output "$1"
