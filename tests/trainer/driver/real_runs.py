@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -72,6 +73,11 @@ class Runner:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._started: list[Process] = []
+        self._left: list[Path] = []
+
+    def leaves(self, folder: Path) -> None:
+        """A folder outside the test's own, which goes with it."""
+        self._left.append(folder)
 
     def write(self, job: dict[str, Any], name: str = "job.yaml") -> Path:
         path = self.folder / name
@@ -113,6 +119,8 @@ class Runner:
             if process.poll() is None:
                 process.kill()
                 process.communicate()
+        for folder in self._left:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def metrics_of(output: Path) -> list[dict[str, Any]]:

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from driver_client import TOKEN, Client
@@ -25,7 +27,10 @@ class Attempts:
     def __init__(self, runner: Runner, nodes: RayNodes, **spec: Any) -> None:
         self.folder, self._runner, self._nodes = runner.folder, runner, nodes
         self.storage = runner.folder / "mnt"
-        self.output = self.storage / "claim" / "runs" / "team" / "tiny-uid-1"
+        # Drivers leave their ledger on the machine, as on the node of a head pod.
+        self.uid = f"uid-{uuid4().hex[:8]}"
+        runner.leaves(Path(tempfile.gettempdir(), "rljob", f"tiny-{self.uid}"))
+        self.output = self.storage / "claim" / "runs" / "team" / f"tiny-{self.uid}"
         self.log = runner.folder / "head.log"
         self.client = Client(free_port())
         job = copy_job(**spec)
@@ -44,7 +49,7 @@ class Attempts:
             "RAY_ADDRESS": self._nodes.address,
             "RLJOB_NAMESPACE": "team",
             "RLJOB_NAME": "tiny",
-            "RLJOB_UID": "uid-1",
+            "RLJOB_UID": self.uid,
         }
         # The operator's own command, with its paths and the port moved to where this test has them.
         verb, drive, _, *rest = driver_command(attempt, generation).split()

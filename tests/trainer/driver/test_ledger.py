@@ -217,6 +217,22 @@ async def test_a_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
         Ledger(path, attempt=1)
 
 
+async def test_a_ledger_of_another_version_of_rljob_is_named(tmp_path: Path) -> None:
+    older = tmp_path / "older"
+    with sqlite3.connect(older) as database:
+        database.execute("CREATE TABLE groups (ordinal INTEGER PRIMARY KEY)")
+    with pytest.raises(OutputError, match="older: it was written by another version of rljob; move it away"):
+        Ledger(older, attempt=1)
+    ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
+    with pytest.raises(CheckpointError, match=r"older was written by another version of rljob: go on with that one"):
+        await ledger.roll_back(older, step=2, next_ordinal=1, again=[])
+    await ledger.snapshot(tmp_path / "snapshot")
+    await ledger.close()
+    again = Ledger(tmp_path / "ledger.sqlite", attempt=2)
+    assert await again.roll_back(tmp_path / "snapshot", step=0, next_ordinal=0, again=[]) == 0
+    await again.close()
+
+
 async def test_a_ledger_of_another_run_is_named(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
     ledger.admitted(prompt(0), version=0, deadline=1)

@@ -40,6 +40,8 @@ FILE = "ledger.sqlite"
 ROLLED_BACK, ENGINE_LOST = "rolled back", "engine lost"
 """Why a group is asked again."""
 
+_FORMAT = 2
+"""Of the tables; to be raised with every change of theirs."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
     ordinal INTEGER PRIMARY KEY,
@@ -198,8 +200,13 @@ class Ledger:
         self._connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
-        self._connection.executescript(_SCHEMA)
+        if self._connection.execute("SELECT 1 FROM sqlite_schema").fetchone() and not self._is_ours("main"):
+            raise sqlite3.DatabaseError("it was written by another version of rljob")
+        self._connection.executescript(f"{_SCHEMA} PRAGMA user_version = {_FORMAT};")
         self._add_up_anew()
+
+    def _is_ours(self, database: str) -> bool:
+        return bool(self._connection.execute(f"PRAGMA {database}.user_version").fetchone()[0] == _FORMAT)
 
     def _add_up_anew(self) -> None:
         self._account = Account.of(self._connection)
@@ -284,6 +291,11 @@ class Ledger:
         highest = self._highest()
         if snapshot is not None and snapshot.exists():
             database.execute("ATTACH ? AS past", (str(snapshot),))
+            if not self._is_ours("past"):
+                raise CheckpointError(
+                    f"the ledger {snapshot} was written by another version of rljob: go on with that one, or start "
+                    "anew in another folder"
+                )
             undone = self._undone(next_ordinal, again)
             with database:
                 database.execute("BEGIN")
