@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.errors import DeadlineError
+from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.simulation.clock import run_virtual
@@ -80,6 +80,47 @@ def test_each_part_of_a_publication_is_a_wait_of_whoever_it_is_for() -> None:
         assert waits.latest.sentence == "trainer waits for engine 3 to load version 1 from the learner"
         await asyncio.gather(coming, publishing)
         assert waits.latest is None
+        await pool.close()
+
+    run_virtual(main())
+
+
+class Dying(Engine):
+    """One that is lost when it is to meet the learner."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def _answer(self, answer: Any) -> Any:
+        raise EngineError(f"engine {self.name} is gone")
+
+
+@pytest.mark.parametrize("sound_from", [1, None])
+def test_a_publication_waits_for_successors_of_the_last_engine_but_not_for_ever(sound_from: int | None) -> None:
+    started: list[str] = []
+
+    async def replace(name: str) -> Engine:
+        await asyncio.sleep(20)
+        started.append(name)
+        return Engine() if len(started) == sound_from else Dying(f"3.{len(started)}")
+
+    async def main() -> None:
+        waits = Waits(asyncio.get_running_loop().time)
+        pool = RolloutPool(replace=replace)
+        pool.add(Dying("3"))
+        publication = WeightPublication(Ranks(), pool, bucket_bytes=1, seconds=300, waits=waits)
+        pool.bring_up = publication.bring_up
+        publishing = asyncio.create_task(publication.publish(1))
+        await asyncio.sleep(110)
+        assert waits.latest is not None
+        assert waits.latest.sentence == "trainer waits for an engine to take version 1: all are lost"
+        if sound_from is None:
+            with pytest.raises(EngineError, match="no engine is left to take version 1"):
+                await publishing
+            assert len(started) == 2
+        else:
+            await publishing
+            assert (pool.version, [engine.name for engine in pool.serving]) == (1, ["3"])
         await pool.close()
 
     run_virtual(main())

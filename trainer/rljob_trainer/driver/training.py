@@ -103,7 +103,7 @@ class PipelineTrainer:
         self._turns = turns
 
     @property
-    def holds(self) -> Held:
+    def holds(self) -> Held | None:
         """Which weights the learner has of the version that engines serve: between two pulls of a version, those that
         it kept when the version began."""
         if not self.busy:

@@ -146,7 +146,8 @@ class RolloutPool(Dispatch):
             self._fail(EngineError(f"no engine is left: {name} was the last one ({reason})"))
 
     async def wait_for_replacement(self) -> None:
-        """While no engine is left: until a replacement has started, or none is being started any more."""
+        """While no engine is left: until a replacement has started, or none is being started any more. The starts have
+        a deadline of their own."""
         while not self._members and self.replacing:
             self._replaced.clear()
             await self._replaced.wait()

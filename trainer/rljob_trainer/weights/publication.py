@@ -25,7 +25,7 @@ from rljob_trainer.weights.sender import SENDER, SendReport
 
 log = logging.getLogger(__name__)
 
-Held = Literal["present", "first"] | None
+Held = Literal["present", "first"]
 """Weights that a learner has: its present ones, or those that it kept when the version began."""
 
 _SLACK_SECONDS = 10.0
@@ -57,7 +57,7 @@ class WeightPublication:
         seconds: float = 300.0,
         host: str | None = None,
         backend: str = "gloo",
-        holds: Callable[[], Held] = lambda: "present",
+        holds: Callable[[], Held | None] = lambda: "present",
         waits: Waits | None = None,
     ) -> None:
         """``seconds``: deadline of each part, and of an engine's wait for its first weights. ``host``: where the
@@ -85,14 +85,16 @@ class WeightPublication:
         none is left or one keeps failing.
         """
         async with self.between("trainer", f"version {version} is being published", self._seconds):
-            while True:
+            for attempt in range(1, _ATTEMPTS + 1):
                 with self._waits.wait("trainer", f"an engine to take version {version}: all are lost"):
                     await self._pool.wait_for_replacement()
                 try:
                     await self._send_to(lambda: self._pool.engines, version, "trainer")
                     break
                 except EngineError:
-                    if self._pool.engines or not self._pool.replacing:
+                    # The last engine's successor gets its chance, and so does that one's; not one after the other for
+                    # ever.
+                    if self._pool.engines or not self._pool.replacing or attempt == _ATTEMPTS:
                         raise
             self._pool.activate([engine.name for engine in self._connected], version)
             return self._costs()
@@ -117,7 +119,7 @@ class WeightPublication:
     async def resend(self, engine: EngineHandle) -> None:
         """Gives one engine the pool's version once more, from a learner that still holds it."""
         async with self.between("trainer", f"engine {engine.name} gets its weights once more", self._seconds):
-            await self._send_to(lambda: [e for e in self._pool.engines if e is engine], self._pool.version, "trainer")
+            await self._send_to(self._only(engine), self._pool.version, "trainer")
 
     async def bring_up(self, engine: EngineHandle) -> None:
         """Gives a new engine the pool's version as soon as the learner holds it, unless a publication comes first.
@@ -144,14 +146,17 @@ class WeightPublication:
 
     async def _bring_in(self, engine: EngineHandle, held: Held) -> None:
         for _ in range(2):
-            only = lambda: [e for e in self._pool.engines if e is engine]  # noqa: E731
-            await self._send_to(only, self._pool.version, f"engine {engine.name}", held)
+            await self._send_to(self._only(engine), self._pool.version, f"engine {engine.name}", held)
             if await self.admits(engine):
                 self._pool.activate([engine.name])
                 return
         reason = "it deviates from the trainer, also after a second sending"
         self._pool.report_lost(engine.name, reason)
         raise EngineError(f"engine {engine.name} cannot join: {reason}")
+
+    def _only(self, engine: EngineHandle) -> Callable[[], Sequence[EngineHandle]]:
+        """That engine, for as long as it is in the pool."""
+        return lambda: [other for other in self._pool.engines if other is engine]
 
     async def _send_to(
         self, engines: Callable[[], Sequence[EngineHandle]], version: int, who: str, held: Held = "present"
