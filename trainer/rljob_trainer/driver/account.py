@@ -40,18 +40,19 @@ class Account:
         account = cls()
         for state, reason, samples, tokens, reward, age, token_ages in ledger.execute(_ENDED):
             if state == "trained":
-                account.add_trained(samples, tokens, reward, age, json.loads(token_ages))
+                ages = {int(of_token): count for of_token, count in json.loads(token_ages).items()}
+                account.add_trained(samples, tokens, reward, age, ages)
             else:
                 account.add_dropped(reason, samples, tokens, reward)
         return account
 
     def add_trained(
-        self, samples: int, tokens: int, reward: float | None, age: int, token_ages: Mapping[str, int]
+        self, samples: int, tokens: int, reward: float | None, age: int, token_ages: Mapping[int, int]
     ) -> None:
         self.trained.add(samples, tokens, reward)
         self.oldest[age] += 1
         for of_token, count in token_ages.items():
-            self.tokens[int(of_token)] += count
+            self.tokens[of_token] += count
 
     def add_dropped(self, reason: str, samples: int, tokens: int, reward: float | None) -> None:
         self.dropped.setdefault(reason, Tally()).add(samples, tokens, reward)

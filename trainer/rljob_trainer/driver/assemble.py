@@ -41,6 +41,7 @@ from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
 from rljob_trainer.telemetry.waits import Waits
 from rljob_trainer.training.step import TrainingStep
+from rljob_trainer.weights.publication import WeightPublication
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -216,20 +217,21 @@ def canaries_of(
     report: Callable[[str], None],
     waits: Waits,
 ) -> Canaries | None:
-    """The mismatch guard of engines that have weights of their own, elsewhere; None without one."""
-    if not spec.weights.canaries or engines.sender is None:
+    """The mismatch guard of engines that have weights of their own; None without one."""
+    if not spec.weights.canaries or engines.resend is None:
         return None
     canaries = Canaries(
         learner,
         engines.pool,
-        engines.sender.resend,
+        engines.resend,
         [prompt.token_ids for prompt in inputs.feed.first_prompts(spec.weights.canaries)],
         tolerance=spec.weights.canary_tolerance,
         seconds=float(spec.deadlines.progress_seconds),
         report=report,
         waits=waits,
     )
-    engines.sender.admits = canaries.admits
+    if isinstance(engines.publication, WeightPublication):
+        engines.publication.admits = canaries.admits
     return canaries
 
 

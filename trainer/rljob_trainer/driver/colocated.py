@@ -12,6 +12,8 @@ from rljob_trainer.learner.group import LearnerGroup
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.engine_loop import EngineLoop
+from rljob_trainer.rollout.handle import EngineHandle
+from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.telemetry.waits import Waits
@@ -53,15 +55,19 @@ def take_weights(rank: LearnerRank, version: int) -> None:
 class ColocatedPublication:
     """A ``Publication`` between each rank and the engine beside it."""
 
-    def __init__(self, learner: LearnerGroup, activate: Any, waits: Waits) -> None:
-        """``activate(version)`` is told when all engines serve it."""
-        self._learner = learner
-        self._activate = activate
-        self._waits = waits
+    def __init__(self, learner: LearnerGroup, pool: RolloutPool, waits: Waits) -> None:
+        self._learner, self._pool, self._waits = learner, pool, waits
 
     async def publish(self, version: int) -> dict[str, float]:
+        await self._take_over(version)
+        self._pool.activate([engine.name for engine in self._pool.engines], version)
+        return {}
+
+    async def resend(self, engine: EngineHandle) -> None:
+        """Gives one engine the pool's version once more; and the others, for ranks gather their weights together."""
+        await self._take_over(self._pool.version)
+
+    async def _take_over(self, version: int) -> None:
         reason = f"the engines beside the ranks to take version {version} over"
         with self._waits.wait("trainer", reason, self._learner.options.call_seconds):
             await self._learner.run(take_weights, version)
-        self._activate(version)
-        return {}

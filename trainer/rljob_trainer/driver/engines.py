@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api import cluster
 from rljob_trainer.driver import colocated
+from rljob_trainer.driver.canaries import Resend
 from rljob_trainer.driver.sizing import EngineCount
 from rljob_trainer.driver.training import Publication, Turns
 from rljob_trainer.learner.group import GroupOptions, LearnerGroup
@@ -54,8 +55,8 @@ class Engines:
     """``async with undisturbed(who, what, seconds)``: inside, no weights are on their way."""
     count: EngineCount | None = None
     """Changes the number of engines while the run is under way; None where it is fixed."""
-    sender: WeightPublication | None = None
-    """What the mismatch guard repairs engines with; None for those that are not sent any weights, or share devices."""
+    resend: Resend | None = None
+    """Gives one engine its weights once more; None for those that have none of their own."""
 
     async def close(self) -> None:
         await self.pool.close()
@@ -152,7 +153,9 @@ async def _inside_ranks(
         names.append(str(number))
         pool.add(RayEngine(str(number), _beside(actor), kill=lambda: None))
     pool.activate(names)
-    return Engines(pool, colocated.ColocatedPublication(learner, lambda version: pool.activate(names, version), waits))
+    publication = colocated.ColocatedPublication(learner, pool, waits)
+    # On one rank the engine samples from the learner's own weights.
+    return Engines(pool, publication, resend=publication.resend if len(learner.actors) > 1 else None)
 
 
 def _beside(actor: Any) -> Callable[..., Any]:
@@ -220,9 +223,10 @@ async def start_pool(
     between = publication.between
     if spec.placement == "colocated":
         shared = spec.rollout.free_cache_engine and built.device == "cuda"
-        return Engines(pool, publication, SharedDevices(pool, learner, waits) if shared else None, between)
+        turns = SharedDevices(pool, learner, waits) if shared else None
+        return Engines(pool, publication, turns, undisturbed=between, resend=publication.resend)
     count = EngineCount(pool, len(names), start=start, bring_up=publication.bring_up, between=between)
-    return Engines(pool, publication, undisturbed=between, count=count, sender=publication)
+    return Engines(pool, publication, undisturbed=between, count=count, resend=publication.resend)
 
 
 def _engine_options(spec: ResolvedSpec, by_role: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -156,43 +156,59 @@ class GroupRollout:
     async def _score_as_they_finish(
         self, prompt: Prompt, requests: Sequence[GenerationRequest]
     ) -> tuple[list[Sample], list[RewardResult]]:
-        """The first sample's reward does not wait for the last sample, and one that cannot be scored ends the rest."""
-        scoring: dict[int, asyncio.Task[tuple[Sample, RewardResult]]] = {}
+        """The first sample's reward does not wait for the last sample, and one that cannot be scored ends the rest.
+        Samples that arrive in one turn of the event loop are scored together."""
+        loop = asyncio.get_running_loop()
+        arrived: dict[int, GenerationResult] = {}
+        begun: set[int] = set()
+        scoring: list[asyncio.Task[list[tuple[Sample, RewardResult]]]] = []
         over = False
 
-        def begin(position: int, result: GenerationResult) -> None:
-            if not over and position not in scoring:
-                scoring[position] = asyncio.create_task(self._score_one(prompt, position, result))
-                scoring[position].add_done_callback(ended)
+        def arrive(position: int, result: GenerationResult) -> None:
+            if position not in begun:
+                begun.add(position)
+                if not arrived:
+                    loop.call_soon(begin)
+                arrived[position] = result
 
-        def ended(task: asyncio.Task[tuple[Sample, RewardResult]]) -> None:
+        def begin() -> None:
+            if arrived and not over:
+                scoring.append(asyncio.create_task(self._score_some(prompt, dict(arrived))))
+                scoring[-1].add_done_callback(ended)
+            arrived.clear()
+
+        def ended(task: asyncio.Task[list[tuple[Sample, RewardResult]]]) -> None:
             if not task.cancelled() and task.exception() is not None:
                 generating.cancel()
 
-        generating = asyncio.create_task(self._pool.generate(requests, begin))
+        generating = asyncio.create_task(self._pool.generate(requests, arrive))
         try:
             try:
                 results = self._made[prompt.ordinal] = await generating
             except asyncio.CancelledError:
-                for task in scoring.values():
+                for task in scoring:
                     if task.done() and not task.cancelled():
                         task.result()
                 raise
             for position, result in enumerate(results):
-                begin(position, result)  # The last ones may not have been told of yet.
+                arrive(position, result)  # The last ones may not have been told of yet.
+            begin()
             with self._in_reward_functions(prompt.ordinal):
-                scored = await asyncio.gather(*(scoring[position] for position in range(len(results))))
+                scored = [pair for part in await asyncio.gather(*scoring) for pair in part]
         finally:
             over = True
             generating.cancel()
-            for task in scoring.values():
+            for task in scoring:
                 task.cancel()
+        scored.sort(key=lambda pair: pair[0].index)
         return [sample for sample, _ in scored], [reward for _, reward in scored]
 
-    async def _score_one(self, prompt: Prompt, position: int, result: GenerationResult) -> tuple[Sample, RewardResult]:
-        [sample] = samples_of([result], self._decode, position)
-        [reward] = await self._rewards.score(Group(prompt, [sample]))
-        return sample, reward
+    async def _score_some(
+        self, prompt: Prompt, results: Mapping[int, GenerationResult]
+    ) -> list[tuple[Sample, RewardResult]]:
+        """``results`` by the sample's index."""
+        samples = samples_of(list(results.values()), self._decode, results)
+        return list(zip(samples, await self._rewards.score(Group(prompt, samples)), strict=True))
 
     @contextmanager
     def _in_reward_functions(self, ordinal: int) -> Iterator[None]:
@@ -273,8 +289,10 @@ def greedy(sampling: SamplingSettings) -> SamplingSettings:
     return SamplingSettings(0.0, max_tokens=sampling.max_tokens, stop_token_ids=sampling.stop_token_ids)
 
 
-def samples_of(results: Sequence[GenerationResult], decode: Decode, first: int = 0) -> list[Sample]:
-    """The samples that an engine's results are, with their texts, counted from ``first``."""
+def samples_of(
+    results: Sequence[GenerationResult], decode: Decode, indices: Iterable[int] | None = None
+) -> list[Sample]:
+    """The samples that an engine's results are, with their texts. ``indices``: by default 0, 1, 2, ..."""
     texts = decode([result.token_ids.tolist() for result in results])
     return [
         Sample(
@@ -287,7 +305,7 @@ def samples_of(results: Sequence[GenerationResult], decode: Decode, first: int =
             text=text,
             seconds=result.seconds,
         )
-        for index, (result, text) in enumerate(zip(results, texts, strict=True), first)
+        for index, result, text in zip(indices or range(len(results)), results, texts, strict=True)
     ]
 
 

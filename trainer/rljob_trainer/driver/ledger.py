@@ -15,10 +15,9 @@ been made more than once. What an attempt had not written when it was killed, no
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,19 +39,19 @@ FILE = "ledger.sqlite"
 ROLLED_BACK, ENGINE_LOST = "rolled back", "engine lost"
 """Why a group is asked again."""
 
-_FORMAT = 2
+_FORMAT = 3
 """Of the tables; to be raised with every change of theirs."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
     ordinal INTEGER PRIMARY KEY,
     epoch INTEGER NOT NULL, source TEXT NOT NULL, row INTEGER NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('running', 'finished', 'trained', 'dropped')),
+    state TEXT NOT NULL, -- running, finished, trained, dropped (to have SQLite check it doubles the time of a row)
     reason TEXT,
     admitted_version INTEGER NOT NULL, deadline INTEGER NOT NULL,
     oldest_version INTEGER, newest_version INTEGER, samples INTEGER, tokens INTEGER, reward REAL, token_ages TEXT,
     trained_step INTEGER, trained_version INTEGER,
     attempt INTEGER NOT NULL, times_asked INTEGER NOT NULL
-) WITHOUT ROWID;
+);
 CREATE TABLE IF NOT EXISTS resampled (
     ordinal INTEGER NOT NULL, attempt INTEGER NOT NULL, reason TEXT NOT NULL, state TEXT NOT NULL, time TEXT NOT NULL,
     PRIMARY KEY (ordinal, time, reason)
@@ -217,7 +216,13 @@ class Ledger:
 
     def _write(self, changes: _Changes) -> None:
         # Rows, not groups: if they have to wait, their tokens need not.
-        trained = list(map(_trained_row, changes.trained))
+        trained = []
+        for group, step, version in changes.trained:
+            tokens, reward, ages = group.response_tokens, group.mean_score, _token_ages(group, version)
+            oldest, newest = version - max(ages, default=0), version - min(ages, default=0)
+            samples, told = len(group.samples), _as_json(ages)
+            trained.append((step, version, oldest, newest, samples, tokens, reward, told, group.prompt.ordinal))
+            self._account.add_trained(samples, tokens, reward, version - oldest, ages)
         ended = {row[-1] for row in (*trained, *changes.dropped)}
         self._unwritten += [
             (_ADMIT, changes.admitted),
@@ -228,8 +233,6 @@ class Ledger:
         ]
         for reason, samples, tokens, reward, _ in changes.dropped:
             self._account.add_dropped(reason, samples, tokens, reward)
-        for _, version, oldest, _, samples, tokens, reward, token_ages, _ in trained:
-            self._account.add_trained(samples, tokens, reward, version - oldest, json.loads(token_ages))
         self.account = self._account.copy()
         self._try_to_write()
 
@@ -328,10 +331,14 @@ def _now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _trained_row(entry: tuple[Group, int, int]) -> tuple[Any, ...]:
-    group, step, version = entry
+def _as_json(counts: Mapping[int, int]) -> str:
+    """Four times as fast as the general way, which counts when it happens for every group."""
+    return "{" + ", ".join([f'"{key}": {count}' for key, count in counts.items()]) + "}"
+
+
+def _token_ages(group: Group, version: int) -> dict[int, int]:
+    """Tokens by age in versions, for a group that is trained in ``version``; youngest first."""
     tokens: dict[int, int] = {}
-    """By age."""
     for versions in (sample.versions for sample in group.samples if sample.versions.size):
         # They never fall along a response, and most are made by one version: not every token has to be looked at.
         first = int(versions[0])
@@ -342,14 +349,4 @@ def _trained_row(entry: tuple[Group, int, int]) -> tuple[Any, ...]:
             made = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
         for made_by, count in made.items():
             tokens[version - made_by] = tokens.get(version - made_by, 0) + count
-    return (
-        step,
-        version,
-        version - max(tokens, default=0),
-        version - min(tokens, default=0),
-        len(group.samples),
-        group.response_tokens,
-        group.mean_score,
-        json.dumps(dict(sorted(tokens.items()))),
-        group.prompt.ordinal,
-    )
+    return tokens if len(tokens) < 2 else dict(sorted(tokens.items()))
