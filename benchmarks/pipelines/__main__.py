@@ -106,7 +106,7 @@ def run_side(settings: dict[str, Any], folder: Path, steps: int, repetition: int
 
 
 def _training(row: dict[str, float]) -> float:
-    return sum(row[f"timing/{stage}_seconds"] or 0.0 for stage in ("score", "advantage", "update"))
+    return sum(row.get(f"timing/{stage}_seconds") or 0.0 for stage in ("score", "advantage", "update"))
 
 
 def _mean(run: Run, metric: str) -> float:
