@@ -1,10 +1,11 @@
-"""What the pipeline itself costs per prompt group: loop, schedule and buffer, without Ray, engines or learner.
+"""What the pipeline itself costs per prompt group: loop, schedule, buffer and ledger, without Ray, engines or learner.
 
     .venv/bin/python -m benchmarks.pipelines.overhead
 
-Rollout and trainer answer at once, so all that is measured is ours: the schedule's questions, one asyncio task a group,
-the step's boundary, and the ledger, whose thread writes a step's rows in one transaction. Then: by how much the driver
-grows for what waits for the trainer, whose tokens lie in files (`rollout/shelf.py`).
+Rollout and trainer answer at once, so nearly all that is measured is ours: the schedule's questions, the step's
+boundary, and the ledger, whose thread writes a step's rows in one transaction. What stand-ins and asyncio's task for
+each group take is measured in turn with it. Then: by how much the driver grows for what waits for the trainer, whose
+tokens lie in files (`rollout/shelf.py`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.samples import Group, IntArray, Prompt, RewardResult, Sample
 
 HERE = Path(__file__).parent
+GROUPS = 10_240
 GOAL_MILLISECONDS = 20.0
 GOAL_MEGABYTES = 200.0
 SHAPES = {
@@ -90,6 +92,24 @@ class Feed:
 
     def state_dict(self) -> dict[str, object]:
         return {}
+
+
+def bare_milliseconds_per_thousand(shape: ScheduleSettings, groups: int) -> float:
+    """Of what the stand-ins and asyncio take by themselves: the same prompts, groups and tasks, a batch at a time."""
+
+    async def run() -> None:
+        feed, parts = Feed(groups), Nothing()
+        for _ in range(groups // shape.groups_per_version):
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(shape.groups_per_version):
+                    prompt = feed.next()
+                    assert prompt is not None
+                    tasks.create_task(parts.run(prompt))
+
+    settle()
+    began = time.process_time()
+    asyncio.run(run())
+    return (time.process_time() - began) / groups * 1e6
 
 
 def milliseconds_per_thousand(shape: ScheduleSettings, groups: int) -> float:
@@ -176,9 +196,13 @@ def megabytes_in_flight(groups: int, samples: int, tokens: int) -> float:
 
 def main() -> None:
     machine = Machine.here()
-    rows = {}
+    rows: dict[str, tuple[Spread, Spread, Spread]] = {}
     for name, shape in SHAPES.items():
-        rows[name] = Spread.of([milliseconds_per_thousand(shape, 10_240) for _ in range(5)])
+        pairs = [
+            (milliseconds_per_thousand(shape, GROUPS), bare_milliseconds_per_thousand(shape, GROUPS)) for _ in range(7)
+        ]
+        whole, bare = zip(*pairs, strict=True)
+        rows[name] = Spread.of([a - b for a, b in pairs]), Spread.of(whole), Spread.of(bare)
     # In a process of its own. The responses take 16 GB on the disk of the folder for temporary files.
     code = "from benchmarks.pipelines.overhead import megabytes_in_flight as m; print(m(10_000, 16, 8192))"
     printed = subprocess.run(
@@ -189,10 +213,14 @@ def main() -> None:
         [
             "# What the pipeline costs",
             "",
-            f"Processor milliseconds per 1,000 groups, median (smallest – largest) of five; goal: under "
+            "Processor milliseconds per 1,000 groups, all threads: median (smallest – largest) of seven. Bare: the "
+            f"same prompts, groups and asyncio tasks with nothing around them. Ours is the rest; goal: under "
             f"{GOAL_MILLISECONDS:.0f}.",
             "",
-            table(["schedule", "ms per 1,000 groups"], [[name, spread.show(".1f")] for name, spread in rows.items()]),
+            table(
+                ["schedule", "ours", "whole", "bare"],
+                [[name, *(spread.show(".1f") for spread in spreads)] for name, spreads in rows.items()],
+            ),
             f"10,000 finished groups of 16 x 8,192 tokens that wait for the trainer: the driver grows by "
             f"{megabytes:.0f} MB (goal: under {GOAL_MEGABYTES:.0f} MB).",
         ]
