@@ -6,12 +6,11 @@ always an account of the surviving lineage. Nobody has to ask the database while
 
 from __future__ import annotations
 
-import copy
 import json
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rljob_trainer.pipeline.tally import Tally
 from rljob_trainer.telemetry.summary import AgeCounts, EndedGroups
@@ -59,7 +58,8 @@ class Account:
 
     def copy(self) -> Account:
         """One that does not change."""
-        return copy.deepcopy(self)
+        dropped = {reason: replace(tally) for reason, tally in self.dropped.items()}
+        return Account(replace(self.trained), dropped, self.oldest.copy(), self.tokens.copy())
 
     @property
     def ages(self) -> AgeCounts:

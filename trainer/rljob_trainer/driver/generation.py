@@ -137,7 +137,7 @@ class GroupRollout:
             requests += requests_of(prompt, [GREEDY_INDEX], greedy(settings.sampling), settings.seed)
         if begun := self.restored.pop(prompt.ordinal, None):
             requests = [replace(request, begun=begun.get(index_of(request), NOTHING)) for request in requests]
-        if self._rewards.in_processes(prompt.source):
+        if len(requests) > 1 and self._rewards.in_processes(prompt.source):
             samples, rewards = await self._score_as_they_finish(prompt, requests)
         else:
             results = self._made[prompt.ordinal] = await self._pool.generate(requests)

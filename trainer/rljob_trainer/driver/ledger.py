@@ -6,10 +6,11 @@
     versions  every number that was ever published, whatever became of the weights
     commands  what the operator wanted
 
-The pipeline reports (``Journal``); rows are gathered in memory and written by a thread, a step's rows in one
-transaction, so a step costs the event loop a few appends to lists. A checkpoint carries a snapshot; going back to it
-rolls the groups back with it, but never the versions, whose numbers are not used again, nor what says that a group has
-been made more than once. What an attempt had not written when it was killed, nobody knows.
+The pipeline reports (``Journal``); rows are gathered in memory and written by a thread, a step's rows (those of several
+steps, if it is behind) in one transaction, so a step costs the event loop a few appends to lists. A checkpoint carries
+a snapshot; going back to it rolls the groups back with it, but never the versions, whose numbers are not used again,
+nor what says that a group has been made more than once. What an attempt had not written when it was killed, nobody
+knows.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -103,7 +105,9 @@ class Ledger:
         """Whether nothing was known before."""
         self._changes = _nothing()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
-        self._writing: Future[None] | None = None
+        self._handed_over: deque[_Changes] = deque()
+        self._asked = False
+        """Whether the thread has yet to look at what was handed over."""
         self._unwritten: list[tuple[str, list[tuple[Any, ...]]]] = []
         """The thread's: statements that are still to be executed, in order."""
         self._told = False
@@ -145,12 +149,15 @@ class Ledger:
     # --- writing
 
     def write(self) -> None:
-        """Has the thread write what has been reported. What cannot be written is said once, stays in memory and is
-        written with what comes next; the run goes on."""
+        """Has the thread write what has been reported, with all that waits by then in one transaction. What cannot be
+        written is said once, stays in memory and is written with what comes next; the run goes on."""
         if not self._changes:
             return
-        changes, self._changes = self._changes, _nothing()
-        self._writing = self._thread.submit(self._write, changes)
+        self._handed_over.append(self._changes)
+        self._changes = _nothing()
+        if not self._asked:
+            self._asked = True
+            self._thread.submit(self._write)
 
     async def announce(self, version: int, step: int) -> None:
         """A version is about to be published: from now on its number is used. Raises ``OutputError``."""
@@ -214,15 +221,22 @@ class Ledger:
     def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
         self._connection.execute(statement, values)
 
-    def _write(self, changes: _Changes) -> None:
-        # Rows, not groups: if they have to wait, their tokens need not.
+    def _write(self) -> None:
+        self._asked = False
+        while self._handed_over:
+            self._take_in(self._handed_over.popleft())
+        self.account = self._account.copy()
+        self._try_to_write()
+
+    def _take_in(self, changes: _Changes) -> None:
+        """Makes rows of what happened: if they have to wait, the groups' tokens need not."""
         trained = []
         for group, step, version in changes.trained:
             tokens, reward, ages = group.response_tokens, group.mean_score, _token_ages(group, version)
-            oldest, newest = version - max(ages, default=0), version - min(ages, default=0)
-            samples, told = len(group.samples), _as_json(ages)
-            trained.append((step, version, oldest, newest, samples, tokens, reward, told, group.prompt.ordinal))
-            self._account.add_trained(samples, tokens, reward, version - oldest, ages)
+            youngest, oldest = (next(iter(ages)), next(reversed(ages))) if ages else (0, 0)
+            versions, samples, told = (version - oldest, version - youngest), len(group.samples), _as_json(ages)
+            trained.append((step, version, *versions, samples, tokens, reward, told, group.prompt.ordinal))
+            self._account.add_trained(samples, tokens, reward, oldest, ages)
         ended = {row[-1] for row in (*trained, *changes.dropped)}
         self._unwritten += [
             (_ADMIT, changes.admitted),
@@ -233,8 +247,6 @@ class Ledger:
         ]
         for reason, samples, tokens, reward, _ in changes.dropped:
             self._account.add_dropped(reason, samples, tokens, reward)
-        self.account = self._account.copy()
-        self._try_to_write()
 
     def _record(self, values: tuple[Any, ...]) -> None:
         self._unwritten.append((_COMMAND, [values]))
