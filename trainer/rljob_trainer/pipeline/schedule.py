@@ -196,9 +196,10 @@ class Schedule:
         return self._by_arrival(wanted)
 
     def _by_arrival(self, wanted: int) -> list[int]:
-        chosen = list(self._finished)[:wanted]
-        counts = self._per_deadline.copy()
-        counts.subtract(self._deadlines[o] for o in chosen)
+        chosen = list(islice(self._finished, wanted))
+        counts = dict(self._per_deadline)
+        for ordinal in chosen:
+            counts[self._deadlines[ordinal]] -= 1
         if self._holds(counts, self.trained_in_version + wanted):
             return chosen
         # Arrival order would leave some group without a place before its deadline: earliest deadlines first,
