@@ -173,7 +173,7 @@ class GroupRollout:
 
         def begin() -> None:
             if arrived and not over:
-                scoring.append(asyncio.create_task(self._score_some(prompt, dict(arrived))))
+                scoring.append(asyncio.create_task(self._score_some(prompt, dict(sorted(arrived.items())))))
                 scoring[-1].add_done_callback(ended)
             arrived.clear()
 
