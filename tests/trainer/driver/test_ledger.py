@@ -248,6 +248,19 @@ def limit(ledger: Ledger, pages: int) -> None:
     ledger._thread.submit(ledger._connection.execute, f"PRAGMA max_page_count = {pages}").result()
 
 
+async def test_what_is_wrong_with_a_row_is_not_kept_from_the_run(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
+    wrong = group(0, [1], 1.0)
+    wrong.samples[0].versions = None  # type: ignore[assignment]
+    ledger.trained([wrong], step=1, version=1)
+    ledger.write()
+    await ledger.highest_version()  # after the thread has looked at it
+    with pytest.raises(AttributeError, match="size"):
+        ledger.write()
+    with pytest.raises(AttributeError, match="size"):
+        await ledger.close()
+
+
 async def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,7 +20,7 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,6 +108,7 @@ class Ledger:
         self._handed_over: deque[_Changes] = deque()
         self._asked = False
         """Whether the thread has yet to look at what was handed over."""
+        self._writing: Future[None] | None = None
         self._unwritten: list[tuple[str, list[tuple[Any, ...]]]] = []
         """The thread's: statements that are still to be executed, in order."""
         self._told = False
@@ -150,14 +151,17 @@ class Ledger:
 
     def write(self) -> None:
         """Has the thread write what has been reported, with all that waits by then in one transaction. What cannot be
-        written is said once, stays in memory and is written with what comes next; the run goes on."""
+        written is said once, stays in memory and is written with what comes next; the run goes on. Raises what is wrong
+        with the rows themselves, at the next call."""
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
         if not self._changes:
             return
         self._handed_over.append(self._changes)
         self._changes = _nothing()
         if not self._asked:
             self._asked = True
-            self._thread.submit(self._write)
+            self._writing = self._thread.submit(self._write)
 
     async def announce(self, version: int, step: int) -> None:
         """A version is about to be published: from now on its number is used. Raises ``OutputError``."""
@@ -188,11 +192,13 @@ class Ledger:
 
     async def close(self, *, write: bool = True) -> None:
         """Writes what is left, unless the run is another's by now."""
-        if write:
-            self.write()
-            self._thread.submit(self._try_to_write)
-        await asyncio.to_thread(self._thread.shutdown)
-        self._connection.close()
+        try:
+            if write:
+                self.write()
+                self._thread.submit(self._try_to_write)
+        finally:
+            await asyncio.to_thread(self._thread.shutdown)
+            self._connection.close()
 
     async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
         try:
