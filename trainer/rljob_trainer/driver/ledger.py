@@ -357,14 +357,15 @@ def _as_json(counts: Mapping[int, int]) -> str:
 def _token_ages(group: Group, version: int) -> dict[int, int]:
     """Tokens by age in versions, for a group that is trained in ``version``; youngest first."""
     tokens: dict[int, int] = {}
-    for versions in (sample.versions for sample in group.samples if sample.versions.size):
+    for sample in group.samples:
+        versions = sample.versions
+        if not versions.size:
+            continue
         # They never fall along a response, and most are made by one version: not every token has to be looked at.
-        first = int(versions[0])
-        if first == versions[-1]:
-            made = {first: len(versions)}
+        if (first := versions.item(0)) == versions.item(-1):
+            tokens[version - first] = tokens.get(version - first, 0) + versions.size
         else:
-            numbers, counts = np.unique(versions, return_counts=True)
-            made = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-        for made_by, count in made.items():
-            tokens[version - made_by] = tokens.get(version - made_by, 0) + count
+            for made_by, count in zip(*np.unique(versions, return_counts=True), strict=True):
+                age = version - int(made_by)
+                tokens[age] = tokens.get(age, 0) + int(count)
     return tokens if len(tokens) < 2 else dict(sorted(tokens.items()))
