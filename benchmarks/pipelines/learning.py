@@ -76,7 +76,7 @@ def show(learnt: Sequence[Learnt]) -> str:
                 mode,
                 ", ".join(f"{run.reward:.3f}" for run in runs),
                 f"{reward:.3f}",
-                f"{reward - fmean(sync):+.3f}",
+                f"{reward - fmean(sync):+.3f}" if sync else "",
                 f"{fmean(run.mean_age for run in runs):.2f}",
                 ", ".join(str(run.samples) for run in runs),
                 f"{fmean(run.seconds for run in runs):.0f}",
