@@ -248,15 +248,21 @@ def limit(ledger: Ledger, pages: int) -> None:
     ledger._thread.submit(ledger._connection.execute, f"PRAGMA max_page_count = {pages}").result()
 
 
-async def test_what_is_wrong_with_a_row_is_not_kept_from_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("noticed", ["write", "snapshot", "close"])
+async def test_what_is_wrong_with_a_row_is_not_kept_from_the_run(tmp_path: Path, noticed: str) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
     wrong = group(0, [1], 1.0)
     wrong.samples[0].versions = None  # type: ignore[assignment]
     ledger.trained([wrong], step=1, version=1)
-    ledger.write()
-    await ledger.highest_version()  # after the thread has looked at it
-    with pytest.raises(AttributeError, match="size"):
+    if noticed == "write":
         ledger.write()
+        await ledger.highest_version()  # after the thread has looked at it
+        with pytest.raises(AttributeError, match="size"):
+            ledger.write()
+    elif noticed == "snapshot":
+        with pytest.raises(AttributeError, match="size"):
+            await ledger.snapshot(tmp_path / "snapshot.sqlite")
+        assert not (tmp_path / "snapshot.sqlite").exists()
     with pytest.raises(AttributeError, match="size"):
         await ledger.close()
 

@@ -153,8 +153,7 @@ class Ledger:
         """Has the thread write what has been reported, with all that waits by then in one transaction. What cannot be
         written is said once, stays in memory and is written with what comes next; the run goes on. Raises what is wrong
         with the rows themselves, at the next call."""
-        if self._writing is not None and self._writing.done():
-            self._writing.result()
+        self._check_written()
         if not self._changes:
             return
         self._handed_over.append(self._changes)
@@ -177,6 +176,7 @@ class Ledger:
         """Writes a copy with everything that has been reported. Raises ``OutputError``."""
         self.write()
         await self._do(self._write_unwritten)
+        self._check_written()
         await self._do(self._copy_to, target)
 
     async def roll_back(self, snapshot: Path | None, *, step: int, next_ordinal: int, again: Iterable[int]) -> int:
@@ -199,6 +199,13 @@ class Ledger:
         finally:
             await asyncio.to_thread(self._thread.shutdown)
             self._connection.close()
+        if write:
+            self._check_written()
+
+    def _check_written(self) -> None:
+        """Raises what was wrong with the rows that the thread has looked at last."""
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
 
     async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
         try:
