@@ -12,6 +12,7 @@ from rljob_trainer.algorithms.estimators import (
     refuse_non_finite,
 )
 from rljob_trainer.algorithms.kept import Kept
+from rljob_trainer.algorithms.memory import Scratch, fresh
 from rljob_trainer.algorithms.scan import Grid
 from rljob_trainer.algorithms.segments import Spread
 
@@ -29,7 +30,7 @@ def gae(inputs: AdvantageInputs, *, gamma: float = 1.0, lambda_: float = 1.0, wh
     """
     assert inputs.values is not None
     mask, values = inputs.mask, inputs.values
-    returns, estimates = torch.empty_like(values), torch.empty_like(values)
+    returns, estimates, scratch = fresh(values), fresh(values), Scratch(values.device)
     bootstrap = None
     if inputs.final_values is not None and inputs.truncated is not None:
         bootstrap = gamma * torch.where(inputs.truncated, inputs.final_values, 0).double()
@@ -39,8 +40,8 @@ def gae(inputs: AdvantageInputs, *, gamma: float = 1.0, lambda_: float = 1.0, wh
         here = piece.tokens
         kept = Kept.of(mask[here], piece.segments)
         known = kept.pack(values[here])
-        grid = Grid.of(kept.segments, values.device)
-        _fill(grid, kept.pack(rewards[here]), known, gamma * (1.0 - lambda_))
+        grid = Grid.of(kept.segments, scratch)
+        _fill(grid, kept.pack(rewards[here]), known, gamma * (1.0 - lambda_), scratch)
         if bootstrap is not None:
             _add_at_the_end(grid, bootstrap[piece.sequences])
         returns[here] = kept.unpack(grid.sums_to_the_end(gamma * lambda_))
@@ -52,13 +53,14 @@ def gae(inputs: AdvantageInputs, *, gamma: float = 1.0, lambda_: float = 1.0, wh
     return AdvantageOutput(spread.normalise_(estimates, mask, 1e-8) if whiten else estimates, returns)
 
 
-def _fill(grid: Grid, rewards: Tensor, values: Tensor, share: float) -> None:
+def _fill(grid: Grid, rewards: Tensor, values: Tensor, share: float, scratch: Scratch) -> None:
     """r_t + share V_next, all packed; behind a sequence's last token stands 0."""
     if share == 0.0 or grid.segments.tokens < 2:
         grid.stream.copy_(rewards)
     else:
         # In the stream's own precision, then widened: both at once is twice as slow.
-        grid.stream[:-1].copy_(torch.add(rewards[:-1], values[1:], alpha=share))
+        narrow = scratch.get("narrow", rewards.numel() - 1, rewards.dtype)
+        grid.stream[:-1].copy_(torch.add(rewards[:-1], values[1:], alpha=share, out=narrow))
         grid.stream[-1] = rewards[-1]
         borders = grid.segments.offsets[1:-1]
         lasts = torch.where(borders > 0, borders - 1, grid.segments.tokens)  # the spare 0, if nothing is in front

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.algorithms.kept import Kept
+from rljob_trainer.algorithms.memory import Scratch, fresh
 from rljob_trainer.algorithms.segments import Segments
 
 BLOCK = 16
@@ -28,10 +29,10 @@ def discounted_sum(stream: Tensor, decay: float, segments: Segments, mask: Tenso
     ``decay`` is in [0, 1]. Tokens with mask False are skipped (they cost no discount) and get 0. Kept values must be
     finite: one that is not spoils its neighbours' sequences too.
     """
-    sums = torch.empty_like(stream)
+    sums, scratch = fresh(stream), Scratch(stream.device)
     for piece in segments.pieces:
         kept = Kept.of(mask[piece.tokens], piece.segments)
-        grid = Grid.of(kept.segments, stream.device)
+        grid = Grid.of(kept.segments, scratch)
         grid.stream.copy_(kept.pack(stream[piece.tokens]))
         sums[piece.tokens] = kept.unpack(grid.sums_to_the_end(decay))
     return sums
@@ -40,17 +41,18 @@ def discounted_sum(stream: Tensor, decay: float, segments: Segments, mask: Tenso
 class Grid:
     """A packed run of sequences as a float64 matrix of blocks, with at least one 0 behind the last token."""
 
-    def __init__(self, matrix: Tensor, segments: Segments) -> None:
+    def __init__(self, matrix: Tensor, local: Tensor, segments: Segments) -> None:
         self.matrix = matrix  # [blocks, BLOCK]
+        self._local = local  # [blocks, BLOCK], for the sums
         self.segments = segments
 
     @staticmethod
-    def of(segments: Segments, device: torch.device) -> Grid:
-        """An uninitialised one: fill ``stream``."""
+    def of(segments: Segments, scratch: Scratch) -> Grid:
+        """An uninitialised one: fill ``stream``. It holds until the next one is made in the same ``scratch``."""
         blocks = segments.tokens // BLOCK + 1
-        flat = torch.empty(blocks * BLOCK, dtype=torch.float64, device=device)
+        flat, local = (scratch.get(name, blocks * BLOCK, torch.float64) for name in ("matrix", "local"))
         flat[segments.tokens :] = 0
-        return Grid(flat.view(blocks, BLOCK), segments)
+        return Grid(flat.view(blocks, BLOCK), local.view(blocks, BLOCK), segments)
 
     @property
     def stream(self) -> Tensor:
@@ -64,7 +66,7 @@ class Grid:
         if decay == 0.0 or self.segments.tokens == 0:
             return self.stream
         triangle, powers = _powers(decay, BLOCK, self.matrix.device)
-        local = self.matrix @ triangle
+        local = torch.mm(self.matrix, triangle, out=self._local)
         if len(self.segments) > 1:
             self._stop_at_borders(local, decay, triangle, powers)
         local.addcmul_(_entering(local, decay)[:, None], powers)

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rljob_trainer.algorithms.memory import Scratch
+
 PIECE_TOKENS = 1 << 18
 """Tokens that a CPU works on at a time: a few float64 vectors of them fit into its cache."""
 
@@ -176,6 +178,7 @@ class Spread:
 
     def __init__(self) -> None:
         self._anchor: Tensor | None = None
+        self._scratch: Scratch | None = None
         self._total: Tensor | float = 0.0
         self._squares: Tensor | float = 0.0
         self._count: Tensor | int = 0
@@ -188,7 +191,9 @@ class Spread:
             return
         if self._anchor is None:
             self._anchor = values[0 if whole else mask.to(torch.uint8).argmax()].clone()
-        shifted = values - self._anchor
+        if self._scratch is None:
+            self._scratch = Scratch(values.device)
+        shifted = torch.sub(values, self._anchor, out=self._scratch.get("shifted", values.numel(), values.dtype))
         if not whole:
             shifted = torch.where(mask, shifted, 0)
         self._total = self._total + shifted.sum().double()
