@@ -11,22 +11,21 @@ Section = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """An estimator and its loss. ``samples``: of a prompt; all methods get as many sequences a step.
+    """An estimator and its loss. ``samples``: of a prompt. An optimizer step sees as many sequences in every method.
 
-    ``epochs``: passes over a batch. Losses without a ratio know no earlier policy: they take one pass in one piece.
+    ``mini_batches``: optimizer steps a batch. Losses without a ratio know no earlier policy: they sample for each.
     """
 
     algorithm: Section
-    samples: int = 16
-    epochs: int = 2
-    whole_batch: bool = False
+    samples: int = 8
+    mini_batches: int = 4
     two_rewards: bool = False
 
 
-_GRADIENT: dict[str, Any] = {"samples": 16, "epochs": 1, "whole_batch": True}
+_GRADIENT: dict[str, Any] = {"mini_batches": 1}
 
 METHODS: Mapping[str, Method] = {
-    "gae": Method({"preset": "ppo", "advantage": {"lambda": 0.95}, "critic": {"learningRate": 1e-3}}, samples=1),
+    "gae": Method({"preset": "ppo", "advantage": {"lambda": 0.95}, "critic": {"learningRate": 2e-3}}, samples=1),
     "grpo": Method({"preset": "grpo"}),
     "grpo (dr_grpo)": Method({"preset": "dr_grpo"}),
     "grpo with gspo": Method({"preset": "gspo"}),
@@ -40,7 +39,7 @@ METHODS: Mapping[str, Method] = {
     "reinforce_plus_plus_baseline": Method({"preset": "reinforce_plus_plus_baseline"}),
     "reinforce": Method({"preset": "rloo", "advantage": {"estimator": "reinforce"}}, **_GRADIENT),
     "rloo": Method({"preset": "rloo"}, **_GRADIENT),
-    "remax": Method({"preset": "remax"}, samples=1, epochs=1, whole_batch=True),
+    "remax": Method({"preset": "remax"}, samples=1, **_GRADIENT),
     "opo": Method({"preset": "opo"}, **_GRADIENT),
     "gpg": Method({"preset": "gpg"}, **_GRADIENT),
     "optimal_token_baseline": Method(
@@ -104,8 +103,8 @@ class Case:
     def algorithm(self) -> dict[str, Any]:
         """The job's section. No KL: random weights are no reference worth keeping to."""
         off = {"inLoss": {"coefficient": 0}, "inReward": {"coefficient": 0}}
-        whole: dict[str, Any] = {**self.method.algorithm, "kl": off, "entropyCoefficient": 0.01}
-        return whole | ({"rolloutCorrection": CORRECTIONS[self.name]} if self.study == "corrections" else {})
+        correction = CORRECTIONS[self.name] if self.study == "corrections" else {"mode": "bypass"}
+        return {**self.method.algorithm, "kl": off, "entropyCoefficient": 0.05, "rolloutCorrection": correction}
 
 
 def cases(study: Study, seeds: list[int], only: list[str] | None) -> list[Case]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +21,11 @@ from benchmarks.rljob_run import RunFailedError, read_run
 
 Task = Literal["copy", "addition"]
 DIGITS: dict[Task, int] = {"copy": 3, "addition": 2}
+QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 SEQUENCES = 512
-"""A step, whatever the number of samples of a prompt."""
+"""What is called a step in the results, whatever the number of samples of a prompt and the batch."""
+MINI_BATCHES = 4
+"""Optimizer steps for so many sequences, in every method."""
 GOAL = 0.9
 ENOUGH = 0.97
 """Mean reward of one step at which a run is over."""
@@ -31,7 +35,7 @@ WINDOW = 5
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a run showed. ``rewards``: mean share of right characters, step by step."""
+    """What a run showed. ``rewards``: mean share of right characters in each 512 sequences; ``ages`` the same way."""
 
     study: str
     name: str
@@ -51,55 +55,29 @@ class Learned:
 
 
 def job_of(case: Case, task: Task, steps: int) -> dict[str, Any]:
-    """Random weights (0.3 M parameters), 512 sequences a step. Stops early once it is far above the goal."""
+    """The quick start's model, optimizer and reward; ``steps`` of 512 sequences. Ends early far above the goal."""
     method, sampler = case.method, SAMPLERS[case.sampler]
-    groups = SEQUENCES // method.samples
-    mini = groups if method.whole_batch else groups // 4
+    mini = SEQUENCES // MINI_BATCHES // method.samples
+    groups, steps = mini * method.mini_batches, steps * MINI_BATCHES // method.mini_batches
+    job: dict[str, Any] = yaml.safe_load(QUICKSTART.read_text())
+    spec = job["spec"]
     copied = {"type": "exactMatch", "name": "copied", "params": {"partial": True}}
-    form = {"type": "pattern", "name": "form", "weight": 0.2, "pattern": f"^[0-9]{{{DIGITS[task]}}}$"}
-    batch: dict[str, Any] = {"samplesPerPrompt": method.samples, "miniBatchGroups": mini, "epochs": method.epochs}
-    pipeline: dict[str, Any] = {"mode": "sync"}
+    form = {"type": "pattern", "name": "form", "weight": 0.2, "pattern": f"^[0-9]{{1,{DIGITS[task] + 1}}}$"}
+    spec["seed"] = spec["model"]["random"]["seed"] = case.seed
+    spec["data"]["train"] = {"task": {"type": task, "digits": DIGITS[task]}}
+    del spec["data"]["validation"], spec["validation"]
+    spec["reward"] = {"functions": [copied, form] if method.two_rewards else [copied]}
+    spec["algorithm"] = case.algorithm
+    spec["batch"] = {"samplesPerPrompt": method.samples, "miniBatchGroups": mini}
     if sampler.age:
-        pipeline = {
-            "mode": "fullyAsync",
-            "requireBatches": groups // mini,
-            "staleness": {"maxAge": sampler.age},
-        }
+        staleness = {"maxAge": sampler.age}
+        spec["pipeline"] = {"mode": "fullyAsync", "requireBatches": method.mini_batches, "staleness": staleness}
     else:
-        batch["groups"] = groups
-    return {
-        "apiVersion": "rljob.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": "learning"},
-        "spec": {
-            "seed": case.seed,
-            "model": {
-                "random": {
-                    "hiddenSize": 128,
-                    "layers": 2,
-                    "heads": 4,
-                    "contextLength": 32,
-                    "seed": case.seed,
-                    "tokenizer": {"characters": "0123456789+="},
-                }
-            },
-            "data": {
-                "train": {"task": {"type": task, "digits": DIGITS[task]}},
-                "prompt": "question",
-                "answer": "answer",
-                "maxPromptTokens": 8,
-            },
-            "reward": {"functions": [copied, form] if method.two_rewards else [copied]},
-            "algorithm": case.algorithm,
-            "batch": batch,
-            "pipeline": pipeline,
-            "rollout": {"engine": "torch", "maxResponseTokens": DIGITS[task] + 1},
-            "trainer": {"optimizer": {"learningRate": 5e-4}},
-            "checkpoint": {"everySteps": 0},
-            "logging": {"tensorboard": False, "samplesEvery": 0},
-            "stop": {"steps": steps} | ({} if method.two_rewards else {"reward": ENOUGH}),
-        },
-    }
+        spec["batch"]["groups"] = groups
+    spec["checkpoint"] = {"everySteps": 0}
+    spec["logging"] = {"tensorboard": False, "samplesEvery": 0}
+    spec["stop"] = {"steps": steps} | ({} if method.two_rewards else {"reward": ENOUGH})
+    return job
 
 
 def run(case: Case, task: Task, steps: int, threads: int) -> Learned:
@@ -118,7 +96,8 @@ def run(case: Case, task: Task, steps: int, threads: int) -> Learned:
             printed = "\n".join((ended.stdout + ended.stderr).splitlines()[-30:])
             raise RunFailedError(f"{case.study}, {case.name}, {case.sampler}, seed {case.seed}:\n{printed}")
         seconds = rows[-1]["progress/seconds"] if rows else time.perf_counter() - started
-    rewards = [row.get("reward/part/copied/mean", row["reward/mean"]) for row in rows]
+    batches = MINI_BATCHES // case.method.mini_batches
+    rewards = binned([row.get("reward/part/copied/mean", row["reward/mean"]) for row in rows], batches)
     means = [sum(rewards[i - WINDOW : i]) / WINDOW for i in range(WINDOW, len(rewards) + 1)]
     reached = next((i + WINDOW for i, mean in enumerate(means) if mean >= GOAL), None)
     return Learned(
@@ -128,12 +107,17 @@ def run(case: Case, task: Task, steps: int, threads: int) -> Learned:
         seed=case.seed,
         task=task,
         rewards=rewards,
-        ages=[row.get("age/mean", 0.0) for row in rows],
+        ages=binned([row.get("age/mean", 0.0) for row in rows], batches),
         reached=reached,
         final=means[-1] if means else 0.0,
         seconds=seconds,
         failed=ended.stdout.splitlines()[-1] if ended.returncode else "",
     )
+
+
+def binned(values: Sequence[float], size: int) -> list[float]:
+    """Means of ``size`` values each; what is left over at the end is left out."""
+    return [sum(values[i : i + size]) / size for i in range(0, len(values) - size + 1, size)]
 
 
 def file_of(case: Case, task: Task, folder: Path) -> Path:

@@ -34,7 +34,7 @@ def learned(case: Case, rewards: list[float], reached: int | None) -> Learned:
 def test_every_job_is_valid_and_trains_on_as_many_sequences(study: Study, task: Task) -> None:
     for case in cases(study, [1], None):
         spec = spec_of(case, task)
-        assert spec.batch.groups * spec.batch.samples_per_prompt == 512
+        assert spec.batch.mini_batch_groups * spec.batch.samples_per_prompt == 128
         assert spec.seed == 1
 
 
@@ -45,7 +45,7 @@ def test_every_estimator_is_there() -> None:
 
 def test_old_samples_come_from_a_pipeline_that_lets_them_grow_old() -> None:
     spec = spec_of(Case("corrections", "bypass", 1, "4 versions old"))
-    assert (spec.pipeline.mode, spec.pipeline.staleness.max_age, spec.batch.groups) == ("fullyAsync", 4, 32)
+    assert (spec.pipeline.mode, spec.pipeline.staleness.max_age, spec.batch.groups) == ("fullyAsync", 4, 64)
 
 
 def test_what_is_there_is_found_again_and_nothing_else(tmp_path: Path) -> None:
