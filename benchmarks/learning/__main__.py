@@ -1,28 +1,31 @@
 """Trains every case of a study with several seeds, keeps each run's result at once, and writes table and curves.
 
-    .venv/bin/python -m benchmarks.learning                                  # both studies, three seeds: some hours
+    .venv/bin/python -m benchmarks.learning --at-once 2                      # both studies, three seeds: two hours
     .venv/bin/python -m benchmarks.learning --study methods --only grpo rloo --seeds 1
     .venv/bin/python -m benchmarks.learning --show                           # from what is there, without a run
 
-What was measured before is not measured again: the same command goes on where it was stopped. `--task addition` takes
-the quick start's task in place of copying three digits; it needs `--steps 900`.
+What was measured before is not measured again: the same command goes on where it was stopped. Methods are compared on
+the quick start's task, two-digit addition, corrections on copying three digits; ``--task`` takes one for both.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.environments import ROOT
-from benchmarks.learning.methods import CORRECTIONS, METHODS, SAMPLERS, Study, cases
-from benchmarks.learning.runs import GOAL, WINDOW, Learned, keep, kept, run
+from benchmarks.learning.methods import CORRECTIONS, METHODS, SAMPLERS, Case, Study, cases
+from benchmarks.learning.runs import GOAL, STEPS, WINDOW, Learned, Task, keep, kept, run
 from benchmarks.machine import Machine
 from benchmarks.measuring import Spread, table, write_results
 from rljob_trainer.telemetry.svg import Axes, Series, line_chart
 
 HERE = Path(__file__).parent
 STUDIES: tuple[Study, ...] = ("methods", "corrections")
+TASKS: Mapping[Study, Task] = {"methods": "addition", "corrections": "copy"}
 FIGURES = ROOT / "docs" / "algorithms"
 
 
@@ -31,35 +34,39 @@ def main() -> None:
     parser.add_argument("--study", choices=STUDIES, nargs="+", default=list(STUDIES))
     parser.add_argument("--only", nargs="+", metavar="NAME", help="methods or corrections of these names")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--task", choices=["copy", "addition"], default="copy")
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--task", choices=list(STEPS), help="default: addition for methods, copy for corrections")
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side (default 1); one takes about a core")
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of every process (default 1)")
     parser.add_argument("--show", action="store_true", help="run nothing: table and curves of what is there")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
-    machine, task, folder = Machine.here(), arguments.task, arguments.results / "runs"
     for study in arguments.study:
-        there: list[Learned] = []
-        for case in cases(study, arguments.seeds, arguments.only):
-            learned = kept(case, task, folder)
-            if learned is None and not arguments.show:
-                print(f"{study}: {case.name}, sampler {case.sampler}, seed {case.seed}", flush=True)
-                learned = run(case, task, arguments.steps, arguments.threads)
-                keep(learned, case, task, folder)
-                print(f"  reached {learned.reached}, final {learned.final:.3f}, {learned.seconds:.0f} s", flush=True)
-            if learned is not None:
-                there.append(learned)
+        task: Task = arguments.task or TASKS[study]
+        there = learn(cases(study, arguments.seeds, arguments.only), task, arguments)
         if not there:
             continue
         text = show_methods(there) if study == "methods" else show_corrections(there)
-        brief = [{k: v for k, v in vars_of(one).items() if k not in ("rewards", "ages")} for one in there]
-        write_results(arguments.results, f"{study}-{task}", machine, brief, text)
+        brief = [{k: v for k, v in asdict(one).items() if k not in ("rewards", "ages")} for one in there]
+        write_results(arguments.results, f"{study}-{task}", Machine.here(), brief, text)
         if study == "corrections" and arguments.results == HERE / "results" and task == "copy":
             draw(there, FIGURES)
 
 
-def vars_of(learned: Learned) -> dict[str, object]:
-    return {name: getattr(learned, name) for name in Learned.__dataclass_fields__}
+def learn(wanted: Sequence[Case], task: Task, arguments: argparse.Namespace) -> list[Learned]:
+    """What is there of the wanted cases, after those that are missing were run (not with ``--show``)."""
+    folder = arguments.results / "runs"
+
+    def one(case: Case) -> None:
+        learned = run(case, task, arguments.threads)
+        keep(learned, case, task, folder)
+        what = f"{case.study}: {case.name}, engines {case.sampler}, seed {case.seed}"
+        print(f"{what}: reached {learned.reached}, final {learned.final:.3f}, {learned.seconds:.0f} s", flush=True)
+
+    missing = [] if arguments.show else [case for case in wanted if kept(case, task, folder) is None]
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        for ended in [pool.submit(one, case) for case in missing]:
+            ended.result()
+    return [learned for case in wanted if (learned := kept(case, task, folder)) is not None]
 
 
 def figures(of: Sequence[Learned]) -> list[str]:

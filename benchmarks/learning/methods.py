@@ -14,7 +14,7 @@ class Method:
     """An estimator and its loss. ``samples``: of a prompt. An optimizer step sees as many sequences in every method.
 
     ``mini_batches``: optimizer steps a batch. Losses without a ratio know no earlier policy: they sample for each.
-    ``entropy``: its bonus's coefficient. Advantages that nothing is divided by are about a fifth as large as others.
+    ``entropy``: its bonus's coefficient. Advantages that nothing is divided by are about a third as large as others.
     """
 
     algorithm: Section
@@ -24,17 +24,17 @@ class Method:
     two_rewards: bool = False
 
 
-_GRADIENT: dict[str, Any] = {"mini_batches": 1, "entropy": 0.01}
+_GRADIENT: dict[str, Any] = {"mini_batches": 1, "entropy": 0.02}
 
 METHODS: Mapping[str, Method] = {
     "gae": Method({"preset": "ppo", "advantage": {"lambda": 0.95}, "critic": {"learningRate": 2e-3}}, samples=1),
     "grpo": Method({"preset": "grpo"}),
-    "grpo (dr_grpo)": Method({"preset": "dr_grpo"}, entropy=0.01),
+    "grpo (dr_grpo)": Method({"preset": "dr_grpo"}, entropy=0.02),
     "grpo with gspo": Method({"preset": "gspo"}),
     "grpo with sapo": Method({"preset": "sapo"}),
     "grpo with cispo": Method({"preset": "cispo"}),
     "grpo with gmpo": Method({"preset": "gmpo"}),
-    "grpo_passk": Method({"preset": "grpo", "advantage": {"estimator": "grpo_passk"}}, entropy=0.01),
+    "grpo_passk": Method({"preset": "grpo", "advantage": {"estimator": "grpo_passk"}}, entropy=0.02),
     "gdpo": Method({"preset": "grpo", "advantage": {"estimator": "gdpo"}}, two_rewards=True),
     "maxrl": Method({"preset": "grpo", "advantage": {"estimator": "maxrl"}}),
     "reinforce_plus_plus": Method({"preset": "reinforce_plus_plus"}, samples=1),

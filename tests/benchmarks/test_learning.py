@@ -19,7 +19,7 @@ STUDIES: tuple[Study, ...] = ("methods", "corrections")
 
 
 def spec_of(case: Case, task: Task = "copy") -> ResolvedSpec:
-    job, wrong = check(job_of(case, task, 10))
+    job, wrong = check(job_of(case, task))
     assert wrong == [], case
     assert job is not None
     return resolve(job).spec
