@@ -46,7 +46,7 @@ def main() -> None:
         if not there:
             continue
         text = show_methods(there) if study == "methods" else show_corrections(there)
-        brief = [{k: v for k, v in asdict(one).items() if k not in ("rewards", "ages")} for one in there]
+        brief = [{k: v for k, v in asdict(one).items() if k not in ("scores", "ages")} for one in there]
         write_results(arguments.results, f"{study}-{task}", Machine.here(), brief, text)
         if study == "corrections" and arguments.results == HERE / "results" and task == "copy":
             draw(there, FIGURES)
@@ -79,10 +79,8 @@ def figures(of: Sequence[Learned]) -> list[str]:
     return [good, steps, final.show(".3f"), seconds.show(".0f")]
 
 
-HEADER = [f"at {GOAL:.0%}", "steps to it", "final reward", "seconds"]
-NOTE = (
-    f"Median (smallest – largest) over the seeds. Rewards are means of {WINDOW} steps: the share of right characters."
-)
+HEADER = [f"at {GOAL:.0%}", "steps to it"]
+SPREAD = "Median (smallest – largest) over the seeds; a step is 512 sequences."
 
 
 def show_methods(learned: Sequence[Learned]) -> str:
@@ -91,7 +89,8 @@ def show_methods(learned: Sequence[Learned]) -> str:
         of = [one for one in learned if one.name == name]
         if of:
             rows.append([name, *figures(of)])
-    return f"{NOTE}\n\n{table(['estimator', *HEADER], rows)}"
+    reward = f"Rewards are means of {WINDOW} steps: the share of right characters."
+    return f"{SPREAD} {reward}\n\n{table(['method', *HEADER, 'final reward', 'seconds'], rows)}"
 
 
 def show_corrections(learned: Sequence[Learned]) -> str:
@@ -102,24 +101,30 @@ def show_corrections(learned: Sequence[Learned]) -> str:
             if of:
                 age = Spread.of([sum(one.ages) / max(len(one.ages), 1) for one in of]).median
                 rows.append([sampler, name, *figures(of), f"{age:.1f}"])
-    return f"{NOTE}\n\n{table(['engines', 'correction', *HEADER, 'mean age'], rows)}"
+    score = "Scores are exact answers on held-out problems, by right engines, greedily."
+    return (
+        f"{SPREAD} {score}\n\n{table(['engines', 'correction', *HEADER, 'final score', 'seconds', 'mean age'], rows)}"
+    )
 
 
 def draw(learned: Sequence[Learned], folder: Path) -> None:
-    """One figure for each sampler: the mean reward of the seeds, step by step, for each correction."""
+    """One figure for each sampler: the mean score of the seeds, step by step, for each correction.
+
+    A seed that was over earlier keeps its last score.
+    """
     for sampler in SAMPLERS:
         series = []
         for name in CORRECTIONS:
-            curves = [one.rewards for one in learned if (one.sampler, one.name) == (sampler, name) and one.rewards]
-            if curves:
-                length = min(map(len, curves))
-                mean = [sum(curve[i] for curve in curves) / len(curves) for i in range(length)]
-                series.append(Series(name, list(range(1, length + 1)), mean, smoothing=WINDOW))
+            of = [one for one in learned if (one.sampler, one.name) == (sampler, name) and one.scores]
+            if of:
+                length = max(len(one.scores) for one in of)
+                curves = [[*one.scores, *[one.scores[-1]] * (length - len(one.scores))] for one in of]
+                steps = [of[0].every * (i + 1) for i in range(length)]
+                series.append(Series(name, steps, [sum(at) / len(of) for at in zip(*curves, strict=True)]))
         if series:
             file = f"learning-{''.join(c if c.isalnum() else '-' for c in sampler)}.svg"
-            title = f"engines: {sampler}"
-            axes = Axes(y_label="reward", from_zero=True)
-            (folder / file).write_text(line_chart(series, axes, title=title, standalone=True) + "\n")
+            axes = Axes(y_label="exact answers", from_zero=True)
+            (folder / file).write_text(line_chart(series, axes, title=f"engines: {sampler}", standalone=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,26 +30,36 @@ MINI_BATCHES = 4
 """Optimizer steps for so many sequences, in every method."""
 GOAL = 0.9
 ENOUGH = 0.98
-"""Mean reward of one step at which a run is over."""
+"""Score of one step at which a run is over."""
 WINDOW = 5
-"""Steps that a reward is averaged over."""
+"""Steps that a training reward is averaged over."""
+EVERY = 5
+"""Steps from one validation to the next, where the engines are wrong and training rewards say little."""
+ACCURACY = "validation/held-out/mean@1"
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a run showed. ``rewards``: mean share of right characters in each 512 sequences; ``ages`` the same way."""
+    """What a run showed.
+
+    ``scores``: of the methods, the mean share of right characters in each 512 sequences; of the corrections, the share
+    of exact answers on held-out problems that right engines give, greedily, every five steps. ``ages``: of the samples,
+    in versions, for each 512 sequences.
+    """
 
     study: str
     name: str
     sampler: str
     seed: int
     task: str
-    rewards: list[float]
+    scores: list[float]
+    every: int
+    """Steps from one score to the next."""
     ages: list[float]
     reached: int | None
-    """The first step at which the mean of the last five rewards is 0.9 or more; None: never."""
+    """The first step with a score of 0.9 or more, of the methods as the mean of the last five; None: never."""
     final: float
-    """Mean of the last five steps."""
+    """The last such score."""
     seconds: float
     """Of training, without start and end of the command."""
     failed: str = ""
@@ -67,7 +77,11 @@ def job_of(case: Case, task: Task) -> dict[str, Any]:
     form = {"type": "pattern", "name": "form", "weight": 0.2, "pattern": f"^[0-9]{{1,{DIGITS[task] + 1}}}$"}
     spec["seed"] = spec["model"]["random"]["seed"] = case.seed
     spec["data"]["train"] = {"task": {"type": task, "digits": DIGITS[task]}}
-    del spec["data"]["validation"], spec["validation"]
+    if case.study == "corrections":
+        spec["data"]["validation"][0]["task"] = spec["data"]["train"]["task"]
+        spec["validation"] = {"every": EVERY}
+    else:
+        del spec["data"]["validation"], spec["validation"]
     spec["reward"] = {"functions": [copied, form] if method.two_rewards else [copied]}
     spec["algorithm"] = case.algorithm
     spec["batch"] = {"samplesPerPrompt": method.samples, "miniBatchGroups": mini}
@@ -99,18 +113,23 @@ def run(case: Case, task: Task, threads: int) -> Learned:
             raise RunFailedError(f"{case.study}, {case.name}, {case.sampler}, seed {case.seed}:\n{printed}")
         seconds = rows[-1]["progress/seconds"] if rows else time.perf_counter() - started
     batches = MINI_BATCHES // case.method.mini_batches
-    rewards = binned([row.get("reward/part/copied/mean", row["reward/mean"]) for row in rows], batches)
-    means = [sum(rewards[i - WINDOW : i]) / WINDOW for i in range(WINDOW, len(rewards) + 1)]
-    reached = next((i + WINDOW for i, mean in enumerate(means) if mean >= GOAL), None)
+    if case.study == "corrections":
+        scores, every, window = [row[ACCURACY] for row in rows if ACCURACY in row], EVERY, 1
+    else:
+        scores = binned([row.get("reward/part/copied/mean", row["reward/mean"]) for row in rows], batches)
+        every, window = 1, WINDOW
+    means = [sum(scores[i - window : i]) / window for i in range(window, len(scores) + 1)]
+    reached = next((i + window for i, mean in enumerate(means) if mean >= GOAL), None)
     return Learned(
         study=case.study,
         name=case.name,
         sampler=case.sampler,
         seed=case.seed,
         task=task,
-        rewards=rewards,
+        scores=scores,
+        every=every,
         ages=binned([row.get("age/mean", 0.0) for row in rows], batches),
-        reached=reached,
+        reached=None if reached is None else reached * every,
         final=means[-1] if means else 0.0,
         seconds=seconds,
         failed=ended.stdout.splitlines()[-1] if ended.returncode else "",
@@ -136,6 +155,6 @@ def kept(case: Case, task: Task, folder: Path) -> Learned | None:
 def keep(learned: Learned, case: Case, task: Task, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rounded = asdict(learned) | {
-        name: [round(value, 4) for value in getattr(learned, name)] for name in ("rewards", "ages")
+        name: [round(value, 4) for value in getattr(learned, name)] for name in ("scores", "ages")
     }
     file_of(case, task, folder).write_text(json.dumps(rounded) + "\n")

@@ -26,7 +26,7 @@ def spec_of(case: Case, task: Task = "copy") -> ResolvedSpec:
 
 
 def learned(case: Case, rewards: list[float], reached: int | None) -> Learned:
-    return Learned(case.study, case.name, case.sampler, case.seed, "copy", rewards, [], reached, rewards[-1], 12.0)
+    return Learned(case.study, case.name, case.sampler, case.seed, "copy", rewards, 1, [], reached, rewards[-1], 12.0)
 
 
 @pytest.mark.parametrize("task", get_args(Task))
