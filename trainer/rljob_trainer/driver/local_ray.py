@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rljob_trainer.errors import RLJobError
@@ -73,15 +74,16 @@ def _start(folder: Path, cpus: int) -> None:
 
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-                _temp_dir=str(folder),
-                _node_ip_address="127.0.0.1",
-            )
+            with _any_agent_port():
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    _temp_dir=str(folder),
+                    _node_ip_address="127.0.0.1",
+                )
             return
         except Exception as error:  # noqa: BLE001  Ray raises the bare class when its processes are late
             ray.shutdown()
@@ -90,6 +92,22 @@ def _start(folder: Path, cpus: int) -> None:
     raise RayStartError(
         f"Ray did not start in {_ATTEMPTS} attempts: {reason} Is the machine overloaded, or short of memory?"
     )
+
+
+@contextmanager
+def _any_agent_port() -> Iterator[None]:
+    """Ray's agent wants one port of the machine, and when another Ray has it tries for 3 s before anything goes on.
+
+    ``ray.init`` has no argument for it; ``ray start`` has, and takes twice as long.
+    """
+    from ray._private import parameter
+
+    usual = parameter.RayParams
+    parameter.RayParams = partial(usual, dashboard_agent_listen_port=0)  # type: ignore[misc,assignment]
+    try:
+        yield
+    finally:
+        parameter.RayParams = usual  # type: ignore[misc]
 
 
 @contextmanager
