@@ -28,6 +28,8 @@ SEQUENCES = 512
 """What is called a step in the results, whatever the number of samples of a prompt and the batch."""
 MINI_BATCHES = 4
 """Optimizer steps for so many sequences, in every method."""
+LEARNING_RATE = 2e-3
+"""The quick start's 5e-3 is too much for losses that bound no step: CISPO then stayed at 0.86 for ever, SAPO at 0.65."""
 GOAL = 0.9
 ENOUGH = 0.98
 """Score of one step at which a run is over."""
@@ -67,7 +69,7 @@ class Learned:
 
 
 def job_of(case: Case, task: Task) -> dict[str, Any]:
-    """The quick start's model, optimizer and reward. Ends early far above the goal."""
+    """The quick start's model, reward and, but for its rate, optimizer. Ends early far above the goal."""
     method, sampler = case.method, SAMPLERS[case.sampler]
     mini = SEQUENCES // MINI_BATCHES // method.samples
     groups, steps = mini * method.mini_batches, STEPS[task] * MINI_BATCHES // method.mini_batches
@@ -90,6 +92,7 @@ def job_of(case: Case, task: Task) -> dict[str, Any]:
         spec["pipeline"] = {"mode": "fullyAsync", "requireBatches": method.mini_batches, "staleness": staleness}
     else:
         spec["batch"]["groups"] = groups
+    spec["trainer"]["optimizer"]["learningRate"] = LEARNING_RATE
     spec["checkpoint"] = {"everySteps": 0}
     spec["logging"] = {"tensorboard": False, "samplesEvery": 0}
     spec["stop"] = {"steps": steps} | ({} if method.two_rewards else {"reward": ENOUGH})
