@@ -29,7 +29,7 @@ SEQUENCES = 512
 MINI_BATCHES = 4
 """Optimizer steps for so many sequences, in every method."""
 LEARNING_RATE = 2e-3
-"""The quick start's 5e-3 is too much for losses that bound no step: CISPO then stayed at 0.86 for ever, SAPO at 0.65."""
+"""The quick start's 5e-3 is too much for losses that bound no step: CISPO then stayed at 0.86, SAPO at 0.65."""
 GOAL = 0.9
 ENOUGH = 0.98
 """Score of one step at which a run is over."""

@@ -229,7 +229,7 @@ def test_any_valid_combination_resolves_and_round_trips(
                 "policyLoss": {"type": loss},
                 "kl": {
                     "inLoss": None if kl is None else {"coefficient": kl},
-                    "inReward": {"coefficient": 0} if estimator == "maxrl" else None,
+                    "inReward": {"coefficient": 0} if estimator in ("maxrl", "gdpo") else None,
                 },
             },
             "batch": {"samplesPerPrompt": 4},

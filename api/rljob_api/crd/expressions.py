@@ -24,6 +24,11 @@ def given(field: str, otherwise: str) -> str:
     return f"(has({field}) ? {field} : {otherwise})"
 
 
+def brief(path: str, expression: str, name: str = "c") -> str:
+    """The expression with a short name for a path that it has many times: the CRD may not grow."""
+    return f"[{path}].all({name}, {expression.replace(path, name)})"
+
+
 def one_of(values: Iterable[str]) -> str:
     """A CEL list of texts."""
     return "[" + ", ".join(map(text, values)) + "]"

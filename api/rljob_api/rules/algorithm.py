@@ -13,7 +13,6 @@ from rljob_api.violations import Violation
 
 RATIO_CLIPS = ("ppoClip", "clipCov", "dppoTv", "bypassPpoClip", "cispo", "gspo")
 """Losses whose clipLow is subtracted from 1."""
-WITHOUT_RATIO = ("reinforce", "gpg", "bypassReinforce")
 
 
 def _yaml_name(attribute: str) -> str:
@@ -197,28 +196,31 @@ def correction_preset_has_its_mode_and_loss(job: Job) -> Iterator[Violation]:
 
 
 @rule
-def weights_differ_from_one(job: Job) -> Iterator[Violation]:
+def bypass_corrects_in_its_losses(job: Job) -> Iterator[Violation]:
+    """No third policy, hence nothing to correct before the loss."""
     given, algorithm = job.spec.algorithm.rollout_correction, job.resolved.algorithm
-    if (
-        given.weights
-        and algorithm.rollout_correction.mode == "bypass"
-        and algorithm.policy_loss.type not in WITHOUT_RATIO
-    ):
+    loss = algorithm.policy_loss.type
+    if algorithm.rollout_correction.mode != "bypass":
+        return
+    idle = ["weights"] if given.weights and loss != "bypassReinforce" else []
+    if not job.policy_loss.needs_bypass:
+        idle += [name for name in ("rejection", "veto") if getattr(given, name)]
+    if idle:
         yield Violation(
-            "spec.algorithm.rolloutCorrection.weights",
-            f"with mode bypass the ratio of {algorithm.policy_loss.type} is already the importance weight",
-            "remove it, or set mode: decoupled",
+            "spec.algorithm.rolloutCorrection",
+            f"with mode bypass the loss {loss} knows nothing of {' and '.join(idle)}",
+            "set mode: decoupled, or the loss bypassReinforce (bypassPpoClip without weights)",
         )
 
 
 @rule
-def weight_bounds_are_a_range(job: Job) -> Iterator[Violation]:
+def weights_in_the_loss_are_not_normalised(job: Job) -> Iterator[Violation]:
     weights = job.spec.algorithm.rollout_correction.weights
-    if weights and weights.low is not None and weights.low >= weights.high:
+    if weights and weights.normalize and job.resolved.algorithm.policy_loss.type == "bypassReinforce":
         yield Violation(
-            "spec.algorithm.rolloutCorrection.weights.low",
-            f"{weights.low:g} is not below high = {weights.high:g}",
-            "lower it, or raise high",
+            "spec.algorithm.rolloutCorrection.weights.normalize",
+            "bypassReinforce makes its weights in each micro-batch, and no mean over the batch",
+            "remove it, or set mode: decoupled and another loss",
         )
 
 
@@ -336,14 +338,30 @@ def bypass_losses_need_bypass(job: Job) -> Iterator[Violation]:
 
 
 @rule
-def maxrl_gets_no_penalty(job: Job) -> Iterator[Violation]:
+def estimator_takes_a_penalty(job: Job) -> Iterator[Violation]:
     algorithm = job.resolved.algorithm
-    if algorithm.advantage.estimator == "maxrl" and algorithm.kl.in_reward is not None:
+    reasons = {
+        "maxrl": "maxrl divides by the mean reward of a group, which a KL in the reward can make 0 or negative",
+        "gdpo": "gdpo takes each reward function by itself, and a KL in the reward is none of them",
+    }
+    if algorithm.advantage.estimator in reasons and algorithm.kl.in_reward is not None:
         yield Violation(
             "spec.algorithm.kl.inReward",
-            "maxrl divides by the mean reward of a group, which a KL in the reward can make 0 or negative",
+            reasons[algorithm.advantage.estimator],
             "set coefficient: 0 and use kl.inLoss, or another estimator",
         )
+
+
+@rule
+def estimator_takes_normalised_rewards(job: Job) -> Iterator[Violation]:
+    estimator = job.resolved.algorithm.advantage.estimator
+    reasons = {
+        "maxrl": "maxrl divides by the mean reward of a group, and normalised rewards have mean 0",
+        "gdpo": "gdpo takes each reward function by itself, and normalises it",
+        "remax": "remax compares with the greedy response's reward, which is not normalised",
+    }
+    if estimator in reasons and job.spec.reward.normalize:
+        yield Violation("spec.reward.normalize", reasons[estimator], "remove it, or use another estimator")
 
 
 @rule
@@ -366,6 +384,17 @@ def entropy_target_has_room(job: Job) -> Iterator[Violation]:
             f"{start:g} is above entropyTarget.maximum = {target.maximum:g}",
             "lower it, or raise the maximum",
         )
+
+
+@rule
+def gdpo_sees_parts_alone(job: Job) -> Iterator[Violation]:
+    algorithm, why = job.resolved.algorithm, "gdpo takes each reward function by itself and not their sum"
+    if algorithm.advantage.estimator != "gdpo":
+        return
+    if job.spec.reward.clip:
+        yield Violation("spec.reward.clip", why, "remove it, or use another estimator")
+    if algorithm.truncated.reward == "replace":
+        yield Violation("spec.algorithm.truncated.reward", why, "use truncated.mask, or another estimator")
 
 
 @rule

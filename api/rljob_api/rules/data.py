@@ -336,6 +336,15 @@ def overlong_buffer_is_shorter_than_the_response(job: Job) -> Iterator[Violation
 
 
 @rule
+def reward_clip_is_a_range(job: Job) -> Iterator[Violation]:
+    clip = job.spec.reward.clip
+    if clip and clip.low >= clip.high:
+        yield Violation(
+            "spec.reward.clip.low", f"{clip.low:g} is not below high = {clip.high:g}", "lower it, or raise high"
+        )
+
+
+@rule
 def error_score_belongs_to_on_error_score(job: Job) -> Iterator[Violation]:
     reward = job.spec.reward
     if reward.error_score != 0 and reward.on_error != "score":

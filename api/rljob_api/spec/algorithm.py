@@ -143,7 +143,7 @@ class PolicyLoss(SpecModel):
         default=None, gt=0, le=1000, description="dppoKl: tokens whose binary KL exceeds it are left out."
     )
     ratio_cap: float | None = Field(
-        default=None, gt=0, le=1000000, description="tis, dppoTv, dppoKl: upper bound of the importance ratio."
+        default=None, ge=1, le=1000000, description="tis, dppoTv, dppoKl: upper bound of the importance ratio."
     )
     beta: float | None = Field(default=None, gt=0, le=1000, description="dro: weight of the quadratic term.")
 
@@ -231,7 +231,7 @@ class CorrectionWeights(SpecModel):
         default="token", description="One weight a token, or the product over a sequence."
     )
     low: float | None = Field(
-        default=None, ge=0, le=1000000, description="Weights below it become 0 (two-sided, IcePop). Default: none."
+        default=None, ge=0, lt=1, description="Weights below it become 0 (two-sided, IcePop). Default: none."
     )
     high: float = Field(
         default=2.0,

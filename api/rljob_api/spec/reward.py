@@ -46,6 +46,13 @@ class Overlong(SpecModel):
     penalty: float = Field(default=1.0, gt=0, le=1000, description="Punishment at maxResponseTokens.")
 
 
+class RewardClip(SpecModel):
+    """Bounds of a sample's reward."""
+
+    low: float = Field(ge=-1000000, le=1000000, description="Smallest.")
+    high: float = Field(ge=-1000000, le=1000000, description="Largest.")
+
+
 class Reward(SpecModel):
     """What a response is worth."""
 
@@ -53,6 +60,8 @@ class Reward(SpecModel):
         description="The terms of the reward."
     )
     overlong: Overlong | None = Field(default=None, description="Soft punishment of long responses. Default: none.")
+    clip: RewardClip | None = Field(default=None, description="Bounds for what is trained on. Default: none.")
+    normalize: bool = Field(default=False, description="Train on (reward - mean) / deviation of the batch.")
     timeout_seconds: int = Field(
         default=20, ge=1, le=86400, description="Longest time for scoring one sample, all functions together."
     )

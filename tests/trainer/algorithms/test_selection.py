@@ -17,32 +17,12 @@ from rljob_trainer.algorithms import (
     Segments,
     actor_loss,
     clipped_scores,
-    has_signal,
-    large_enough,
     normalised_scores,
-    overlong_penalty,
     policy_losses,
     resampled,
     without_truncated,
 )
 from rljob_trainer.learner.protocol import LossSettings
-
-
-def test_groups_without_signal_are_found() -> None:
-    scores = torch.tensor([0.1, 1.0, 0.1, 0.0, 0.1, 1.0, 7.0])
-    groups = torch.tensor([4, 9, 4, 9, 4, 9, 2])  # 4: all 0.1; 9: mixed; 2: a single sample
-    assert has_signal(scores, groups).tolist() == [False, True, False, True, False, True, False]
-    assert large_enough(groups, 2).tolist() == [True] * 6 + [False]
-
-
-def test_the_overlong_penalty_is_linear_inside_the_buffer() -> None:
-    """arXiv 2503.14476, eq. 13, with L_max = 100 and L_cache = 20."""
-    lengths = torch.tensor([0, 80, 85, 90, 100, 130])
-    expected = torch.tensor([0.0, 0.0, -0.25, -0.5, -1.0, -1.0])
-    torch.testing.assert_close(overlong_penalty(lengths, limit=100, buffer=20), expected)
-    torch.testing.assert_close(overlong_penalty(lengths, limit=100, buffer=20, penalty=0.4), 0.4 * expected)
-    with pytest.raises(ValueError, match="buffer must be between 1 and the limit of 100"):
-        overlong_penalty(lengths, limit=100, buffer=101)
 
 
 def test_truncated_sequences_leave_the_mask() -> None:

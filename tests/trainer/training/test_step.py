@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from rljob_api import resolve
+from rljob_api.correction_presets import CORRECTION_PRESETS
 from rljob_api.resolved import ResolvedSpec
 from rljob_api.spec.job import RLJob
 from rljob_trainer.algorithms import Correction, Weights
@@ -45,6 +46,7 @@ class Watched:
         self.updates: list[tuple[SequenceBatch, LossSettings, list[list[int]], bool, bool]] = []
         self.continued: list[bool] = []
         self.kept: list[bool] = []
+        self.results: list[UpdateResult] = []
 
     async def score(self, batch: SequenceBatch, *, temperature: float, **wanted: bool) -> ScoreResult:
         self.scored.append({name for name, value in wanted.items() if value})
@@ -81,10 +83,11 @@ class Watched:
             continues=continues,
             keep_anchor=keep_anchor,
         )
-        return update_result([report], work, batch)
+        self.results.append(update_result([report], work, batch))
+        return self.results[-1]
 
 
-def spec_of(**algorithm: Any) -> ResolvedSpec:
+def spec_of(reward: dict[str, Any] | None = None, **algorithm: Any) -> ResolvedSpec:
     document = {
         "apiVersion": "rljob.dev/v1alpha1",
         "kind": "RLJob",
@@ -92,7 +95,7 @@ def spec_of(**algorithm: Any) -> ResolvedSpec:
         "spec": {
             "model": {"random": {"hiddenSize": 32, "layers": 1, "heads": 1, "tokenizer": {"characters": "0123456789"}}},
             "data": {"train": {"task": {"type": "copy"}}},
-            "reward": {"functions": [{"type": "exactMatch"}]},
+            "reward": {"functions": [{"type": "exactMatch"}], **(reward or {})},
             "algorithm": {"preset": "grpo", **algorithm},
             "batch": {"groups": 3, "samplesPerPrompt": 4},
         },
@@ -145,6 +148,7 @@ def step_of(spec: ResolvedSpec, folder: Path, *, several_pulls: bool = False) ->
         temperature=1.0,
         seed=0,
         several_pulls=several_pulls,  # type: ignore[arg-type]
+        reward=spec.reward,
     )
     return step, learner
 
@@ -305,6 +309,74 @@ async def test_a_veto_leaves_out_sequences_with_one_token_that_the_trainer_finds
     assert not masks[1].any()
 
 
+async def test_what_is_rejected_still_counts_as_disagreement(folder: Path) -> None:
+    """The limits look at it: they are there for such tokens above all."""
+    measured = []
+    for correction in ({"preset": "disabled"}, {"preset": "disabled", "veto": 0.01}):
+        step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection=correction), folder)
+        groups = groups_of(SCORES)
+        groups[0].samples[1].log_probs[0] = 20.0
+        measured.append(await step.run(groups, number=1, version=0))
+    assert learner.updates[0][0].mask.mean() < 1
+    assert measured[0]["mismatch/kl"] == measured[1]["mismatch/kl"] > 10 / len(learner.updates[0][0].mask)
+
+
+TOKEN_UP_TO_2 = {"level": "token", "low": None, "high": 2.0}
+SEQUENCE_UP_TO_2 = {"level": "sequence", "low": None, "high": 2.0}
+BYPASS_PRESETS: list[tuple[str, dict[str, Any], str]] = [  # the name, its weights, what a sequence is rejected by
+    ("bypass_ppo_clip", {}, ""),
+    ("bypass_ppo_clip_geo_rs", {}, "geometric"),
+    ("bypass_ppo_clip_k3_rs", {}, "k3"),
+    ("bypass_pg_is", SEQUENCE_UP_TO_2, ""),
+    ("bypass_pg_token_icepop", {"level": "token", "low": 0.5, "high": 5.0}, ""),
+    ("bypass_pg_geo_rs", {"level": "none"}, "geometric"),
+    ("bypass_pg_geo_rs_seq_tis", SEQUENCE_UP_TO_2, "geometric"),
+    ("bypass_pg_geo_rs_token_tis", TOKEN_UP_TO_2, "geometric"),
+]
+
+
+@pytest.mark.parametrize(("preset", "weights", "rejection"), BYPASS_PRESETS)
+async def test_a_bypass_preset_corrects_in_its_loss(
+    folder: Path, preset: str, weights: dict[str, Any], rejection: str
+) -> None:
+    loss = "bypassPpoClip" if preset.startswith("bypass_ppo") else "bypassReinforce"
+    spec = spec_of(kl=NO_KL, policyLoss={"type": loss}, rolloutCorrection={"preset": preset})
+    step, learner = step_of(spec, folder)
+    groups = groups_of(SCORES)
+    for sample in groups[1].samples:  # these go with what the trainer finds, to 1e-4 of a nat
+        sample.log_probs[:] = 0.0
+    await step.run(groups, number=1, version=0)
+    known = learner.results[0].first_log_probs
+    assert known is not None
+    position = sum(len(s.token_ids) for s in groups[0].samples)
+    for sample in groups[1].samples:
+        sample.log_probs[:] = known[position : position + len(sample.token_ids)] + 1e-4
+        position += len(sample.token_ids)
+    step, learner = step_of(spec, folder)
+    metrics = await step.run(groups, number=1, version=0)
+    batch, settings = learner.updates[0][:2]
+    given = dict(settings.policy_loss_params)
+    assert {name: given[name] for name in weights} == weights
+    trainer = learner.results[0].first_log_probs
+    parts = np.split(trainer - batch.rollout_log_probs, np.cumsum(batch.response_lengths)[:-1])
+    if rejection == "geometric":
+        bad = [not 0.999 <= math.exp(part.mean()) <= 1.001 for part in parts]
+    elif rejection == "k3":
+        bad = [(np.exp(part) - 1 - part).mean() > 0.01 for part in parts]
+    else:
+        bad = [False] * len(parts)
+    assert any(bad) == bool(rejection)
+    assert not all(bad)
+    expected = sum(len(part) for part, out in zip(parts, bad, strict=True) if out) / len(trainer)
+    assert metrics.get("actor/rejected_fraction", 0.0) == pytest.approx(expected)
+
+
+def test_every_bypass_preset_is_there() -> None:
+    assert [preset for preset, *_ in BYPASS_PRESETS] == [
+        name for name, preset in CORRECTION_PRESETS.items() if preset.mode == "bypass"
+    ]
+
+
 async def test_the_entropy_coefficient_follows_its_target(folder: Path) -> None:
     """c <- c + rate (target - entropy), kept within 0 and the maximum."""
     target = {"target": 5.0, "rate": 0.01, "maximum": 0.05}
@@ -370,6 +442,60 @@ async def test_truncated_responses_can_lose_their_reward_and_their_place_in_the_
     expected = [x - sum(row) / 4 for row in replaced for x in row]
     np.testing.assert_allclose(batch.advantages, per_token(expected, groups), atol=1e-5)
     np.testing.assert_array_equal(batch.mask, per_token([1.0, 1.0, 1.0, 0.0] * 3, groups))
+
+
+async def test_rewards_are_clipped_and_then_normalised_over_the_batch(folder: Path) -> None:
+    reward = {"clip": {"low": 0.25, "high": 0.75}, "normalize": True}
+    spec = spec_of(reward, preset="rloo", kl=NO_KL, advantage={"estimator": "reinforce"})
+    step, learner = step_of(spec, folder)
+    groups = groups_of(SCORES)
+    metrics = await step.run(groups, number=1, version=0)
+    clipped = [min(max(score, 0.25), 0.75) for score in ALL_SCORES]
+    mean = sum(clipped) / 12
+    deviation = math.sqrt(sum((score - mean) ** 2 for score in clipped) / 11)
+    expected = [(score - mean) / deviation for score in clipped]
+    np.testing.assert_allclose(learner.updates[0][0].advantages, per_token(expected, groups), atol=1e-5)
+    assert metrics["reward/mean"] == pytest.approx(sum(ALL_SCORES) / 12)
+
+
+async def test_the_greedy_baseline_is_clipped_like_the_rewards(folder: Path) -> None:
+    spec = spec_of({"clip": {"low": 0.25, "high": 0.75}}, preset="remax", kl=NO_KL)
+    step, learner = step_of(spec, folder)
+    groups = groups_of(SCORES)
+    for group in groups:
+        group.greedy_score = 1.0
+    await step.run(groups, number=1, version=0)
+    expected = [min(max(score, 0.25), 0.75) - 0.75 for score in ALL_SCORES]
+    np.testing.assert_allclose(learner.updates[0][0].advantages, per_token(expected, groups), atol=1e-5)
+
+
+async def test_gdpo_counts_the_punishment_of_long_responses_as_a_reward(folder: Path) -> None:
+    functions = [{"type": "exactMatch"}, {"type": "pattern", "pattern": "1", "weight": 0.5}]
+    spec = spec_of(
+        {"functions": functions, "overlong": {"bufferTokens": 4}},
+        kl=NO_KL,
+        advantage={"estimator": "gdpo", "whiten": False},
+    )
+    step, learner = step_of(spec, folder)
+    groups = groups_of(SCORES)
+    rng = np.random.default_rng(5)
+    for group in groups:
+        for sample in group.samples:
+            parts = {
+                "exactMatch": sample.reward.score,
+                "pattern": float(rng.random()),
+                "overlong": -float(rng.random()),
+            }
+            sample.reward = RewardResult(sample.reward.score, parts, correct=None)
+    await step.run(groups, number=1, version=0)
+    expected = []
+    for group in groups:
+        total = np.zeros(4)
+        for name, weight in (("exactMatch", 1.0), ("pattern", 0.5), ("overlong", 1.0)):
+            of = np.array([sample.reward.parts[name] for sample in group.samples])
+            total += weight * (of - of.mean()) / (of.std(ddof=1) + 1e-6)
+        expected += total.tolist()
+    np.testing.assert_allclose(learner.updates[0][0].advantages, per_token(expected, groups), atol=1e-4)
 
 
 PULLS = ((1, 0), (1, 0), (2, 1), (2, 1), (2, 1))

@@ -39,10 +39,7 @@ from rljob_trainer.algorithms.rejection import Rejection, veto
 from rljob_trainer.algorithms.segments import Segments, masked_mean, whiten
 from rljob_trainer.algorithms.selection import (
     clipped_scores,
-    has_signal,
-    large_enough,
     normalised_scores,
-    overlong_penalty,
     resampled,
     without_truncated,
 )
@@ -79,14 +76,11 @@ __all__ = [
     "drift_metrics",
     "exact_kl",
     "gradient_noise",
-    "has_signal",
     "interpolated_log_probs",
     "kl_estimators",
     "kl_penalised_rewards",
-    "large_enough",
     "masked_mean",
     "normalised_scores",
-    "overlong_penalty",
     "policy_losses",
     "resampled",
     "rollout_share",

@@ -1,6 +1,7 @@
 """Which samples are trained on, and how their rewards are shaped before advantages see them.
 
-Pure decisions on vectors `[S]`; refilling a batch after a filter is the pipeline's work. Random choices take an
+Pure decisions on vectors `[S]`. Groups without signal are left out by the pipeline, which refills the batch, and long
+responses are charged where they are scored. Random choices take an
 explicit generator, whose state belongs in the checkpoint.
 """
 
@@ -11,33 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rljob_trainer.algorithms.groups import Groups
 from rljob_trainer.algorithms.segments import Segments
-
-
-def has_signal(scores: Tensor, groups: Tensor) -> Tensor:
-    """``[S]`` bool: True for samples whose group's scores are not all the same (DAPO, arXiv 2503.14476, section 3.2).
-
-    Groups of one carry no signal. ``scores [S]``, ``groups [S]`` integers.
-    """
-    of = Groups(groups)
-    return of.max(scores) > of.min(scores)
-
-
-def large_enough(groups: Tensor, smallest: int) -> Tensor:
-    """``[S]`` bool: True for samples whose group still has ``smallest`` samples after others were dropped."""
-    return Groups(groups).sizes >= smallest
-
-
-def overlong_penalty(lengths: Tensor, *, limit: int, buffer: int, penalty: float = 1.0) -> Tensor:
-    """``[S]`` to be added to the scores (arXiv 2503.14476, section 3.4: soft overlong punishment).
-
-    0 up to ``limit - buffer`` tokens, then linear down to -penalty at ``limit``, and -penalty beyond.
-    """
-    if not 0 < buffer <= limit:
-        raise ValueError(f"the buffer must be between 1 and the limit of {limit} tokens, but is {buffer}")
-    excess = (lengths - (limit - buffer)).clamp(min=0, max=buffer)
-    return -penalty * excess / buffer
 
 
 def without_truncated(mask: Tensor, segments: Segments, truncated: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ async def assemble(
         seed=spec.seed,
         several_pulls=spec.pipeline.mode == "fullyAsync",  # whatever syncEvery is: it can be changed at any time
         max_prompt_tokens=spec.data.max_prompt_tokens,
-        part_weights={function.name or function.type: function.weight for function in spec.reward.functions},
+        reward=spec.reward,
         stage=learner_stages(spec, times, waits),
         report=view.message,
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from rljob_api.resolved import ResolvedAlgorithm, ResolvedRolloutCorrection
 from rljob_api.spec.algorithm import CorrectionWeights
+from rljob_api.spec.reward import Reward
 from rljob_trainer.algorithms import (
     AdaptiveKl,
     Correction,
@@ -61,6 +62,12 @@ def correction_settings(given: ResolvedRolloutCorrection) -> Correction:
     return Correction(
         None if weights is None else Weights(weights.level, weights.high, weights.low, weights.normalize), tuple(rules)
     )
+
+
+def part_weights(reward: Reward) -> dict[str, float]:
+    """The terms of a score by their names among a sample's parts; the punishment of long responses is one of them."""
+    weights = {function.name or function.type: function.weight for function in reward.functions}
+    return weights | ({"overlong": 1.0} if reward.overlong else {})
 
 
 def with_correction(algorithm: ResolvedAlgorithm) -> ResolvedAlgorithm:

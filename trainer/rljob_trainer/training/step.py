@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from rljob_api.resolved import ResolvedAlgorithm, ResolvedBatch
+from rljob_api.spec.reward import Reward
 from rljob_trainer.algorithms import (
     AdvantageInputs,
     AdvantageOutput,
@@ -26,12 +27,15 @@ from rljob_trainer.algorithms import (
     advantage_estimators,
     advantages,
     agreement_metrics,
+    clipped_scores,
     correct,
     drift_metrics,
     gradient_noise,
     kl_penalised_rewards,
+    normalised_scores,
     resampled,
     rollout_share,
+    without_truncated,
 )
 from rljob_trainer.learner.protocol import Learner, ScoreResult, UpdateResult
 from rljob_trainer.pipeline.loop import Stage, unmeasured
@@ -48,6 +52,7 @@ from rljob_trainer.training.settings import (
     entropy_controller,
     kl_controller,
     loss_settings,
+    part_weights,
     with_correction,
 )
 
@@ -76,7 +81,7 @@ class TrainingStep:
         seed: int,
         several_pulls: bool = False,
         max_prompt_tokens: int | None = None,
-        part_weights: Mapping[str, float] | None = None,
+        reward: Reward | None = None,
         stage: Stage = unmeasured,
         report: Callable[[str], None] = _log.warning,
     ) -> None:
@@ -92,7 +97,8 @@ class TrainingStep:
         """Whether the learner keeps a copy of the weights that a version begins with until its last pull: for pi_old,
         and for an engine that joins between two pulls."""
         self._max_prompt_tokens = max_prompt_tokens
-        self._part_weights = dict(part_weights or {})
+        self._reward = reward
+        self._part_weights = {} if reward is None else part_weights(reward)
         self._stage = stage
         self._report = report
         self._estimator = advantage_estimators[algorithm.advantage.estimator]
@@ -107,6 +113,7 @@ class TrainingStep:
     async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
         """Trains on the groups as step ``number`` and returns its metrics. Raises what learner and algorithms raise."""
         batch = layout(groups)
+        made = batch.sequences.mask  # before anything is rejected
         mini_batches = self._mini_batches(len(groups), batch, number)
         continues = version == self._trained_version
         if not continues:
@@ -139,7 +146,7 @@ class TrainingStep:
         )
         self._steps_taken[-1] += result.actor_steps
         same_weights = not continues or (self._anchors and scored.log_probs is not None)
-        metrics.update(self._agreement(batch, scored, result, version if same_weights else None))
+        metrics.update(self._agreement(batch, made, scored, result, version if same_weights else None))
         self._trained_version = version
         if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
             of_batch = torch.from_numpy(batch.sequences.advantages)
@@ -235,7 +242,7 @@ class TrainingStep:
         algorithm, sequences = self.algorithm, batch.sequences
         segments = _segments(batch)
         mask = torch.from_numpy(sequences.mask)
-        scores = torch.from_numpy(self._effective_scores(batch))
+        scores = self._shaped_scores(batch)
         old = sequences.rollout_log_probs if scored.log_probs is None else scored.log_probs
         rewards, kl = None, None
         if algorithm.kl.in_reward is not None:
@@ -251,7 +258,7 @@ class TrainingStep:
                 coefficient=self.kl.coefficient,
             )
             kl = float(mean_kl)
-        bootstrap = algorithm.truncated.bootstrap
+        bootstrap, greedy = algorithm.truncated.bootstrap, _greedy_scores(groups)
         inputs = AdvantageInputs(
             mask=mask,
             segments=segments,
@@ -261,7 +268,7 @@ class TrainingStep:
             values=_tensor(scored.values),
             final_values=_tensor(scored.final_values) if bootstrap else None,
             truncated=torch.from_numpy(batch.truncated) if bootstrap else None,
-            greedy_scores=_greedy_scores(groups),
+            greedy_scores=None if greedy is None else self._clipped(greedy),
             parts=_parts(batch, self._part_weights) if self._estimator.needs_parts else None,
             part_weights=torch.tensor(list(self._part_weights.values())) if self._estimator.needs_parts else None,
             log_probs=_tensor(old),
@@ -270,11 +277,17 @@ class TrainingStep:
         )
         return inputs, kl
 
-    def _effective_scores(self, batch: TrainingBatch) -> FloatArray:
-        truncated = self.algorithm.truncated
+    def _shaped_scores(self, batch: TrainingBatch) -> torch.Tensor:
+        """``[S]``: what is trained on in place of the scores."""
+        truncated, scores = self.algorithm.truncated, torch.from_numpy(batch.scores)
         if truncated.reward == "replace":
-            return np.where(batch.truncated, np.float32(truncated.replacement), batch.scores)
-        return batch.scores
+            scores = torch.where(torch.from_numpy(batch.truncated), truncated.replacement, scores)
+        scores = self._clipped(scores)
+        return normalised_scores(scores) if self._reward is not None and self._reward.normalize else scores
+
+    def _clipped(self, scores: torch.Tensor) -> torch.Tensor:
+        clip = None if self._reward is None else self._reward.clip
+        return scores if clip is None else clipped_scores(scores, clip.low, clip.high)
 
     def _fill(self, batch: TrainingBatch, scored: ScoreResult, output: AdvantageOutput, version: int) -> None:
         """Completes the streams that the learner gets."""
@@ -291,8 +304,8 @@ class TrainingStep:
         else:
             sequences.old_log_probs = scored.log_probs
         if self.algorithm.truncated.mask:
-            lengths = sequences.response_lengths
-            sequences.mask = sequences.mask & ~np.repeat(batch.truncated, lengths)
+            mask, truncated = torch.from_numpy(sequences.mask), torch.from_numpy(batch.truncated)
+            sequences.mask = without_truncated(mask, _segments(batch), truncated).numpy()
 
     def _mini_batches(self, groups: int, batch: TrainingBatch, number: int) -> list[list[int]]:
         """Indices of sequences, one list per optimizer step: all mini-batches of the first epoch, then of the next."""
@@ -316,7 +329,7 @@ class TrainingStep:
             return list(range(len(batch)))
         # Made from the job's seed and the step: the same after a resume.
         seed = int(np.random.default_rng([self._seed, number]).integers(1 << 62))
-        scores = torch.from_numpy(self._effective_scores(batch))
+        scores = self._shaped_scores(batch)
         generator = torch.Generator().manual_seed(seed)
         return [int(i) for i in resampled(scores, generator, kind=given.kind, power=given.power)]
 
@@ -354,7 +367,12 @@ class TrainingStep:
         return {g: sum(self._steps_taken[-1 - age :]) for g, age in zip(groups.tolist(), ages, strict=True)}
 
     def _agreement(
-        self, batch: TrainingBatch, scored: ScoreResult, result: UpdateResult, version: int | None
+        self,
+        batch: TrainingBatch,
+        mask: npt.NDArray[np.bool_],
+        scored: ScoreResult,
+        result: UpdateResult,
+        version: int | None,
     ) -> dict[str, float]:
         """``mismatch/...``: trainer against engine, on the tokens that both saw with the same weights.
 
@@ -362,13 +380,14 @@ class TrainingStep:
 
         The trainer's log-probs are those that were scored before the update, else those of its first forward pass.
         ``version`` is that of their weights; None: no engine has these, since a batch has been trained since the
-        publication. Tokens of other versions differ because the policy has moved, which is no error.
+        publication. Tokens of other versions differ because the policy has moved, which is no error. ``mask`` has the
+        rejected tokens, too: limits are there for these above all.
         """
         sequences = batch.sequences
         trainer = result.first_log_probs if scored.log_probs is None else scored.log_probs
         if trainer is None or sequences.rollout_log_probs is None:
             return {}
-        known = sequences.mask & np.isfinite(trainer)
+        known = mask & np.isfinite(trainer)
         alike = known & (batch.versions == version) if version is not None else np.zeros_like(known)
         streams = torch.from_numpy(trainer), torch.from_numpy(sequences.rollout_log_probs)
         metrics: dict[str, float] = {}

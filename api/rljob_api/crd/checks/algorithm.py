@@ -13,7 +13,7 @@ from rljob_api.crd.expressions import given
 from rljob_api.crd.structural import Path, text
 from rljob_api.methods import ESTIMATOR_PARAMETERS, ESTIMATORS, POLICY_LOSS_PARAMETERS, POLICY_LOSSES, Method
 from rljob_api.presets import Preset
-from rljob_api.rules.algorithm import RATIO_CLIPS, WITHOUT_RATIO
+from rljob_api.rules.algorithm import RATIO_CLIPS
 
 _Family = tuple[str, str, str, frozenset[str], Mapping[Any, Method], Callable[[str, Iterable[str]], str]]
 
@@ -98,8 +98,11 @@ def _algorithm() -> Iterator[Check]:
     yield Check(
         "dual_clip_lies_above_the_upper_clip",
         ALGORITHM,
-        f"!{cel.loss_in('self', cel.takers('dual_clip', POLICY_LOSSES))} || "
-        f"![{dual}].exists(d, d > 1.0 && d <= 1.0 + {high})",
+        cel.brief(
+            "self.policyLoss",
+            f"!{cel.loss_in('self', cel.takers('dual_clip', POLICY_LOSSES))} || "
+            f"![{dual}].exists(d, d > 1.0 && d <= 1.0 + {high})",
+        ),
         "must be above 1 + clipHigh; raise it, or lower clipHigh",
         ".policyLoss.dualClip",
     )
@@ -146,12 +149,33 @@ def _algorithm() -> Iterator[Check]:
         ".kl.inReward.coefficient",
     )
     yield Check(
-        "maxrl_gets_no_penalty",
+        "estimator_takes_a_penalty",
         ALGORITHM,
-        f"!{cel.estimator_in('self', ['maxrl'])} || (has(self.kl.inReward) && has(self.kl.inReward.coefficient) ? "
-        f"self.kl.inReward.coefficient == 0.0 : !({cel.preset_in('self', _has_kl_in_reward)}))",
-        "maxrl divides by the mean reward, which must not be 0 or negative; set coefficient: 0",
+        f"!{cel.estimator_in('self', ['maxrl', 'gdpo'])} || (has(self.kl.inReward) && has(self.kl.inReward.coefficient)"
+        f" ? self.kl.inReward.coefficient == 0.0 : !({cel.preset_in('self', _has_kl_in_reward)}))",
+        "maxrl and gdpo take no KL in the reward; set coefficient: 0",
         ".kl.inReward",
+    )
+    yield Check(
+        "estimator_takes_normalised_rewards",
+        SPEC,
+        f"!self.reward.normalize || !{cel.estimator_in('self.algorithm', ['maxrl', 'gdpo', 'remax'])}",
+        "maxrl, gdpo and remax take rewards as they are; remove it",
+        ".reward.normalize",
+    )
+    yield Check(
+        "gdpo_sees_parts_alone",
+        SPEC,
+        f"!has(self.reward.clip) || !{cel.estimator_in('self.algorithm', ['gdpo'])}",
+        "gdpo takes each reward function by itself; remove it",
+        ".reward.clip",
+    )
+    yield Check(
+        "gdpo_sees_parts_alone",
+        ALGORITHM,
+        f"!has(self.truncated.reward) || self.truncated.reward == 'keep' || !{cel.estimator_in('self', ['gdpo'])}",
+        "gdpo takes each reward function by itself; use truncated.mask",
+        ".truncated.reward",
     )
     yield Check(
         "resampling_belongs_to_gae",
@@ -196,11 +220,11 @@ def _correction() -> Iterator[Check]:
     weights: Path = (*CORRECTION, "weights")
     rejection: Path = (*CORRECTION, "rejection", "[]")
     correction = "self.algorithm.rolloutCorrection"
+    rejects = f"(has({correction}.veto) || has({correction}.rejection) && size({correction}.rejection) > 0)"
     yield Check(
         "correction_needs_a_mode",
         SPEC,
-        f"!(has({correction}.weights) || has({correction}.veto) || "
-        f"has({correction}.rejection) && size({correction}.rejection) > 0) || !{cel.IS_WITHOUT_CORRECTION}",
+        cel.brief(correction, f"!(has({correction}.weights) || {rejects}) || !{cel.IS_WITHOUT_CORRECTION}"),
         "weights, rejection and veto have no meaning with mode none; set mode: decoupled (or bypass), or remove them",
         ".algorithm.rolloutCorrection",
     )
@@ -222,26 +246,31 @@ def _correction() -> Iterator[Check]:
         ".rolloutCorrection.preset",
     )
     yield Check(
-        "weights_differ_from_one",
+        "bypass_corrects_in_its_losses",
         SPEC,
-        f"!has(self.algorithm.rolloutCorrection.weights) || !{cel.IS_BYPASS} || "
-        f"{cel.loss_in('self.algorithm', WITHOUT_RATIO)}",
-        "with mode bypass the loss's ratio is already the importance weight; remove it, or set mode: decoupled",
-        ".algorithm.rolloutCorrection.weights",
+        cel.brief(
+            correction,
+            f"!{cel.IS_BYPASS} || (!{rejects} || {cel.loss_in('self.algorithm', cel.BYPASSING)}) && "
+            f"(!has({correction}.weights) || {cel.loss_in('self.algorithm', ['bypassReinforce'])})",
+        ),
+        "with mode bypass the loss knows nothing of them; set mode: decoupled, or the loss bypassReinforce "
+        "(bypassPpoClip without weights)",
+        ".algorithm.rolloutCorrection",
+    )
+    yield Check(
+        "weights_in_the_loss_are_not_normalised",
+        ALGORITHM,
+        f"!{cel.loss_in('self', ['bypassReinforce'])} || !has(self.rolloutCorrection.weights) || "
+        "!self.rolloutCorrection.weights.normalize",
+        "bypassReinforce makes its weights in each micro-batch; remove it, or set mode: decoupled and another loss",
+        ".rolloutCorrection.weights.normalize",
     )
     yield Check(
         "bypass_losses_need_bypass",
         SPEC,
-        f"!{cel.loss_in('self.algorithm', cel.BYPASSING)} || {cel.IS_BYPASS}",
+        cel.brief(correction, f"!{cel.loss_in('self.algorithm', cel.BYPASSING)} || {cel.IS_BYPASS}"),
         "the loss needs mode bypass; set it, or another policyLoss.type",
         ".algorithm.rolloutCorrection.mode",
-    )
-    yield Check(
-        "weight_bounds_are_a_range",
-        weights,
-        "!has(self.low) || self.low < self.high",
-        "must be below high; lower it, or raise high",
-        ".low",
     )
     yield Check(
         "weight_cap_is_at_least_one",

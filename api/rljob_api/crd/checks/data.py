@@ -190,6 +190,9 @@ def _reward() -> Iterator[Check]:
         ".reward.overlong.bufferTokens",
     )
     yield Check(
+        "reward_clip_is_a_range", (*REWARD, "clip"), "self.low < self.high", "must be below high; lower it", ".low"
+    )
+    yield Check(
         "error_score_belongs_to_on_error_score",
         REWARD,
         "self.errorScore == 0.0 || self.onError == 'score'",

@@ -32,7 +32,14 @@ def _pipeline() -> Iterator[Check]:
     yield Check(
         "every_rank_gets_a_sequence",
         SPEC,
-        f"{cel.MINI} * {cel.SAMPLES} >= self.trainer.parallelism.replicate * {cel.shards('self.trainer')}",
+        cel.brief(
+            "self.trainer",
+            cel.brief(
+                "self.batch",
+                f"{cel.MINI} * {cel.SAMPLES} >= self.trainer.parallelism.replicate * {cel.shards('self.trainer')}",
+                name="b",
+            ),
+        ),
         "a mini-batch has fewer sequences than there are trainer ranks; raise miniBatchGroups or samplesPerPrompt",
         ".batch.miniBatchGroups",
     )

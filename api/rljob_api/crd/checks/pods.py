@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rljob_api.crd import expressions as cel
 from rljob_api.crd.checks.check import PODS, SPEC, Check, exactly_one
 from rljob_api.crd.structural import Path, text
 from rljob_api.rules.pods import RESERVED_DOMAINS, RESERVED_MOUNTS
@@ -28,14 +29,11 @@ def checks() -> Iterator[Check]:
             exactly_one("self.secretKeyRef", "self.configMapKeyRef", "self.fieldRef"),
             "needs exactly one of secretKeyRef, configMapKeyRef and fieldRef",
         )
-        taken = " && ".join(
-            f"self.mountPath != {text(path)} && !self.mountPath.startsWith({text(path + '/')})"
-            for path in RESERVED_MOUNTS
-        )
+        free = f"{cel.one_of(RESERVED_MOUNTS)}.all(p, self.mountPath != p && !self.mountPath.startsWith(p + '/'))"
         yield Check(
             "mount_paths_are_free",
             (*pod, "volumeMounts", "[]"),
-            taken,
+            free,
             "is used by rljob or Ray themselves; use another path (for /dev/shm: pod.sharedMemory)",
             ".mountPath",
         )

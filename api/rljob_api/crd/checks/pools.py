@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from rljob_api.crd import expressions as cel
 from rljob_api.crd.checks.check import PODS, SPEC, TRAINER, Check
 from rljob_api.crd.expressions import one_of
-from rljob_api.crd.structural import text
 from rljob_api.rules.pools import RESERVED_ENV
 
 
@@ -123,4 +122,4 @@ def checks() -> Iterator[Check]:
 def _free_name(name: str) -> str:
     prefixes = [taken for taken in RESERVED_ENV if taken.endswith("_")]
     whole = [taken for taken in RESERVED_ENV if not taken.endswith("_")]
-    return " && ".join([f"!({name} in {one_of(whole)})", *(f"!{name}.startsWith({text(p)})" for p in prefixes)])
+    return f"!({name} in {one_of(whole)}) && {one_of(prefixes)}.all(p, !{name}.startsWith(p))"
