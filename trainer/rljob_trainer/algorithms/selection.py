@@ -46,6 +46,12 @@ def resampled(
     Weights: pow |score|^power; maxMin 1 for the batch's highest and lowest scores and 0 for the rest; maxRandom
     0.4 for the highest and 0.1 for the rest. If all weights are 0 each sample is drawn alike.
     """
+    weights = resampling_weights(scores, kind, power)
+    return torch.multinomial(weights.to(generator.device), scores.numel(), replacement=True, generator=generator)
+
+
+def resampling_weights(scores: Tensor, kind: str, power: float = 2.0) -> Tensor:
+    """``[S]`` float64: how often `resampled` draws each sample, in proportion."""
     if kind == "pow":
         weights = scores.double().abs() ** power
     elif kind == "maxMin":
@@ -54,6 +60,4 @@ def resampled(
         weights = torch.where(scores == scores.max(), 0.4, 0.1).double()
     else:
         raise ValueError(f"there is no resampling {kind!r}; choose one of: pow, maxMin, maxRandom")
-    if not bool((weights > 0).any()):
-        weights = torch.ones_like(weights)
-    return torch.multinomial(weights.to(generator.device), scores.numel(), replacement=True, generator=generator)
+    return weights if bool((weights > 0).any()) else torch.ones_like(weights)

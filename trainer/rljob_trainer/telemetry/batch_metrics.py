@@ -47,7 +47,7 @@ def reward_metrics(
     """Scores of S samples, what they are made of, and how much of them is signal.
 
     ``scores [S]``; ``groups [S]`` says which prompt group a sample belongs to (any integers); ``penalised [S]`` are the
-    rewards after KL penalty and shaping; ``parts`` the reward functions' values ``[S]`` by name (NaN where a function
+    rewards less the KL; ``parts`` the reward functions' values ``[S]`` by name (NaN where a function
     was not asked); ``correct`` None where a sample was not judged; ``errors`` counts samples scored without a verdict.
     """
     scores = scores.astype(np.float64)

@@ -139,8 +139,8 @@ def _progress() -> Iterator[Metric]:
 
 
 def _rewards() -> Iterator[Metric]:
-    yield from _spread("reward", "", "the samples' scores: the weighted sum of the reward functions")
-    yield from _spread("reward/penalised", "", "the samples' rewards after the KL penalty and overlong shaping")
+    yield from _spread("reward", "", "the samples' scores: the reward functions' weighted sum and reward.overlong")
+    yield from _spread("reward/penalised", "", "the samples' rewards less the KL, with a KL in the reward only")
     yield from _spread("reward/part/<part>", "", "what one reward function gave, before its weight", "mean min max std")
     yield Metric("reward/source/<source>/mean", "", "mean score of the samples from one data source")
     yield Metric("reward/correct_ratio", "fraction", "samples judged correct, among those judged")
@@ -158,10 +158,10 @@ def _rewards() -> Iterator[Metric]:
     yield from _spread("advantage", "", "the advantages")
     yield from _spread("return", "", "the returns")
     yield from _spread("value", "", "the values")
+    yield Metric("variance/signal_strength", "", "squared norm of the mean gradient: that of actor/grad_norm")
     yield Metric(
-        "variance/signal_strength", "", "squared norm of the mean gradient, by the proxy of the optimal baseline"
+        "variance/total_power", "", "mean squared norm of the samples' gradients, by the proxy of the optimal baseline"
     )
-    yield Metric("variance/total_power", "", "mean squared norm of the samples' gradients, by the same proxy")
     yield Metric("variance/pure_noise", "", "total power less signal, over the number of samples less one")
     yield Metric("variance/squared_advantage", "", "mean of the squared advantages")
     yield Metric("variance/weight", "", "mean of the gradient-norm proxy W")
