@@ -1,8 +1,8 @@
 """Which samples are trained on, and how their rewards are shaped before advantages see them.
 
 Pure decisions on vectors `[S]`. Groups without signal are left out by the pipeline, which refills the batch, and long
-responses are charged where they are scored. Random choices take an
-explicit generator, whose state belongs in the checkpoint.
+responses are charged where they are scored. Random choices take an explicit generator, whose state belongs in the
+checkpoint.
 """
 
 from __future__ import annotations
