@@ -85,7 +85,7 @@ CorrectionPresetName = Literal[
     "bypass_pg_geo_rs_token_tis",
 ]
 KlLossKind = Literal["k1", "k2", "k3", "abs", "k1Straight", "k3Straight", "full"]
-KlRewardKind = Literal["k1", "k2", "k3", "abs"]
+KlRewardKind = Literal["k1", "k2", "k3", "abs", "full"]
 
 
 class Advantage(SpecModel):

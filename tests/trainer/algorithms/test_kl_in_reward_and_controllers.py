@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from ragged import PRECISIONS, Ragged, agree, batches, near
 
-from rljob_trainer.algorithms import AdaptiveKl, EntropyTarget, FixedKl, kl_penalised_rewards
+from rljob_trainer.algorithms import AdaptiveKl, EntropyTarget, FixedKl, Segments, kl_penalised_rewards
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=["float64", "float32"])
@@ -34,6 +34,20 @@ def test_rewards_pay_for_the_kl_token_by_token(dtype: torch.dtype, kind: str, ba
     )
     agree(f"kl in reward {kind}", rewards, batch, expected)
     near("kl in reward (mean)", mean, oracle.aggregate(rows, "seqMeanTokenMean"))
+
+
+def test_rewards_pay_for_the_exact_kl_where_it_is_given() -> None:
+    nan = float("nan")
+    log_probs, exact = torch.zeros(4), torch.tensor([0.5, nan, 0.25, 1.0])
+    mask, segments = torch.tensor([True, False, True, True]), Segments.from_lengths([3, 1])
+    scores, coefficient = torch.tensor([2.0, -1.0]), 0.1
+    rewards, mean = kl_penalised_rewards(
+        scores, log_probs, log_probs, mask, segments, kind="full", coefficient=coefficient, vocabulary_kl=exact
+    )
+    torch.testing.assert_close(rewards[mask], torch.tensor([-0.05, 2.0 - 0.025, -1.0 - 0.1]))
+    assert mean.item() == pytest.approx((0.375 + 1.0) / 2)
+    with pytest.raises(ValueError, match="full needs `vocabulary_kl`"):
+        kl_penalised_rewards(scores, log_probs, log_probs, mask, segments, kind="full", coefficient=coefficient)
 
 
 def test_the_adaptive_controller_follows_its_equation() -> None:

@@ -129,6 +129,32 @@ def test_metrics_are_means_over_tokens_and_have_public_names(
     check_all(metrics)  # raises for a name that the catalogue lacks
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_exact_kl_of_scores_is_that_of_the_folders_logits(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch], tmp_path: Path, threads: int
+) -> None:
+    """With transformers' own forward pass, one sequence after the other, in float64."""
+    batch = replace(make_batch(), weights=None)
+    rank = LearnerRank(replace(settings, reference=True, lanes=threads))
+    for _ in range(3):
+        update(rank, batch)
+    rank.export(tmp_path / "trained")
+    ours = score(rank, batch, 0.7, log_probs=True, vocabulary_kl=True, reference=True)
+    plain = score(rank, batch, 0.7, log_probs=True, reference=True)
+    for name, stream in plain.items():
+        np.testing.assert_allclose(ours[name], stream, atol=1e-6)
+    of = [AutoModelForCausalLM.from_pretrained(path).double() for path in (tmp_path / "trained", settings.model_path)]
+    expected, begin = [], 0
+    for prompt, response in zip(batch.prompt_lengths, batch.response_lengths, strict=True):
+        ids = torch.from_numpy(batch.token_ids[begin : begin + prompt + response].astype(np.int64))[None]
+        begin += prompt + response
+        with torch.no_grad():
+            p, q = (model(ids).logits[0, prompt - 1 : -1].div(0.7).log_softmax(-1).numpy() for model in of)
+        expected += (np.exp(p) * (p - q)).sum(-1).tolist()
+    np.testing.assert_allclose(ours["vocabulary_kl"], expected, rtol=1e-4, atol=1e-5)
+    assert max(expected) > 1e-3
+
+
 def test_a_gradient_that_is_not_finite_skips_the_step_and_is_named(
     settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
 ) -> None:
@@ -221,7 +247,7 @@ def test_the_reference_stays_where_the_actor_began(
     after = score(rank, batch, log_probs=True, reference=True)
     np.testing.assert_array_equal(before["ref_log_probs"], after["ref_log_probs"])
     assert np.abs(after["log_probs"] - before["log_probs"]).max() > 1e-3
-    with pytest.raises(ValueError, match="keeps no reference"):
+    with pytest.raises(ValueError, match="the job keeps none"):
         score(LearnerRank(settings), batch, reference=True)
 
 

@@ -24,7 +24,7 @@ from rljob_trainer.errors import DataError
 from rljob_trainer.learner.metrics import update_result, usage_metrics
 from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.learner.rank import LearnerRank
-from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.learner.work import cut
 from rljob_trainer.models.materialise import materialise
 from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
@@ -133,10 +133,13 @@ def groups_of(scores: Sequence[Sequence[float]], seed: int = 0, *, version: int 
     return groups
 
 
-def step_of(spec: ResolvedSpec, folder: Path, *, several_pulls: bool = False) -> tuple[TrainingStep, Watched]:
+def step_of(
+    spec: ResolvedSpec, folder: Path, *, several_pulls: bool = False, learning_rate: float = 1e-6
+) -> tuple[TrainingStep, Watched]:
     algorithm = spec.algorithm
     settings = LearnerSettings(
         model_path=folder,
+        actor=OptimizerSettings(learning_rate=learning_rate),
         reference=algorithm.needs_reference,
         critic=None if algorithm.critic is None else LearnerSettings(model_path=folder).actor,
     )
@@ -566,6 +569,24 @@ async def test_ppo_charges_the_reward_for_kl_and_trains_the_critic_on_returns(fo
         position += length
     np.testing.assert_allclose(batch.returns, expected, atol=1e-5)
     assert metrics["kl/coefficient"] == 0.5
+
+
+async def test_the_kl_in_the_reward_can_be_exact(folder: Path) -> None:
+    """In the second step the actor has left the reference: a KL over the vocabulary is positive for every token."""
+    spec = spec_of(preset="ppo", kl={"inReward": {"kind": "full", "coefficient": 0.5}}, advantage={"whiten": False})
+    step, learner = step_of(spec, folder, learning_rate=1e-2)
+    groups = groups_of(SCORES)
+    first = await step.run(groups, number=1, version=0)
+    second = await step.run(groups, number=2, version=1)
+    assert learner.scored[0] == {"log_probs", "vocabulary_kl", "reference", "values"}
+    assert first["kl/in_reward"] == pytest.approx(0.0, abs=1e-6)
+    assert second["kl/in_reward"] > 0
+    # The return of a first token is the score without what all tokens of the sequence were charged for.
+    returns, firsts = learner.updates[1][0].returns, np.cumsum([0, *learner.updates[1][0].response_lengths])[:-1]
+    charged = np.array(ALL_SCORES) - returns[firsts]
+    assert (charged > 0).all()
+    means = charged / 0.5 / learner.updates[1][0].response_lengths
+    assert means.mean() == pytest.approx(second["kl/in_reward"], rel=1e-4)
 
 
 async def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_part_of_the_state(folder: Path) -> None:

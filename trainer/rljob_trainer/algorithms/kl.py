@@ -87,14 +87,19 @@ def kl_penalised_rewards(
     *,
     kind: str = "k1",
     coefficient: float,
+    vocabulary_kl: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Token rewards ``[tokens]``: at every masked token - coefficient * KL, at each sequence's last one + its score.
 
     Also returns the mean KL ``[]`` over sequences of each one's mean over tokens: what an adaptive controller watches.
-    ``scores [S]``; log-probs ``[tokens]`` of the policy that sampled (pi_old) and of the reference.
+    ``scores [S]``; log-probs ``[tokens]`` of the policy that sampled (pi_old) and of the reference. The kind ``full``
+    takes ``vocabulary_kl [tokens]``, the exact KL of these two, in place of an estimate from one token.
     """
+    if kind == "full" and vocabulary_kl is None:
+        raise ValueError("the KL kind full needs `vocabulary_kl`, the exact KL of every token")
     with torch.no_grad():
-        kl = torch.where(mask, kl_estimators[kind](log_probs, ref_log_probs), 0)
+        estimate = kl_estimators[kind](log_probs, ref_log_probs) if vocabulary_kl is None else vocabulary_kl
+        kl = torch.where(mask, estimate, 0)
         score_here = torch.where(segments.is_last(mask), segments.spread(scores.to(kl.dtype)), 0)
         with_tokens = (segments.count(mask) > 0).sum().clamp(min=1)
         return score_here - coefficient * kl, segments.mean(kl, mask).sum() / with_tokens

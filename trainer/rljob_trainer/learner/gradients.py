@@ -18,8 +18,8 @@ from torch import nn
 from rljob_trainer.algorithms import PolicyInputs, Segments, actor_loss, critic_loss, policy_losses
 from rljob_trainer.learner.models import PackedRow, Policy
 from rljob_trainer.learner.packing import Row, build_row, offsets_of, ranges
-from rljob_trainer.learner.parallel import full
 from rljob_trainer.learner.protocol import Int64Array, LossSettings
+from rljob_trainer.learner.reference import Reference
 from rljob_trainer.learner.work import Share
 
 Sums = dict[str, torch.Tensor]
@@ -122,23 +122,18 @@ class ActorGradient:
         """``seed`` is for losses that draw; it is the same on all ranks."""
         self._share, self._number, self._loss, self._place = share, number, loss, place
         self._selections = _select(policy, share, number, loss, place, seed)
-        self._reference: tuple[Policy, torch.Tensor] | None = None
+        self._reference: Reference | None = None
         if loss.kl_kind == "full":
             if reference is None:
                 raise ValueError("the KL kind full needs the reference model, which this job does not keep")
-            self._reference = reference, full(reference.language_model.get_output_embeddings().weight)
+            self._reference = Reference(reference)
 
     def __call__(self, policy: Policy, number: int) -> MicroReport:
         """Adds the gradient of micro-batch ``number`` to the policy's parameters."""
         micro = micro_batch(self._share, self._number, number, self._place)
         loss = self._loss
-        anchor = None
-        if self._reference is not None:
-            reference, ref_weight = self._reference
-            with torch.no_grad():
-                states = reference(micro.packed, loss.temperature, states=True).states
-            anchor = (states, ref_weight)
-        out = policy(micro.packed, loss.temperature, reference=anchor)
+        compared = None if self._reference is None else self._reference(micro.packed, loss.temperature)
+        out = policy(micro.packed, loss.temperature, reference=compared)
         if micro.empty:
             _connected_zero(out.log_probs).backward()
             return MicroReport({}, out.log_probs.detach())

@@ -128,6 +128,7 @@ class LearnerGroup:
         log_probs: bool = False,
         entropy: bool = False,
         sum_squared_probs: bool = False,
+        vocabulary_kl: bool = False,
         reference: bool = False,
         values: bool = False,
         anchored: bool = False,
@@ -136,6 +137,7 @@ class LearnerGroup:
             "log_probs": log_probs,
             "entropy": entropy,
             "sum_squared_probs": sum_squared_probs,
+            "vocabulary_kl": vocabulary_kl,
             "reference": reference,
             "values": values,
         }

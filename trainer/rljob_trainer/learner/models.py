@@ -83,6 +83,14 @@ class PolicyStreams(NamedTuple):
     vocabulary_kl: torch.Tensor | None  # exact KL to the reference
 
 
+class Compared(NamedTuple):
+    """What the exact KL needs of the reference, and the log-probs that its forward pass gives besides."""
+
+    states: torch.Tensor  # [tokens, d]
+    weight: torch.Tensor  # [vocabulary, d]
+    log_probs: torch.Tensor  # [tokens]
+
+
 class Policy(nn.Module):
     """A causal language model that tells log-probs; actor and reference are both one."""
 
@@ -99,24 +107,20 @@ class Policy(nn.Module):
         *,
         squares: bool = False,
         states: bool = False,
-        reference: tuple[torch.Tensor, torch.Tensor] | None = None,
+        reference: Compared | None = None,
     ) -> PolicyStreams:
-        """Log-probs and entropy, and what else is asked for.
-
-        ``reference`` are another policy's states ``[tokens, d]`` and output matrix, for the exact KL to it.
-        """
+        """Log-probs and entropy, and what else is asked for. ``reference``: for the exact KL to it."""
         hidden = row.outputs(_hidden(self.language_model.base_model, row))
         weight = self.language_model.get_output_embeddings().weight
         chunk = self.chunk or default_chunk(len(hidden), weight)
         log_probs, entropy = log_probs_and_entropy(hidden, weight, row.targets, temperature=temperature, chunk=chunk)
         kl = None
         if reference is not None:
-            ref_hidden, ref_weight = reference
             kl = chunked_kl(
                 hidden,
                 lambda x: x @ weight.T,
-                ref_hidden,
-                lambda x: x @ ref_weight.T,
+                reference.states,
+                lambda x: x @ reference.weight.T,
                 temperature=temperature,
                 chunk=chunk,
             )

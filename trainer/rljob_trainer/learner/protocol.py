@@ -72,6 +72,8 @@ class ScoreResult:
     sum_squared_probs: FloatArray | None = None
     """Sum over the vocabulary of the squared probabilities (the optimal token baseline needs it)."""
     ref_log_probs: FloatArray | None = None
+    vocabulary_kl: FloatArray | None = None
+    """The exact KL of the policy to the reference."""
     values: FloatArray | None = None
     final_values: FloatArray | None = None
     """[S] V at the position after the last response token: GAE's bootstrap for truncated responses."""
@@ -117,6 +119,7 @@ class Learner(Protocol):
         log_probs: bool = False,
         entropy: bool = False,
         sum_squared_probs: bool = False,
+        vocabulary_kl: bool = False,
         reference: bool = False,
         values: bool = False,
         anchored: bool = False,

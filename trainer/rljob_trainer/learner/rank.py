@@ -31,6 +31,7 @@ from rljob_trainer.learner.lanes import Twin, assign
 from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy
 from rljob_trainer.learner.optim import StepOutcome
 from rljob_trainer.learner.protocol import LearnerFacts, LossSettings
+from rljob_trainer.learner.reference import Reference
 from rljob_trainer.learner.residence import Residence
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.side_by_side import SideBySide
@@ -147,44 +148,55 @@ class LearnerRank:
         log_probs: bool = False,
         entropy: bool = False,
         sum_squared_probs: bool = False,
+        vocabulary_kl: bool = False,
         reference: bool = False,
         values: bool = False,
         anchored: bool = False,
     ) -> RankScores:
         """The streams asked for, in the order of the share's micro-batches. ``anchored``: the actor's with the weights
         that the last update with ``keep_anchor`` began with."""
-        if reference and self._reference is None:
-            raise ValueError("reference log-probs were asked for, but the job keeps no reference (algorithm.kl is off)")
+        compares = reference or vocabulary_kl
+        if compares and self._reference is None:
+            raise ValueError("the reference was asked for, but the job keeps none (algorithm.kl is off)")
         if values and self.critic is None:
             raise ValueError("values were asked for, but the job has no critic (algorithm.advantage.estimator)")
         own = [
             *["log_probs"] * log_probs,
             *["entropy"] * entropy,
             *["sum_squared_probs"] * sum_squared_probs,
+            *["vocabulary_kl"] * vocabulary_kl,
         ]
         rows = [
             self._place.row(share, indices, final=values)[1]
             for mini_batch in share.micro_batches
             for indices in mini_batch
         ]
-        work: list[Callable[[PackedRow], Streams]] = [
-            *[partial(self._score_policy, temperature=temperature, wanted=own)] * bool(own),
-            *[partial(self._score_reference, temperature=temperature)] * reference,
-            *[self._score_values] * values,
-        ]
         weights = self.anchored() if anchored else nullcontext()
-        with self._residence.working("actor", *["reference"] * reference, *["critic"] * values), weights:
+        with self._residence.working("actor", *["reference"] * compares, *["critic"] * values), weights:
+            against = Reference(self._reference) if vocabulary_kl and self._reference is not None else None
+            work: list[Callable[[PackedRow], Streams]] = [
+                *[partial(self._score_policy, temperature=temperature, wanted=own, against=against)] * bool(own),
+                *[partial(self._score_reference, temperature=temperature)] * (reference and not vocabulary_kl),
+                *[self._score_values] * values,
+            ]
             parts = self._cores.run([partial(score, row) for row in rows for score in work])
         names = dict.fromkeys(name for part in parts for name in part)
         streams = {name: torch.cat([part[name] for part in parts if name in part]).cpu().numpy() for name in names}
         return RankScores(streams, self._meter.read())
 
     @torch.no_grad()
-    def _score_policy(self, row: PackedRow, temperature: float, wanted: Sequence[str]) -> Streams:
-        """The wanted streams of one micro-batch, in float32."""
+    def _score_policy(
+        self, row: PackedRow, temperature: float, wanted: Sequence[str], against: Reference | None
+    ) -> Streams:
+        """The wanted streams of one micro-batch, in float32; with a reference to go ``against`` its log-probs too."""
+        compared = None
+        if against is not None:
+            with self._meter.measure("reference"):
+                compared = against(row, temperature)
         with self._meter.measure("old_log_probs"):
-            out = self._policy(row, temperature, squares="sum_squared_probs" in wanted)
-        return {name: getattr(out, name).float() for name in wanted}
+            out = self._policy(row, temperature, squares="sum_squared_probs" in wanted, reference=compared)
+        streams = {name: getattr(out, name).float() for name in wanted}
+        return streams | ({} if compared is None else {"ref_log_probs": compared.log_probs.float()})
 
     @torch.no_grad()
     def _score_reference(self, row: PackedRow, temperature: float) -> Streams:

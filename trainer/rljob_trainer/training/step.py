@@ -212,6 +212,7 @@ class TrainingStep:
                 temperature=self._temperature,
                 log_probs=needs_old,
                 sum_squared_probs=needs_squares,
+                vocabulary_kl=algorithm.kl.in_reward is not None and algorithm.kl.in_reward.kind == "full",
                 reference=algorithm.needs_reference,
                 values=algorithm.needs_critic,
                 anchored=continues and self._anchors,
@@ -256,6 +257,7 @@ class TrainingStep:
                 segments,
                 kind=algorithm.kl.in_reward.kind,
                 coefficient=self.kl.coefficient,
+                vocabulary_kl=_tensor(scored.vocabulary_kl),
             )
             kl = float(mean_kl)
         bootstrap, greedy = algorithm.truncated.bootstrap, _greedy_scores(groups)
