@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Literal
 
 import oracle_correction as oracle
@@ -22,6 +21,7 @@ from rljob_trainer.algorithms import (
     agreement_metrics,
     correct,
     interpolated_log_probs,
+    most_apart,
     policy_losses,
     rollout_share,
     veto,
@@ -163,9 +163,11 @@ def test_icepop_reports_what_it_zeroed_and_equal_policies_show_no_difference() -
 def test_the_worst_sequences_come_first() -> None:
     batch = make_batch([4], [8, 5, 0, 3], 0.0, seed=4)
     gaps = [abs(oracle.mean(row)) if row else -1 for row in logs(batch)]
-    worst = corrected(batch, torch.float64, Correction()).worst
-    assert list(worst) == sorted(range(4), key=lambda i: -gaps[i])
-    assert all(gaps[a] >= gaps[b] for a, b in pairwise(worst))
+    old, rollout = (batch.stream(name, torch.float64) for name in ("old", "rollout"))
+    worst = most_apart(old, rollout, batch.mask, batch.segments, 9)
+    assert [row for row, _ in worst] == sorted((0, 1, 3), key=lambda i: -gaps[i])  # 2 has no token
+    assert [by for _, by in worst] == pytest.approx([gaps[row] for row, _ in worst])
+    assert most_apart(old, rollout, batch.mask, batch.segments, 1) == worst[:1]
 
 
 def test_a_nan_log_prob_is_named_by_sequence_and_token() -> None:

@@ -324,6 +324,18 @@ async def test_what_is_rejected_still_counts_as_disagreement(folder: Path) -> No
     assert measured[0]["mismatch/kl"] == measured[1]["mismatch/kl"] > 10 / len(learner.updates[0][0].mask)
 
 
+async def test_with_limits_the_samples_that_are_most_apart_are_named(folder: Path) -> None:
+    step, _ = step_of(spec_of(kl=NO_KL, rolloutCorrection={"limits": {"kl": 1}}), folder)
+    groups = groups_of(SCORES)
+    groups[2].samples[1].log_probs[:] -= 5.0
+    groups[0].samples[3].log_probs[:] -= 4.0
+    await step.run(groups, number=1, version=0)
+    first, second, _ = step.most_apart.split(", ")
+    assert first.startswith("sample 1 of prompt 2 by ")
+    assert second.startswith("sample 3 of prompt 0 by ")
+    assert float(first.split()[-2]) == pytest.approx(5.0, abs=0.3)
+
+
 TOKEN_UP_TO_2 = {"level": "token", "low": None, "high": 2.0}
 SEQUENCE_UP_TO_2 = {"level": "sequence", "low": None, "high": 2.0}
 BYPASS_PRESETS: list[tuple[str, dict[str, Any], str]] = [  # the name, its weights, what a sequence is rejected by

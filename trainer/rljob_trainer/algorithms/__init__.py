@@ -33,7 +33,7 @@ from rljob_trainer.algorithms.estimators import AdvantageInputs, AdvantageOutput
 from rljob_trainer.algorithms.gradient_noise import gradient_noise
 from rljob_trainer.algorithms.kl import kl_estimators, kl_penalised_rewards
 from rljob_trainer.algorithms.losses import Loss, LossSettings, actor_loss, critic_loss
-from rljob_trainer.algorithms.mismatch import agreement_metrics, drift_metrics
+from rljob_trainer.algorithms.mismatch import agreement_metrics, drift_metrics, most_apart
 from rljob_trainer.algorithms.policy_losses import PolicyInputs, PolicyLossOutput, policy_losses
 from rljob_trainer.algorithms.rejection import Rejection, veto
 from rljob_trainer.algorithms.segments import Segments, masked_mean, whiten
@@ -80,6 +80,7 @@ __all__ = [
     "kl_estimators",
     "kl_penalised_rewards",
     "masked_mean",
+    "most_apart",
     "normalised_scores",
     "policy_losses",
     "resampled",

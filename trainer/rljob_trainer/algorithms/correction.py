@@ -35,8 +35,6 @@ class Corrected:
     mask: Tensor
     weights: Tensor | None
     metrics: dict[str, float] = field(default_factory=dict)
-    worst: tuple[int, ...] = ()
-    """The sequences (positions in the batch) that trainer and engine disagree most about, worst first."""
 
 
 @torch.no_grad()
@@ -46,8 +44,6 @@ def correct(
     mask: Tensor,
     segments: Segments,
     correction: Correction,
-    *,
-    worst: int = 5,
 ) -> Corrected:
     """Weights, narrowed mask and the whole set of ``rollout_correction/...`` metrics of one batch.
 
@@ -95,8 +91,7 @@ def correct(
         metrics |= joined(judged[number]).metrics(rule) | joined(lost[number]).metrics(rule)
     if rules:
         metrics |= joined(lost[-1]).metrics()
-    count = min(worst, len(segments))
-    return Corrected(kept, weights, floats(metrics), tuple(torch.topk(difference.disagreement, count).indices.tolist()))
+    return Corrected(kept, weights, floats(metrics))
 
 
 def _refuse_nan(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, segments: Segments) -> None:

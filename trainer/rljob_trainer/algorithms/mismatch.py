@@ -71,11 +71,6 @@ class DifferenceSeen:
             chi2=torch.addcmul(2.0 * excess, excess, excess).double().sum(),
         )
 
-    @property
-    def disagreement(self) -> Tensor:
-        """``[S]``: each sequence's abs(mean l), -1 where it has no token."""
-        return torch.where(self.counts > 0, (self.log_ratio / self.counts.clamp(min=1)).abs(), -1.0)
-
     def metrics(self) -> Metrics:
         present, tokens = self.counts > 0, self.counts.clamp(min=1)
         total = self.counts.sum().clamp(min=1)
@@ -208,6 +203,20 @@ class LossSeen:
 
 
 @torch.no_grad()
+def most_apart(
+    trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, segments: Segments, count: int
+) -> list[tuple[int, float]]:
+    """The ``count`` sequences that trainer and engine disagree most about: position in the batch, abs(mean l) in nats.
+
+    The largest first; those without a masked token are left out. Streams ``[tokens]``.
+    """
+    log_ratio = torch.where(mask, trainer_log_probs - engine_log_probs, 0)
+    apart = segments.mean(log_ratio.double(), mask).abs()
+    present = int((segments.count(mask) > 0).sum())
+    values, rows = torch.topk(torch.where(segments.count(mask) > 0, apart, -1.0), min(count, present))
+    return list(zip(rows.tolist(), values.tolist(), strict=True))
+
+
 def agreement_metrics(
     trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, segments: Segments
 ) -> dict[str, float]:

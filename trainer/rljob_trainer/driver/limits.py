@@ -67,8 +67,11 @@ class Limits:
         """Whether the present weights may have to be given up, so that they are no checkpoint to go back to."""
         return self._given is not None and self._given.action == "rollBack" and self._in_a_row > 0
 
-    def look(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Judges a step by its metrics, acts, and returns metrics of its own. Raises ``RollBackError``."""
+    def look(self, step: int, metrics: Mapping[str, float], most_apart: str = "") -> dict[str, float]:
+        """Judges a step by its metrics, acts, and returns metrics of its own. Raises ``RollBackError``.
+
+        ``most_apart`` names the samples that are said to be the worst.
+        """
         given = self._given
         if given is None:
             return {}
@@ -78,18 +81,18 @@ class Limits:
             self._in_a_row = self._in_a_row + 1 if beyond else 0
             self.sentence = ", ".join(beyond) + f" ({self._in_a_row} steps in a row)" if beyond else ""
             if beyond:
-                self._act(given, step)
+                self._act(given, step, f" (most of all {most_apart})" if most_apart else "")
         return {
             "mismatch/beyond_limits": float(self._in_a_row),
             "mismatch/correcting": float(self._correcting),
             "mismatch/roll_backs": float(self.roll_backs),
         }
 
-    def _act(self, given: MismatchLimits, step: int) -> None:
+    def _act(self, given: MismatchLimits, step: int, worst: str) -> None:
         late = self._in_a_row - given.patience
         if late < 0:
             return
-        said = f"step {step}: engines and trainer are too far apart: {self.sentence}"
+        said = f"step {step}: engines and trainer are too far apart: {self.sentence}{worst}"
         if given.action == "rollBack":
             raise RollBackError(said)
         if given.action == "correct" and not self._correcting:

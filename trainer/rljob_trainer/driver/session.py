@@ -177,7 +177,7 @@ class Session:
         assert pipeline is not None
         metrics = dict(record.metrics) | parts.pipeline_metrics(pipeline)
         try:
-            metrics |= parts.limits.look(record.step, metrics)
+            metrics |= parts.limits.look(record.step, metrics, parts.step.most_apart)
         finally:
             self._controls.standing.mismatch = parts.limits.sentence
         self._unwritten = (record.step, metrics)

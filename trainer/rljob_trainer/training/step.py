@@ -32,6 +32,7 @@ from rljob_trainer.algorithms import (
     drift_metrics,
     gradient_noise,
     kl_penalised_rewards,
+    most_apart,
     normalised_scores,
     resampled,
     rollout_share,
@@ -60,6 +61,9 @@ _log = logging.getLogger(__name__)
 
 _OLDEST_AGE = 64
 """The largest ``staleness.maxAge``."""
+
+_NAMED = 3
+"""Samples that are named as the worst."""
 
 
 class TrainingStep:
@@ -105,6 +109,8 @@ class TrainingStep:
         self._loss = loss_settings(algorithm, temperature)
         self.correcting = False
         """Whether the correction has been switched on beyond what the job says."""
+        self.most_apart = ""
+        """Names the samples of the last batch that trainer and engine disagreed most about, if the job has limits."""
         self._trained_version: int | None = None
         self._steps_taken: list[int] = []
         """The policy's optimizer steps in each of the latest versions, the present one last. By place and not by
@@ -146,7 +152,7 @@ class TrainingStep:
         )
         self._steps_taken[-1] += result.actor_steps
         same_weights = not continues or (self._anchors and scored.log_probs is not None)
-        metrics.update(self._agreement(batch, made, scored, result, version if same_weights else None))
+        metrics.update(self._agreement(groups, batch, made, scored, result, version if same_weights else None))
         self._trained_version = version
         if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
             of_batch = torch.from_numpy(batch.sequences.advantages)
@@ -370,6 +376,7 @@ class TrainingStep:
 
     def _agreement(
         self,
+        groups: Sequence[Group],
         batch: TrainingBatch,
         mask: npt.NDArray[np.bool_],
         scored: ScoreResult,
@@ -393,6 +400,12 @@ class TrainingStep:
         alike = known & (batch.versions == version) if version is not None else np.zeros_like(known)
         streams = torch.from_numpy(trainer), torch.from_numpy(sequences.rollout_log_probs)
         metrics: dict[str, float] = {}
+        if self.algorithm.rollout_correction.limits is not None:
+            worst = most_apart(*streams, torch.from_numpy(known), _segments(batch), _NAMED)
+            self.most_apart = ", ".join(
+                f"sample {batch.samples[i].index} of prompt {groups[batch.groups[i]].prompt.ordinal} by {by:.2g} nats"
+                for i, by in worst
+            )
         if alike.any():
             metrics |= agreement_metrics(*streams, torch.from_numpy(alike), _segments(batch))
         if (known & ~alike).any():
