@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,8 +32,10 @@ def requests_of(
     return right_requests(prompt, indices, sampling, seed, prefix)
 
 
-def samples_of(results: Sequence[GenerationResult], decode: Callable[[list[list[int]]], list[str]]) -> list[Sample]:
-    samples = right_samples(results, decode)
+def samples_of(
+    results: Sequence[GenerationResult], decode: generation.Decode, indices: Iterable[int] | None = None
+) -> list[Sample]:
+    samples = right_samples(results, decode, indices)
     for sample in samples:
         hit = random.random(len(sample.log_probs)) < SAID.get("wrong_share", 0.0)
         error = random.normal(0.0, SAID.get("wrong_by", 0.0), len(sample.log_probs))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from benchmarks.learning import sampler
 from benchmarks.learning.__main__ import show_corrections, show_methods
 from benchmarks.learning.methods import CORRECTIONS, METHODS, SAMPLERS, Case, Study, cases
 from benchmarks.learning.runs import Learned, Task, job_of, keep, kept
@@ -14,6 +16,7 @@ from rljob_api import check
 from rljob_api.resolution import resolve
 from rljob_api.resolved import ResolvedSpec
 from rljob_api.spec.algorithm import Estimator
+from rljob_trainer.driver import generation
 
 STUDIES: tuple[Study, ...] = ("methods", "corrections")
 
@@ -36,6 +39,12 @@ def test_every_job_is_valid_and_trains_on_as_many_sequences(study: Study, task: 
         spec = spec_of(case, task)
         assert spec.batch.mini_batch_groups * spec.batch.samples_per_prompt == 128
         assert spec.seed == 1
+
+
+@pytest.mark.parametrize("name", ["requests_of", "samples_of"])
+def test_what_the_wrong_sampler_replaces_takes_the_same(name: str) -> None:
+    own, replaced = (list(inspect.signature(getattr(module, name)).parameters) for module in (sampler, generation))
+    assert own == replaced
 
 
 def test_every_estimator_is_there() -> None:
