@@ -97,6 +97,7 @@ def needs_room(patch: str) -> bool:
 
 SEEN_BY_THE_SERVER_ITSELF = {
     "variables_differ",
+    "pull_secrets_differ",
     "validation_names_differ",
     "name_leaves_room_for_children",
     "name_is_a_dns_label",

@@ -58,6 +58,15 @@ def variables_differ(job: Job) -> Iterator[Violation]:
 
 
 @rule
+def pull_secrets_differ(job: Job) -> Iterator[Violation]:
+    for path, pod in _pods(job):
+        names = [entry.name for entry in pod.image_pull_secrets]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                yield Violation(f"{path}.imagePullSecrets[{index}]", f'"{name}" is there twice', "keep one of them")
+
+
+@rule
 def variables_are_set_in_one_place(job: Job) -> Iterator[Violation]:
     for pool, settings in (("rollout", job.spec.rollout), ("trainer", job.spec.trainer)):
         for index, entry in enumerate(settings.pod.env):

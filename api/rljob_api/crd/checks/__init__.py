@@ -26,6 +26,7 @@ NOT_IN_CEL: Mapping[str, str] = {
     "correction_can_be_switched_on": "lists of presets and losses would take the CRD beyond the size it may have",
     "interpolation_is_made_in_the_loss": "lists of losses would take the CRD beyond the size it may have",
     "variables_differ": "the list is a map by name: the API server itself refuses duplicates",
+    "pull_secrets_differ": "the list is a map by name: the API server itself refuses duplicates",
     "validation_names_differ": "the list is a map by name: the API server itself refuses duplicates",
     "name_leaves_room_for_children": "bounds of metadata.name stand in the schema",
     "name_is_a_dns_label": "bounds of metadata.name stand in the schema",
