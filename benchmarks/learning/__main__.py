@@ -1,11 +1,12 @@
-"""Trains every case of a study with several seeds, keeps each run's result at once, and writes table and curves.
+"""Trains every case of a study with several seeds, keeps each run's result at once, and writes a table.
 
     .venv/bin/python -m benchmarks.learning --at-once 2                      # both studies, three seeds: two hours
     .venv/bin/python -m benchmarks.learning --study methods --only grpo rloo --seeds 1
     .venv/bin/python -m benchmarks.learning --show                           # from what is there, without a run
 
 What was measured before is not measured again: the same command goes on where it was stopped. Methods are compared on
-the quick start's task, two-digit addition, corrections on copying three digits; ``--task`` takes one for both.
+the quick start's task, two-digit addition, corrections on copying three digits; ``--task`` takes one for both. Curves
+of the corrections: `python docs/algorithms/figures.py`.
 """
 
 from __future__ import annotations
@@ -16,17 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.environments import ROOT
 from benchmarks.learning.methods import CORRECTIONS, METHODS, SAMPLERS, Case, Study, cases
 from benchmarks.learning.runs import GOAL, STEPS, WINDOW, Learned, Task, keep, kept, run
 from benchmarks.machine import Machine
 from benchmarks.measuring import Spread, table, write_results
-from rljob_trainer.telemetry.svg import Axes, Series, line_chart
 
 HERE = Path(__file__).parent
 STUDIES: tuple[Study, ...] = ("methods", "corrections")
 TASKS: Mapping[Study, Task] = {"methods": "addition", "corrections": "copy"}
-FIGURES = ROOT / "docs" / "algorithms"
 
 
 def main() -> None:
@@ -37,7 +35,7 @@ def main() -> None:
     parser.add_argument("--task", choices=list(STEPS), help="default: addition for methods, copy for corrections")
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side (default 1); one takes about a core")
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of every process (default 1)")
-    parser.add_argument("--show", action="store_true", help="run nothing: table and curves of what is there")
+    parser.add_argument("--show", action="store_true", help="run nothing: the table of what is there")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
     for study in arguments.study:
@@ -48,8 +46,6 @@ def main() -> None:
         text = show_methods(there) if study == "methods" else show_corrections(there)
         brief = [{k: v for k, v in asdict(one).items() if k not in ("scores", "ages")} for one in there]
         write_results(arguments.results, f"{study}-{task}", Machine.here(), brief, text)
-        if study == "corrections" and arguments.results == HERE / "results" and task == "copy":
-            draw(there, FIGURES)
 
 
 def learn(wanted: Sequence[Case], task: Task, arguments: argparse.Namespace) -> list[Learned]:
@@ -105,26 +101,6 @@ def show_corrections(learned: Sequence[Learned]) -> str:
     return (
         f"{SPREAD} {score}\n\n{table(['engines', 'correction', *HEADER, 'final score', 'seconds', 'mean age'], rows)}"
     )
-
-
-def draw(learned: Sequence[Learned], folder: Path) -> None:
-    """One figure for each sampler: the mean score of the seeds, step by step, for each correction.
-
-    A seed that was over earlier keeps its last score.
-    """
-    for sampler in SAMPLERS:
-        series = []
-        for name in CORRECTIONS:
-            of = [one for one in learned if (one.sampler, one.name) == (sampler, name) and one.scores]
-            if of:
-                length = max(len(one.scores) for one in of)
-                curves = [[*one.scores, *[one.scores[-1]] * (length - len(one.scores))] for one in of]
-                steps = [of[0].every * (i + 1) for i in range(length)]
-                series.append(Series(name, steps, [sum(at) / len(of) for at in zip(*curves, strict=True)]))
-        if series:
-            file = f"learning-{''.join(c if c.isalnum() else '-' for c in sampler)}.svg"
-            axes = Axes(y_label="exact answers", from_zero=True)
-            (folder / file).write_text(line_chart(series, axes, title=f"engines: {sampler}", standalone=True) + "\n")
 
 
 if __name__ == "__main__":

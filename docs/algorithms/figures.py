@@ -5,6 +5,7 @@ Each function below is a figure and has its name; a test compares the files with
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from rljob_trainer.algorithms.weights import within_bounds
 from rljob_trainer.rewards.rules import overlong
 
 HERE = Path(__file__).parent
+RUNS = HERE.parents[1] / "benchmarks" / "learning" / "results" / "runs"
 Settings = dict[str, float]
 
 
@@ -289,6 +291,28 @@ def kl() -> str:
     )
 
 
+def rescued_runs() -> str:
+    """From the results of `benchmarks/learning`: the mean of the seeds; one that was over keeps its last score."""
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RUNS.glob("copy-corrections-*.json"))]
+    steps = torch.arange(0, 201, 5)
+
+    def curve(sampler: str, name: str) -> Tensor:
+        of = [run["scores"] for run in found if (run["sampler"], run["name"]) == (sampler, name)]
+        filled = [[math.nan, *scores, *[scores[-1]] * (len(steps) - 1 - len(scores))] for scores in of]
+        return torch.tensor(filled, dtype=torch.float64).mean(0)
+
+    names = [
+        *("none", "bypass", "decoupled_token_is", "decoupled_token_icepop"),
+        *("decoupled_seq_is_rs", "decoupled_k3_rs_token_tis", "interpolated"),
+    ]
+    return panels(
+        *(
+            Panel(title, "step", "exact answers", steps, {name: curve(title, name) for name in names}, 0.0, 1.0)
+            for title in ("temperature 1.5", "5 % wrong log-probs", "4 versions old")
+        )
+    )
+
+
 FIGURES: list[Callable[[], str]] = [
     loss_against_ratio,
     push_against_ratio,
@@ -300,6 +324,7 @@ FIGURES: list[Callable[[], str]] = [
     selection,
     weights,
     kl,
+    rescued_runs,
 ]
 
 
