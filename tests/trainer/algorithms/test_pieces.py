@@ -33,6 +33,7 @@ test_group_estimators = estimators.test_group_estimators
 test_maxrl = estimators.test_maxrl
 test_gdpo = estimators.test_gdpo_normalises_each_reward_alone
 test_return_estimators = estimators.test_return_estimators
+test_whitening_is_a_choice = estimators.test_whitening_is_a_choice
 test_token_baselines = estimators.test_token_baselines
 test_weights = correction.test_weights
 test_rejection = correction.test_rejection
