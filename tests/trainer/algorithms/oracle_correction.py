@@ -96,3 +96,65 @@ def spread(values: list[float]) -> dict[str, float]:
         "max": max(values, default=0.0),
         "std": math.sqrt(mean([(v - centre) ** 2 for v in values])),
     }
+
+
+def share(flags: list[bool]) -> float:
+    return mean([float(f) for f in flags])
+
+
+def named(root: str, values: dict[str, float]) -> dict[str, float]:
+    return {f"{root}/{name}": value for name, value in values.items()}
+
+
+def weight_diagnostics(logs: Rows, level: str, low: float | None, high: float, normalize: bool) -> dict[str, float]:
+    """Weights as they multiply the loss; the shares beyond the bounds are of ratios before they are cut."""
+    tokens = [w for row in weights(logs, level, low, high, normalize) for w in row]
+    uncut = weights(logs, level, low, high, False)
+    if level == "token":
+        ratios = [[math.exp(clip(x)) for x in row] for row in logs if row]
+        used = [w for row in uncut for w in row]
+        of_sequences = [mean(row) for row in ratios]
+    else:
+        ratios = [[math.exp(clip(math.fsum(row)))] * len(row) for row in logs if row]
+        used = [row[0] for row in uncut if row]
+        of_sequences = [row[0] for row in ratios]
+    bottom = 1 / high if low is None else low
+    divisor = (mean(used) or 1.0) if normalize else 1.0
+    sequences = [mean(row) / divisor for row in uncut if row]
+    flat = [r for row in ratios for r in row]
+    square = mean([w * w for w in tokens])
+    result = named("weight", spread(tokens)) | named("weight/sequence", spread(sequences))
+    result |= {
+        "weight/fraction_high": share([r > high for r in flat]),
+        "weight/fraction_low": share([r < bottom for r in flat]),
+        "weight/effective_sample_size": mean(tokens) ** 2 / square if square else 1.0,
+        "weight/sequence/max_deviation": max((abs(w - 1) for w in sequences), default=0.0),
+        "weight/sequence/fraction_high": share([r > high for r in of_sequences]),
+        "weight/sequence/fraction_low": share([r < bottom for r in of_sequences]),
+    }
+    if low is not None:
+        result["weight/zeroed_ratio"] = share([not low <= r <= high for r in flat])
+    if normalize:
+        result["weight/normalization"] = divisor
+    return result
+
+
+def rejection_diagnostics(logs: Rows, kind: str, over: str, low: float | None, high: float) -> dict[str, float]:
+    """What a rule looked at, tokens or sequences with a token, and how many of these lay beyond which bound."""
+    bottom = (math.log(1 / high if low is None else low) if low != 0 else -math.inf) if kind == "k1" else -math.inf
+    top = math.log(high) if kind == "k1" else high
+    rows = [[statistic(kind, x) for x in row] for row in logs if row]
+    if over == "token":
+        rows = [[v] for row in rows for v in row]
+    seen = [
+        {
+            "token": math.fsum(row),
+            "sequenceSum": math.fsum(row),
+            "sequenceMean": mean(row),
+            "sequenceMax": max(row, key=lambda v: (abs(v), v)),
+        }[over]
+        for row in rows
+    ]
+    whole = [[v] for v in seen] if over != "sequenceMax" else rows
+    above, below = [any(v > top for v in row) for row in whole], [any(v < bottom for v in row) for row in whole]
+    return spread(seen) | {"fraction_high": share(above), "fraction_low": share(below)}

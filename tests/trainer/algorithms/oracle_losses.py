@@ -191,6 +191,13 @@ def kl(kind: str, x: float, ref: float) -> float:
     return min(math.exp(-d) - 1 + d, 10.0)
 
 
+def kl_in_loss(kind: str, x: float, sg: float, ref: float) -> float:
+    """What is differentiated by x: the straight-through kinds move as k2 and stay where their own estimate is."""
+    if not kind.endswith("Straight"):
+        return kl(kind, x, ref)
+    return kl(kind, sg, ref) + kl("k2", x, ref) - kl("k2", sg, ref)
+
+
 def value_loss(v: float, target: float, old: float, bound: float | None) -> float:
     """1/2 max((V - R)^2, (clip(V) - R)^2)."""
     plain = (v - target) ** 2

@@ -10,10 +10,11 @@ import oracle_correction
 import oracle_losses as oracle
 import pytest
 import torch
+from differences import finite_differences, same_slopes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_losses import Sequence
-from ragged import PRECISIONS, Ragged, batches, make_batch, near
+from ragged import PRECISIONS, Ragged, Rows, batches, make_batch, near
 
 from rljob_trainer.algorithms import (
     Correction,
@@ -273,6 +274,50 @@ def test_kl_estimators(dtype: torch.dtype, kind: str, batch: Ragged) -> None:
         slope = {"k1": 1.0, "abs": float((d > 0) - (d < 0)), "k3": 0.0 if held else 1 - math.exp(-d)}
         slopes.append(slope.get(kind, d))
     near(f"kl gradient {kind}", gradient.to(dtype), slopes)
+
+
+@pytest.mark.parametrize("aggregation", ["tokenMean", "seqMeanTokenMean"])
+@pytest.mark.parametrize("kind", kl_estimators)
+@settings(max_examples=6)
+@given(batch=batches(extreme=False, longest=6))
+def test_the_gradient_of_a_kl_in_the_loss(kind: str, aggregation: str, batch: Ragged) -> None:
+    """Without advantages the policy loss is 0, and so is its gradient."""
+    frozen, reference = batch.kept("log_probs"), batch.kept("reference")
+
+    def total(rows: Rows) -> float:
+        kl = [[oracle.kl_in_loss(kind, *token) for token in zip(*streams, strict=True)]
+              for streams in zip(rows, frozen, reference, strict=True)]  # fmt: skip
+        return 0.3 * oracle.aggregate(kl, aggregation)
+
+    log_probs = batch.stream("log_probs", torch.float64).requires_grad_()
+    given_ = inputs(batch, torch.float64, log_probs=log_probs, advantages=torch.zeros(batch.mask.numel()))
+    chosen = LossSettings("gpg", {}, aggregation, kl_kind=kind, kl_coefficient=0.3)
+    actor_loss(given_, chosen, LossCounts.of(batch.mask, batch.segments)).loss.backward()
+    assert log_probs.grad is not None
+    assert bool((log_probs.grad[~batch.mask] == 0).all())
+    expected = finite_differences(batch.kept("log_probs"), total)
+    same_slopes(f"gradient of the kl {kind} in the loss", log_probs.grad[batch.mask], expected)
+
+
+@pytest.mark.parametrize("aggregation", ["tokenMean", "seqMeanTokenMean"])
+@pytest.mark.parametrize("bound", [None, 0.5, 0.1])
+@settings(max_examples=10)
+@given(batch=batches(extreme=False, longest=6))
+def test_the_gradient_of_the_critic_loss(bound: float | None, aggregation: str, batch: Ragged) -> None:
+    returns, anchor = batch.kept("returns"), batch.kept("old_values")
+
+    def total(rows: Rows) -> float:
+        losses = [[oracle.value_loss(*token, bound) for token in zip(*streams, strict=True)]
+                  for streams in zip(rows, returns, anchor, strict=True)]  # fmt: skip
+        return oracle.aggregate(losses, aggregation)
+
+    values = batch.stream("values", torch.float64).requires_grad_()
+    chosen, counts = LossSettings(aggregation=aggregation, value_clip=bound), LossCounts.of(batch.mask, batch.segments)
+    old_values = batch.stream("old_values", torch.float64)
+    targets = batch.stream("returns", torch.float64)
+    critic_loss(values, targets, batch.mask, batch.segments, chosen, counts, old_values).loss.backward()
+    assert values.grad is not None
+    same_slopes("gradient of the value loss", values.grad[batch.mask], finite_differences(batch.kept("values"), total))
 
 
 def test_what_a_loss_needs_and_does_not_get_is_named() -> None:

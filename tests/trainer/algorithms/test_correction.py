@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from random import Random
 from typing import Literal
 
 import oracle_correction as oracle
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from ragged import PRECISIONS, Ragged, agree, batches, make_batch, near
 
 from rljob_trainer.algorithms import (
@@ -126,20 +128,90 @@ def test_diagnostics(dtype: torch.dtype, batch: Ragged) -> None:
     for name, value in oracle.diagnostics(batch.kept("old"), batch.kept("rollout")).items():
         near(f"metric {name}", torch.tensor(metrics[f"{ROOT}/{name}"], dtype=dtype), value)
 
-    ratios = oracle.weights(logs(batch), "token", None, math.inf, False)
-    weights = oracle.weights(logs(batch), "token", None, 1.2, False)
-    for statistic, value in oracle.spread([w for row in weights for w in row]).items():
-        near(f"metric weight/{statistic}", torch.tensor(metrics[f"{ROOT}/weight/{statistic}"], dtype=dtype), value)
-    for statistic, value in oracle.spread([oracle.mean(row) for row in weights if row]).items():
-        key = f"{ROOT}/weight/sequence/{statistic}"
-        near(f"metric weight/sequence/{statistic}", torch.tensor(metrics[key], dtype=dtype), value)
-    flat = [r for row in ratios for r in row]
-    count = max(len(flat), 1)
-    assert metrics[f"{ROOT}/weight/fraction_high"] == pytest.approx(sum(r > 1.2 for r in flat) / count)
-    assert metrics[f"{ROOT}/weight/fraction_low"] == pytest.approx(sum(r < 1 / 1.2 for r in flat) / count)
-    used = [w for row in weights for w in row]
-    size = oracle.mean(used) ** 2 / (oracle.mean([w**2 for w in used]) or 1)
-    assert metrics[f"{ROOT}/weight/effective_sample_size"] == pytest.approx(size if flat else 1, rel=1e-4)
+
+def reported(name: str, metrics: dict[str, float], expected: dict[str, float], dtype: torch.dtype) -> None:
+    """Exactly the expected names, each with its value; a deviation is measured against the largest value it is of."""
+    assert metrics.keys() == expected.keys()
+    for key, value in expected.items():
+        root, _, statistic = key.rpartition("/")
+        scale = 1.0
+        if statistic == "std":
+            scale = max(1.0, *(abs(expected[f"{root}/{end}".lstrip("/")]) for end in ("min", "max")))
+        near(f"metric {name} {key}", torch.tensor(metrics[key] / scale, dtype=dtype), value / scale)
+
+
+def under(root: str, metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics whose names begin with ``root``, by what follows."""
+    return {name.removeprefix(root): value for name, value in metrics.items() if name.startswith(root)}
+
+
+@PRECISION
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(("low", "high"), [(None, 1.2), (0.5, 5.0)])
+@settings(max_examples=15)
+@given(batch=batches())
+def test_diagnostics_of_weights(
+    dtype: torch.dtype, level: Level, low: float | None, high: float, normalize: bool, batch: Ragged
+) -> None:
+    metrics = corrected(batch, dtype, Correction(Weights(level, high, low, normalize))).metrics
+    expected = oracle.weight_diagnostics(logs(batch), level, low, high, normalize)
+    of_weights = {f"weight/{name}": value for name, value in under(f"{ROOT}/weight/", metrics).items()}
+    reported(f"of weights ({level})", of_weights, expected, dtype)
+
+
+@PRECISION
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}, {rule.lower:.2g} to {rule.high:g}")
+@settings(max_examples=15)
+@given(batch=batches())
+def test_diagnostics_of_rejection(dtype: torch.dtype, rule: Rejection, batch: Ragged) -> None:
+    metrics = under(f"{ROOT}/rejection/{rule.name}/", corrected(batch, dtype, Correction(rejection=(rule,))).metrics)
+    seen = {name: value for name, value in metrics.items() if not name.startswith("masked_")}  # these: test_rejection
+    expected = oracle.rejection_diagnostics(logs(batch), rule.statistic, rule.over, rule.low, rule.high)
+    reported("of rejection", seen, expected, dtype)
+
+
+EVERYTHING = [
+    Correction(
+        Weights(level, 1.5, low, normalize), (Rejection("k1", "token", 1.5), Rejection("k3", "sequenceMax", 0.2))
+    )
+    for level, low, normalize in (("token", None, True), ("sequence", 0.5, False))
+]
+
+
+def rows(stream: torch.Tensor, batch: Ragged) -> list[list[float]]:
+    return [piece.tolist() for piece in stream.split(batch.lengths)]
+
+
+def same_correction(batch: Ragged, chosen: list[int], correction: Correction) -> None:
+    """The chosen sequences, which hold every token that counts, in that order, are corrected as in the whole batch."""
+    whole = corrected(batch, torch.float64, correction)
+    part = batch.reordered(chosen)
+    alone = corrected(part, torch.float64, correction)
+    assert whole.weights is not None
+    assert alone.weights is not None
+    assert rows(alone.mask, part) == [rows(whole.mask, batch)[i] for i in chosen]
+    for ours, theirs in zip(rows(alone.weights, part), [rows(whole.weights, batch)[i] for i in chosen], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-12, abs=1e-12)
+    assert alone.metrics == pytest.approx(whole.metrics, rel=1e-9, abs=1e-9)
+    gaps = [abs(oracle.mean(row)) if row else -1.0 for row in logs(batch)]
+    count = min(len(alone.worst), len(whole.worst))
+    assert [gaps[chosen[i]] for i in alone.worst[:count]] == pytest.approx([gaps[i] for i in whole.worst[:count]])
+
+
+@pytest.mark.parametrize("correction", EVERYTHING, ids=["token", "sequence"])
+@given(batch=batches(extreme=False), random=st.randoms(use_true_random=False))
+def test_the_order_of_the_sequences_does_not_matter(correction: Correction, batch: Ragged, random: Random) -> None:
+    order = list(range(len(batch.lengths)))
+    random.shuffle(order)
+    same_correction(batch, order, correction)
+
+
+@pytest.mark.parametrize("correction", EVERYTHING, ids=["token", "sequence"])
+@given(batch=batches(extreme=False))
+def test_sequences_without_a_token_that_counts_can_be_left_away(correction: Correction, batch: Ragged) -> None:
+    batch.keep[0] = [False] * batch.lengths[0]
+    same_correction(batch, [i for i, keep in enumerate(batch.keep) if any(keep)], correction)
 
 
 def test_icepop_reports_what_it_zeroed_and_equal_policies_show_no_difference() -> None:

@@ -149,6 +149,30 @@ def test_return_estimators(dtype: torch.dtype, gamma: float, batch: Ragged) -> N
 
 
 @PRECISION
+@given(batch=batches())
+def test_whitening_is_a_choice(dtype: torch.dtype, batch: Ragged) -> None:
+    """Each of the four off its default: REINFORCE whitened, the others as they are."""
+    rewards = batch.kept("rewards")
+    parts = torch.stack([batch.vector("part_a", dtype), batch.vector("part_b", dtype)], dim=1)
+    given_ = inputs(batch, dtype, rewards=batch.stream("rewards", dtype), parts=parts)
+    gains = oracle.returns(rewards, 0.9)
+    centred = oracle.grpo(sequence_rewards(batch), batch.groups, False, 0)
+    a, b = (oracle.grpo(batch.scalars[name], batch.groups, True, 1e-6) for name in ("part_a", "part_b"))
+    baseline = oracle.mean(sequence_rewards(batch))
+    expected: dict[str, tuple[dict[str, object], Rows]] = {
+        "reinforce": ({"whiten": True, "gamma": 0.9}, oracle.whiten([[g - baseline for g in row] for row in gains])),
+        "reinforce_plus_plus": ({"whiten": False, "gamma": 0.9}, gains),
+        "reinforce_plus_plus_baseline": ({"whiten": False}, oracle.broadcast(centred, counts(batch))),
+        "gdpo": (
+            {"whiten": False},
+            oracle.broadcast([x + y for x, y in zip(a, b, strict=True)], counts(batch)),
+        ),
+    }
+    for name, (settings, rows) in expected.items():
+        agree(f"advantage {name} (other)", advantages(name, given_, **settings).advantages, batch, rows)
+
+
+@PRECISION
 @pytest.mark.parametrize("weighted", [False, True])
 @given(batch=batches())
 def test_token_baselines(dtype: torch.dtype, weighted: bool, batch: Ragged) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import oracle_advantages as oracle
@@ -12,6 +13,7 @@ from hypothesis import given
 from ragged import PRECISIONS, Ragged, agree, batches, make_batch, near
 
 from rljob_trainer.algorithms import Segments, masked_mean, whiten
+from rljob_trainer.algorithms import segments as segments_module
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -51,6 +53,50 @@ def test_whitening_a_single_token_or_equal_tokens_gives_exactly_0() -> None:
     assert whiten(torch.tensor([3.7]), torch.tensor([True])).tolist() == [0.0]
     same = torch.full((7,), 0.1)
     assert whiten(same, torch.ones(7, dtype=torch.bool)).tolist() == [0.0] * 7
+
+
+def rows_of(stream: torch.Tensor) -> list[list[float]]:
+    return [stream.double().tolist()]
+
+
+def only_the_first_sequence_is_rewarded() -> torch.Tensor:
+    stream = torch.randn(100_000, generator=torch.Generator().manual_seed(3)) * 1e-3
+    stream[:8] += 1
+    return stream
+
+
+def the_first_token_lies_300_sigma_away() -> torch.Tensor:
+    stream = torch.randn(50_000, generator=torch.Generator().manual_seed(4))
+    stream[0] = 300
+    return stream
+
+
+@pytest.mark.parametrize("make", [only_the_first_sequence_is_rewarded, the_first_token_lies_300_sigma_away])
+@pytest.mark.parametrize("piece", [segments_module.PIECE_TOKENS, 20_000])
+def test_whitening_in_float32_does_not_depend_on_which_token_comes_first(
+    make: Callable[[], torch.Tensor], piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments_module, "PIECE_TOKENS", piece)
+    stream = make()
+    there = torch.ones_like(stream, dtype=torch.bool)
+    expected = oracle.whiten(rows_of(stream))[0]
+    near("whitening (first token)", whiten(stream, there), expected)
+    near("whitening (last token)", whiten(stream.flip(0), there), expected[::-1])
+
+    behind = torch.cat([torch.full((3,), torch.nan), stream])
+    mask = torch.cat([torch.zeros(3, dtype=torch.bool), there])
+    near("whitening (first token, masked)", whiten(behind, mask)[3:], expected)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_whitening_equal_tokens_gives_exactly_0_in_several_pieces(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments_module, "PIECE_TOKENS", 7)
+    same = torch.full((47,), 0.1, dtype=dtype)
+    assert whiten(same, torch.ones(47, dtype=torch.bool)).tolist() == [0.0] * 47
+    mask = torch.rand(47, generator=torch.Generator().manual_seed(0)) > 0.4
+    assert whiten(same, mask).tolist() == [0.0] * 47
 
 
 def test_building_segments() -> None:

@@ -172,16 +172,16 @@ def masked_mean(stream: Tensor, mask: Tensor) -> Tensor:
 class Spread:
     """Mean and unbiased (Bessel) variance of masked values that are given piece by piece.
 
-    Measured from the first of them, so that values which are all alike have variance 0 and not rounding noise, and the
-    stream's own precision is enough within a piece; pieces add up in float64.
+    Squares are of the distance from the piece's own mean, so that the stream's precision is enough within a piece,
+    whichever value comes first; values which are all alike have variance 0 and not rounding noise. Pieces are put
+    together in float64 (Chan, Golub and LeVeque 1979).
     """
 
     def __init__(self) -> None:
-        self._anchor: Tensor | None = None
         self._scratch: Scratch | None = None
-        self._total: Tensor | float = 0.0
-        self._squares: Tensor | float = 0.0
         self._count: Tensor | int = 0
+        self._mean: Tensor | None = None  # [] float64
+        self._squares: Tensor | float = 0.0  # of the distances from the mean
 
     @torch.no_grad()
     def add(self, values: Tensor, mask: Tensor) -> None:
@@ -189,31 +189,44 @@ class Spread:
         whole = all_kept(mask)
         if values.numel() == 0 or (mask.device.type == "cpu" and not (whole or bool(mask.numpy().any()))):
             return
-        if self._anchor is None:
-            self._anchor = values[0 if whole else mask.to(torch.uint8).argmax()].clone()
         if self._scratch is None:
             self._scratch = Scratch(values.device)
-        shifted = torch.sub(values, self._anchor, out=self._scratch.get("shifted", values.numel(), values.dtype))
-        if not whole:
-            shifted = torch.where(mask, shifted, 0)
-        self._total = self._total + shifted.sum().double()
-        self._squares = self._squares + shifted.square_().sum().double()
-        self._count = self._count + (mask.numel() if whole else torch.count_nonzero(mask))
+        shifted = self._scratch.get("shifted", values.numel(), values.dtype)
+        count: Tensor | int = mask.numel()
+        if whole:
+            anchor = values.mean()
+            torch.sub(values, anchor, out=shifted)
+        else:
+            count = torch.count_nonzero(mask)
+            anchor = torch.where(mask, values, 0).sum() / count.clamp(min=1)
+            shifted = torch.where(mask, torch.sub(values, anchor, out=shifted), 0)
+        rest = shifted.sum().double() / (count if isinstance(count, int) else count.clamp(min=1))  # what rounding left
+        squares = shifted.square_().sum().double() - count * rest.square()
+        self._join(count, anchor.double() + rest, squares)
+
+    def _join(self, count: Tensor | int, mean: Tensor, squares: Tensor) -> None:
+        if self._mean is None:
+            self._count, self._mean, self._squares = count, mean, squares
+            return
+        total = torch.as_tensor(self._count + count)
+        gap, share = mean - self._mean, count / total.clamp(min=1).double()
+        self._mean = self._mean + gap * share
+        self._squares = self._squares + squares + gap.square() * (self._count * share)
+        self._count = total
 
     @property
     def is_finite(self) -> bool:
         """Whether all values were finite (a GPU is waited for)."""
-        return bool(torch.as_tensor(self._total).isfinite())
+        return self._mean is None or bool(self._mean.isfinite())
 
     def normalise_(self, stream: Tensor, mask: Tensor, epsilon: float) -> Tensor:
         """(x - mean) / sqrt(variance + epsilon) in the place of ``stream``; 0 where the mask is False."""
-        if self._anchor is None:
+        if self._mean is None:
             return stream.zero_()
-        total, squares = torch.as_tensor(self._total), torch.as_tensor(self._squares)
-        count = torch.as_tensor(self._count, device=total.device)
-        mean = total / count.clamp(min=1)
-        scale = torch.rsqrt((squares - total * mean).clamp(min=0) / (count - 1).clamp(min=1) + epsilon)
-        centre, scale = (self._anchor.double() + mean).to(stream.dtype), scale.to(stream.dtype)
+        squares = torch.as_tensor(self._squares)
+        count = torch.as_tensor(self._count, device=squares.device)
+        scale = torch.rsqrt(squares.clamp(min=0) / (count - 1).clamp(min=1) + epsilon).to(stream.dtype)
+        centre = self._mean.to(stream.dtype)
         whole = all_kept(mask)
         for part in parts(stream):
             stream[part].sub_(centre).mul_(scale)
