@@ -217,6 +217,7 @@ def most_apart(
     return list(zip(rows.tolist(), values.tolist(), strict=True))
 
 
+@torch.no_grad()
 def agreement_metrics(
     trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, segments: Segments
 ) -> dict[str, float]:
