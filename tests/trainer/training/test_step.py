@@ -17,9 +17,10 @@ import torch
 
 from rljob_api import resolve
 from rljob_api.correction_presets import CORRECTION_PRESETS
+from rljob_api.presets import PRESETS
 from rljob_api.resolved import ResolvedSpec
 from rljob_api.spec.job import RLJob
-from rljob_trainer.algorithms import Correction, Weights
+from rljob_trainer.algorithms import Correction, Weights, advantage_estimators
 from rljob_trainer.errors import DataError
 from rljob_trainer.learner.metrics import update_result, usage_metrics
 from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch, UpdateResult
@@ -35,6 +36,8 @@ from rljob_trainer.training.step import TrainingStep
 
 SCORES = [[1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
 ALL_SCORES = [score for row in SCORES for score in row]
+GREEDY = [0.0, 0.5, 1.0]
+"""The score of each prompt's greedy response."""
 
 
 class Watched:
@@ -613,15 +616,67 @@ async def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_part_of_th
     assert other.kl.coefficient == step.kl.coefficient
 
 
-@pytest.mark.parametrize("preset", ["ppo", "grpo", "dr_grpo", "gspo", "rloo", "reinforce_plus_plus", "cispo", "opo"])
-async def test_presets_train_and_report_known_metrics(folder: Path, preset: str) -> None:
-    step, learner = step_of(spec_of(preset=preset), folder)
-    metrics = await step.run(groups_of(SCORES), number=1, version=0)
+async def trained(spec: ResolvedSpec, folder: Path) -> tuple[dict[str, float], SequenceBatch]:
+    """A step's metrics, which must be finite and known, and the batch that the learner got."""
+    step, learner = step_of(spec, folder)
+    groups = groups_of(SCORES)
+    if advantage_estimators[spec.algorithm.advantage.estimator].needs_greedy:
+        for group, score in zip(groups, GREEDY, strict=True):
+            group.greedy_score = score
+    metrics = await step.run(groups, number=1, version=0)
     check_all(metrics)
     assert all(math.isfinite(value) for value in metrics.values()), metrics
     assert metrics["reward/mean"] == pytest.approx(np.mean(SCORES))
     assert metrics["actor/steps"] == 1
-    assert learner.updates
+    assert metrics["actor/grad_norm"] > 0
+    return metrics, learner.updates[0][0]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+async def test_presets_train_and_report_known_metrics(folder: Path, preset: str) -> None:
+    _, batch = await trained(spec_of(preset=preset), folder)
+    assert batch.advantages is not None
+    assert np.any(batch.advantages != 0)
+
+
+BY_HAND = {  # of the first group's scores 1, 0, 0, 0: mean 1/4, deviation 1/2; of the second's 1/2, 1/2, 1, 0: mean 1/2
+    "gdpo": ({"whiten": False}, [1.5, -0.5, -0.5, -0.5], [0, 0, 0.5 / 6**-0.5, -0.5 / 6**-0.5]),
+    "maxrl": ({}, [3, -1, -1, -1], [0, 0, 1, -1]),
+    "grpo_passk": ({"normalizeByStd": False}, [1, 0, 0, 0], [0, 0, 0.5, 0]),
+    "remax": ({}, [1, 0, 0, 0], [0, 0, 0.5, -0.5]),
+}
+
+
+@pytest.mark.parametrize("estimator", BY_HAND)
+async def test_estimators_get_what_they_need_from_the_step(folder: Path, estimator: str) -> None:
+    """The deviation of 1/2, 1/2, 1, 0 is the root of (1/4 + 1/4) / 3 = 1/6; in the third group all have 1, and so
+    has its greedy response."""
+    settings, first, second = BY_HAND[estimator]
+    _, batch = await trained(spec_of(kl=NO_KL, advantage={"estimator": estimator, **settings}), folder)
+    expected = per_token([*first, *second, 0, 0, 0, 0], groups_of(SCORES))
+    np.testing.assert_allclose(batch.advantages, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+async def test_token_baselines_train_with_what_the_learner_scores(folder: Path, estimator: str) -> None:
+    """arXiv 2602.07078: r_i - sum_j r_j W_jt / sum_j W_jt over the group's responses that reach t, W the running sum of
+    1 - 2 pi + sum of pi^2; without tool output both are the same."""
+    _, batch = await trained(spec_of(kl=NO_KL, advantage={"estimator": estimator}), folder)
+    work = step_of(spec_of(), folder)[1]
+    scored = await work.score(layout(groups_of(SCORES)).sequences, temperature=1.0, log_probs=True,
+                              sum_squared_probs=True)  # fmt: skip
+    assert scored.log_probs is not None
+    assert scored.sum_squared_probs is not None
+    cuts = np.cumsum(batch.response_lengths)[:-1]
+    energies = [e.cumsum() for e in np.split(1 - 2 * np.exp(scored.log_probs) + scored.sum_squared_probs, cuts)]
+    expected = []
+    for i, own in enumerate(energies):
+        group = range(i // 4 * 4, i // 4 * 4 + 4)
+        for t in range(len(own)):
+            there = [(ALL_SCORES[j], energies[j][t]) for j in group if len(energies[j]) > t]
+            baseline = sum(r * w for r, w in there) / sum(w for _, w in there) if len(there) > 1 else 0.0
+            expected.append(ALL_SCORES[i] - baseline)
+    np.testing.assert_allclose(batch.advantages, expected, atol=1e-4)
 
 
 def test_a_sample_without_a_reward_is_named() -> None:
