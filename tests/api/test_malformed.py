@@ -81,8 +81,8 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ("mode", *more("pipeline: {mode: fully_async}"), "spec.pipeline.mode", "did you mean fullyAsync?"),
     ("boolean mode", "{preset: grpo}", "{preset: grpo, rolloutCorrection: {mode: off}}",
      "spec.algorithm.rolloutCorrection.mode", "choose one of none, bypass, decoupled"),
-    ("KL that a reward cannot have", "{preset: grpo}", "{preset: grpo, kl: {inReward: {kind: full}}}",
-     "spec.algorithm.kl.inReward.kind", "is not one of k1, k2, k3, abs"),
+    ("KL that a reward cannot have", "{preset: grpo}", "{preset: grpo, kl: {inReward: {kind: k3Straight}}}",
+     "spec.algorithm.kl.inReward.kind", "is not one of k1, k2, k3, abs, full"),
     ("engine argument", *more("rollout: {engineArgs: {gpu_memory_utilisation: 0.8}}"),
      "spec.rollout.engineArgs.gpu_memory_utilisation", "did you mean gpu_memory_utilization?"),
     # YAML

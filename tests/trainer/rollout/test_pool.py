@@ -284,7 +284,7 @@ async def test_a_lent_engine_that_dies_is_replaced_and_its_borrower_is_told(slow
     async with pool_of(slow, 2, replace=replace) as pool:
         lent = await pool.lend(1)
         assert lent is not None
-        asked = asyncio.create_task(lent.generate(group(1, length=200)))
+        asked = asyncio.create_task(lent.generate(group(1, length=250, size=30)))
         await asyncio.sleep(0.2)
         os.kill(await process_of(lent.members[0].handle), signal.SIGKILL)
         with pytest.raises(EngineLostError, match="engine 0 is lost"):
