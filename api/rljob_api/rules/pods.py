@@ -48,22 +48,22 @@ def variables_have_one_value(job: Job) -> Iterator[Violation]:
                 yield from exactly_one(f"{where}.valueFrom", names, tuple(sources.values()))
 
 
+def _repeated(path: str, names: list[str]) -> Iterator[Violation]:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Violation(f"{path}[{index}]", f'"{name}" is there twice', "keep one of them")
+
+
 @rule
 def variables_differ(job: Job) -> Iterator[Violation]:
     for path, pod in _pods(job):
-        names = [entry.name for entry in pod.env]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                yield Violation(f"{path}.env[{index}]", f'"{name}" is there twice', "keep one of them")
+        yield from _repeated(f"{path}.env", [entry.name for entry in pod.env])
 
 
 @rule
 def pull_secrets_differ(job: Job) -> Iterator[Violation]:
     for path, pod in _pods(job):
-        names = [entry.name for entry in pod.image_pull_secrets]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                yield Violation(f"{path}.imagePullSecrets[{index}]", f'"{name}" is there twice', "keep one of them")
+        yield from _repeated(f"{path}.imagePullSecrets", [entry.name for entry in pod.image_pull_secrets])
 
 
 @rule
