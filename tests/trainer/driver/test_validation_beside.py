@@ -29,7 +29,7 @@ def test_training_goes_on_and_the_figures_are_those_of_the_step_that_was_due(run
         stop={"steps": 10},
     )
     job["spec"]["data"]["validation"][0] |= {
-        "task": {"type": "copy", "digits": 3, "size": 90},
+        "task": {"type": "copy", "digits": 3, "size": 40},
         "samplesPerPrompt": 4,
         "sampling": {"temperature": 1},
     }
@@ -63,7 +63,7 @@ def test_with_one_engine_training_waits_for_validation_and_says_so(runner: Runne
         stop={"steps": 100_000},
     )
     job["spec"]["data"]["validation"][0] |= {
-        "task": {"type": "copy", "digits": 3, "size": 90},
+        "task": {"type": "copy", "digits": 3, "size": 40},
         "samplesPerPrompt": 8,
         "sampling": {"temperature": 1},
     }

@@ -130,7 +130,7 @@ async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_
         victim = pool.engines[0]
         process = await process_of(victim)
         running = asyncio.gather(*map(pool.generate, groups))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.05)
         assert pool.waiting_for() in ("oldest running 0 s on engine 0", "oldest running 0 s on engine 1")
         os.kill(process, signal.SIGKILL)
         killed = time.monotonic()
