@@ -22,6 +22,7 @@ from rljob_trainer.algorithms import (
     Weights,
     agreement_metrics,
     correct,
+    drift_metrics,
     interpolated_log_probs,
     most_apart,
     policy_losses,
@@ -261,6 +262,17 @@ def test_agreement_of_trainer_and_engine() -> None:
     assert metrics["mismatch/correlation"] == pytest.approx(1)
     assert metrics["mismatch/kl"] == pytest.approx((1.25 - 1 - gap) / 2, rel=1e-5)
     assert metrics["mismatch/effective_sample_size"] == pytest.approx((2.25 / 2) ** 2 / ((1.25**2 + 1) / 2), rel=1e-6)
+
+
+def test_agreement_and_drift_of_log_probs_that_carry_a_gradient_keep_nothing_for_one() -> None:
+    trainer, engine = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.tensor([-1.5, -2.0, -2.5])
+    inputs = trainer * 1, engine, torch.tensor([True, True, False]), Segments.from_lengths([1, 2])
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        agreement_metrics(*inputs)
+        drift_metrics(*inputs)
+        most_apart(*inputs, 1)
+    assert kept == []
 
 
 def test_interpolation_anchors_old_tokens_at_the_policy_that_sampled_them() -> None:

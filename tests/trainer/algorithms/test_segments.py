@@ -14,6 +14,7 @@ from ragged import PRECISIONS, Ragged, agree, batches, make_batch, near
 
 from rljob_trainer.algorithms import Segments, masked_mean, whiten
 from rljob_trainer.algorithms import segments as segments_module
+from rljob_trainer.algorithms.segments import keep_only_, kept_only
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -28,6 +29,20 @@ def test_reductions_over_kept_tokens(dtype: torch.dtype, batch: Ragged) -> None:
     everything = [v for row in rows for v in row]
     near("masked mean", masked_mean(stream, mask), math.fsum(everything) / max(len(everything), 1))
     agree("whitening", whiten(stream, mask), batch, oracle.whiten(rows))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_whatever_stands_at_a_masked_token_becomes_0_and_the_others_keep_every_bit(
+    dtype: torch.dtype, masked: bool
+) -> None:
+    values = torch.tensor([1.1, -0.0, math.inf, math.nan, -math.inf, 3e38, 1e-45, -2.5], dtype=dtype)
+    for flip in (False, True):
+        mask = torch.tensor([True, False] * 4) ^ flip if masked else torch.ones(8, dtype=torch.bool)
+        expected = [value if keep else 0.0 for value, keep in zip(values.tolist(), mask.tolist(), strict=True)]
+        for kept in (kept_only(values, mask), keep_only_(values.clone(), mask)):
+            assert kept.dtype == dtype
+            assert [repr(value) for value in kept.tolist()] == [repr(value) for value in expected]
 
 
 @given(batch=batches())

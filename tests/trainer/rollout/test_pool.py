@@ -130,7 +130,7 @@ async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_
         victim = pool.engines[0]
         process = await process_of(victim)
         running = asyncio.gather(*map(pool.generate, groups))
-        await asyncio.sleep(0.05)
+        await made_by("0", pool)
         assert pool.waiting_for() in ("oldest running 0 s on engine 0", "oldest running 0 s on engine 1")
         os.kill(process, signal.SIGKILL)
         killed = time.monotonic()
@@ -219,7 +219,7 @@ async def test_the_last_engine_s_death_fails_whoever_waits(slow: EngineSpec) -> 
     async with pool_of(slow, 1) as pool:
         process = await process_of(pool.engines[0])
         running = asyncio.create_task(pool.generate(group(1, length=250, size=30)))
-        await asyncio.sleep(0.05)
+        await made_by("0", pool)
         os.kill(process, signal.SIGKILL)
         with pytest.raises(EngineError, match="no engine is left: 0 was the last one"):
             await running
@@ -232,7 +232,7 @@ async def test_a_drained_engine_s_requests_go_on_elsewhere_from_where_they_are(s
     async with pool_of(slow, 2) as pool:
         leaving = pool.engines[0]
         running = asyncio.gather(*map(pool.generate, groups))
-        await asyncio.sleep(0.1)
+        await made_by("0", pool)
         await pool.remove("0")
         assert tokens(await running) == expected(slow.folder, groups)
         made = (await pool.status())[0].tokens_made
@@ -254,7 +254,7 @@ async def test_a_lent_engine_answers_only_its_borrower_and_gets_no_weights(slow:
 
         pool.bring_up = bring_up
         running = asyncio.gather(*map(pool.generate, groups))
-        await asyncio.sleep(0.2)
+        await made_by("0", pool)
         lent = await pool.lend(2)
         assert lent is not None
         (name,) = (member.handle.name for member in lent.members)  # one stays
@@ -314,7 +314,7 @@ async def test_interrupted_requests_keep_their_tokens_and_go_on_after_the_pause(
     groups = [group(number, length=200) for number in range(4)]
     async with pool_of(slow, 2) as pool:
         running = asyncio.gather(*map(pool.generate, groups))
-        await asyncio.sleep(0.1)
+        await made_by("0", pool)
         await pool.pause(interrupt=True)
         assert "the pool is paused" in pool.waiting_for()
         assert all(status.running == 0 for status in await pool.status())
@@ -365,7 +365,7 @@ async def test_interrupted_responses_wait_on_the_shelf(slow: EngineSpec, tmp_pat
 async def test_waiting_for_the_engines_to_be_idle_says_what_still_runs(slow: EngineSpec) -> None:
     async with pool_of(slow, 1) as pool:
         running = asyncio.create_task(pool.generate(group(1, length=250)))
-        await asyncio.sleep(0.05)
+        await made_by("0", pool)
         with pytest.raises(
             DeadlineError,
             match=r"none did within 0\.001 s .*: oldest running 0 s on engine 0.*partialRollout: recompute",
@@ -379,7 +379,7 @@ async def test_waiting_for_idle_engines_does_not_wait_for_what_a_lost_one_had(sl
     """Its requests return to the queue of a paused pool, which hands them out only after the publication."""
     async with pool_of(slow, 2) as pool:
         running = asyncio.gather(*(pool.generate(group(number, length=250)) for number in range(2)))
-        await asyncio.sleep(0.1)
+        await made_by("0", pool)
         await pool.pause()
         pool.report_lost("0", "as the test wants it")
         await pool.wait_idle(60)
@@ -391,7 +391,7 @@ async def test_waiting_for_idle_engines_does_not_wait_for_what_a_lost_one_had(sl
 async def test_cancelled_groups_free_the_engine(slow: EngineSpec) -> None:
     async with pool_of(slow, 1) as pool:
         running = asyncio.create_task(pool.generate(group(1, length=250)))
-        await asyncio.sleep(0.1)
+        await made_by("0", pool)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

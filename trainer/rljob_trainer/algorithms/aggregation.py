@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rljob_trainer.algorithms.registry import Method, Registry
-from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.segments import Segments, kept_only
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def aggregate(
     name: str, per_token: Tensor, segments: Segments, mask: Tensor, counts: LossCounts, **settings: Any
 ) -> Tensor:
     """This micro-batch's share ``[]`` of the mini-batch's loss; ``counts`` are those of the whole mini-batch."""
-    return aggregations[name](torch.where(mask, per_token, 0), segments, mask, counts, **settings)
+    return aggregations[name](kept_only(per_token, mask), segments, mask, counts, **settings)
 
 
 @aggregation("tokenMean")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.algorithms.registry import Method, Registry
-from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.segments import Segments, kept_only
 
 EXPONENT_BOUND = 20.0
 K3_BOUND = 10.0
@@ -99,7 +99,7 @@ def kl_penalised_rewards(
         raise ValueError("the KL kind full needs `vocabulary_kl`, the exact KL of every token")
     with torch.no_grad():
         estimate = kl_estimators[kind](log_probs, ref_log_probs) if vocabulary_kl is None else vocabulary_kl
-        kl = torch.where(mask, estimate, 0)
+        kl = kept_only(estimate, mask)
         score_here = torch.where(segments.is_last(mask), segments.spread(scores.to(kl.dtype)), 0)
         with_tokens = (segments.count(mask) > 0).sum().clamp(min=1)
         return score_here - coefficient * kl, segments.mean(kl, mask).sum() / with_tokens

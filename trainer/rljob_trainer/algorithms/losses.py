@@ -22,7 +22,7 @@ from rljob_trainer.algorithms.policy_losses import (
     masked_sum,
     policy_losses,
 )
-from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.segments import Segments, kept_only
 
 
 class LossSettings(Protocol):
@@ -81,7 +81,7 @@ def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts)
     policy = method(inputs, **settings.policy_loss_params)
     per_token = policy.per_token
     if inputs.weights is not None:
-        per_token = per_token * torch.where(mask, inputs.weights, 0)
+        per_token = per_token * kept_only(inputs.weights, mask)
     loss = aggregated(per_token)
     totals = {**policy.metrics, **made}
     metrics = {f"actor/{name}": total / max(counts.tokens, 1) for name, total in totals.items()}
@@ -150,13 +150,13 @@ def critic_loss(
 
     All streams ``[tokens]``; c is ``settings.value_clip``, None for no clip (then ``old_values`` is not needed).
     """
-    values, returns = torch.where(mask, values, 0), torch.where(mask, returns, 0)
+    values, returns = kept_only(values, mask), kept_only(returns, mask)
     error = (values - returns).square()
     metrics: dict[str, Tensor] = {}
     if settings.value_clip is not None:
         if old_values is None:
             raise ValueError("value_clip needs the values at sampling time, which this batch lacks")
-        anchor = torch.where(mask, old_values, 0)
+        anchor = kept_only(old_values, mask)
         near = torch.clamp(values, anchor - settings.value_clip, anchor + settings.value_clip)
         clipped = (near - returns).square()
         metrics["critic/clip_fraction"] = masked_count(clipped > error, mask) / max(counts.tokens, 1)

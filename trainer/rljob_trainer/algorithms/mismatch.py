@@ -210,7 +210,7 @@ def most_apart(
 
     The largest first; those without a masked token are left out. Streams ``[tokens]``.
     """
-    log_ratio = torch.where(mask, trainer_log_probs - engine_log_probs, 0)
+    log_ratio = kept_only(trainer_log_probs - engine_log_probs, mask)
     apart = segments.mean(log_ratio.double(), mask).abs()
     present = int((segments.count(mask) > 0).sum())
     values, rows = torch.topk(torch.where(segments.count(mask) > 0, apart, -1.0), min(count, present))
@@ -225,13 +225,13 @@ def agreement_metrics(
 
     For tokens made entirely under the trainer's present weights, so that any difference is numerical. All ``[tokens]``.
     """
-    trainer = torch.where(mask, trainer_log_probs, 0).double()
-    engine = torch.where(mask, engine_log_probs, 0).double()
+    trainer = kept_only(trainer_log_probs, mask).double()
+    engine = kept_only(engine_log_probs, mask).double()
     log_ratio = trainer - engine
     probability = Moments.of((trainer.exp() - engine.exp()).abs(), mask).metrics("mismatch/probability")
     log_prob = Moments.of(log_ratio.abs(), mask).metrics("mismatch/log_prob")
-    p = torch.where(mask, trainer.exp() - masked_mean(trainer.exp(), mask), 0)
-    q = torch.where(mask, engine.exp() - masked_mean(engine.exp(), mask), 0)
+    p = kept_only(trainer.exp() - masked_mean(trainer.exp(), mask), mask)
+    q = kept_only(engine.exp() - masked_mean(engine.exp(), mask), mask)
     scale = (p.square().sum() * q.square().sum()).sqrt()
     return floats(
         {
@@ -255,7 +255,7 @@ def drift_metrics(
 
     What engine and trainer disagree about is in it, and what the policy has learned since. All ``[tokens]``.
     """
-    log_ratio = torch.where(mask, trainer_log_probs.double() - engine_log_probs.double(), 0)
+    log_ratio = kept_only(trainer_log_probs.double() - engine_log_probs.double(), mask)
     return floats(_distance("drift", log_ratio, mask, segments))
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.algorithms.registry import Method, Registry
-from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.segments import Segments, kept_only
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to +-20 before exp: e^20 is finite in float32, and no gradient flows from beyond."""
@@ -140,7 +140,7 @@ def masked_count(condition: Tensor, mask: Tensor) -> Tensor:
 
 def masked_sum(stream: Tensor, mask: Tensor) -> Tensor:
     """The sum over masked tokens, as a float64 scalar without gradient."""
-    return torch.where(mask, stream.detach(), 0).sum(dtype=torch.float64)
+    return kept_only(stream.detach(), mask).sum(dtype=torch.float64)
 
 
 def ratio_metrics(inputs: PolicyInputs) -> dict[str, Tensor]:

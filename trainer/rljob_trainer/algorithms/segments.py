@@ -31,7 +31,26 @@ def all_kept(mask: Tensor) -> bool:
 
 def kept_only(stream: Tensor, mask: Tensor) -> Tensor:
     """The stream with 0 wherever the mask is False; the stream itself where nothing is masked."""
-    return stream if all_kept(mask) else torch.where(mask, stream, 0)
+    if all_kept(mask):
+        return stream
+    if _by_bits(stream):
+        return (stream.view(torch.int32) * mask).view(torch.float32)
+    return torch.where(mask, stream, 0)
+
+
+def keep_only_(stream: Tensor, mask: Tensor) -> Tensor:
+    """`kept_only` in the stream's own memory."""
+    if all_kept(mask):
+        return stream
+    if _by_bits(stream):
+        stream.view(torch.int32).mul_(mask)
+        return stream
+    return stream.masked_fill_(~mask, 0)
+
+
+def _by_bits(stream: Tensor) -> bool:
+    """On a CPU `torch.where` goes from element to element; bits times 0 or 1 say the same ten times as fast."""
+    return stream.dtype == torch.float32 and stream.device.type == "cpu" and not stream.requires_grad
 
 
 def parts(stream: Tensor) -> Iterator[slice]:
@@ -132,7 +151,7 @@ class Segments:
         for piece in pieces:
             here = stream[piece.tokens]
             if mask is not None and not whole:
-                here = torch.where(mask[piece.tokens], here, 0)
+                here = kept_only(here, mask[piece.tokens])
             offsets = piece.segments.offsets
             totals.append(torch.segment_reduce(here.double(), "sum", offsets=offsets, unsafe=True))
         total = torch.cat(totals) if totals else stream.new_zeros(0, dtype=torch.float64)
@@ -192,16 +211,12 @@ class Spread:
         if self._scratch is None:
             self._scratch = Scratch(values.device)
         shifted = self._scratch.get("shifted", values.numel(), values.dtype)
-        count: Tensor | int = mask.numel()
-        if whole:
-            anchor = values.mean()
-            torch.sub(values, anchor, out=shifted)
-        else:
-            count = torch.count_nonzero(mask)
-            anchor = torch.where(mask, values, 0).sum() / count.clamp(min=1)
-            shifted = torch.where(mask, torch.sub(values, anchor, out=shifted), 0)
-        rest = shifted.sum().double() / (count if isinstance(count, int) else count.clamp(min=1))  # what rounding left
-        squares = shifted.square_().sum().double() - count * rest.square()
+        count: Tensor | int = values.numel() if whole else torch.count_nonzero(mask)
+        anchor = values.mean() if whole else masked_mean(values, mask)
+        keep_only_(torch.sub(values, anchor, out=shifted), mask)
+        # What rounding left of the mean:
+        rest = shifted.sum().double() / (count if isinstance(count, int) else count.clamp(min=1))
+        squares = torch.dot(shifted, shifted).double() - count * rest.square()
         self._join(count, anchor.double() + rest, squares)
 
     def _join(self, count: Tensor | int, mean: Tensor, squares: Tensor) -> None:
@@ -227,11 +242,8 @@ class Spread:
         count = torch.as_tensor(self._count, device=squares.device)
         scale = torch.rsqrt(squares.clamp(min=0) / (count - 1).clamp(min=1) + epsilon).to(stream.dtype)
         centre = self._mean.to(stream.dtype)
-        whole = all_kept(mask)
         for part in parts(stream):
-            stream[part].sub_(centre).mul_(scale)
-            if not whole:
-                stream[part] = torch.where(mask[part], stream[part], 0)
+            keep_only_(stream[part].sub_(centre).mul_(scale), mask[part])
         return stream
 
 

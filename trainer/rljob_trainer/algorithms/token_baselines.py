@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rljob_trainer.algorithms.estimators import AdvantageInputs, AdvantageOutput, advantage_estimator
 from rljob_trainer.algorithms.scan import discounted_sum
-from rljob_trainer.algorithms.segments import Segments
+from rljob_trainer.algorithms.segments import Segments, kept_only
 
 
 @advantage_estimator("optimal_token_baseline", smallest_group=2, needs_sum_squared_probs=True)
@@ -59,7 +59,7 @@ def gathered_energy(inputs: AdvantageInputs) -> Tensor:
 def _with_token_baseline(inputs: AdvantageInputs, position: Tensor, gamma: float, epsilon: float) -> AdvantageOutput:
     mask, longest = inputs.mask, max(inputs.segments.longest, 1)
     returns = discounted_sum(inputs.token_rewards, gamma, inputs.segments, mask)
-    energy = torch.where(mask, gathered_energy(inputs), 0)
+    energy = kept_only(gathered_energy(inputs), mask)
     cell = inputs.segments.spread(inputs.grouping.index) * longest + position  # one for each group and position
 
     def gathered(stream: Tensor) -> Tensor:
@@ -68,4 +68,4 @@ def _with_token_baseline(inputs: AdvantageInputs, position: Tensor, gamma: float
     baseline = gathered(returns.double() * energy) / (gathered(energy) + epsilon)
     alone = gathered(mask.long()) < 2
     advantages = returns - torch.where(alone, 0, baseline).to(returns.dtype)
-    return AdvantageOutput(torch.where(mask, advantages, 0))
+    return AdvantageOutput(kept_only(advantages, mask))
