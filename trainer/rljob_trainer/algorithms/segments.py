@@ -192,15 +192,13 @@ class Spread:
     """Mean and unbiased (Bessel) variance of masked values that are given piece by piece.
 
     Squares are of the distance from the piece's own mean, so that the stream's precision is enough within a piece,
-    whichever value comes first; values which are all alike have variance 0 and not rounding noise. Pieces are put
-    together in float64 (Chan, Golub and LeVeque 1979).
+    whichever value comes first; values which are all alike have variance 0 and not rounding noise. What the pieces
+    found is put together in float64.
     """
 
     def __init__(self) -> None:
         self._scratch: Scratch | None = None
-        self._count: Tensor | int = 0
-        self._mean: Tensor | None = None  # [] float64
-        self._squares: Tensor | float = 0.0  # of the distances from the mean
+        self._found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # of each piece, [] in the stream's precision
 
     @torch.no_grad()
     def add(self, values: Tensor, mask: Tensor) -> None:
@@ -211,37 +209,34 @@ class Spread:
         if self._scratch is None:
             self._scratch = Scratch(values.device)
         shifted = self._scratch.get("shifted", values.numel(), values.dtype)
-        count: Tensor | int = values.numel() if whole else torch.count_nonzero(mask)
-        anchor = values.mean() if whole else masked_mean(values, mask)
-        keep_only_(torch.sub(values, anchor, out=shifted), mask)
-        # What rounding left of the mean:
-        rest = shifted.sum().double() / (count if isinstance(count, int) else count.clamp(min=1))
-        squares = torch.dot(shifted, shifted).double() - count * rest.square()
-        self._join(count, anchor.double() + rest, squares)
+        count = torch.tensor(values.numel()) if whole else torch.count_nonzero(mask)
+        mean = values.mean() if whole else keep_only_(shifted.copy_(values), mask).sum() / count.clamp(min=1)
+        keep_only_(torch.sub(values, mean, out=shifted), mask)
+        self._found.append((count, mean, shifted.sum(), torch.dot(shifted, shifted)))
 
-    def _join(self, count: Tensor | int, mean: Tensor, squares: Tensor) -> None:
-        if self._mean is None:
-            self._count, self._mean, self._squares = count, mean, squares
-            return
-        total = torch.as_tensor(self._count + count)
-        gap, share = mean - self._mean, count / total.clamp(min=1).double()
-        self._mean = self._mean + gap * share
-        self._squares = self._squares + squares + gap.square() * (self._count * share)
-        self._count = total
+    def _joined(self) -> tuple[Tensor, Tensor, Tensor]:
+        """How many, their mean and the squares of their distances from it: ``[]`` each, float64."""
+        count, mean, rest, squares = (torch.stack(column).double() for column in zip(*self._found, strict=True))
+        rest = rest / count.clamp(min=1)  # what rounding left of the mean
+        mean = mean + rest
+        total = count.sum()
+        # From the first one, so that what is all alike stays so.
+        middle = mean[0] + (count * (mean - mean[0])).sum() / total.clamp(min=1)
+        apart = count * ((mean - middle).square() - rest.square())
+        return total, middle, (squares + apart).sum().clamp(min=0)
 
     @property
     def is_finite(self) -> bool:
         """Whether all values were finite (a GPU is waited for)."""
-        return self._mean is None or bool(self._mean.isfinite())
+        return not self._found or bool(self._joined()[1].isfinite())
 
     def normalise_(self, stream: Tensor, mask: Tensor, epsilon: float) -> Tensor:
         """(x - mean) / sqrt(variance + epsilon) in the place of ``stream``; 0 where the mask is False."""
-        if self._mean is None:
+        if not self._found:
             return stream.zero_()
-        squares = torch.as_tensor(self._squares)
-        count = torch.as_tensor(self._count, device=squares.device)
-        scale = torch.rsqrt(squares.clamp(min=0) / (count - 1).clamp(min=1) + epsilon).to(stream.dtype)
-        centre = self._mean.to(stream.dtype)
+        count, mean, squares = self._joined()
+        scale = torch.rsqrt(squares / (count - 1).clamp(min=1) + epsilon).to(stream.dtype)
+        centre = mean.to(stream.dtype)
         for part in parts(stream):
             keep_only_(stream[part].sub_(centre).mul_(scale), mask[part])
         return stream
