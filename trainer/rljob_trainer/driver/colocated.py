@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from rljob_trainer.learner.group import LearnerGroup
 from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.side_by_side import take_share
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle
@@ -23,8 +26,11 @@ _NAME = "engine"
 
 def start_engine(rank: LearnerRank, spec: EngineSpec) -> None:
     """Builds the engine beside the models. A rank that holds only a shard gives it weights of its own."""
+    threads = torch.get_num_threads()
 
     def build() -> Engine:
+        # On the engine's thread. Rank and engine take turns, but the rank's threads are still there while it waits.
+        take_share(threads)
         if rank.settings.ranks > 1:
             return build_engine(spec)
         return TorchEngine.from_model(
@@ -35,6 +41,8 @@ def start_engine(rank: LearnerRank, spec: EngineSpec) -> None:
         )
 
     rank.attachments[_NAME] = EngineLoop(build, f"{rank.rank} (colocated)")
+    # The number is a thread's own once it has one, but the last one set is what new threads begin with.
+    torch.set_num_threads(threads)
 
 
 def call_engine(rank: LearnerRank, method: str, *args: Any) -> Any:

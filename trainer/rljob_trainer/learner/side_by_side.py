@@ -55,11 +55,20 @@ def _dividing_threads() -> ThreadPoolExecutor:
 
     def divide() -> None:
         all_there.wait()  # or one thread would serve two calls
-        torch.get_num_threads()  # a thread's first use takes the process's number, and would undo the next line
-        torch.set_num_threads(max(1, threads // _AT_ONCE))
+        take_share(threads)
 
     for started in [pool.submit(divide) for _ in range(_AT_ONCE)]:
         started.result()
     # The number is a thread's own once it has one, but the last one set is what new threads begin with.
     torch.set_num_threads(threads)
     return pool
+
+
+def take_share(threads: int) -> None:
+    """Gives the calling thread, one of two that work in this process, its part of the intra-op ``threads``.
+
+    Who has more threads than there are cores, in all of a process's threads together, waits long at the end of every
+    operation: OpenMP's workers then sleep at once in place of spinning.
+    """
+    torch.get_num_threads()  # a thread's first use takes the process's number, and would undo the next line
+    torch.set_num_threads(max(1, threads // _AT_ONCE))
