@@ -59,7 +59,8 @@ e2e: install     ## RLJobs in real pods on the test cluster, which stays up; or 
 e2e-smoke:       ## the end-to-end cases that say most in the least time: sync, async, scale, suspend, a lost pod
 	$(MAKE) e2e E2E="-m smoke"
 
-generate: install  ## what is generated from the code: CRD, list of metrics, table of conditions, values of the chart (tests check them for drift)
+generate: install  ## what is generated from the code: tables of methods, CRD, list of metrics, table of conditions, values of the chart (tests check them for drift)
+	$(BIN)/python scripts/method_tables.py
 	$(BIN)/python -m rljob_api.crd
 	$(BIN)/python -m rljob_operator.reference
 	$(BIN)/python scripts/chart_readme.py

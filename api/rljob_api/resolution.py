@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from rljob_api.correction_presets import CORRECTION_PRESETS
-from rljob_api.methods import ESTIMATORS, POLICY_LOSSES, Method, Value
+from rljob_api.method import Method, Value
+from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.presets import PRESETS
 from rljob_api.resolved import (
     ResolvedAdvantage,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from rljob_api.methods import ESTIMATORS, POLICY_LOSSES, Value
+from rljob_api.method import Value
+from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.spec.algorithm import (
     Advantage,
     AggregationType,

@@ -13,9 +13,9 @@ from benchmarks.learning.methods import CORRECTIONS, METHODS, SAMPLERS, Case, St
 from benchmarks.learning.runs import Learned, Task, job_of, keep, kept
 
 from rljob_api import check
+from rljob_api.methods import Estimator
 from rljob_api.resolution import resolve
 from rljob_api.resolved import ResolvedSpec
-from rljob_api.spec.algorithm import Estimator
 from rljob_trainer.driver import generation
 
 STUDIES: tuple[Study, ...] = ("methods", "corrections")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rljob_api.crd.structural import text
-from rljob_api.methods import ESTIMATORS, POLICY_LOSSES, Method
+from rljob_api.method import Method
+from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.presets import PRESETS, Preset
 from rljob_api.resolution import DEFAULT_ASYNC_MINI_BATCH_GROUPS, DEFAULT_GROUPS
 

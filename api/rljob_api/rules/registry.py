@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from rljob_api.methods import ESTIMATORS, POLICY_LOSSES, EstimatorMethod, PolicyLossMethod
+from rljob_api.method import EstimatorMethod, PolicyLossMethod
+from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.resolution import resolve
 from rljob_api.resolved import ResolvedSpec
 from rljob_api.spec.data import TrainPart

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rljob_api.methods import Estimator, PolicyLossType
 from rljob_api.spec.base import Listed, SpecModel
 
 Preset = Literal[
@@ -28,39 +29,6 @@ Preset = Literal[
     "sapo",
     "opo",
     "gmpo",
-]
-Estimator = Literal[
-    "gae",
-    "grpo",
-    "grpo_passk",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "reinforce",
-    "rloo",
-    "remax",
-    "opo",
-    "gpg",
-    "optimal_token_baseline",
-    "tir_optimal_token_baseline",
-    "gdpo",
-    "maxrl",
-]
-PolicyLossType = Literal[
-    "ppoClip",
-    "gspo",
-    "sapo",
-    "gpg",
-    "clipCov",
-    "klCov",
-    "gmpo",
-    "cispo",
-    "dppoTv",
-    "dppoKl",
-    "dro",
-    "tis",
-    "reinforce",
-    "bypassPpoClip",
-    "bypassReinforce",
 ]
 AggregationType = Literal["tokenMean", "tokenSum", "seqMeanTokenMean", "seqMeanTokenSum", "seqMeanTokenSumNorm"]
 CorrectionPresetName = Literal[

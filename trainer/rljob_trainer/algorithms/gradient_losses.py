@@ -23,7 +23,7 @@ from rljob_trainer.algorithms.rejection import Rejection, rejected
 from rljob_trainer.algorithms.weights import WeightLevel, importance_ratio, within_bounds
 
 
-@policy_loss("reinforce", aggregation="seqMeanTokenSum")
+@policy_loss("reinforce")
 def reinforce(inputs: PolicyInputs) -> PolicyLossOutput:
     """-A log pi (Williams 1992)."""
     return PolicyLossOutput(-inputs.advantages * inputs.log_probs, ratio_metrics(inputs))
@@ -87,7 +87,7 @@ def _trusted(inputs: PolicyInputs, kept: Tensor, ratio_cap: float) -> PolicyLoss
     return PolicyLossOutput(-weight * inputs.advantages * inputs.log_probs, metrics)
 
 
-@policy_loss("bypassReinforce", needs_rollout_log_probs=True, aggregation="seqMeanTokenSum")
+@policy_loss("bypassReinforce", needs_rollout_log_probs=True)
 def bypass_reinforce(
     inputs: PolicyInputs,
     *,

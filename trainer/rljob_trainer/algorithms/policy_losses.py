@@ -91,9 +91,10 @@ Selector = Callable[..., Tensor]
 class PolicyLoss(Method[PolicyLossOutput]):
     """A loss and the facts around it."""
 
-    aggregation: str = "tokenMean"
-    """The aggregation of the method's paper: what presets choose. The job's own choice is always honoured."""
+    aggregation: str | None = None
+    """The only aggregation with which the method is what its paper says; None: any."""
     needs_rollout_log_probs: bool = False
+    """The anchor of its ratio is the engine's log-probs: for `rolloutCorrection.mode: bypass` alone."""
     selector: Selector | None = None
     """Set for methods that pick tokens of the whole mini-batch (over all ranks) before the first gradient."""
 

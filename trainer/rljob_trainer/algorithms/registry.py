@@ -2,7 +2,7 @@
 
 A method is one function with a decorator. Its keyword-only parameters are its settings in the job file (snake_case;
 a Python keyword such as `lambda` gets a trailing underscore), their defaults are the vetted values. Adding a method
-touches the file of its family, the tables of `rljob_api` (`spec/algorithm.py`, `methods.py`) and tests.
+touches the file of its family and a test: `make generate` writes the tables of `rljob_api` from what is registered.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api import API_VERSION, KIND, schema
-from rljob_api.methods import ESTIMATORS, POLICY_LOSSES, Method
+from rljob_api.method import Method
+from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.presets import PRESETS, Preset
 from rljob_api.problems import did_you_mean
 from rljob_api.schema import Node

@@ -11,7 +11,8 @@ from rljob_api.crd import expressions as cel
 from rljob_api.crd.checks.check import ALGORITHM, CORRECTION, SPEC, Check
 from rljob_api.crd.expressions import given
 from rljob_api.crd.structural import Path, text
-from rljob_api.methods import ESTIMATOR_PARAMETERS, ESTIMATORS, POLICY_LOSS_PARAMETERS, POLICY_LOSSES, Method
+from rljob_api.method import Method
+from rljob_api.methods import ESTIMATOR_PARAMETERS, ESTIMATORS, POLICY_LOSS_PARAMETERS, POLICY_LOSSES
 from rljob_api.presets import Preset
 from rljob_api.rules.algorithm import RATIO_CLIPS
 
