@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from rljob_api.methods import PolicyLossType
 from rljob_api.spec.algorithm import (
     CorrectionPresetName,
     CorrectionWeights,
-    PolicyLossType,
     Rejection,
 )
 

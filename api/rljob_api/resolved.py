@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from rljob_api.method import Value
-from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
+from rljob_api.methods import ESTIMATORS, POLICY_LOSSES, Estimator, PolicyLossType
 from rljob_api.spec.algorithm import (
     Advantage,
     AggregationType,
     Algorithm,
     Critic,
-    Estimator,
     GroupFilter,
     Kl,
     KlController,
@@ -24,7 +23,6 @@ from rljob_api.spec.algorithm import (
     KlLossKind,
     KlRewardKind,
     PolicyLoss,
-    PolicyLossType,
     RolloutCorrection,
     Truncated,
 )

@@ -121,8 +121,8 @@ class KlInLoss(SpecModel):
 
     kind: KlLossKind | None = Field(
         default=None,
-        description="Estimator of the KL (k1, k2, k3: http://joschu.net/blog/kl-approx.html). k1Straight, k3Straight: "
-        "value of k1 or k3, gradient of k2. full: exact over the vocabulary. Default: k3.",
+        description="Estimator of the KL. k1Straight, k3Straight: value of k1 or k3, gradient of k2. full: exact over "
+        "the vocabulary. Default: k3.",
     )
     coefficient: float | None = Field(default=None, ge=0, le=1000, description="Its weight. 0 turns it off.")
 

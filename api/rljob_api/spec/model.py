@@ -55,8 +55,8 @@ class Model(SpecModel):
     revision: ShortText | None = Field(default=None, description="Branch, tag or commit on the hub.")
     dtype: Dtype = Field(
         default="auto",
-        description="Type of the weights in engine and forward pass. auto: bfloat16 on GPU, float32 on CPU. "
-        "Master weights and optimizer state are float32 on GPU.",
+        description="Type of the weights in engine and forward pass. auto: bfloat16 on GPU (master weights and "
+        "optimizer state: float32), float32 on CPU.",
     )
     tokenizer: Location | None = Field(
         default=None, description="Path or hub id of the tokenizer, when it is not beside the model."

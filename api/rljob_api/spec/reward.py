@@ -15,9 +15,9 @@ class RewardFunction(SpecModel):
     """One term of the reward; a sample's score is the weighted sum of those that apply to its source."""
 
     type: RewardType = Field(
-        description="gsm8k: the number after #### (or the last number) equals the answer. math: mathematical "
-        "equivalence of the last boxed expression. exactMatch: the text equals the answer. pattern: a regular "
-        "expression occurs. length: linear in the number of response tokens. custom: your Python function."
+        description="gsm8k: the number after #### (or the last one) is the answer. math: the last boxed expression is "
+        "equivalent to it. exactMatch: the text is the answer. pattern: a regular expression occurs. length: linear in "
+        "the response's tokens. custom: your Python function."
     )
     name: SourceName | None = Field(default=None, description="Name in metrics. Default: the type.")
     weight: float = Field(default=1.0, ge=-1000, le=1000, description="Factor of this term.")
