@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 
@@ -21,6 +22,7 @@ from rljob_trainer.telemetry.batch_metrics import (
     optimizer_step_metrics,
     reward_metrics,
     spread,
+    turns,
 )
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.telemetry.speed import (
@@ -159,6 +161,13 @@ def test_age_is_that_of_a_groups_oldest_token() -> None:
     assert age_metrics(6, np.array([]), np.array([0, 0]), np.array([0])) == {}
 
 
+@given(st.lists(st.lists(st.booleans(), max_size=6), max_size=8))
+def test_turns_are_the_runs_of_trained_tokens_between_tool_output(kept: list[list[bool]]) -> None:
+    expected = [sum(1 for trained, _ in itertools.groupby(response) if trained) for response in kept]
+    offsets = np.cumsum([0, *map(len, kept)])
+    assert turns(np.array([*itertools.chain(*kept)], dtype=bool), offsets).tolist() == expected
+
+
 def test_optimizer_steps_are_counted_to_each_mini_batch_that_has_the_group() -> None:
     groups = np.array([0, 0, 1, 1, 2, 2])
     twice = [[0, 1, 2, 3], [4, 5], [0, 1, 2, 3], [4, 5]]
@@ -202,6 +211,7 @@ def test_what_is_masked_cannot_matter() -> None:
     assert got["kl/reference"] == pytest.approx(0.5)
     assert got["critic/explained_variance"] == pytest.approx(1.0)  # off by a constant
     assert got["response/trained_ratio"] == pytest.approx(5 / 6)
+    assert (got["response/turns/mean"], got["response/turns/max"]) == (1.0, 2.0)  # 1, 2, 1 and 0
 
 
 def test_an_empty_batch_has_no_metrics() -> None:

@@ -120,6 +120,19 @@ def length_metrics(
     return result
 
 
+def turns(mask: Array, offsets: Array) -> Array:
+    """``[S]``: how often the policy speaks in each response: runs of tokens that are trained on, between the masked.
+
+    1 in a response without tool output; 0 in one that is empty or left out whole.
+    """
+    begins = mask.copy()
+    begins[1:] &= ~mask[:-1]
+    firsts = offsets[:-1][np.diff(offsets) > 0]
+    begins[firsts] = mask[firsts]  # whatever the response in front of it ends with
+    before = np.concatenate([[0], np.cumsum(begins)])
+    return np.diff(before[offsets])
+
+
 def generation_metrics(seconds: Array, prompt_lengths: Array, response_lengths: Array) -> Metrics:
     """How long samples took ``[S]``, and the one that took longest: what a long tail is made of."""
     result = spread("rollout/seconds", seconds, ("mean", "min", "max"))
@@ -225,6 +238,7 @@ def batch_metrics(batch: BatchStreams) -> Metrics:
         result |= generation_metrics(batch.seconds, batch.prompt_lengths, lengths)
     if mask.size:
         result["response/trained_ratio"] = float(mask.mean())
+    result |= spread("response/turns", turns(mask, batch.offsets), ("mean", "min", "max"))
     if batch.old_log_probs is not None and batch.ref_log_probs is not None and mask.any():
         difference = batch.old_log_probs[mask].astype(np.float64) - batch.ref_log_probs[mask]
         result["kl/reference"] = float(difference.mean())

@@ -180,6 +180,7 @@ def _lengths() -> Iterator[Metric]:
     )
     yield Metric("response/aborted_ratio", "fraction", "responses that were aborted or are empty")
     yield Metric("response/trained_ratio", "fraction", "response tokens that are trained on (not masked)")
+    yield from _spread("response/turns", "", "runs of such tokens in a response: 1 without tool output", "mean min max")
 
 
 def _learning() -> Iterator[Metric]:
