@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("shape", [(0,), (7,), (3, 5)])
+@pytest.mark.parametrize("shape", [(0,), (7,), (3, 5), (3, 1 << 20)])
 def test_fresh_memory_is_like_the_tensor_and_its_own(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     like = torch.zeros(shape, dtype=dtype)
     made = fresh(like)

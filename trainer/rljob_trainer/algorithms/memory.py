@@ -11,13 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LARGE_PAGE = 2 << 20
+
 
 def fresh(like: Tensor) -> Tensor:
     """Uninitialised, with the shape, type and device of ``like``."""
-    if like.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
-        # NumPy asks for pages of 2 MiB, torch does not.
-        return torch.from_numpy(np.empty(like.shape, np.float32 if like.dtype == torch.float32 else np.float64))
-    return torch.empty_like(like)
+    size = like.numel() * like.element_size()
+    if like.device.type != "cpu" or size < 2 * LARGE_PAGE:
+        return torch.empty_like(like)
+    # NumPy asks for large pages where torch does not; what stands before the first border of a page would get small ones.
+    room = np.empty(size + LARGE_PAGE, np.uint8)
+    start = -room.ctypes.data % LARGE_PAGE
+    return torch.from_numpy(room[start : start + size]).view(like.dtype).view(like.shape)
 
 
 class Scratch:

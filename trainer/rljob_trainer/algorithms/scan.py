@@ -20,6 +20,7 @@ from rljob_trainer.algorithms.segments import Segments
 
 BLOCK = 16
 WIDE_BLOCK = 64  # of the levels above, where the number of operations counts more than their size
+FEW = 320  # elements that one product with a triangular matrix takes: no further level
 
 
 @torch.no_grad()
@@ -95,26 +96,24 @@ class Grid:
 
 def _entering(local: Tensor, decay: float) -> Tensor:
     """``[blocks]``: the sum at the first token behind each block."""
-    block = local.shape[1]
-    heads = _flat(local[:, 0], decay**block)
-    return torch.cat([heads[1:], heads.new_zeros(1)])
+    return _behind(local[:, 0], decay ** local.shape[1])
 
 
-def _flat(stream: Tensor, decay: float) -> Tensor:
-    """The recurrence over one unbroken float64 stream ``[n]``."""
-    if decay == 0.0:
-        return stream
+def _behind(stream: Tensor, decay: float) -> Tensor:
+    """The recurrence over one unbroken float64 stream ``[n]``: its sums one place further on, 0 at the end."""
     count = stream.numel()
-    blocks = -(-count // WIDE_BLOCK)
-    grid = torch.nn.functional.pad(stream, (0, blocks * WIDE_BLOCK - count)).view(blocks, WIDE_BLOCK)
+    if count < FEW:
+        triangle, _ = _powers(decay, FEW, stream.device)
+        return stream @ triangle[:count, 1 : count + 1]
+    grid = stream.new_zeros(count // WIDE_BLOCK + 1, WIDE_BLOCK)
+    grid.view(-1)[:count] = stream
     triangle, powers = _powers(decay, WIDE_BLOCK, stream.device)
     local = grid @ triangle
-    if blocks > 1:
-        local.addcmul_(_entering(local, decay)[:, None], powers)
-    return local.view(-1)[:count]
+    local.addcmul_(_entering(local, decay)[:, None], powers)
+    return local.view(-1)[1 : count + 1]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _powers(decay: float, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """``[from, to]`` decay^(from - to), 0 above the diagonal; and ``[block]`` decay^(block - t) of what flows in."""
     steps = torch.arange(block, dtype=torch.float64, device=device)
