@@ -27,13 +27,18 @@ Object = dict[str, Any]
 
 
 class ApiError(Exception):
-    """The API server refused a call, or did not answer (status 0)."""
+    """The API server refused a call, or did not answer (status 0).
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    Attributes:
+        cut_off: there was a connection, and it broke before the answer: the server may have done what it was asked to.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, *, cut_off: bool = False) -> None:
         super().__init__(f"{status} {reason}: {message}" if status else message)
         self.status = status
         self.reason = reason
         self.message = message
+        self.cut_off = cut_off
 
     @property
     def not_found(self) -> bool:
@@ -133,7 +138,7 @@ class ApiServer:
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
     ) -> Object:
-        """One call, repeated at once a few times when the server was busy.
+        """One call, repeated at once a few times when the server was busy or the connection broke.
 
         A look has several writes. Were each hiccup to end it, a server that refuses every other write would never see a
         look through. Repeating is safe: every write here is idempotent or guarded by what it assumes.
@@ -142,8 +147,8 @@ class ApiServer:
             try:
                 return await self._call_once(method, path, body, query=query, content=content)
             except ApiError as error:
-                # Without an answer the server is away, not busy: then the queue's longer pauses are right.
-                if not error.passing or error.status == 0:
+                # A server that is away, or silent, is not busy: then the queue's longer pauses are right.
+                if not error.passing or (error.status == 0 and not error.cut_off):
                     raise
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
         return await self._call_once(method, path, body, query=query, content=content)
@@ -160,7 +165,8 @@ class ApiServer:
             async with self._session.request(method, url, data=data, headers=headers, params=query) as response:
                 text = await response.text()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ApiError(0, type(error).__name__, f"{method} {path}: {error or 'no answer in time'}") from error
+            message = f"{method} {path}: {str(error) or 'no answer in time'}"
+            raise ApiError(0, type(error).__name__, message, cut_off=_was_cut_off(error)) from error
         try:
             answer = json.loads(text)
         except ValueError:
@@ -203,3 +209,8 @@ def group(prefix: str, namespace: str, plural: str, name: str = "") -> str:
 def _path(root: str, namespace: str, plural: str, name: str = "", sub: str = "") -> str:
     parts = [root, "namespaces", namespace, plural, name, sub]
     return "/".join(part for part in parts if part)
+
+
+def _was_cut_off(error: BaseException) -> bool:
+    broken = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError)
+    return isinstance(error, broken) and not isinstance(error, aiohttp.ClientConnectorError)

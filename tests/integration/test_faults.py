@@ -12,6 +12,8 @@ from fakes.bad_network import BadNetwork
 from fakes.heads import Play
 from world import World, job_document
 
+from rljob_operator.api_server import CALL_SECONDS
+
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -136,6 +138,7 @@ async def test_events_are_told_twice_late_and_in_another_order(world: World, net
 
 async def test_two_writes_get_no_answer_at_all(world: World, network: BadNetwork) -> None:
     # Each costs the operator its whole patience with one call.
+    world.patience += 2 * CALL_SECONDS
     network.hang = lambda number: number in (3, 9)
     world.start_operator(network.address)
     await world.apply(job_document("patient"), Play(steps=3))

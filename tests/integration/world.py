@@ -61,6 +61,7 @@ class World:
         self.namespace = namespace
         self._kuberay = kuberay
         self.heads = heads
+        self.patience = PATIENCE_SECONDS  # that something comes true which a test waits for
         self._folder = folder
         self.operator: OperatorThread | None = None
 
@@ -139,7 +140,7 @@ class World:
 
     async def until(self, what: str, holds: Callable[[], Any] | Any) -> Any:
         """Waits until `holds()` (a coroutine function or a function) is true, and returns what it returned."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + self.patience
         while True:
             if self.operator is not None and self.operator.failure is not None:
                 raise self.operator.failure

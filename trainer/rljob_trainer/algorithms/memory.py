@@ -19,7 +19,7 @@ def fresh(like: Tensor) -> Tensor:
     size = like.numel() * like.element_size()
     if like.device.type != "cpu" or size < 2 * LARGE_PAGE:
         return torch.empty_like(like)
-    # NumPy asks for large pages where torch does not; what stands before the first border of a page would get small ones.
+    # NumPy asks for large pages where torch does not; what stands before the first border of one would get small ones.
     room = np.empty(size + LARGE_PAGE, np.uint8)
     start = -room.ctypes.data % LARGE_PAGE
     return torch.from_numpy(room[start : start + size]).view(like.dtype).view(like.shape)
