@@ -20,7 +20,7 @@ from operator_thread import OperatorThread
 from rljob_operator.operator import Options
 from rljob_operator.settings import Settings
 
-PATIENCE_SECONDS = float(os.environ.get("RLJOB_TEST_PATIENCE", "60")) * crowding()
+PATIENCE_SECONDS = float(os.environ.get("RLJOB_TEST_PATIENCE", "180")) * crowding()
 SETTINGS = Settings(
     poll_seconds=0.1,
     start_poll_seconds=0.1,
