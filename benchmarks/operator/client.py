@@ -93,18 +93,30 @@ class Client:
         return answer
 
     async def watch(self, path: str, take: Callable[[Object, float], None]) -> None:
-        """Hands on every object that is added or changed, with the moment it came, until cancelled."""
+        """Hands on every object that is added or changed, with the moment it came, until cancelled.
+
+        Raises ``RuntimeError`` when the server refuses or ends it.
+        """
         assert self._session is not None
         query = {"watch": "true", "resourceVersion": "0"}
-        async with self._session.get(path, params=query) as response:
-            rest = b""
-            async for chunk in response.content.iter_any():
-                moment = time.perf_counter()
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    event = json.loads(line)
-                    if event["type"] in ("ADDED", "MODIFIED"):
-                        take(event["object"], moment)
+        while True:
+            async with self._session.get(path, params=query) as response:
+                if response.status == 429:  # its cache of a kind that is new has to be filled first
+                    await asyncio.sleep(0.2)
+                    continue
+                if response.status >= 400:
+                    raise RuntimeError(f"watching {path}: {response.status} {(await response.read())[:500]!r}")
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    moment = time.perf_counter()
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        event = json.loads(line)
+                        if event["type"] == "ERROR":
+                            raise RuntimeError(f"watching {path}: {event['object']}")
+                        if event["type"] in ("ADDED", "MODIFIED"):
+                            take(event["object"], moment)
+            raise RuntimeError(f"the server has ended the watch of {path}")
 
 
 async def all_at_once(calls: Iterable[Callable[[], Awaitable[Any]]]) -> None:
@@ -168,6 +180,7 @@ class Arrivals:
     clusters: dict[str, float] = field(default_factory=dict)
     statuses: dict[str, float] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _failure: BaseException | None = None
 
     def take_cluster(self, raw: Object, moment: float) -> None:
         self.clusters.setdefault(raw["metadata"]["labels"][names.JOB_LABEL], moment)
@@ -178,10 +191,16 @@ class Arrivals:
             self.statuses.setdefault(raw["metadata"]["name"], moment)
         self._changed.set()
 
+    def watch_ended(self, task: asyncio.Task[None]) -> None:
+        self._failure = None if task.cancelled() else task.exception()
+        self._changed.set()
+
     async def until(self, count: int, seconds: float) -> None:
-        """Waits until so many jobs have both. Raises ``TimeoutError``."""
+        """Waits until so many jobs have both. Raises ``TimeoutError``, or what ended a watch."""
         async with asyncio.timeout(seconds):
             while min(len(self.clusters), len(self.statuses)) < count:
+                if self._failure is not None:
+                    raise self._failure
                 self._changed.clear()
                 await self._changed.wait()
 
@@ -208,6 +227,8 @@ class Watching:
             asyncio.create_task(watch(CLUSTERS, self.arrivals.take_cluster)),
             asyncio.create_task(watch(JOBS, self.arrivals.take_job)),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self.arrivals.watch_ended)
         return self.arrivals
 
     async def __aexit__(self, *_: object) -> None:
