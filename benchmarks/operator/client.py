@@ -95,11 +95,13 @@ class Client:
     async def watch(self, path: str, take: Callable[[Object, float], None]) -> None:
         """Hands on every object that is added or changed, with the moment it came, until cancelled.
 
-        Raises ``RuntimeError`` when the server refuses or ends it.
+        A watch that the server ends, because we read slower than it writes, goes on where it was. Raises
+        ``RuntimeError`` when the server refuses.
         """
         assert self._session is not None
-        query = {"watch": "true", "resourceVersion": "0"}
+        version = "0"
         while True:
+            query = {"watch": "true", "resourceVersion": version}
             async with self._session.get(path, params=query) as response:
                 if response.status == 429:  # its cache of a kind that is new has to be filled first
                     await asyncio.sleep(0.2)
@@ -112,11 +114,12 @@ class Client:
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
                         event = json.loads(line)
-                        if event["type"] == "ERROR":
-                            raise RuntimeError(f"watching {path}: {event['object']}")
+                        if event["type"] == "ERROR":  # that version is too old by now: begin with what there is
+                            version = "0"
+                            break
+                        version = event["object"]["metadata"]["resourceVersion"]
                         if event["type"] in ("ADDED", "MODIFIED"):
                             take(event["object"], moment)
-            raise RuntimeError(f"the server has ended the watch of {path}")
 
 
 async def all_at_once(calls: Iterable[Callable[[], Awaitable[Any]]]) -> None:
