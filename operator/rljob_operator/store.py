@@ -20,6 +20,8 @@ from rljob_operator.views import (
     job_view,
     pod_view,
     trimmed_claim,
+    trimmed_cluster,
+    trimmed_job,
     trimmed_pod,
     trimmed_workload,
     workload_owner,
@@ -59,12 +61,12 @@ class Store:
     def put_job(self, raw: Mapping[str, Any]) -> Key:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
         if self._is_news(self._jobs.get(key), raw):
-            self._jobs[key] = raw
+            self._jobs[key] = trimmed_job(raw)
             self._outdated.add(key)
         return key
 
     def put_cluster(self, raw: Mapping[str, Any]) -> Key | None:
-        key = self._put(self._clusters, raw, raw)
+        key = self._put(self._clusters, raw, trimmed_cluster(raw))
         if key is not None and raw["metadata"]["uid"] in self._clusters[key]:
             self._jobs_of[raw["metadata"]["uid"]] = key
         return key

@@ -83,6 +83,25 @@ def cluster_view(raw: Object) -> ClusterView:
     )
 
 
+def trimmed_job(raw: Object) -> dict[str, Any]:
+    """A job without the record of who wrote which field, which is as long as the job itself."""
+    metadata = {name: value for name, value in raw["metadata"].items() if name != "managedFields"}
+    return {**raw, "metadata": metadata}
+
+
+def trimmed_cluster(raw: Object) -> dict[str, Any]:
+    """A RayCluster without what `cluster_view` doesn't read: its pod templates above all."""
+    metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
+    kept = ("name", "namespace", "uid", "labels", "annotations", "resourceVersion", "deletionTimestamp")
+    sizes = ("groupName", "replicas", "maxReplicas", "numOfHosts", "scaleStrategy")
+    groups = [{name: group[name] for name in sizes if name in group} for group in spec.get("workerGroupSpecs") or ()]
+    return {
+        "metadata": {name: metadata[name] for name in kept if name in metadata},
+        "spec": {"suspend": spec.get("suspend", False), "workerGroupSpecs": groups},
+        "status": {name: status[name] for name in ("conditions",) if name in status},
+    }
+
+
 def _group(index: int, raw: Object) -> GroupView:
     strategy = raw.get("scaleStrategy") or {}
     return GroupView(

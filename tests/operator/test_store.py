@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
-from simulation import job_spec
+import pytest
+from simulation import SETTINGS, job_spec
 
+from rljob_operator.objects import ray_cluster
 from rljob_operator.store import Store
+from rljob_operator.views import cluster_view, job_view, trimmed_cluster, trimmed_job
+
+WRITERS = {"managedFields": [{"manager": "rljob", "fieldsV1": {"f:spec": {}}}]}
 
 
 def stored(version: int, **changes: Any) -> dict[str, Any]:
@@ -52,3 +59,49 @@ def test_an_older_message_about_a_job_changes_nothing() -> None:
     job = store.job(key)
     assert job is not None
     assert (job.version, job.status.attempt) == ("7", 2)
+
+
+def cluster_of_every_kind() -> dict[str, Any]:
+    """A RayCluster with all that a view of it can show, as the API server would send it."""
+    job = job_view(stored(1)).job
+    assert job is not None
+    made = ray_cluster(job, "hash", "job-uid", 3, 2, SETTINGS)
+    made["metadata"] |= {"uid": "cluster-uid", "resourceVersion": "9", "namespace": "space", "deletionTimestamp": "now"}
+    made["metadata"] |= WRITERS
+    made["metadata"]["annotations"] |= {"rljob.dev/attempt": "4", "rljob.dev/attempt-head": "head-pod"}
+    made["spec"]["suspend"] = True
+    made["spec"]["workerGroupSpecs"][0] |= {"numOfHosts": 2, "scaleStrategy": {"workersToDelete": ["pod-1"]}}
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreatePod", "message": "a quota"}
+    return {**made, "status": {"conditions": [failure], "state": "failed"}}
+
+
+def test_a_view_of_what_is_kept_of_a_cluster_is_that_of_the_whole() -> None:
+    whole = cluster_of_every_kind()
+    kept = trimmed_cluster(whole)
+    seen = cluster_view(kept)
+    assert seen == cluster_view(whole)
+    # All that can be seen was there, so that nothing can have been lost unnoticed.
+    assert (seen.attempt, seen.attempt_head, seen.suspended, seen.deleting) == (4, "head-pod", True, True)
+    assert (seen.groups[0].hosts, seen.groups[0].removing, seen.problem) == (2, ("pod-1",), "FailedCreatePod: a quota")
+    assert "template" not in json.dumps(kept)
+    assert "managedFields" not in json.dumps(kept)
+
+
+def test_a_cluster_finds_its_job_by_what_is_kept_of_it() -> None:
+    store, whole = Store(), cluster_of_every_kind()
+    key = store.put_cluster(whole)
+    assert key == ("space", "job")
+    assert store.clusters(key, "job-uid") == (cluster_view(whole),)
+    assert store.put_cluster({**whole, "metadata": {**whole["metadata"], "resourceVersion": "8", "labels": {}}}) is None
+    assert store.drop_cluster(whole) == key
+    assert store.clusters(key, "job-uid") == ()
+
+
+@pytest.mark.parametrize("status", [{}, {"attempt": 3}])
+def test_a_view_of_what_is_kept_of_a_job_is_that_of_the_whole(status: dict[str, Any]) -> None:
+    whole = stored(1, metadata=WRITERS | {"name": "job", "uid": "uid", "labels": {"team": "rl"}}, status=status)
+    kept = trimmed_job(whole)
+    assert replace(job_view(kept), job=None) == replace(job_view(whole), job=None)
+    assert job_view(kept).job == job_view(whole).job
+    assert "managedFields" not in kept["metadata"]
+    assert "managedFields" in whole["metadata"]
