@@ -40,10 +40,10 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @asynccontextmanager
-async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
-        yield
+        yield tasks
     finally:
         for task in tasks:
             task.cancel()
@@ -110,9 +110,10 @@ async def _world(
     plane: ControlPlane, namespace: str, player: FakeKubeRay | FakeKubelet, kuberay: FakeKubeRay | None, folder: Path
 ) -> AsyncIterator[World]:
     heads, started = FakeHeads(plane), asyncio.Event()
-    async with _background(player.run(), heads.run(started)):
+    async with _background(player.run(), heads.run(started)) as players:
         await asyncio.wait_for(started.wait(), 10)
         made = World(plane, namespace, kuberay, heads, folder)
+        made.players = players
         try:
             yield made
         finally:

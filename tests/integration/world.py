@@ -64,6 +64,7 @@ class World:
         self.patience = PATIENCE_SECONDS  # that something comes true which a test waits for
         self._folder = folder
         self.operator: OperatorThread | None = None
+        self.players: list[asyncio.Task[None]] = []  # who plays the rest of the cluster, until the test ends
 
     @property
     def kuberay(self) -> FakeKubeRay:
@@ -144,6 +145,9 @@ class World:
         while True:
             if self.operator is not None and self.operator.failure is not None:
                 raise self.operator.failure
+            for player in self.players:
+                if player.done():
+                    player.result()
             found = holds()
             if asyncio.iscoroutine(found):
                 found = await found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import ipaddress
 
 from kube.control_plane import ApiCallError, ControlPlane
 
@@ -16,7 +16,7 @@ class FakeKubelet:
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self._plane = plane
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
-        self._addresses = itertools.count(1)
+        self._addresses = ipaddress.ip_network("10.1.0.0/16").hosts()
 
     async def run(self) -> None:
         while True:
@@ -28,7 +28,7 @@ class FakeKubelet:
         for pod in self._plane.call("GET", self._pods)["items"]:
             if pod["status"].get("podIP") or "deletionTimestamp" in pod["metadata"]:
                 continue
-            address = f"10.1.0.{next(self._addresses)}"
+            address = str(next(self._addresses))
             status = {
                 "phase": "Running",
                 "podIP": address,
