@@ -28,7 +28,7 @@ class CheckPods:
 
 @dataclass(frozen=True)
 class CreateCluster:
-    """Creates tokens, network policy and RayCluster of an incarnation."""
+    """Creates the RayCluster of an incarnation, after what its pods need: job file, tokens and network policy."""
 
     incarnation: int
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from rljob_operator import names
 CALL_SECONDS = 30.0
 TOKEN_RELOAD_SECONDS = 60.0
 BUSY_PAUSES = (0.1, 0.4, 1.0)
+LIST_CHUNK = 500
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 Object = dict[str, Any]
@@ -93,6 +95,17 @@ class ApiServer:
     async def get(self, path: str) -> Object:
         return await self._call("GET", path)
 
+    async def metadata(self, path: str, selector: str = "") -> AsyncIterator[Object]:
+        """The metadata of all objects of a collection, without the objects."""
+        query = {"limit": str(LIST_CHUNK), "labelSelector": selector}
+        while True:
+            page = await self._call("GET", path, query=query, accept=METADATA_ONLY)
+            for item in page.get("items", ()):
+                yield item["metadata"]
+            query["continue"] = page.get("metadata", {}).get("continue") or ""
+            if not query["continue"]:
+                return
+
     async def create(self, path: str, body: Mapping[str, Any]) -> Object:
         """POSTs to a collection. An existing object is a conflict, never overwritten."""
         return await self._call("POST", path, body, query={"fieldManager": names.FIELD_MANAGER})
@@ -137,6 +150,7 @@ class ApiServer:
         *,
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
+        accept: str = "application/json",
     ) -> Object:
         """One call, repeated at once a few times when the server was busy or the connection broke.
 
@@ -145,21 +159,21 @@ class ApiServer:
         """
         for pause in BUSY_PAUSES:
             try:
-                return await self._call_once(method, path, body, query=query, content=content)
+                return await self._call_once(method, path, body, query=query, content=content, accept=accept)
             except ApiError as error:
                 # A server that is away, or silent, is not busy: then the queue's longer pauses are right.
                 if not error.passing or (error.status == 0 and not error.cut_off):
                     raise
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        return await self._call_once(method, path, body, query=query, content=content)
+        return await self._call_once(method, path, body, query=query, content=content, accept=accept)
 
     async def _call_once(
-        self, method: str, path: str, body: Any, *, query: Mapping[str, str] | None, content: str
+        self, method: str, path: str, body: Any, *, query: Mapping[str, str] | None, content: str, accept: str
     ) -> Object:
         if self._session is None:
             raise RuntimeError("use ApiServer as an asynchronous context manager")
         data = None if body is None else json.dumps(body).encode()
-        headers = {**await self._authorization(), "Content-Type": content, "Accept": "application/json"}
+        headers = {**await self._authorization(), "Content-Type": content, "Accept": accept}
         url = self._connection.server.rstrip("/") + path
         try:
             async with self._session.request(method, url, data=data, headers=headers, params=query) as response:

@@ -99,7 +99,6 @@ def _begin_next(draft: Draft, cluster: ClusterView, ready: Readiness) -> None:
             return
     if not ready.enough or ready.head is None:
         draft.say(Type.RUNNING, False, Reason.PENDING, ready.sentence)
-        draft.wake_in(settings.resync_seconds)
         return
     number = max(draft.status.attempt, cluster.attempt) + 1
     draft.add_attempt(number, cluster.incarnation)

@@ -2,16 +2,19 @@
 
 The order makes every crash harmless: the status is written before the actions (what is about to be destroyed is
 recorded first), actions run in order and stop at the first failure, and the next look starts from what is true by then.
+Only what a new cluster needs besides itself is written at the same time: each of these writes can be made again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from rljob_api import API_VERSION, KIND, ResolvedJob
 from rljob_api.status import DriverStatus
@@ -103,9 +106,7 @@ class Executor:
             if decision.status is not None:
                 await self._write_status(job, decision.status, memory)
             # Only what is recorded is announced; otherwise the next look would announce it again.
-            await self._events.post(job, decision.events)
-            for action in decision.actions:
-                await self._perform(action, job, memory)
+            await _together(self._events.post(job, decision.events), self._perform_all(decision.actions, job, memory))
         except ApiError as error:
             raise RetryError(str(error)) from error
         except AnswerError as error:
@@ -178,13 +179,16 @@ class Executor:
         self._store.put_job(await self._api.apply(path, body, names.STATUS_MANAGER))
         memory.progress_written = clock
 
+    async def _perform_all(self, actions: Sequence[do.Action], job: JobView, memory: Memory) -> None:
+        for action in actions:
+            await self._perform(action, job, memory)
+
     async def _perform(self, action: do.Action, job: JobView, memory: Memory) -> None:
         self._check_leading()
         space, resolved = job.namespace, job.job
         match action:
             case do.ApplyConfigMap() if resolved is not None:
-                body = objects.config_map(resolved, job.document, job.uid, job.generation)
-                await self._api.apply(api_server.core(space, "configmaps", body["metadata"]["name"]), body)
+                await self._write_job_file(job, resolved)
             case do.CheckPods() if resolved is not None:
                 await self._check_pods(action, job, resolved, memory)
             case do.CreateCluster() if resolved is not None:
@@ -238,14 +242,15 @@ class Executor:
     async def _create_cluster(
         self, action: do.CreateCluster, job: JobView, resolved: ResolvedJob, memory: Memory
     ) -> None:
-        tokens = self._tokens(job, action.incarnation)
-        secret = objects.secret(resolved, job.uid, action.incarnation, tokens)
         cluster = objects.ray_cluster(
             resolved, job.fingerprint, job.uid, job.generation, action.incarnation, self._settings
         )
         try:
-            await self._api.apply(api_server.core(job.namespace, "secrets", secret["metadata"]["name"]), secret)
-            await self._guard_pods(job, resolved, action.incarnation)
+            await _together(
+                self._write_job_file(job, resolved),
+                self._write_tokens(job, resolved, action.incarnation),
+                self._guard_pods(job, resolved, action.incarnation),
+            )
             # Created, not applied: should there be one already, nothing in it must change.
             created = await self._api.create(api_server.clusters(job.namespace), cluster)
         except ApiError as error:
@@ -257,6 +262,14 @@ class Executor:
             raise
         memory.rejection = ""
         self._store.put_cluster(created)
+
+    async def _write_job_file(self, job: JobView, resolved: ResolvedJob) -> None:
+        body = objects.config_map(resolved, job.document, job.uid, job.generation)
+        await self._api.apply(api_server.core(job.namespace, "configmaps", body["metadata"]["name"]), body)
+
+    async def _write_tokens(self, job: JobView, resolved: ResolvedJob, incarnation: int) -> None:
+        body = objects.secret(resolved, job.uid, incarnation, self._tokens(job, incarnation))
+        await self._api.apply(api_server.core(job.namespace, "secrets", body["metadata"]["name"]), body)
 
     async def _guard_pods(self, job: JobView, resolved: ResolvedJob, incarnation: int) -> None:
         """The network policy, before there are pods; away with a former one where policies are switched off."""
@@ -277,6 +290,13 @@ class Executor:
     def _check_leading(self) -> None:
         if not self._may_act():
             raise NotLeadingError("this replica does not lead any more")
+
+
+async def _together(*work: Coroutine[Any, Any, None]) -> None:
+    """All of it at the same time and to its end; then the first error, if there was one."""
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 def _after_the_name(message: str) -> str:

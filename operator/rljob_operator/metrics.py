@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from rljob_operator.conditions import Type
 from rljob_operator.draft import Decision
@@ -32,69 +37,81 @@ PROGRESS = {
 """Fields of status.progress, and the gauges that show them."""
 
 
+class Shown(NamedTuple):
+    """What the metrics of one job say."""
+
+    conditions: tuple[tuple[str, bool], ...]
+    progress: tuple[tuple[str, float], ...]
+    attempt: int
+    failures: int
+    pools: tuple[tuple[str, int, int], ...]
+    """Name, replicas desired, replicas ready."""
+
+
+class Jobs(Collector):
+    """The series of all jobs, made when somebody asks.
+
+    A gauge with labels keeps an object for each of its values, 20 KB for a job: five thousand jobs would take 100 MB.
+    """
+
+    def __init__(self) -> None:
+        self.shown: dict[tuple[str, str], Shown] = {}
+        """By namespace and name of the job."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        labels = ("namespace", "job")
+        condition = GaugeMetricFamily(
+            "rljob_condition", "1: the condition is True; 0: it is not.", labels=(*labels, "condition")
+        )
+        progress = {
+            field: GaugeMetricFamily(name, meaning, labels=labels) for field, (name, meaning) in PROGRESS.items()
+        }
+        attempt = GaugeMetricFamily("rljob_attempt", "Number of the attempt.", labels=labels)
+        failures = GaugeMetricFamily("rljob_failures", "Failures since the last checkpoint.", labels=labels)
+        pool = GaugeMetricFamily("rljob_pool_replicas", "Replicas.", labels=(*labels, "pool", "state"))
+        # In one step: the event loop goes on while another thread makes the page.
+        for job, shown in list(self.shown.items()):
+            for kind, true in shown.conditions:
+                condition.add_metric((*job, kind), true)
+            for field, value in shown.progress:
+                progress[field].add_metric(job, value)
+            attempt.add_metric(job, shown.attempt)
+            failures.add_metric(job, shown.failures)
+            for name, desired, ready in shown.pools:
+                pool.add_metric((*job, name, "desired"), desired)
+                pool.add_metric((*job, name, "ready"), ready)
+        yield from (condition, *progress.values(), attempt, failures, pool)
+
+
 class Metrics:
     """All metrics, on a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        labels = ("namespace", "job")
         self.looks = Counter("rljob_reconcile", "Looks at a job.", ("result",), registry=self.registry)
         self.seconds = Histogram("rljob_reconcile_seconds", "Time of one look.", registry=self.registry)
         self.queue = Gauge("rljob_queue_depth", "Jobs that wait for a look.", registry=self.registry)
         self.queue_wait = Gauge("rljob_queue_wait_seconds", "Longest present wait for a look.", registry=self.registry)
         self.leads = Gauge("rljob_leader", "1: this replica acts.", registry=self.registry)
-        self.condition = Gauge(
-            "rljob_condition", "1: the condition is True; 0: it is not.", (*labels, "condition"), registry=self.registry
-        )
-        self.progress = {
-            field: Gauge(name, meaning, labels, registry=self.registry) for field, (name, meaning) in PROGRESS.items()
-        }
-        self.attempt = Gauge("rljob_attempt", "Number of the attempt.", labels, registry=self.registry)
-        self.failures = Gauge("rljob_failures", "Failures since the last checkpoint.", labels, registry=self.registry)
-        self.pool = Gauge("rljob_pool_replicas", "Replicas.", (*labels, "pool", "state"), registry=self.registry)
-        self._shown: dict[tuple[str, str], set[str]] = {}
+        self._jobs = Jobs()
+        self.registry.register(self._jobs)
 
     def take(self, job: JobView, decision: Decision) -> None:
         """Shows a job as it is after a look."""
         status = decision.status or job.status
-        labels = (job.namespace, job.name)
-        for kind in SHOWN:
+        self._jobs.shown[job.namespace, job.name] = Shown(
             # What nobody has said yet is not false: a job whose samples have no age yet is not stale.
-            if kind.title in status.conditions:
-                self.condition.labels(*labels, kind.title).set(status.is_true(kind))
-        for field, gauge in self.progress.items():
-            if field in status.progress:
-                gauge.labels(*labels).set(float(status.progress[field]))
-        self.attempt.labels(*labels).set(status.attempt)
-        self.failures.labels(*labels).set(status.failures)
-        for name, pool in status.pools.items():
-            self.pool.labels(*labels, name, "desired").set(pool.desired)
-            self.pool.labels(*labels, name, "ready").set(pool.ready)
-        self._shown[labels] = set(status.pools)
+            tuple((kind.title, status.is_true(kind)) for kind in SHOWN if kind.title in status.conditions),
+            tuple((field, float(status.progress[field])) for field in PROGRESS if field in status.progress),
+            status.attempt,
+            status.failures,
+            tuple((name, pool.desired, pool.ready) for name, pool in status.pools.items()),
+        )
 
     def forget_all(self) -> None:
         """Removes the series of all jobs: another replica leads and shows them."""
-        for labels in list(self._shown):
-            self.forget(*labels)
+        self._jobs.shown.clear()
 
     def forget(self, namespace: str, name: str) -> None:
         """Removes the series of a job that is gone."""
-        labels = (namespace, name)
-        pools = self._shown.pop(labels, None)
-        if pools is None:
-            return
-        for gauge in (*self.progress.values(), self.attempt, self.failures):
-            _remove(gauge, *labels)
-        for kind in SHOWN:
-            _remove(self.condition, *labels, kind.title)
-        for pool in pools:
-            for state in ("desired", "ready"):
-                _remove(self.pool, *labels, pool, state)
-
-
-def _remove(gauge: Gauge, *labels: str) -> None:
-    try:
-        gauge.remove(*labels)
-    except KeyError:
-        # A job that never ran has no step and no reward.
-        return
+        self._jobs.shown.pop((namespace, name), None)

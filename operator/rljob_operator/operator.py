@@ -13,6 +13,7 @@ import kopf
 from rljob_operator import watching
 from rljob_operator.api_server import ApiServer
 from rljob_operator.executor import Executor
+from rljob_operator.first_list import FirstList
 from rljob_operator.head import DEFAULT_ADDRESS, Heads
 from rljob_operator.leader import Leader
 from rljob_operator.metrics import Metrics
@@ -52,7 +53,7 @@ class Operator:
     def __init__(self, options: Options, connection: kopf.ConnectionInfo) -> None:
         self._options = options
         self._connection = connection
-        self._listed = asyncio.Event()
+        self._first_list = FirstList()
         self.store = Store()
         self.metrics = Metrics()
         self.queue: WorkQueue[Key] = WorkQueue(self._look, workers=options.workers)
@@ -83,9 +84,10 @@ class Operator:
                 may_act=lambda: self.leads,
             )
             self._executor.on_decision = self.metrics.take
-            probes = Probes(self.metrics, self._listed.is_set, self._refresh_metrics)
+            probes = Probes(self.metrics, lambda: self._first_list.complete, self._refresh_metrics)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch(), name="watch")
+                group.create_task(self._begin(api), name="first list")
                 group.create_task(self.queue.run(), name="queue")
                 if self._leader is not None:
                     group.create_task(self._leader.run(), name="leader")
@@ -101,24 +103,28 @@ class Operator:
 
     async def _watch(self) -> None:
         await kopf.operator(
-            registry=watching.registry(self.store, self._changed, self._connection),
+            registry=watching.registry(self.store, self._changed, self._first_list.saw, self._connection),
             settings=watching.settings(),
             standalone=True,
             clusterwide=not self._options.namespaces,
             namespaces=self._options.namespaces,
-            ready_flag=self._listed,
             # kopf's own would ask for the user's name, and a container's user has none. Its type isn't exported.
             identity=self._options.identity,  # type: ignore[arg-type]
         )
         raise RuntimeError("the watches have ended; restarting is all that helps")
 
+    async def _begin(self, api: ApiServer) -> None:
+        await self._first_list.wait(api, self._options.namespaces)
+        self._look_at_all()
+
     def _changed(self, key: Key) -> None:
-        if self.leads:
+        if self.leads and self._first_list.complete:
             self.queue.add(key)
 
     def _look_at_all(self) -> None:
-        for key in self.store.jobs():
-            self.queue.add(key)
+        if self.leads and self._first_list.complete:
+            for key in self.store.jobs():
+                self.queue.add(key)
 
     async def _look(self, key: Key) -> float | None:
         assert self._executor is not None

@@ -109,7 +109,8 @@ def _current(draft: Draft) -> ClusterView | None:
         attempts.adopt(draft, current)
         return current
     last = draft.status.last
-    begun = last is not None and last.ended is None and last.incarnation == incarnation
+    # Ended attempts count too: on a second cluster of that name nobody could tell whether one of them is still alive.
+    begun = last is not None and last.incarnation == incarnation
     if current is not None or begun:
         new_incarnation(draft, current, Reason.HEAD_LOST, "the cluster was deleted")
     return None
@@ -142,9 +143,8 @@ def _create(draft: Draft) -> None:
         for kind in (Type.ACCEPTED, Type.CLUSTER_READY, Type.RUNNING):
             draft.say(kind, False, obstacle.reason, obstacle.sentence)
         draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
-        draft.wake_in(draft.settings.resync_seconds)
         return
-    draft.do(CheckPods(draft.status.incarnation), ApplyConfigMap(), CreateCluster(draft.status.incarnation))
+    draft.do(CheckPods(draft.status.incarnation), CreateCluster(draft.status.incarnation))
     rejection = draft.observed.rejection
     if rejection:
         draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_REJECTED, rejection)
@@ -152,7 +152,6 @@ def _create(draft: Draft) -> None:
         draft.say(Type.CLUSTER_READY, False, Reason.CREATING_CLUSTER)
     draft.say(Type.RUNNING, False, Reason.PENDING, rejection)
     draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
-    draft.wake_in(draft.settings.resync_seconds)
 
 
 def _operate(draft: Draft, cluster: ClusterView) -> None:
@@ -166,7 +165,6 @@ def _operate(draft: Draft, cluster: ClusterView) -> None:
         return
     _resize(draft, cluster)
     remove_stuck_pods(draft, {cluster.name})
-    draft.wake_in(draft.settings.resync_seconds)
 
 
 def _follow_spec(draft: Draft, cluster: ClusterView) -> None:
@@ -208,7 +206,6 @@ def _wait_in_queue(draft: Draft, cluster: ClusterView) -> None:
     # Asking for less, or for more, while waiting changes what is waited for.
     _resize(draft, cluster)
     remove_stuck_pods(draft, {cluster.name})
-    draft.wake_in(draft.settings.resync_seconds)
 
 
 def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:

@@ -43,7 +43,7 @@ class Settings:
     """How long a pod may outlive its termination grace period before it is removed by force (its node is gone)."""
     kuberay_retry_seconds: float = 30.0
     """Between two looks for a KubeRay that is missing."""
-    resync_seconds: float = 300.0
-    """A job at rest is looked at this often even if nothing happens."""
+    resync_seconds: float = 1800.0
+    """A job at rest is looked at this often even if nothing happens; five thousand of them cost 1 % of a core."""
     attempts_kept: int = 10
     """Attempts listed in the status."""

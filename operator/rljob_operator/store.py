@@ -31,6 +31,7 @@ from rljob_operator.views import (
 Key = tuple[str, str]
 """Namespace and name of a job."""
 REMEMBERED_DELETIONS = 10_000
+REMEMBERED_VIEWS = 1_000
 
 
 class Store:
@@ -38,7 +39,8 @@ class Store:
 
     def __init__(self) -> None:
         self._jobs: dict[Key, Mapping[str, Any]] = {}
-        self._views: dict[Key, JobView] = {}
+        self._views: OrderedDict[Key, JobView] = OrderedDict()
+        """Of the jobs that were looked at last: a view takes several times the memory of what it is made of."""
         self._outdated: set[Key] = set()
         """Jobs whose view is older than they are."""
         self._clusters: dict[Key, dict[str, Mapping[str, Any]]] = {}
@@ -135,12 +137,16 @@ class Store:
         raw = self._jobs.get(key)
         if raw is None:
             return None
-        if key in self._outdated:
-            view = self._views[key] = job_view(raw, self._views.get(key))
+        view = self._views.get(key)
+        if view is None or key in self._outdated:
+            view = self._views[key] = job_view(raw, view)
             self._outdated.discard(key)
             named = used_claims(view.job) if view.job is not None else ()
             self._note_claims(key, frozenset(claim.name for claim in named))
-        return self._views[key]
+        self._views.move_to_end(key)
+        if len(self._views) > REMEMBERED_VIEWS:
+            self._views.popitem(last=False)
+        return view
 
     def claims(self, key: Key) -> tuple[ClaimView, ...]:
         """Those of the claims that a job names which exist."""

@@ -1,8 +1,6 @@
 """kopf's part: watch jobs and what they are made of, keep the store up to date, and put keys into the queue. No more.
 
-Only `on.event` and `index` handlers are used: they leave no annotations, finalizers or timers on anybody's objects.
-The indices exist for one reason: kopf calls no `on.event` handler before everything that is indexed has been listed, so
-the first look at a job already knows its clusters and pods.
+Only `on.event` handlers are used: they leave no annotations, finalizers or timers on anybody's objects.
 """
 
 from __future__ import annotations
@@ -14,72 +12,67 @@ from typing import Any
 import kopf
 
 from rljob_operator import names
+from rljob_operator.api_server import LIST_CHUNK
+from rljob_operator.first_list import KUEUE, LABELLED
 from rljob_operator.store import Key, Store
 
-KUEUE = "kueue.x-k8s.io"
-WATCHED_CHILDREN = (("ray.io", "v1", "rayclusters"), ("", "v1", "pods"))
 
-
-def registry(store: Store, changed: Callable[[Key], None], connection: kopf.ConnectionInfo) -> kopf.OperatorRegistry:
-    """Handlers that feed the store and report every job for which something has changed."""
+def registry(
+    store: Store, changed: Callable[[Key], None], saw: Callable[[str], None], connection: kopf.ConnectionInfo
+) -> kopf.OperatorRegistry:
+    """Handlers that feed the store, report every job for which something has changed, and the UID of all they saw."""
     handlers = kopf.OperatorRegistry()
 
-    def note(key: Key | None) -> None:
-        if key is not None:
-            changed(key)
+    def note(event: kopf.RawEvent, *keys: Key | None) -> None:
+        saw(event["object"]["metadata"]["uid"])
+        for key in keys:
+            if key is not None:
+                changed(key)
 
     @kopf.on.login(registry=handlers)
     def login(**_: Any) -> kopf.ConnectionInfo:
         return connection
 
-    @kopf.index(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)
-    async def jobs(body: kopf.Body, **_: Any) -> None:
-        store.put_job(dict(body))
-
-    @kopf.index("ray.io", "v1", "rayclusters", labels={names.JOB_LABEL: kopf.PRESENT}, registry=handlers)
-    async def clusters(body: kopf.Body, **_: Any) -> None:
-        store.put_cluster(dict(body))
-
-    @kopf.index("", "v1", "pods", labels={names.JOB_LABEL: kopf.PRESENT}, registry=handlers)
-    async def pods(body: kopf.Body, **_: Any) -> None:
-        store.put_pod(dict(body))
-
-    @kopf.index("", "v1", "persistentvolumeclaims", registry=handlers)
-    async def claims(body: kopf.Body, **_: Any) -> None:
-        store.put_claim(dict(body))
-
-    # Whichever version of Kueue's API is preferred: what is read of it is the same in all. Without Kueue it is empty.
-    @kopf.index(KUEUE, "workloads", registry=handlers)
-    async def workloads(body: kopf.Body, **_: Any) -> None:
-        store.put_workload(dict(body))
-
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)
     async def job_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
-        note(store.drop_job(body) if event["type"] == "DELETED" else store.put_job(body))
+        note(event, store.drop_job(body) if event["type"] == "DELETED" else store.put_job(body))
 
     @kopf.on.event("ray.io", "v1", "rayclusters", labels={names.JOB_LABEL: kopf.PRESENT}, registry=handlers)
     async def cluster_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
-        note(store.drop_cluster(body) if event["type"] == "DELETED" else store.put_cluster(body))
+        note(event, store.drop_cluster(body) if event["type"] == "DELETED" else store.put_cluster(body))
 
     @kopf.on.event("", "v1", "pods", labels={names.JOB_LABEL: kopf.PRESENT}, registry=handlers)
     async def pod_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
-        note(store.drop_pod(body) if event["type"] == "DELETED" else store.put_pod(body))
+        note(event, store.drop_pod(body) if event["type"] == "DELETED" else store.put_pod(body))
 
     @kopf.on.event("", "v1", "persistentvolumeclaims", registry=handlers)
     async def claim_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
-        for key in store.drop_claim(body) if event["type"] == "DELETED" else store.put_claim(body):
-            changed(key)
+        note(event, *(store.drop_claim(body) if event["type"] == "DELETED" else store.put_claim(body)))
 
+    # Whichever version of Kueue's API is preferred: what is read of it is the same in all. Without Kueue it is empty.
     @kopf.on.event(KUEUE, "workloads", registry=handlers)
     async def workload_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
-        note(store.drop_workload(body) if event["type"] == "DELETED" else store.put_workload(body))
+        note(event, store.drop_workload(body) if event["type"] == "DELETED" else store.put_workload(body))
 
     return handlers
+
+
+class NoDifferences(kopf.DiffBaseStorage):
+    """No handler asks what has changed in an object; kopf would copy each of them to find out."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
 
 
 class Endless:
@@ -96,10 +89,13 @@ class Endless:
 def settings() -> kopf.OperatorSettings:
     """kopf's settings: watch only what is ours on the server's side, write nothing, say little."""
     chosen = kopf.OperatorSettings()
-    for child in WATCHED_CHILDREN:
+    for child in LABELLED:
         chosen.watching.label_selectors[child] = names.JOB_LABEL
-    chosen.watching.chunk_size = 500
+    chosen.watching.chunk_size = LIST_CHUNK
     chosen.posting.enabled = False
+    chosen.persistence.diffbase_storage = NoDifferences()
+    # For so long kopf keeps an object after it has handed it on, with a task for it.
+    chosen.queueing.idle_timeout = 0.1
     chosen.networking.request_timeout = 30
     chosen.networking.error_backoffs = Endless()
     return chosen

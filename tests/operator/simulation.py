@@ -204,6 +204,7 @@ class World:
         return True
 
     def _create(self, incarnation: int) -> bool:
+        self.config_generation = self.generation
         job = self.observed().job
         assert job.job is not None
         document = ray_cluster(job.job, job.fingerprint, job.uid, self.generation, incarnation, SETTINGS)

@@ -89,6 +89,12 @@ class Lives(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.world.clusters)))
         self.world.clusters[name] = replace(self.world.clusters[name], deleting=True)
 
+    @precondition(lambda self: self.world.clusters)
+    @rule(data=st.data())
+    def cluster_vanishes(self, data: st.DataObject) -> None:
+        """Deleted and gone between two looks."""
+        del self.world.clusters[data.draw(st.sampled_from(sorted(self.world.clusters)))]
+
     @precondition(lambda self: "queueName" in self.world.spec)
     @rule(taken_back=st.booleans())
     def hold(self, taken_back: bool) -> None:

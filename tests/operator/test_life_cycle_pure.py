@@ -18,7 +18,7 @@ def running(**sections: object) -> World:
 
 def test_a_new_job_gets_its_objects_first_and_a_driver_when_enough_is_ready() -> None:
     world = World()
-    assert world.look().actions == (do.CheckPods(1), do.ApplyConfigMap(), do.CreateCluster(1))
+    assert world.look().actions == (do.CheckPods(1), do.CreateCluster(1))
     world.kuberay()
     world.look()
     assert world.reason("ClusterReady") == "WaitingForPods"
@@ -52,6 +52,17 @@ def test_a_job_at_rest_changes_nothing() -> None:
     assert decision.actions == ()
     assert decision.status is None
     assert decision.requeue_after == pytest.approx(5.0)
+
+
+def test_a_cluster_that_vanishes_between_two_attempts_is_followed_by_another() -> None:
+    world = running(retry={"limit": 3, "backoffSeconds": 10})
+    world.end(world.running()[0], "failed", 1)
+    world.look()
+    assert world.reason("Running") == "BackingOff"
+    world.clusters.clear()
+    world.settle(30)
+    assert (world.submissions, list(world.clusters)) == ([1, 2], ["job-c2"])
+    assert world.reason("Running") == "Training"
 
 
 def test_the_pause_between_attempts_doubles_and_a_checkpoint_resets_it() -> None:

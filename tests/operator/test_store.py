@@ -105,3 +105,17 @@ def test_a_view_of_what_is_kept_of_a_job_is_that_of_the_whole(status: dict[str, 
     assert job_view(kept).job == job_view(whole).job
     assert "managedFields" not in kept["metadata"]
     assert "managedFields" in whole["metadata"]
+
+
+def test_views_of_more_jobs_than_are_remembered_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_operator.store.REMEMBERED_VIEWS", 2)
+    store = Store()
+    keys = [
+        store.put_job(stored(index, metadata={"name": f"job-{index}", "uid": f"uid-{index}"})) for index in range(3)
+    ]
+    first = store.job(keys[0])
+    assert store.job(keys[0]) is first
+    assert [store.job(key) for key in keys[1:]] != [None, None]
+    again = store.job(keys[0])
+    assert again is not first
+    assert again == first

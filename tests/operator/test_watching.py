@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 
 from rljob_operator import watching
+from rljob_operator.first_list import LABELLED
 
 
 def test_kopf_writes_nothing_and_watches_what_is_ours() -> None:
     settings = watching.settings()
     assert settings.posting.enabled is False
     selectors = settings.watching.label_selectors
-    assert len(selectors) == len(watching.WATCHED_CHILDREN) == 2
+    assert len(selectors) == len(LABELLED) == 2
     assert set(selectors.values()) == {"rljob.dev/job"}
 
 

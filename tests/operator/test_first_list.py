@@ -1,0 +1,137 @@
+"""When the watches have shown all there is: not before, and not never."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import kopf
+import pytest
+from aiohttp import web
+
+from rljob_operator import api_server, first_list
+from rljob_operator.api_server import ApiServer
+from rljob_operator.first_list import FirstList
+
+JOBS = "/apis/rljob.dev/v1alpha1/rljobs"
+
+
+class Cluster:
+    """An API server that knows the UIDs of some kinds; all others aren't installed."""
+
+    def __init__(self, **uids: list[str]) -> None:
+        self.uids = uids
+        self.asked: list[str] = []
+        self.again = asyncio.Event()
+        """Set whenever a round of questions begins."""
+        self.failures = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        if request.path == JOBS:
+            self.again.set()
+        if self.failures:
+            self.failures -= 1
+            return web.json_response({"message": "nobody may"}, status=403)
+        if request.path == "/apis/kueue.x-k8s.io" and "workloads" in self.uids:
+            return web.json_response({"preferredVersion": {"version": "v1beta2"}})
+        found = self.uids.get(request.path.rpartition("/")[2])
+        if found is None:
+            return web.json_response({"reason": "NotFound"}, status=404)
+        assert request.headers["Accept"] == api_server.METADATA_ONLY
+        labelled = request.path.endswith(("pods", "rayclusters"))
+        assert request.query["labelSelector"] == ("rljob.dev/job" if labelled else "")
+        begin, size = int(request.query.get("continue") or 0), int(request.query["limit"])
+        rest = str(begin + size) if begin + size < len(found) else ""
+        items = [{"metadata": {"uid": uid}} for uid in found[begin : begin + size]]
+        return web.json_response({"metadata": {"continue": rest}, "items": items})
+
+
+@asynccontextmanager
+async def waiting(
+    cluster: Cluster, namespaces: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[FirstList, asyncio.Task[None]]]:
+    app = web.Application()
+    app.router.add_get("/{path:.*}", cluster.answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        connection = kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")
+        async with ApiServer(connection) as api, asyncio.TaskGroup() as group:
+            found = FirstList()
+            task = group.create_task(found.wait(api, namespaces))
+            yield found, task
+            task.cancel()
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_list, "LONGEST_PAUSE", 0.1)
+
+
+async def stays_incomplete(found: FirstList, cluster: Cluster) -> None:
+    """After two more rounds of questions it still isn't complete."""
+    for _ in range(3):
+        cluster.again.clear()
+        await asyncio.wait_for(cluster.again.wait(), 10)
+    assert not found.complete
+
+
+async def test_an_empty_cluster_is_known_at_once() -> None:
+    async with waiting(Cluster(rljobs=[], pods=[])) as (found, task):
+        await asyncio.wait_for(task, 10)
+        assert found.complete
+
+
+async def test_every_object_of_every_kind_is_waited_for() -> None:
+    cluster = Cluster(rljobs=["a"], rayclusters=["b"], pods=["c"], persistentvolumeclaims=["d"], workloads=["e"])
+    async with waiting(cluster) as (found, task):
+        for uid in "abcd":
+            found.saw(uid)
+        await stays_incomplete(found, cluster)
+        found.saw("e")
+        await asyncio.wait_for(task, 10)
+        assert found.complete
+
+
+async def test_pages_are_followed_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_server, "LIST_CHUNK", 2)
+    cluster = Cluster(rljobs=list("abcde"))
+    async with waiting(cluster) as (found, task):
+        for uid in "abcd":
+            found.saw(uid)
+        await stays_incomplete(found, cluster)
+        found.saw("e")
+        await asyncio.wait_for(task, 10)
+
+
+async def test_what_is_deleted_before_a_watch_could_show_it_is_not_waited_for() -> None:
+    cluster = Cluster(rljobs=["a", "gone"])
+    async with waiting(cluster) as (found, task):
+        found.saw("a")
+        await stays_incomplete(found, cluster)
+        cluster.uids["rljobs"].remove("gone")
+        await asyncio.wait_for(task, 10)
+
+
+async def test_a_refusal_is_said_and_the_question_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster(rljobs=[])
+    cluster.failures = 2
+    async with waiting(cluster) as (_, task):
+        await asyncio.wait_for(task, 10)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "nobody may" in caplog.text
+
+
+async def test_only_the_watched_namespaces_are_asked_about() -> None:
+    cluster = Cluster(rljobs=[], pods=[])
+    async with waiting(cluster, ("one", "two")) as (_, task):
+        await asyncio.wait_for(task, 10)
+    assert {path for path in cluster.asked if path.endswith("pods")} == {
+        "/api/v1/namespaces/one/pods",
+        "/api/v1/namespaces/two/pods",
+    }
