@@ -100,7 +100,8 @@ class ApiServer:
         query = {"limit": str(LIST_CHUNK), "labelSelector": selector}
         while True:
             page = await self._call("GET", path, query=query, accept=METADATA_ONLY)
-            for item in page.get("items", ()):
+            # An empty page of a built-in kind has null for its items.
+            for item in page.get("items") or ():
                 yield item["metadata"]
             query["continue"] = page.get("metadata", {}).get("continue") or ""
             if not query["continue"]:

@@ -73,6 +73,9 @@ class Chaos:
 
     async def _revive(self) -> None:
         while not self._done.is_set():
+            # Killed by us it may be; an operator that fails by itself would be started again for ever.
+            if self._world.operator is not None and self._world.operator.failure is not None:
+                raise self._world.operator.failure
             if self._world.operator is None or not self._world.operator.alive:
                 self._world.start_operator(self._network.address)
             await asyncio.sleep(0.02)

@@ -45,7 +45,7 @@ class Cluster:
         begin, size = int(request.query.get("continue") or 0), int(request.query["limit"])
         rest = str(begin + size) if begin + size < len(found) else ""
         items = [{"metadata": {"uid": uid}} for uid in found[begin : begin + size]]
-        return web.json_response({"metadata": {"continue": rest}, "items": items})
+        return web.json_response({"metadata": {"continue": rest}, "items": items or None})
 
 
 @asynccontextmanager
