@@ -2,7 +2,7 @@
 
 The order makes every crash harmless: the status is written before the actions (what is about to be destroyed is
 recorded first), actions run in order and stop at the first failure, and the next look starts from what is true by then.
-Only what a new cluster needs besides itself is written at the same time: each of these writes can be made again.
+A job that nobody has looked at yet has nothing to be destroyed: it gets its cluster while its first status is written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -103,10 +103,13 @@ class Executor:
         observed = await self._observe(key, job, memory)
         decision = reconcile(observed, self._now(), self._settings)
         try:
-            if decision.status is not None:
-                await self._write_status(job, decision.status, memory)
             # Only what is recorded is announced; otherwise the next look would announce it again.
-            await _together(self._events.post(job, decision.events), self._perform_all(decision.actions, job, memory))
+            if job.status.observed_generation:
+                await self._write_status(job, decision.status, memory)
+                await _together(self._act(job, decision, memory), self._events.post(job, decision.events))
+            else:
+                await _together(self._write_status(job, decision.status, memory), self._act(job, decision, memory))
+                await self._events.post(job, decision.events)
         except ApiError as error:
             raise RetryError(str(error)) from error
         except AnswerError as error:
@@ -166,7 +169,9 @@ class Executor:
         else:
             self._kuberay = True
 
-    async def _write_status(self, job: JobView, status: JobStatus, memory: Memory) -> None:
+    async def _write_status(self, job: JobView, status: JobStatus | None, memory: Memory) -> None:
+        if status is None:
+            return
         clock = time.monotonic()
         only_progress = replace(status, progress=job.status.progress) == job.status
         if only_progress and clock - memory.progress_written < self._settings.progress_write_seconds:
@@ -179,8 +184,8 @@ class Executor:
         self._store.put_job(await self._api.apply(path, body, names.STATUS_MANAGER))
         memory.progress_written = clock
 
-    async def _perform_all(self, actions: Sequence[do.Action], job: JobView, memory: Memory) -> None:
-        for action in actions:
+    async def _act(self, job: JobView, decision: Decision, memory: Memory) -> None:
+        for action in decision.actions:
             await self._perform(action, job, memory)
 
     async def _perform(self, action: do.Action, job: JobView, memory: Memory) -> None:
