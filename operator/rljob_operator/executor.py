@@ -45,6 +45,8 @@ class Memory:
 
     uid: str
     rejection: str = ""
+    changed: bool = False
+    """This look has written what the next one decides on; the watch will bring no news of it."""
     progress_written: float = 0.0
     answer: DriverStatus | None = None
     """The driver's last answer: its last words are read after it has gone."""
@@ -81,12 +83,16 @@ class Executor:
         self._may_act = may_act
         self._now = now
         self._memories: dict[Key, Memory] = {}
+        self._talking: set[Key] = set()
+        """Jobs whose driver was asked at their last look."""
         self._kuberay = True
         self._events = events.Poster(api)
         self.on_decision: Callable[[JobView, Decision], None] = lambda _job, _decision: None
 
     async def look(self, key: Key) -> float | None:
         """Looks at a job, acts, and says in how many seconds to look again (None: when something happens).
+
+        After a write of the job's status or cluster that is at once, since the store knows it before the watch does.
 
         Raises:
             RetryError: something passing was in the way.
@@ -96,10 +102,12 @@ class Executor:
         job = self._store.job(key)
         if job is None:
             self._memories.pop(key, None)
+            self._talking.discard(key)
             return None
         memory = self._memories.get(key)
         if memory is None or memory.uid != job.uid:
             memory = self._memories[key] = Memory(job.uid)
+        memory.changed = False
         observed = await self._observe(key, job, memory)
         decision = reconcile(observed, self._now(), self._settings)
         try:
@@ -116,6 +124,8 @@ class Executor:
             raise RetryError(f"the head pod: {error}") from error
         finally:
             self.on_decision(job, decision)
+        if memory.changed:
+            return 0.0
         if decision.requeue_after is not None:
             return decision.requeue_after
         return self._settings.resync_seconds * random.uniform(0.8, 1.2)
@@ -135,7 +145,9 @@ class Executor:
         )
         asked = questions(observed)
         if asked is None:
+            self._talking.discard(key)
             return observed
+        self._talking.add(key)
         head = self._heads.head(job.namespace, asked.cluster, self._key.tokens(job.uid, asked.incarnation))
         return await self._ask(observed, asked, head, memory)
 
@@ -173,8 +185,8 @@ class Executor:
         if status is None:
             return
         clock = time.monotonic()
-        only_progress = replace(status, progress=job.status.progress) == job.status
-        if only_progress and clock - memory.progress_written < self._settings.progress_write_seconds:
+        only_progress = status.is_only_progress(job.status)
+        if only_progress and clock - memory.progress_written < self._progress_pause():
             return
         self._check_leading()
         # The version makes the server refuse a status that was computed from an older object.
@@ -182,7 +194,13 @@ class Executor:
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.document()}
         path = api_server.jobs(job.namespace, job.name, "status")
         self._store.put_job(await self._api.apply(path, body, names.STATUS_MANAGER))
+        memory.changed |= not only_progress
         memory.progress_written = clock
+
+    def _progress_pause(self) -> float:
+        """Seconds between two writes of a job's progress: longer, where otherwise all jobs together wrote too much."""
+        settings = self._settings
+        return max(settings.progress_write_seconds, len(self._talking) / settings.progress_writes_per_second)
 
     async def _act(self, job: JobView, decision: Decision, memory: Memory) -> None:
         for action in decision.actions:
@@ -201,6 +219,7 @@ class Executor:
             case do.NoteGeneration() | do.BeginAttempt() | do.ResizeGroup() | do.ClearRemoved():
                 path = api_server.clusters(space, action.cluster)
                 self._store.put_cluster(await self._api.patch(path, do.cluster_patch(action)))
+                memory.changed = True
             case do.DeleteCluster():
                 await self._api.delete(api_server.clusters(space, action.name), action.uid)
                 await self._api.delete(api_server.core(space, "secrets", action.name))
@@ -267,6 +286,7 @@ class Executor:
             raise
         memory.rejection = ""
         self._store.put_cluster(created)
+        memory.changed = True
 
     async def _write_job_file(self, job: JobView, resolved: ResolvedJob) -> None:
         body = objects.config_map(resolved, job.document, job.uid, job.generation)

@@ -31,6 +31,9 @@ class Settings:
     """Between two looks at Ray while the driver is being started or stopped."""
     progress_write_seconds: float = 10.0
     """Least time between two writes of status.progress when nothing but progress has changed."""
+    progress_writes_per_second: float = 20.0
+    """Writes of all jobs together: of more than 200 running jobs each is written less often. The API server takes 10 to
+    20 ms to check a job's status."""
     suspend_grace_seconds: float = 900.0
     """How long a driver may take for its checkpoint before the pods of a suspended job are freed anyway."""
     drain_grace_seconds: float = 900.0

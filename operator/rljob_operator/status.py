@@ -89,6 +89,10 @@ class PoolStatus:
         }
 
 
+_TELL_OF_PROGRESS = {Type.PROGRESSING.title, Type.WEIGHTS_FRESH.title}
+"""Conditions whose message has the step or the age of samples."""
+
+
 @dataclass(frozen=True)
 class JobStatus:
     """The whole status. Field names are those of the document, in snake_case."""
@@ -122,6 +126,17 @@ class JobStatus:
         """Whether the condition's reason is this one."""
         found = self.conditions.get(kind.title)
         return found is not None and found.reason == reason.title
+
+    def is_only_progress(self, before: JobStatus) -> bool:
+        """Whether nothing has changed but the progress, and the numbers of it in the words of conditions."""
+        return self._without_progress() == before._without_progress()
+
+    def _without_progress(self) -> JobStatus:
+        silent = {
+            name: replace(item, message="") if name in _TELL_OF_PROGRESS else item
+            for name, item in self.conditions.items()
+        }
+        return replace(self, conditions=silent, progress={})
 
     def not_after(self, now: datetime) -> JobStatus:
         """The same with no time later than ``now``: a clock that was ahead when it was written has been put right.

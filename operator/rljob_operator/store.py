@@ -7,7 +7,7 @@ operator itself has done, however late the watch is. Plain synchronous data, use
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rljob_operator import names
@@ -30,6 +30,7 @@ from rljob_operator.views import (
 
 Key = tuple[str, str]
 """Namespace and name of a job."""
+Trim = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 REMEMBERED_DELETIONS = 10_000
 REMEMBERED_VIEWS = 1_000
 
@@ -60,27 +61,31 @@ class Store:
     def jobs(self) -> list[Key]:
         return list(self._jobs)
 
-    def put_job(self, raw: Mapping[str, Any]) -> Key:
+    # What puts or drops an object returns the job, or the jobs, for which that is news.
+
+    def put_job(self, raw: Mapping[str, Any]) -> Key | None:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
-        if self._is_news(self._jobs.get(key), raw):
-            self._jobs[key] = trimmed_job(raw)
-            self._outdated.add(key)
+        if not self._is_news(self._jobs.get(key), raw):
+            return None
+        self._jobs[key] = trimmed_job(raw)
+        self._outdated.add(key)
         return key
 
     def put_cluster(self, raw: Mapping[str, Any]) -> Key | None:
-        key = self._put(self._clusters, raw, trimmed_cluster(raw))
-        if key is not None and raw["metadata"]["uid"] in self._clusters[key]:
+        key = self._put(self._clusters, raw, trimmed_cluster)
+        if key is not None:
             self._jobs_of[raw["metadata"]["uid"]] = key
         return key
 
     def put_pod(self, raw: Mapping[str, Any]) -> Key | None:
-        return self._put(self._pods, raw, trimmed_pod(raw))
+        return self._put(self._pods, raw, trimmed_pod)
 
     def put_claim(self, raw: Mapping[str, Any]) -> set[Key]:
-        """Takes a PersistentVolumeClaim; returns the jobs that name it."""
+        """Takes a PersistentVolumeClaim."""
         name = (raw["metadata"]["namespace"], raw["metadata"]["name"])
-        if self._is_news(self._claims.get(name), raw):
-            self._claims[name] = trimmed_claim(raw)
+        if not self._is_news(self._claims.get(name), raw):
+            return set()
+        self._claims[name] = trimmed_claim(raw)
         return self._users.get(name, set())
 
     def drop_claim(self, raw: Mapping[str, Any]) -> set[Key]:
@@ -92,14 +97,14 @@ class Store:
         return self._users.get(name, set())
 
     def put_workload(self, raw: Mapping[str, Any]) -> Key | None:
-        """Takes a Workload of Kueue's; returns the job whose cluster it was made for, if there is one."""
+        """Takes a Workload of Kueue's: it was made for the cluster of a job."""
         cluster = workload_owner(raw)
         if not cluster:
             return None
-        known = self._workloads.setdefault(cluster, {})
         uid = raw["metadata"]["uid"]
-        if self._is_news(known.get(uid), raw):
-            known[uid] = trimmed_workload(raw)
+        if not self._is_news(self._workloads.get(cluster, {}).get(uid), raw):
+            return None
+        self._workloads.setdefault(cluster, {})[uid] = trimmed_workload(raw)
         return self._jobs_of.get(cluster)
 
     def drop_workload(self, raw: Mapping[str, Any]) -> Key | None:
@@ -176,16 +181,12 @@ class Store:
         for name in named - before:
             self._users.setdefault((key[0], name), set()).add(key)
 
-    def _put(
-        self, kind: dict[Key, dict[str, Mapping[str, Any]]], raw: Mapping[str, Any], kept: Mapping[str, Any]
-    ) -> Key | None:
+    def _put(self, kind: dict[Key, dict[str, Mapping[str, Any]]], raw: Mapping[str, Any], trimmed: Trim) -> Key | None:
         key = _owner(raw)
-        if key is None:
-            return None
-        objects = kind.setdefault(key, {})
         uid = raw["metadata"]["uid"]
-        if self._is_news(objects.get(uid), raw):
-            objects[uid] = kept
+        if key is None or not self._is_news(kind.get(key, {}).get(uid), raw):
+            return None
+        kind.setdefault(key, {})[uid] = trimmed(raw)
         return key
 
     def _drop(self, kind: dict[Key, dict[str, Mapping[str, Any]]], raw: Mapping[str, Any]) -> Key | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fakes.heads import Play
-from world import World, job_document
+from world import SETTINGS, World, job_document
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -245,3 +247,16 @@ async def _forgotten(world: World) -> bool:
 
 async def _incarnation(world: World, name: str, number: int) -> bool:
     return bool((await world.job(name)).get("status", {}).get("incarnation", 0) >= number)
+
+
+async def test_progress_is_asked_for_more_often_than_it_is_written(world: World) -> None:
+    """All jobs together may write this often; one alone then once in a thousand seconds."""
+    world.start_operator(settings=replace(SETTINGS, progress_writes_per_second=0.001))
+    await world.apply(job_document("busy"), Play(steps=None))
+    await world.until("the driver was asked ten times", lambda: any(d.step > 10 for d in world.drivers("busy")))
+    job = await world.job("busy")
+    assert job["status"]["progress"]["step"] < 10
+    # What is more than progress is written at once, and with it what is known of that.
+    await world.patch("busy", {"rollout": {"replicas": 3}})
+    job = await world.until_condition("busy", "Resizing", "True")
+    assert job["status"]["progress"]["step"] > 10

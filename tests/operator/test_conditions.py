@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rljob_operator.conditions import LONGEST_MESSAGE, Reason, Type, condition, merge, read
 from rljob_operator.reference import page
+from rljob_operator.status import JobStatus
 
 DESIGNED = (
     "Accepted Admitted ClusterReady Running Progressing Resizing WeightsFresh CheckpointAvailable "
@@ -52,3 +54,17 @@ def test_conditions_survive_the_api_server() -> None:
     made = merge({}, [condition(Type.FAILED, True, Reason.BAD_DATA, "x" * 5000)], 3, NOON)
     assert len(made["Failed"].message) == LONGEST_MESSAGE
     assert read([item.document() for item in made.values()]) == made
+
+
+def test_a_step_more_is_only_progress_and_a_new_reason_is_not() -> None:
+    def after(step: int, reason: Reason = Reason.MOVING, ready: str = "") -> JobStatus:
+        said = [
+            condition(Type.PROGRESSING, True, reason, f"step {step}"),
+            condition(Type.CLUSTER_READY, True, Reason.POOLS_READY, ready),
+        ]
+        return JobStatus(conditions=merge({}, said, 1, NOON), progress={"step": step})
+
+    assert after(2).is_only_progress(after(1))
+    assert not after(2, Reason.WAITING).is_only_progress(after(1))
+    assert not after(2, ready="all of them").is_only_progress(after(1))
+    assert not replace(after(2), checkpoint={"step": 2}).is_only_progress(after(1))

@@ -28,6 +28,7 @@ def stored(version: int, **changes: Any) -> dict[str, Any]:
 def test_what_has_changed_of_a_job_is_read_and_nothing_else() -> None:
     store = Store()
     key = store.put_job(stored(1))
+    assert key is not None
     first = store.job(key)
     assert first is not None
     store.put_job(stored(2, status={"attempt": 3}))
@@ -55,6 +56,7 @@ def test_what_has_changed_of_a_job_is_read_and_nothing_else() -> None:
 def test_an_older_message_about_a_job_changes_nothing() -> None:
     store = Store()
     key = store.put_job(stored(7, status={"attempt": 2}))
+    assert key is not None
     store.put_job(stored(6))
     job = store.job(key)
     assert job is not None
@@ -110,12 +112,23 @@ def test_a_view_of_what_is_kept_of_a_job_is_that_of_the_whole(status: dict[str, 
 def test_views_of_more_jobs_than_are_remembered_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rljob_operator.store.REMEMBERED_VIEWS", 2)
     store = Store()
-    keys = [
-        store.put_job(stored(index, metadata={"name": f"job-{index}", "uid": f"uid-{index}"})) for index in range(3)
-    ]
-    first = store.job(keys[0])
-    assert store.job(keys[0]) is first
-    assert [store.job(key) for key in keys[1:]] != [None, None]
-    again = store.job(keys[0])
+    for name in ("one", "two", "three"):
+        store.put_job(stored(1, metadata={"name": name, "uid": name}))
+    first = store.job(("space", "one"))
+    assert store.job(("space", "one")) is first
+    assert store.job(("space", "two")) is not None
+    assert store.job(("space", "three")) is not None
+    again = store.job(("space", "one"))
     assert again is not first
     assert again == first
+
+
+def test_what_is_known_already_is_no_news() -> None:
+    store, cluster = Store(), cluster_of_every_kind()
+    assert store.put_job(stored(5)) == ("space", "job")
+    assert store.put_job(stored(5)) is None
+    assert store.put_job(stored(4, status={"attempt": 9})) is None
+    assert store.put_cluster(cluster) == ("space", "job")
+    assert store.put_cluster(cluster) is None
+    assert store.drop_cluster(cluster) == ("space", "job")
+    assert store.put_cluster(cluster) is None, "late news of what is gone"
