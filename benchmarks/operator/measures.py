@@ -174,6 +174,39 @@ async def _latencies(posts: int) -> list[float]:
     return found[1:]
 
 
+def bare_latencies(posts: int) -> list[float]:
+    """The same with a bare client that makes the operator's writes in their order as soon as the POST is answered.
+
+    What that client computes between the two doesn't count: this is the API server's share, with the watch's.
+    """
+    return asyncio.run(_bare_latencies(posts))
+
+
+async def _bare_latencies(posts: int) -> list[float]:
+    found = []
+    with fresh_plane() as (plane, folder):
+        (folder / "key").write_text("k" * 64)
+        key = TokenKey.read(folder / "key")
+        async with Client(plane) as client, Watching(client) as arrivals:
+            for index, name in enumerate(names_of(posts + 1)):
+                body = json.dumps(job_document(name)).encode()
+                began = time.perf_counter()
+                answer = await client.send(Write("POST", JOBS, "application/json", body))
+                answered = time.perf_counter()
+                status, *surroundings, cluster = writes_for(json.loads(answer), key)
+                computed = time.perf_counter() - answered
+
+                async def make(surroundings: list[Write] = surroundings, cluster: Write = cluster) -> None:
+                    await asyncio.gather(*(client.send(write) for write in surroundings))
+                    await client.send(cluster)
+
+                await asyncio.gather(client.send(status), make())
+                await arrivals.until(index + 1, PATIENCE_SECONDS)
+                found.append(arrivals.clusters[name] - began - computed)
+                await asyncio.sleep(0.2)
+    return found[1:]
+
+
 def many(jobs: int, idle_seconds: float) -> tuple[Burst, Rest]:
     """A burst, and what the operator costs afterwards when nothing happens."""
     return asyncio.run(_many(jobs, idle_seconds))
@@ -189,7 +222,7 @@ async def _many(jobs: int, idle_seconds: float) -> tuple[Burst, Rest]:
                 try:
                     await arrivals.until(jobs, PATIENCE_SECONDS)
                     burst = Burst(jobs, arrivals.last - arrivals.first, arrivals.last - began, peak_bytes(process.pid))
-                    await asyncio.sleep(15)
+                    await _quiet(process.pid)
                     before = processor_seconds(process.pid)
                     await asyncio.sleep(idle_seconds)
                     used = processor_seconds(process.pid) - before
@@ -197,6 +230,17 @@ async def _many(jobs: int, idle_seconds: float) -> tuple[Burst, Rest]:
                 finally:
                     process.stop()
                 return burst, rest
+
+
+async def _quiet(pid: int) -> None:
+    """Waits for the end of what follows a burst: the second status of each job, and its events."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        before = processor_seconds(pid)
+        await asyncio.sleep(5)
+        if processor_seconds(pid) - before < 0.25:
+            return
+    raise TimeoutError("the operator doesn't come to rest")
 
 
 def polling(jobs: int, every_seconds: float, seconds: float) -> Polling:
