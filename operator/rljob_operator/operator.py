@@ -13,8 +13,8 @@ import kopf
 from rljob_operator import watching
 from rljob_operator.api_server import ApiServer
 from rljob_operator.executor import Executor
-from rljob_operator.first_list import FirstList
 from rljob_operator.head import DEFAULT_ADDRESS, Heads
+from rljob_operator.inventory import FirstList, sweep
 from rljob_operator.leader import Leader
 from rljob_operator.metrics import Metrics
 from rljob_operator.probes import Probes
@@ -87,7 +87,7 @@ class Operator:
             probes = Probes(self.metrics, lambda: self._first_list.complete, self._refresh_metrics)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch(), name="watch")
-                group.create_task(self._begin(api), name="first list")
+                group.create_task(self._take_stock(api), name="inventory")
                 group.create_task(self.queue.run(), name="queue")
                 if self._leader is not None:
                     group.create_task(self._leader.run(), name="leader")
@@ -113,9 +113,11 @@ class Operator:
         )
         raise RuntimeError("the watches have ended; restarting is all that helps")
 
-    async def _begin(self, api: ApiServer) -> None:
-        await self._first_list.wait(api, self._options.namespaces)
+    async def _take_stock(self, api: ApiServer) -> None:
+        namespaces = self._options.namespaces
+        await self._first_list.wait(api, namespaces)
         self._look_at_all()
+        await sweep(self.store, self._changed, api, namespaces, self._options.settings.sweep_seconds)
 
     def _changed(self, key: Key) -> None:
         if self.leads and self._first_list.complete:

@@ -48,5 +48,7 @@ class Settings:
     """Between two looks for a KubeRay that is missing."""
     resync_seconds: float = 1800.0
     """A job at rest is looked at this often even if nothing happens; five thousand of them cost 1 % of a core."""
+    sweep_seconds: float = 600.0
+    """Between two comparisons of all that is known with all there is."""
     attempts_kept: int = 10
     """Attempts listed in the status."""

@@ -7,7 +7,7 @@ operator itself has done, however late the watch is. Plain synchronous data, use
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rljob_operator import names
@@ -60,6 +60,29 @@ class Store:
 
     def jobs(self) -> list[Key]:
         return list(self._jobs)
+
+    def known(self) -> dict[str, list[Mapping[str, Any]]]:
+        """All objects, as far as they are kept, by the plural of their kind."""
+        return {
+            names.PLURAL: list(self._jobs.values()),
+            "rayclusters": _flat(self._clusters.values()),
+            "pods": _flat(self._pods.values()),
+            "persistentvolumeclaims": list(self._claims.values()),
+            "workloads": _flat(self._workloads.values()),
+        }
+
+    def drop(self, plural: str, raw: Mapping[str, Any]) -> set[Key]:
+        """Forgets an object, of which `known`'s form is enough; returns the jobs for which that is news."""
+        if plural == "persistentvolumeclaims":
+            return self.drop_claim(raw)
+        drops = {
+            names.PLURAL: self.drop_job,
+            "rayclusters": self.drop_cluster,
+            "pods": self.drop_pod,
+            "workloads": self.drop_workload,
+        }
+        key = drops[plural](raw)
+        return set() if key is None else {key}
 
     # What puts or drops an object returns the job, or the jobs, for which that is news.
 
@@ -210,6 +233,10 @@ class Store:
         if known is None or known["metadata"]["uid"] != raw["metadata"]["uid"]:
             return True
         return int(raw["metadata"]["resourceVersion"]) > int(known["metadata"]["resourceVersion"])
+
+
+def _flat(kinds: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+    return [raw for objects in kinds for raw in objects.values()]
 
 
 def _owner(raw: Mapping[str, Any]) -> Key | None:

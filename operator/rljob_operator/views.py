@@ -184,7 +184,7 @@ def workload_owner(raw: Object) -> str:
 def trimmed_workload(raw: Object) -> dict[str, Any]:
     """A Workload without what `workload_view` doesn't read: it repeats all pod templates."""
     metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
-    kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "ownerReferences")
     return {
         "metadata": {name: metadata[name] for name in kept if name in metadata},
         "spec": {name: spec[name] for name in ("active",) if name in spec},

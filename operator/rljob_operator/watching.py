@@ -13,7 +13,7 @@ import kopf
 
 from rljob_operator import names
 from rljob_operator.api_server import LIST_CHUNK
-from rljob_operator.first_list import KUEUE, LABELLED
+from rljob_operator.inventory import KUEUE, LABELLED
 from rljob_operator.store import Key, Store
 
 

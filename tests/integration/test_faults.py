@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import random
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from fakes.bad_network import BadNetwork
 from fakes.heads import Play
-from world import World, job_document
+from world import SETTINGS, World, job_document
 
 from rljob_operator.api_server import CALL_SECONDS
 
@@ -177,3 +178,25 @@ async def test_tokens_are_nowhere_to_be_read(world: World, caplog: pytest.LogCap
     everywhere = f"{job}{events}{driver.entrypoint}{driver.environment}{caplog.text}"
     for value in itertools.chain(values, ["k" * 64]):
         assert value not in everywhere
+
+
+async def test_a_deletion_that_no_watch_tells_of_is_noticed(world: World, network: BadNetwork) -> None:
+    """As after "410 Gone", when kopf lists anew: what isn't in a list brings no event."""
+    untold = 0
+
+    def tell(path: str, line: bytes) -> list[bytes]:
+        nonlocal untold
+        if path.endswith("/pods") and b'"type":"DELETED"' in line:
+            untold += 1
+            return []
+        return [line]
+
+    network.tell = tell
+    world.start_operator(network.address, replace(SETTINGS, sweep_seconds=3.0))
+    await world.apply(job_document("untold"), Play(steps=None))
+    await world.until_condition("untold", "Running", "True", "Training")
+    await world.patch("untold", {"suspend": True})
+    await world.until_condition("untold", "Suspended", "True")
+    assert untold == 4
+    await world.patch("untold", {"suspend": False})
+    await world.until_condition("untold", "Running", "True", "Training")

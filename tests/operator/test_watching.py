@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from rljob_operator import watching
-from rljob_operator.first_list import LABELLED
+from rljob_operator.inventory import LABELLED
 
 
 def test_kopf_writes_nothing_and_watches_what_is_ours() -> None:

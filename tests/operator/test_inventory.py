@@ -1,18 +1,20 @@
-"""When the watches have shown all there is: not before, and not never."""
+"""When the watches have shown all there is: not before, and not never. And what is gone without a word."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import kopf
 import pytest
 from aiohttp import web
 
-from rljob_operator import api_server, first_list
-from rljob_operator.api_server import ApiServer
-from rljob_operator.first_list import FirstList
+from rljob_operator import api_server, inventory
+from rljob_operator.api_server import ApiError, ApiServer
+from rljob_operator.inventory import FirstList, sweep_once
+from rljob_operator.store import Key, Store
 
 JOBS = "/apis/rljob.dev/v1alpha1/rljobs"
 
@@ -26,9 +28,11 @@ class Cluster:
         self.again = asyncio.Event()
         """Set whenever a round of questions begins."""
         self.failures = 0
+        self.on_question: Callable[[], object] = lambda: None
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
+        self.on_question()
         if request.path == JOBS:
             self.again.set()
         if self.failures:
@@ -49,9 +53,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def waiting(
-    cluster: Cluster, namespaces: tuple[str, ...] = ()
-) -> AsyncIterator[tuple[FirstList, asyncio.Task[None]]]:
+async def serving(cluster: Cluster) -> AsyncIterator[ApiServer]:
     app = web.Application()
     app.router.add_get("/{path:.*}", cluster.answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -59,18 +61,26 @@ async def waiting(
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         connection = kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")
-        async with ApiServer(connection) as api, asyncio.TaskGroup() as group:
-            found = FirstList()
-            task = group.create_task(found.wait(api, namespaces))
-            yield found, task
-            task.cancel()
+        async with ApiServer(connection) as api:
+            yield api
     finally:
         await runner.cleanup()
 
 
+@asynccontextmanager
+async def waiting(
+    cluster: Cluster, namespaces: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[FirstList, asyncio.Task[None]]]:
+    async with serving(cluster) as api, asyncio.TaskGroup() as group:
+        found = FirstList()
+        task = group.create_task(found.wait(api, namespaces))
+        yield found, task
+        task.cancel()
+
+
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_list, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(inventory, "LONGEST_PAUSE", 0.1)
 
 
 async def stays_incomplete(found: FirstList, cluster: Cluster) -> None:
@@ -135,3 +145,73 @@ async def test_only_the_watched_namespaces_are_asked_about() -> None:
         "/api/v1/namespaces/one/pods",
         "/api/v1/namespaces/two/pods",
     }
+
+
+def an_object(plural: str) -> dict[str, Any]:
+    metadata = {"name": f"one-of-{plural}", "namespace": "space", "uid": plural, "resourceVersion": "7"}
+    owner = {"kind": "RayCluster", "uid": "rayclusters", "controller": True}
+    labels = {"rljob.dev/job": "one-of-rljobs", "rljob.dev/job-uid": "rljobs"}
+    return {"metadata": {**metadata, "labels": labels, "ownerReferences": [owner]}, "spec": {}, "status": {}}
+
+
+def full_store() -> Store:
+    """With one object of each kind, whose UID is the plural of its kind."""
+    store = Store()
+    store.put_job(an_object("rljobs"))
+    store.put_cluster(an_object("rayclusters"))
+    store.put_pod(an_object("pods"))
+    store.put_claim(an_object("persistentvolumeclaims"))
+    store.put_workload(an_object("workloads"))
+    return store
+
+
+KINDS = ("rljobs", "rayclusters", "pods", "persistentvolumeclaims", "workloads")
+
+
+async def swept(store: Store, cluster: Cluster) -> list[Key]:
+    changed: list[Key] = []
+    async with serving(cluster) as api:
+        await sweep_once(store, changed.append, api, ())
+    return changed
+
+
+def uids_of(store: Store) -> set[str]:
+    return {raw["metadata"]["uid"] for objects in store.known().values() for raw in objects}
+
+
+@pytest.mark.parametrize("gone", KINDS)
+async def test_what_is_gone_without_a_word_is_forgotten_and_its_job_looked_at(gone: str) -> None:
+    store = full_store()
+    assert uids_of(store) == set(KINDS)
+    changed = await swept(store, Cluster(**{kind: [kind] * (kind != gone) for kind in KINDS}))
+    assert uids_of(store) == set(KINDS) - {gone}
+    # Nobody has looked at the job, so it isn't known to name the claim.
+    assert changed == [("space", "one-of-rljobs")] * (gone != "persistentvolumeclaims")
+
+
+async def test_what_is_there_stays() -> None:
+    store = full_store()
+    assert await swept(store, Cluster(**{kind: [kind, f"another of {kind}"] for kind in KINDS})) == []
+    assert uids_of(store) == set(KINDS)
+
+
+async def test_a_kind_that_is_not_served_yet_loses_nothing() -> None:
+    store = full_store()
+    assert await swept(store, Cluster(pods=["pods"])) == []
+    assert uids_of(store) == set(KINDS)
+
+
+async def test_what_comes_while_the_server_answers_stays() -> None:
+    store, late = Store(), an_object("pods")
+    cluster = Cluster(**{kind: [] for kind in KINDS})
+    cluster.on_question = lambda: store.put_pod(late)
+    assert await swept(store, cluster) == []
+    assert uids_of(store) == {"pods"}
+
+
+async def test_without_an_answer_nothing_is_forgotten() -> None:
+    store, cluster = full_store(), Cluster(rljobs=[])
+    cluster.failures = 1
+    with pytest.raises(ApiError):
+        await swept(store, cluster)
+    assert uids_of(store) == set(KINDS)
