@@ -1,4 +1,7 @@
-"""KubeRay's own operator instead of the fake: what the fake claims about it holds."""
+"""KubeRay's own operator instead of the fake: what the fake claims about it holds.
+
+RLJOB_KUBERAY_CHAOS_RUNS says how many jobs walk by chance beside it, RLJOB_CHAOS_SEED where their seeds begin.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from world import World, job_document
 
 pytestmark = pytest.mark.timeout(3600)
 
-CHAOS_RUNS = int(os.environ.get("RLJOB_CHAOS_RUNS", "10"))
-CHAOS_FIRST = int(os.environ.get("RLJOB_CHAOS_SEED", "1"))
+RUNS = int(os.environ.get("RLJOB_KUBERAY_CHAOS_RUNS", "10"))
+FIRST = int(os.environ.get("RLJOB_CHAOS_SEED", "1"))
 
 
 async def pods_of(world: World, group: str) -> set[str]:
@@ -94,4 +97,4 @@ async def test_kuberay_does_what_the_fake_does(real_world: World) -> None:
 
 
 async def test_every_job_gets_where_it_shall_with_the_real_kuberay(real_world: World, real_network: BadNetwork) -> None:
-    await walk_all(real_world, real_network, CHAOS_FIRST, CHAOS_RUNS)
+    await walk_all(real_world, real_network, FIRST, RUNS)
