@@ -98,9 +98,10 @@ class FakeKubeRay:
             self._remove_worker(workers[0], workers)
 
     def _remove_worker(self, pod: Object, workers: list[Object]) -> None:
+        # First, so that a test which sees the pod gone sees it here.
+        self.removed.append(pod["metadata"]["name"])
         self._delete(pod)
         workers.remove(pod)
-        self.removed.append(pod["metadata"]["name"])
 
     def _create(self, cluster: Object, template: Object, group: str, kind: str) -> None:
         metadata = cluster["metadata"]
