@@ -196,11 +196,9 @@ async def _bare_latencies(posts: int) -> list[float]:
                 status, *surroundings, cluster = writes_for(json.loads(answer), key)
                 computed = time.perf_counter() - answered
 
-                async def make(surroundings: list[Write] = surroundings, cluster: Write = cluster) -> None:
-                    await asyncio.gather(*(client.send(write) for write in surroundings))
-                    await client.send(cluster)
-
-                await asyncio.gather(client.send(status), make())
+                await asyncio.gather(*(client.send(write) for write in surroundings))
+                await client.send(cluster)
+                await client.send(status)
                 await arrivals.until(index + 1, PATIENCE_SECONDS)
                 found.append(arrivals.clusters[name] - began - computed)
                 await asyncio.sleep(0.2)

@@ -2,7 +2,8 @@
 
 The order makes every crash harmless: the status is written before the actions (what is about to be destroyed is
 recorded first), actions run in order and stop at the first failure, and the next look starts from what is true by then.
-A job that nobody has looked at yet has nothing to be destroyed: it gets its cluster while its first status is written.
+Only a job that nobody has looked at yet gets its cluster first: there is nothing that could be destroyed, and the API
+server takes as long for a status as for a cluster.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Executor:
                 await self._write_status(job, decision.status, memory)
                 await _together(self._act(job, decision, memory), self._events.post(job, decision.events))
             else:
-                await _together(self._write_status(job, decision.status, memory), self._act(job, decision, memory))
+                await self._begin(job, decision, memory)
                 await self._events.post(job, decision.events)
         except ApiError as error:
             raise RetryError(str(error)) from error
@@ -201,6 +202,17 @@ class Executor:
         """Seconds between two writes of a job's progress: longer, where otherwise all jobs together wrote too much."""
         settings = self._settings
         return max(settings.progress_write_seconds, len(self._talking) / settings.progress_writes_per_second)
+
+    async def _begin(self, job: JobView, decision: Decision, memory: Memory) -> None:
+        failure = None
+        try:
+            await self._act(job, decision, memory)
+        except ApiError as error:
+            # What was wanted is said nevertheless; the next look says what became of it.
+            failure = error
+        await self._write_status(job, decision.status, memory)
+        if failure is not None:
+            raise failure
 
     async def _act(self, job: JobView, decision: Decision, memory: Memory) -> None:
         for action in decision.actions:
