@@ -2,8 +2,8 @@
 
 The order makes every crash harmless: the status is written before the actions (what is about to be destroyed is
 recorded first), actions run in order and stop at the first failure, and the next look starts from what is true by then.
-Only a job that nobody has looked at yet gets its cluster first: there is nothing that could be destroyed, and the API
-server takes as long for a status as for a cluster.
+Only the first cluster of a job that nobody has looked at yet comes before its status: there is nothing that could be
+lost, and the API server takes as long for a status as for a cluster.
 """
 
 from __future__ import annotations
@@ -113,12 +113,12 @@ class Executor:
         decision = reconcile(observed, self._now(), self._settings)
         try:
             # Only what is recorded is announced; otherwise the next look would announce it again.
-            if job.status.observed_generation:
-                await self._write_status(job, decision.status, memory)
-                await _together(self._act(job, decision, memory), self._events.post(job, decision.events))
-            else:
+            if job.status.observed_generation == 0 and not observed.clusters:
                 await self._begin(job, decision, memory)
                 await self._events.post(job, decision.events)
+            else:
+                await self._write_status(job, decision.status, memory)
+                await _together(self._act(job, decision, memory), self._events.post(job, decision.events))
         except ApiError as error:
             raise RetryError(str(error)) from error
         except AnswerError as error:
