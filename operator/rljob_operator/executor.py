@@ -40,6 +40,9 @@ from rljob_operator.work_queue import RetryError
 log = logging.getLogger(__name__)
 
 
+NEW_SECONDS = 10.0
+
+
 @dataclass
 class Memory:
     """What is remembered of a job between two looks. Losing it costs nothing but a little patience."""
@@ -113,7 +116,7 @@ class Executor:
         decision = reconcile(observed, self._now(), self._settings)
         try:
             # Only what is recorded is announced; otherwise the next look would announce it again.
-            if job.status.observed_generation == 0 and not observed.clusters:
+            if self._is_new(observed):
                 await self._begin(job, decision, memory)
                 await self._events.post(job, decision.events)
             else:
@@ -202,6 +205,16 @@ class Executor:
         """Seconds between two writes of a job's progress: longer, where otherwise all jobs together wrote too much."""
         settings = self._settings
         return max(settings.progress_write_seconds, len(self._talking) / settings.progress_writes_per_second)
+
+    def _is_new(self, observed: Observed) -> bool:
+        """Whether nobody has looked at the job yet.
+
+        One without a status that is some seconds old may have one which the watch hasn't brought: then writing the
+        status first, with the version that it was computed from, is what protects it.
+        """
+        job = observed.job
+        unseen = job.status.observed_generation == 0 and not observed.clusters
+        return unseen and (self._now() - job.created).total_seconds() < NEW_SECONDS
 
     async def _begin(self, job: JobView, decision: Decision, memory: Memory) -> None:
         failure = None
