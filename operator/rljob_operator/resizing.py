@@ -70,7 +70,7 @@ def _shrink(
         victims = _least_useful_first(replicas)[:surplus]
         leaving = surplus
     else:
-        victims = _drained(replicas, driver)[:surplus]
+        victims = _drained(replicas, driver, pool.replicas)[:surplus]
         # A replica without pods is nothing that could be drained.
         unborn = max(0, group.replicas - len(replicas) - len(group.removing) // pool.hosts)
         leaving = min(surplus, len(victims) + unborn)
@@ -122,13 +122,15 @@ def _least_useful_first(replicas: Sequence[Replica]) -> list[Replica]:
     )
 
 
-def _drained(replicas: Sequence[Replica], driver: DriverStatus | None) -> list[Replica]:
-    """Replicas whose removal loses nothing: the driver says so, or no engine ever ran there."""
+def _drained(replicas: Sequence[Replica], driver: DriverStatus | None, wanted: int) -> list[Replica]:
+    """Replicas whose removal loses nothing: the driver says so, or no engine ever ran there, or none ever will."""
     if driver is None:
         return []
     engines = driver.pools.rollout.engines
     safe = {engine.pod for engine in engines if engine.pod and (engine.safe_to_delete or engine.state == "drained")}
     known = {engine.pod for engine in engines if engine.pod}
-    unused = [r for r in replicas if not any(pod.ready or pod.name in known for pod in r)]
+    # A driver that began with fewer engines than there are pods doesn't know the others.
+    complete = len(known - safe) >= wanted
+    unused = [r for r in replicas if not any(pod.name in known or (pod.ready and not complete) for pod in r)]
     drained = [r for r in replicas if r not in unused and any(pod.name in safe for pod in r)]
     return [*unused, *drained]

@@ -74,6 +74,10 @@ class Driver:
     generation: int = 0
     step: int = 0
     desired: Desired | None = None
+    replicas: int = 2
+    """Engines that the job file asked for when it began."""
+    used: set[str] = field(default_factory=set)
+    """Pods on which it ever started an engine."""
     drained: set[str] = field(default_factory=set)
     end: End | None = None
     lines: tuple[str, ...] = ()
@@ -234,7 +238,8 @@ class World:
         if head is None or not self.reachable:
             return False
         if self.driver_on(action.cluster, action.attempt) is None:
-            self.drivers.append(Driver(action.attempt, head.uid, generation=action.generation))
+            replicas = self.spec["rollout"]["replicas"]
+            self.drivers.append(Driver(action.attempt, head.uid, generation=action.generation, replicas=replicas))
             self.submissions.append(action.attempt)
         return True
 
@@ -345,7 +350,13 @@ class World:
         if head is None:
             return []
         found = (p for p in self.pods.values() if (p.cluster, p.group) == (head.cluster, "rollout") and p.ready)
-        return sorted(pod.name for pod in found)
+        ready = sorted(pod.name for pod in found)
+        told = driver.desired.rollout_replicas if driver.desired is not None else None
+        wanted = driver.replicas if told is None else told
+        for name in ready:
+            if len(driver.used & set(ready) - driver.drained) < wanted:
+                driver.used.add(name)
+        return [name for name in ready if name in driver.used]
 
     def answer(self, driver: Driver) -> DriverStatus:
         names = self.engines(driver)

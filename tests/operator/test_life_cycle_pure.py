@@ -231,6 +231,19 @@ def test_growing_is_immediate_and_shrinking_waits_for_the_driver() -> None:
     assert all(not group.removing for cluster in world.clusters.values() for group in cluster.groups)
 
 
+def test_pods_on_which_a_new_driver_starts_no_engine_are_not_waited_for() -> None:
+    world = running(retry={"limit": 3, "backoffSeconds": 0})
+    world.end(world.running()[0], "failed", 75)
+    world.look()
+    world.edit(rollout={"replicas": 1})
+    world.settle(6)
+    (driver,) = world.running()
+    assert (driver.attempt, driver.desired) == (2, None)
+    assert len(world.pods) == 1 + 1 + 1
+    assert world.removed == [name for name in world.removed if name not in driver.used]
+    assert world.reason("Resizing") == "AtSize"
+
+
 def test_an_engine_that_never_drains_goes_after_the_grace() -> None:
     world = running()
     world.edit(rollout={"replicas": 1})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from rljob_api.status import (
     RolloutStatus,
     TrainerStatus,
 )
+from rljob_operator import names
 
 Object = dict[str, Any]
 
@@ -61,7 +63,11 @@ class Driver:
     state: str = "RUNNING"
     exit_code: int | None = None
     step: int = 0
+    replicas: int = 0
+    """Engines that the job file asked for when it began."""
     desired: list[Desired] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    """Pods on which it ever started an engine."""
     drained: set[str] = field(default_factory=set)
     end: End | None = None
 
@@ -135,7 +141,9 @@ class FakeHeads:
         job = head["metadata"]["labels"]["rljob.dev/job"]
         play = self.plays.setdefault(job, Play())
         if path == "api/jobs/" and request.method == "POST":
-            return self._submit(await request.json(), job, head["metadata"]["uid"], drivers)
+            file = await asyncio.to_thread(self._job_file, head["metadata"]["namespace"], job)
+            replicas = file["spec"]["rollout"]["replicas"]
+            return self._submit(await request.json(), job, head["metadata"]["uid"], replicas, drivers)
         if path.startswith("api/v0/"):
             count = play.leftovers if "actors" in path else 0
             found = [{"class_name": "Engine", "state": "ALIVE"}] * count
@@ -155,7 +163,12 @@ class FakeHeads:
             body["message"] = f"Job entrypoint command failed with exit code {driver.exit_code}"
         return web.json_response(body)
 
-    def _submit(self, body: Object, job: str, head: str, drivers: dict[str, Driver]) -> web.Response:
+    def _job_file(self, namespace: str, job: str) -> Object:
+        found = self._plane.call("GET", f"/api/v1/namespaces/{namespace}/configmaps/{names.config_map(job)}")
+        file: Object = json.loads(found["data"][names.JOB_FILE])
+        return file
+
+    def _submit(self, body: Object, job: str, head: str, replicas: int, drivers: dict[str, Driver]) -> web.Response:
         submission = body["submission_id"]
         if submission in drivers:
             self.duplicates += 1
@@ -168,6 +181,7 @@ class FakeHeads:
             attempt=int(words[words.index("--attempt") + 1]),
             generation=int(words[words.index("--generation") + 1]),
             head=head,
+            replicas=replicas,
         )
         drivers[submission] = driver
         self.drivers.setdefault(job, []).append(driver)
@@ -211,12 +225,17 @@ class FakeHeads:
         metadata = head["metadata"]
         selector = f"ray.io%2Fcluster%3D{metadata['labels']['ray.io/cluster']}%2Cray.io%2Fgroup%3Drollout"
         pods = self._plane.call("GET", f"/api/v1/namespaces/{metadata['namespace']}/pods?labelSelector={selector}")
-        names = sorted(pod["metadata"]["name"] for pod in pods["items"])
-        wanted = driver.desired[-1].rollout_replicas if driver.desired else None
-        if wanted is not None and play.drains:
+        there = sorted(pod["metadata"]["name"] for pod in pods["items"])
+        told = driver.desired[-1].rollout_replicas if driver.desired else None
+        wanted = driver.replicas if told is None else told
+        for name in there:
+            if len(driver.used & set(there) - driver.drained) < wanted:
+                driver.used.add(name)
+        mine = [name for name in there if name in driver.used]
+        if play.drains:
             # Which ones is the driver's choice; the first by name here, which KubeRay wouldn't take by itself.
-            while len(names) - len(driver.drained & set(names)) > wanted:
-                driver.drained.add(next(name for name in names if name not in driver.drained))
+            while len(mine) - len(driver.drained & set(mine)) > wanted:
+                driver.drained.add(next(name for name in mine if name not in driver.drained))
         engines = tuple(
             EngineStatus(
                 name=f"engine {index}",
@@ -224,7 +243,7 @@ class FakeHeads:
                 state="drained" if name in driver.drained else "serving",
                 safe_to_delete=name in driver.drained,
             )
-            for index, name in enumerate(names)
+            for index, name in enumerate(mine)
         )
         checkpoint = None
         if play.checkpoints:
@@ -237,7 +256,7 @@ class FakeHeads:
             version=driver.step,
             total_steps=play.steps,
             pools=Pools(
-                rollout=RolloutStatus(desired=len(names), ready=len(names), engines=engines),
+                rollout=RolloutStatus(desired=wanted, ready=len(mine), engines=engines),
                 trainer=TrainerStatus(desired=1, ready=1),
             ),
             ages=Ages(mean=0.5, max=1, bound=1),
