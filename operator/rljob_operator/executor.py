@@ -39,8 +39,8 @@ from rljob_operator.work_queue import RetryError
 
 log = logging.getLogger(__name__)
 
-
 NEW_SECONDS = 10.0
+"""So old is a job at most whose missing status is taken to mean that nobody has looked at it."""
 
 
 @dataclass

@@ -60,7 +60,7 @@ class FirstList:
         try:
             listed = await uids(api, namespaces)
         except ApiError as error:
-            log.warning("what there is could not be listed: %s", error)
+            log.warning("no job is looked at before all that there is could be listed: %s", error)
             await asyncio.sleep(patience)
             return False
         missing = [uid for uid in chain.from_iterable(listed.values()) if uid not in self._seen]

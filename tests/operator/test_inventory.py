@@ -91,6 +91,17 @@ async def stays_incomplete(found: FirstList, cluster: Cluster) -> None:
     assert not found.complete
 
 
+async def is_complete_after_the_last(cluster: Cluster) -> None:
+    """Of the objects "a" to "e", and not before."""
+    async with waiting(cluster) as (found, task):
+        for uid in "abcd":
+            found.saw(uid)
+        await stays_incomplete(found, cluster)
+        found.saw("e")
+        await asyncio.wait_for(task, 10)
+        assert found.complete
+
+
 async def test_an_empty_cluster_is_known_at_once() -> None:
     async with waiting(Cluster(rljobs=[], pods=[])) as (found, task):
         await asyncio.wait_for(task, 10)
@@ -99,24 +110,13 @@ async def test_an_empty_cluster_is_known_at_once() -> None:
 
 async def test_every_object_of_every_kind_is_waited_for() -> None:
     cluster = Cluster(rljobs=["a"], rayclusters=["b"], pods=["c"], persistentvolumeclaims=["d"], workloads=["e"])
-    async with waiting(cluster) as (found, task):
-        for uid in "abcd":
-            found.saw(uid)
-        await stays_incomplete(found, cluster)
-        found.saw("e")
-        await asyncio.wait_for(task, 10)
-        assert found.complete
+    await is_complete_after_the_last(cluster)
 
 
 async def test_pages_are_followed_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_server, "LIST_CHUNK", 2)
     cluster = Cluster(rljobs=list("abcde"))
-    async with waiting(cluster) as (found, task):
-        for uid in "abcd":
-            found.saw(uid)
-        await stays_incomplete(found, cluster)
-        found.saw("e")
-        await asyncio.wait_for(task, 10)
+    await is_complete_after_the_last(cluster)
 
 
 async def test_what_is_deleted_before_a_watch_could_show_it_is_not_waited_for() -> None:
