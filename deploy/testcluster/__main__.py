@@ -14,7 +14,7 @@ from testcluster.images import Ctr
 from testcluster.layout import MOST_WORKERS, Cluster
 from testcluster.namespaces import inside
 from testcluster.node import environment
-from testcluster.programs import ProgramMissingError, find
+from testcluster.programs import OLDEST_KUBERNETES_VERSION, ProgramMissingError, find
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,7 +64,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _programs(_options: argparse.Namespace) -> None:
     programs = find(build=True, say=_say, cluster=True)
-    for name, path in sorted(programs.paths.items()):
+    oldest = find(build=True, say=_say, oldest=True)
+    for name, path in [*sorted(programs.paths.items()), (OLDEST_KUBERNETES_VERSION, oldest.path("kube-apiserver"))]:
         print(f"{name:26}{path}")
 
 

@@ -25,6 +25,8 @@ from testcluster.commands import CommandFailedError, run
 
 GO_MODULES = Path(__file__).parent / "go"
 KUBERNETES_VERSION = "v1.36.3"
+OLDEST_KUBERNETES_VERSION = "v1.33.13"
+"""Of the oldest minor version that the chart's `kubeVersion` allows."""
 
 
 class ProgramMissingError(RuntimeError):
@@ -46,15 +48,21 @@ class GoProgram:
     """A module whose CRDs and roles (`config/crd/bases`, `config/rbac`) are copied beside the binary."""
 
 
+def _stamped(version: str) -> str:
+    """Linker flags: without the stamp a server reports v0.0.0, and clients that compare versions refuse it."""
+    major, minor, _ = version.removeprefix("v").split(".")
+    values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
+    return " ".join(["-s -w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in values.items())])
+
+
 KUBERNETES = GoProgram(
     name="kubernetes",
     package=".",
     links=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"),
-    # Without the stamp the server reports v0.0.0 and clients that compare versions refuse it.
-    ldflags=(
-        f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}"
-        " -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36"
-    ),
+    ldflags=_stamped(KUBERNETES_VERSION),
+)
+OLDEST_KUBERNETES = GoProgram(
+    name="kubernetes-oldest", package=".", links=("kube-apiserver",), ldflags=_stamped(OLDEST_KUBERNETES_VERSION)
 )
 KUBERAY = GoProgram(
     name="kuberay",
@@ -102,8 +110,11 @@ def find(
     say: Callable[[str], None] = lambda _line: None,
     helm: bool = False,
     cluster: bool = False,
+    oldest: bool = False,
 ) -> Programs:
-    """All programs; those not cached yet are made when `build` is set. `cluster` adds what a node with pods needs.
+    """All programs; those not cached yet are made when `build` is set.
+
+    `cluster` adds what a node with pods needs. With `oldest` the API server is that of the oldest supported Kubernetes.
 
     Raises:
         ProgramMissingError: one is neither cached nor in `KUBEBUILDER_ASSETS`, and isn't to be or can't be built.
@@ -116,6 +127,9 @@ def find(
     needed = set(KUBERNETES.links) if cluster else {"kube-apiserver", "kube-controller-manager", "kubectl"}
     if not needed <= paths.keys():
         wanted.insert(0, KUBERNETES)
+    if oldest:
+        paths.pop("kube-apiserver", None)
+        wanted.insert(0, OLDEST_KUBERNETES)
     crds: tuple[Path, ...] = ()
     roles: tuple[Path, ...] = ()
     for program in wanted:

@@ -6,9 +6,7 @@ operator's pods here; what is looked at is what Helm and the API server do.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +14,12 @@ from typing import Any
 
 import pytest
 import yaml
+from helm import CHART, Helm
 from kube.control_plane import ApiCallError, ControlPlane
 from world import PATIENCE_SECONDS, job_document
 
 from testcluster.programs import ProgramMissingError, find
 
-CHART = Path(__file__).parents[2] / "charts" / "rljob-operator"
 JOBS = "/apis/rljob.dev/v1alpha1/namespaces/default/rljobs"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.rljob.dev"
 NEW_FIELD = "ttlSecondsAfterFinished"
@@ -34,27 +32,12 @@ pytestmark = pytest.mark.timeout(400)
 def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane without our CRD: that is Helm's here."""
     try:
-        programs = find(build=False, helm=True)
+        programs = find(build=False)
     except ProgramMissingError as problem:
         pytest.fail(str(problem), pytrace=False)
     with ControlPlane(programs, tmp_path_factory.mktemp("upgrade")) as running:
         running.start_controllers()
         yield running
-
-
-class Helm:
-    """Helm as administrator, with a home of its own."""
-
-    def __init__(self, plane: ControlPlane, home: Path) -> None:
-        self._program = str(plane.programs.path("helm"))
-        folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
-        self._environment = os.environ | folders | {"KUBECONFIG": str(plane.kubeconfig)}
-
-    def __call__(self, *arguments: str) -> str:
-        command = [self._program, *arguments, "--namespace=ops"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=self._environment)
-        assert done.returncode == 0, f"helm {' '.join(arguments)}: {done.stderr}"
-        return done.stdout
 
 
 def older_chart(to: Path) -> Path:

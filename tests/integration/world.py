@@ -158,10 +158,12 @@ class World:
             await asyncio.sleep(0.05)
 
     async def until_condition(self, name: str, kind: str, status: str, reason: str | None = None) -> Object:
-        """Waits for a condition and returns the job."""
+        """Waits for a condition that says something about the job as it is now, and returns the job."""
 
         async def holds() -> Object | None:
             job = await self.job(name)
+            if job.get("status", {}).get("observedGeneration") != job["metadata"]["generation"]:
+                return None
             for item in job.get("status", {}).get("conditions", ()):
                 if item["type"] == kind and item["status"] == status and reason in (None, item["reason"]):
                     return job

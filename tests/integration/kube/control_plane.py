@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import http.client
 import json
+import os
 import secrets
 import signal
 import socket
@@ -25,6 +26,9 @@ from kube.crowding import crowding
 from testcluster.programs import Programs
 
 START_SECONDS = 60.0
+KUBERAY_LOOK_SECONDS = 5
+"""KubeRay, unless told otherwise, looks only every five minutes at a cluster of which it hears nothing. So long it may
+leave one without a pod: one that is gone before KubeRay has seen that it is there, for which it waits 30 s."""
 CONTROLLERS = ("garbage-collector-controller", "namespace-controller", "clusterrole-aggregation-controller")
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
@@ -125,6 +129,10 @@ class ControlPlane:
         )
         group, plural = made["spec"]["group"], made["spec"]["names"]["plural"]
         version = made["spec"]["versions"][0]["name"]
+        self.wait_until_served(group, version, plural)
+
+    def wait_until_served(self, group: str, version: str, plural: str) -> None:
+        """Waits for the API server, which serves a kind only a moment after its CRD is there."""
         self._wait_for(f"/apis/{group}/{version}/{plural}?limit=1", "kube-apiserver")
 
     def start_controllers(self) -> None:
@@ -162,6 +170,7 @@ class ControlPlane:
             "-enable-leader-election=false",
             f"-metrics-addr=127.0.0.1:{_free_port()}",
             f"-health-probe-bind-address=127.0.0.1:{port}",
+            environment={"RAYCLUSTER_DEFAULT_REQUEUE_SECONDS_ENV": str(KUBERAY_LOOK_SECONDS)},
         )
         deadline = time.monotonic() + START_SECONDS * crowding()
         while True:
@@ -252,7 +261,7 @@ class ControlPlane:
             "--max-mutating-requests-inflight=1000",
         )
 
-    def _spawn(self, program: str, *arguments: str) -> None:
+    def _spawn(self, program: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("start processes from the main thread: they end with the thread that started them")
         log = (self.folder / f"{program}.log").open("ab")
@@ -263,6 +272,7 @@ class ControlPlane:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
+                env={**os.environ, **(environment or {})},
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
