@@ -170,7 +170,7 @@ def writes_for(raw: Object, key: TokenKey) -> list[Write]:
     return [
         apply(api_server.jobs(space, view.name, "status"), whole),
         apply(api_server.core(space, "configmaps", config["metadata"]["name"]), config),
-        apply(api_server.core(space, "secrets", secret["metadata"]["name"]), secret),
+        Write("POST", api_server.core(space, "secrets"), "application/json", json.dumps(secret).encode()),
         apply(api_server.group(NETWORKING, space, "networkpolicies", policy["metadata"]["name"]), policy),
         Write("POST", api_server.clusters(space), "application/json", json.dumps(cluster).encode()),
     ]

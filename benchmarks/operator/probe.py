@@ -44,7 +44,7 @@ async def main(namespace: str, key_file: Path) -> None:
             cluster = objects.ray_cluster(job.job, job.fingerprint, job.uid, job.generation, 1, ours)
             space = job.namespace
             await api.apply(api_server.core(space, "configmaps", config["metadata"]["name"]), config)
-            await api.apply(api_server.core(space, "secrets", secret["metadata"]["name"]), secret)
+            await api.create(api_server.core(space, "secrets"), secret)
             policy = network_policy(job.job, job.uid, ours)
             await api.apply(api_server.group(NETWORKING, space, "networkpolicies", policy["metadata"]["name"]), policy)
             await api.create(api_server.clusters(space), cluster)

@@ -52,6 +52,11 @@ class ApiError(Exception):
         return self.status == 409 or (self.status == 422 and "testing" in self.message.lower())
 
     @property
+    def already_exists(self) -> bool:
+        """There is an object of that name."""
+        return self.status == 409 and self.reason == "AlreadyExists"
+
+    @property
     def refused(self) -> bool:
         """The server understood and said no; the same call won't do any better later."""
         return self.status in (400, 403, 413, 422) and not self.conflict
@@ -108,8 +113,9 @@ class ApiServer:
                 return
 
     async def create(self, path: str, body: Mapping[str, Any]) -> Object:
-        """POSTs to a collection. An existing object is a conflict, never overwritten."""
-        return await self._call("POST", path, body, query={"fieldManager": names.FIELD_MANAGER})
+        """POSTs to a collection. An existing object is a conflict, never overwritten; unknown fields are refused."""
+        query = {"fieldValidation": "Strict", "fieldManager": names.FIELD_MANAGER}
+        return await self._call("POST", path, body, query=query)
 
     async def would_create(self, path: str, body: Mapping[str, Any]) -> None:
         """A POST that is checked to the end, unknown fields included, and not carried out. Raises what it would."""

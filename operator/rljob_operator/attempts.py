@@ -32,13 +32,19 @@ def head_of_attempt(draft: Draft, cluster: ClusterView) -> PodView | None:
     return next((pod for pod in heads if pod.uid == cluster.attempt_head), None)
 
 
-def head_lost(draft: Draft, cluster: ClusterView) -> bool:
-    """Handles the loss of the head; True when it was lost."""
+def head_is_lost(draft: Draft, cluster: ClusterView) -> bool:
+    """Whether the head pod of the newest attempt has gone, other than by Kueue's will."""
     if not cluster.attempt_head or _stopped_by_queue(draft, cluster):
         return False
     head = head_of_attempt(draft, cluster)
-    if head is not None and not head.ended and head.deleting_since is None:
+    return head is None or head.ended or head.deleting_since is not None
+
+
+def head_lost(draft: Draft, cluster: ClusterView) -> bool:
+    """Handles the loss of the head; True when it was lost."""
+    if not head_is_lost(draft, cluster):
         return False
+    head = head_of_attempt(draft, cluster)
     crashed = head is not None and head.ended and not head.disrupted
     why = f"the head pod {head.name} {head.message or 'ended'}" if head is not None else "the head pod was lost"
     last = draft.status.last
@@ -187,14 +193,17 @@ def answer_of(draft: Draft, attempt: int) -> DriverStatus | None:
     return driver.status
 
 
-def talk(draft: Draft, cluster: ClusterView) -> None:
-    """Takes the running driver's answer, and tells it what is wanted until it has understood."""
+def talk(draft: Draft, cluster: ClusterView, *, suspend: bool = False) -> None:
+    """Takes the running driver's answer, and tells it what is wanted until it has understood.
+
+    With `suspend` it shall save a checkpoint and end, whatever the job file says; that is told until it has ended.
+    """
     draft.wake_in(draft.settings.poll_seconds)
     answer = answer_of(draft, cluster.attempt)
     if answer is not None:
         progress.take(draft, answer)
-        if answer.generation < draft.job.generation and answer.end is None:
-            desired = progress.desired(draft.resolved, draft.job.generation, cluster.attempt)
+        if (suspend or answer.generation < draft.job.generation) and answer.end is None:
+            desired = progress.desired(draft.resolved, draft.job.generation, cluster.attempt, suspend=suspend)
             draft.do(TellDriver(cluster.name, cluster.incarnation, desired))
         return
     driver = draft.observed.driver
@@ -213,14 +222,9 @@ def talk(draft: Draft, cluster: ClusterView) -> None:
 
 def judge(draft: Draft, cluster: ClusterView, job: RayJobView) -> None:
     """An attempt has ended: success, suspended, hopeless, or worth another attempt."""
-    ray, answer = draft.observed.ray, answer_of(draft, cluster.attempt)
+    message = note_end(draft, cluster, job)
+    answer = answer_of(draft, cluster.attempt)
     end = answer.end if answer is not None else None
-    if answer is not None:
-        progress.take(draft, answer)
-    if ray is not None and ray.lines:
-        draft.change_last_attempt(lambda attempt: replace(attempt, lines=ray.lines[-LONGEST_LINES:]))
-    draft.change_last_attempt(lambda attempt: replace(attempt, exit_code=job.exit_code))
-    message = (end.reason if end is not None else "") or job.message or f"Ray says {job.state}"
     exit_code = job.exit_code if job.exit_code is not None else end.exit_code if end is not None else None
     draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
     if end is not None and end.kind == "suspended":
@@ -235,6 +239,18 @@ def judge(draft: Draft, cluster: ClusterView, job: RayJobView) -> None:
         _suspended(draft, message)
     else:
         _failed(draft, message)
+
+
+def note_end(draft: Draft, cluster: ClusterView, job: RayJobView) -> str:
+    """Keeps what an attempt that has ended leaves: its last answer, lines, exit code; returns why it ended."""
+    ray, answer = draft.observed.ray, answer_of(draft, cluster.attempt)
+    if answer is not None:
+        progress.take(draft, answer)
+    if ray is not None and ray.lines:
+        draft.change_last_attempt(lambda attempt: replace(attempt, lines=ray.lines[-LONGEST_LINES:]))
+    draft.change_last_attempt(lambda attempt: replace(attempt, exit_code=job.exit_code))
+    told = answer.end.reason if answer is not None and answer.end is not None else ""
+    return told or job.message or f"Ray says {job.state}"
 
 
 def _suspended(draft: Draft, message: str) -> None:

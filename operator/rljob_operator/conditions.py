@@ -58,7 +58,7 @@ class Reason(Enum):
     )
     KUBERAY_MISSING = (
         "KubeRayMissing",
-        "The cluster has no RayCluster resource, or one that is too old.",
+        "The cluster has no RayCluster resource.",
         "Install KubeRay 1.6 or newer, its CRDs included.",
     )
     VOLUME_MISSING = (
@@ -116,7 +116,7 @@ class Reason(Enum):
     CLUSTER_REJECTED = (
         "ClusterRejected",
         "The API server refused an object of the job.",
-        "Read the message: quota, admission policies and wrong pod fields are the usual causes.",
+        "Read the message: quota, admission policies, wrong pod fields, a KubeRay older than 1.6 are the usual causes.",
     )
     REPLACING_CLUSTER = (
         "ReplacingCluster",

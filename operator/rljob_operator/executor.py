@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -247,7 +248,6 @@ class Executor:
                 memory.changed = True
             case do.DeleteCluster():
                 await self._api.delete(api_server.clusters(space, action.name), action.uid)
-                await self._api.delete(api_server.core(space, "secrets", action.name))
             case do.RemovePod():
                 await self._api.delete(api_server.core(space, "pods", action.name), action.uid, at_once=True)
             case do.DeleteJob():
@@ -307,7 +307,7 @@ class Executor:
                 # No such kind, or a namespace that is being removed.
                 await self._look_for_kuberay()
             if error.refused:
-                memory.rejection = f"the API server refuses the cluster: {error.message}"
+                memory.rejection = _why_refused(error.message)
             raise
         memory.rejection = ""
         self._store.put_cluster(created)
@@ -318,8 +318,16 @@ class Executor:
         await self._api.apply(api_server.core(job.namespace, "configmaps", body["metadata"]["name"]), body)
 
     async def _write_tokens(self, job: JobView, resolved: ResolvedJob, incarnation: int) -> None:
+        """Creates the Secret; it goes with the job. One that is there is ours, from a try before.
+
+        Creating is all that the operator may do with Secrets: the answers to other writes would show it anybody's.
+        """
         body = objects.secret(resolved, job.uid, incarnation, self._tokens(job, incarnation))
-        await self._api.apply(api_server.core(job.namespace, "secrets", body["metadata"]["name"]), body)
+        try:
+            await self._api.create(api_server.core(job.namespace, "secrets"), body)
+        except ApiError as error:
+            if not error.already_exists:
+                raise
 
     async def _guard_pods(self, job: JobView, resolved: ResolvedJob, incarnation: int) -> None:
         """The network policy, before there are pods; away with a former one where policies are switched off."""
@@ -347,6 +355,14 @@ async def _together(*work: Coroutine[Any, Any, None]) -> None:
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
+
+
+def _why_refused(message: str) -> str:
+    """What is wrong with a cluster. Of what rljob itself writes an API server knows everything but with an old CRD."""
+    unknown = re.findall(r'unknown field "(spec\.[^"]+)"', message)
+    if any(".template." not in path for path in unknown):
+        return f"KubeRay is too old: its RayCluster has no {unknown[0]}; install 1.6 or newer, its CRDs included"
+    return f"the API server refuses the cluster: {_after_the_name(message)}"
 
 
 def _after_the_name(message: str) -> str:

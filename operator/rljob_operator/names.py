@@ -63,6 +63,15 @@ def cluster(job: str, incarnation: int) -> str:
     return f"{job}-c{incarnation}"
 
 
+def secret(cluster_name: str, uid: str) -> str:
+    """Name of the Secret with a cluster's tokens.
+
+    With a part of the job's UID: what is left of a former job of the same name has other tokens, and the operator,
+    which may not read Secrets, could not tell.
+    """
+    return f"{cluster_name}-{uid[:8]}"
+
+
 def config_map(job: str) -> str:
     """Name of the ConfigMap that carries the job file."""
     return f"{job}-job"

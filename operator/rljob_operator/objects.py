@@ -38,8 +38,8 @@ def config_map(job: ResolvedJob, document: Mapping[str, Any], uid: str, generati
 
 
 def secret(job: ResolvedJob, uid: str, incarnation: int, tokens: Tokens) -> Document:
-    """The tokens of one incarnation. KubeRay looks for Ray's token in a Secret that is named like the cluster."""
-    name = names.cluster(job.metadata.name, incarnation)
+    """The tokens of one incarnation."""
+    name = names.secret(names.cluster(job.metadata.name, incarnation), uid)
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -67,7 +67,7 @@ def ray_cluster(
     if job.spec.queue_name is not None:
         described["labels"][names.QUEUE_LABEL] = job.spec.queue_name
         described["annotations"][names.ELASTIC_ANNOTATION] = "true"
-    head = Role(names.HEAD_ROLE, job.spec.head.pod, {})
+    head, tokens = Role(names.HEAD_ROLE, job.spec.head.pod, {}), names.secret(name, uid)
     spec: Document = {
         "rayVersion": settings.ray_version,
         "enableInTreeAutoscaling": False,
@@ -75,12 +75,12 @@ def ray_cluster(
             # Nothing but Ray's own services and the driver runs on the head.
             "rayStartParams": {"num-cpus": "0"},
             "labels": {names.ROLE_LABEL: names.HEAD_ROLE},
-            "template": pods.template(job, head, name, settings),
+            "template": pods.template(job, head, tokens, settings),
         },
-        "workerGroupSpecs": [_group(job, pool, name, settings) for pool in pools(job)],
+        "workerGroupSpecs": [_group(job, pool, tokens, settings) for pool in pools(job)],
     }
     if settings.token_authentication:
-        spec["authOptions"] = {"mode": "token"}
+        spec["authOptions"] = {"mode": "token", "secretName": tokens}
     return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": described, "spec": spec}
 
 
@@ -126,7 +126,7 @@ def _without_live(value: Any, node: schema.Node) -> Any:
     return kept
 
 
-def _group(job: ResolvedJob, pool: Pool, cluster: str, settings: Settings) -> Document:
+def _group(job: ResolvedJob, pool: Pool, tokens: str, settings: Settings) -> Document:
     return {
         "groupName": pool.name,
         "replicas": pool.replicas,
@@ -137,5 +137,5 @@ def _group(job: ResolvedJob, pool: Pool, cluster: str, settings: Settings) -> Do
         "rayStartParams": {},
         # Become labels of the Ray node, by which the driver places ranks and engines, and of the pod.
         "labels": {names.ROLE_LABEL: pool.name},
-        "template": pods.template(job, pool.role, cluster, settings),
+        "template": pods.template(job, pool.role, tokens, settings),
     }

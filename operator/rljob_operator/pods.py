@@ -30,10 +30,10 @@ HEAD_PORTS = {
 }
 
 
-def template(job: ResolvedJob, role: Role, cluster: str, settings: Settings) -> dict[str, Any]:
+def template(job: ResolvedJob, role: Role, tokens: str, settings: Settings) -> dict[str, Any]:
     """The pod template of a role in the given RayCluster."""
     pod = role.pod
-    volumes, mounts = _storage(job, role, cluster)
+    volumes, mounts = _storage(job, role, tokens)
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         # With Never KubeRay replaces a crashed pod as a whole; with Always the kubelet would restart Ray in place, and
@@ -115,7 +115,7 @@ def _environment(job: ResolvedJob, role: Role) -> list[dict[str, Any]]:
     return [*({"name": name, "value": value} for name, value in ours.items()), *theirs]
 
 
-def _storage(job: ResolvedJob, role: Role, cluster: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _storage(job: ResolvedJob, role: Role, tokens: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Volumes and mounts that rljob itself brings: shared memory, the job file, tokens, code, storage."""
     memory: dict[str, Any] = {"medium": "Memory"}
     limit = role.pod.resources.limits.get("memory")
@@ -132,7 +132,7 @@ def _storage(job: ResolvedJob, role: Role, cluster: str) -> tuple[list[dict[str,
     if role.name == names.HEAD_ROLE:
         key = {"key": names.DRIVER_TOKEN_KEY, "path": names.DRIVER_TOKEN_KEY}
         volumes.append(
-            {"name": "rljob-tokens", "secret": {"secretName": cluster, "items": [key], "defaultMode": 0o444}}
+            {"name": "rljob-tokens", "secret": {"secretName": tokens, "items": [key], "defaultMode": 0o444}}
         )
         mounts.append({"name": "rljob-tokens", "mountPath": names.TOKEN_FOLDER, "readOnly": True})
 

@@ -13,15 +13,15 @@ from rljob_operator.conditions import Reason, Type, timestamp
 from rljob_operator.draft import Draft
 
 
-def desired(job: ResolvedJob, generation: int, attempt: int) -> Desired:
-    """What the operator wants of the driver under this generation of the job."""
+def desired(job: ResolvedJob, generation: int, attempt: int, *, suspend: bool = False) -> Desired:
+    """What the operator wants of the driver under this generation of the job. `suspend`: in any case."""
     pipeline = job.spec.pipeline
     changeable = pipeline.mode == "fullyAsync"
     return Desired(
         generation=generation,
         attempt=attempt,
         rollout_replicas=job.spec.rollout.replicas if job.spec.placement == "separate" else None,
-        suspend=job.spec.suspend,
+        suspend=suspend or job.spec.suspend,
         settings=LiveSettings(
             max_age=pipeline.staleness.max_age if changeable else None,
             fraction=pipeline.staleness.fraction if changeable else None,

@@ -17,8 +17,9 @@ from datetime import datetime, timedelta
 from rljob_operator import attempts, kuberay_limits, progress, storage
 from rljob_operator.actions import ApplyConfigMap, CheckPods, CreateCluster, DeleteJob, NoteGeneration, StopDriver
 from rljob_operator.conditions import Reason, Type
+from rljob_operator.deadlines import too_late
 from rljob_operator.draft import Decision, Draft
-from rljob_operator.endings import finish, free, new_incarnation, remove_stuck_pods
+from rljob_operator.endings import free, new_incarnation, remove_stuck_pods
 from rljob_operator.objects import ray_cluster
 from rljob_operator.observed import ClusterView, Observed
 from rljob_operator.pools import pools
@@ -86,7 +87,7 @@ def _live(draft: Draft) -> None:
     for cluster in draft.observed.clusters:
         if cluster.incarnation < draft.status.incarnation:
             draft.remove(cluster)
-    if _too_late(draft):
+    if too_late(draft, current):
         return
     if draft.resolved.spec.suspend:
         _suspend(draft, current)
@@ -299,28 +300,6 @@ def _suspended(draft: Draft) -> None:
     else:
         draft.say(Type.SUSPENDED, True, Reason.JOB_SUSPENDED)
         draft.say(Type.RUNNING, False, Reason.JOB_SUSPENDED)
-
-
-def _too_late(draft: Draft) -> bool:
-    """Ends a job that has outlasted one of its deadlines."""
-    deadlines, start = draft.resolved.spec.deadlines, draft.status.start_time
-    if start is None:
-        return False
-    if deadlines.run_seconds is not None:
-        end = start + timedelta(seconds=deadlines.run_seconds)
-        if draft.now >= end:
-            finish(draft, Type.FAILED, Reason.RUN_DEADLINE_EXCEEDED, f"after {deadlines.run_seconds} s")
-            return True
-        draft.wake_at(end)
-    if not draft.status.progress.get("step") and not draft.resolved.spec.suspend:
-        end = start + timedelta(seconds=deadlines.start_seconds)
-        if draft.now >= end:
-            ready = draft.job.status.conditions.get(Type.CLUSTER_READY.title)
-            why = f"; {ready.message}" if ready is not None and not ready.is_true and ready.message else ""
-            finish(draft, Type.FAILED, Reason.START_DEADLINE_EXCEEDED, f"after {deadlines.start_seconds} s{why}")
-            return True
-        draft.wake_at(end)
-    return False
 
 
 def _count(draft: Draft) -> None:

@@ -51,6 +51,9 @@ class Chaos:
         network.lose_answer = lambda _number: False
         self._done.set()
         await asyncio.gather(*self._tasks)
+        # One that was killed a moment ago is still alive, and nobody would start the next one.
+        if self._world.operator is not None and self._world.operator.ending:
+            await self._world.stop_operator()
         if self._world.operator is None or not self._world.operator.alive:
             self._world.start_operator(network.address)
 

@@ -27,6 +27,8 @@ class OperatorThread:
         self._task: asyncio.Task[None] | None = None
         self._begun = threading.Event()
         self.failure: BaseException | None = None
+        self.ending = False
+        """It was asked to end."""
         self.operator: Operator | None = None
         self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
         self._thread.start()
@@ -55,6 +57,7 @@ class OperatorThread:
 
     def cancel(self) -> None:
         """Asks it to end, from any thread."""
+        self.ending = True
         if self._loop is not None and self._task is not None and self.alive:
             self._loop.call_soon_threadsafe(self._task.cancel)
 

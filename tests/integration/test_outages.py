@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from fakes.bad_network import BadNetwork
 from fakes.heads import FakeHeads, Play
 from kube.control_plane import ApiCallError, ControlPlane
@@ -114,5 +116,33 @@ async def test_a_missing_kuberay_is_said_and_noticed_when_it_comes(plane: Contro
             bare.install_missing_crds(path for path in plane.programs.crds if "rayclusters" in path.name)
             await world.until_condition("early", "Accepted", "True", "Valid")
             await world.until("the cluster is there", world.clusters)
+        finally:
+            await world.stop_operator()
+
+
+async def test_a_kuberay_that_is_too_old_is_said_and_noticed_when_it_is_renewed(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    """An API server drops fields that a CRD doesn't have, without a word: the clusters would run without tokens."""
+    new = yaml.safe_load(next(path for path in plane.programs.crds if "rayclusters" in path.name).read_text())
+    old = copy.deepcopy(new)
+    for version in old["spec"]["versions"]:
+        version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"].pop("authOptions", None)
+    with ControlPlane(plane.programs, tmp_path / "control-plane") as bare:
+        bare.install_crd(rendered().encode())
+        bare.install_crd(yaml.safe_dump(old).encode())
+        world = World(bare, "default", None, FakeHeads(bare), tmp_path)
+        world.start_operator()
+        try:
+            await world.apply(job_document("early"))
+            job = await world.until_condition("early", "ClusterReady", "False", "ClusterRejected")
+            (said,) = [item["message"] for item in job["status"]["conditions"] if item["type"] == "ClusterReady"]
+            assert said.startswith("KubeRay is too old: its RayCluster has no spec.authOptions")
+            assert await world.clusters() == []
+            path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{new['metadata']['name']}"
+            await world.call("PATCH", path, {"spec": new["spec"]}, "application/merge-patch+json")
+            await world.until("the cluster is there", world.clusters)
+            (cluster,) = await world.clusters()
+            assert cluster["spec"]["authOptions"]["mode"] == "token"
         finally:
             await world.stop_operator()

@@ -88,7 +88,7 @@ async def test_kuberay_accepts_what_is_created_without_a_warning(real_world: Wor
     assert complaints == []
     secrets = (await world.call("GET", f"/api/v1/namespaces/{world.namespace}/secrets"))["items"]
     # KubeRay makes a token of its own when it finds none; it has found ours.
-    assert [item["metadata"]["name"] for item in secrets] == ["clean-c1"]
+    assert [item["metadata"]["labels"]["rljob.dev/job"] for item in secrets] == ["clean"]
     assert secrets[0]["metadata"]["ownerReferences"][0]["kind"] == "RLJob"
 
 

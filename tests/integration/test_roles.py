@@ -43,7 +43,7 @@ IN_ALL_NAMESPACES: dict[Resource, set[str]] = {
     ("", "podtemplates"): {"create"},
     ("", "configmaps"): {"create", "patch"},
     ("networking.k8s.io", "networkpolicies"): {"create", "patch", "delete"},
-    ("", "secrets"): {"create", "patch", "delete"},
+    ("", "secrets"): {"create"},
     ("events.k8s.io", "events"): {"create"},
 }
 IN_THE_CLUSTER: dict[Resource, set[str]] = {

@@ -97,6 +97,8 @@ class World:
     config_generation: int = 0
     job_deleted: bool = False
     reachable: bool = True
+    silent_since: datetime | None = None
+    """Since when drivers leave the operator's questions unanswered."""
     leftovers: int = 0
     checkpoint_step: int | None = None
     claims: dict[str, ClaimView] = field(default_factory=dict)
@@ -153,6 +155,8 @@ class World:
             return replace(observed, ray=RayView(True))
         found = RayJobView(f"job-a{driver.attempt}", driver.state, "", driver.exit_code)  # type: ignore[arg-type]
         observed = replace(observed, ray=RayView(True, job=found, lines=driver.lines if found.over else ()))
+        if self.silent_since is not None and not found.over:
+            return replace(observed, driver=DriverView(problem="no answer within 5 s", silent_since=self.silent_since))
         return replace(observed, driver=DriverView(self.answer(driver)))
 
     def look(self, writes: int | None = None) -> Decision:

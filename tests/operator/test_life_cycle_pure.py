@@ -268,24 +268,6 @@ def test_pods_that_never_started_go_first_when_shrinking() -> None:
     assert set(world.removed) == waiting
 
 
-def test_the_start_deadline_names_what_was_missing() -> None:
-    world = World(spec=job_spec(deadlines={"startSeconds": 60, "progressSeconds": 60}))
-    world.look()
-    world.kuberay()
-    world.look()
-    world.wait(60)
-    world.look()
-    assert world.reason("Failed") == "StartDeadlineExceeded"
-    assert "rollout: 2 of 2 pods wait" in world.status.conditions["Failed"].message
-
-
-def test_the_run_deadline_ends_a_job_that_trains() -> None:
-    world = running(deadlines={"startSeconds": 50, "progressSeconds": 50, "runSeconds": 100})
-    world.wait(100)
-    world.look()
-    assert world.reason("Failed") == "RunDeadlineExceeded"
-
-
 def test_a_finished_job_is_deleted_when_its_time_is_over() -> None:
     world = running(ttlSecondsAfterFinished=100)
     world.end(world.drivers[0], "succeeded", 0)

@@ -54,9 +54,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [configmaps]
   verbs: [create, patch]
 - apiGroups: [""]
-  # Never get, list or watch: tokens are derived, and nobody's Secrets are read.
+  # Create and no more: tokens are derived, and answers to patches and deletions would show anybody's Secrets.
   resources: [secrets]
-  verbs: [create, patch, delete]
+  verbs: [create]
 - apiGroups: [kueue.x-k8s.io]
   # Why a job waits in its queue.
   resources: [workloads]

@@ -111,7 +111,7 @@ class FakeHeads:
             return web.Response(status=503, text="no head")
         on_dashboard = match["port"] == "8265"
         key = "auth_token" if on_dashboard else "driver_token"
-        token = await asyncio.to_thread(self._token, match["namespace"], cluster, key)
+        token = await asyncio.to_thread(self._token, head, key)
         if request.headers.get("Authorization") != f"Bearer {token}":
             self.refused.append(request.path)
             return web.Response(status=403, text="wrong token")
@@ -128,9 +128,12 @@ class FakeHeads:
                 return pod  # type: ignore[no-any-return]
         return None
 
-    def _token(self, namespace: str, cluster: str, key: str) -> str:
+    def _token(self, head: Object, key: str) -> str:
+        mounted = [volume["secret"]["secretName"] for volume in head["spec"]["volumes"] if "secret" in volume]
         try:
-            secret = self._plane.call("GET", f"/api/v1/namespaces/{namespace}/secrets/{cluster}")
+            secret = self._plane.call(
+                "GET", f"/api/v1/namespaces/{head['metadata']['namespace']}/secrets/{mounted[0]}"
+            )
         except ApiCallError:
             return ""
         return base64.b64decode(secret["data"][key]).decode()

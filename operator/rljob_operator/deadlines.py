@@ -1,0 +1,94 @@
+"""The deadlines of a whole job: a driver that runs when one passes may save its work, and its last lines stay. Pure.
+
+A job that trains too long is asked for a checkpoint, from which another one may go on. One that doesn't begin has
+nothing to save: its driver is stopped, for what its log says about the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from rljob_operator import attempts
+from rljob_operator.actions import StopDriver
+from rljob_operator.conditions import Reason, Type
+from rljob_operator.draft import Draft
+from rljob_operator.endings import finish
+from rljob_operator.observed import ClusterView
+
+STOP_PATIENCE = timedelta(seconds=30)
+"""How long a driver may take to end that was told to stop: Ray kills it long before."""
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """A deadline that has passed."""
+
+    at: datetime
+    reason: Reason
+    message: str
+    grace: timedelta
+    """For a checkpoint."""
+
+
+def too_late(draft: Draft, cluster: ClusterView | None) -> bool:
+    """Ends a job that has outlasted one of its deadlines; False when it hasn't."""
+    passed = _passed(draft)
+    if passed is None:
+        return False
+    if cluster is not None and _runs(draft, cluster) and not attempts.head_is_lost(draft, cluster):
+        ray = draft.observed.ray
+        assert ray is not None
+        if ray.job is not None and ray.job.over:
+            message = attempts.note_end(draft, cluster, ray.job)
+            if ray.job.state == "SUCCEEDED":
+                finish(draft, Type.SUCCEEDED, Reason.COMPLETED, message)
+                return True
+        elif _winds_down(draft, cluster, passed):
+            return True
+    finish(draft, Type.FAILED, passed.reason, passed.message)
+    return True
+
+
+def _passed(draft: Draft) -> _Passed | None:
+    deadlines, start = draft.resolved.spec.deadlines, draft.status.start_time
+    if start is None:
+        return None
+    if deadlines.run_seconds is not None:
+        end = start + timedelta(seconds=deadlines.run_seconds)
+        if draft.now >= end:
+            grace = timedelta(seconds=draft.settings.suspend_grace_seconds)
+            return _Passed(end, Reason.RUN_DEADLINE_EXCEEDED, f"after {deadlines.run_seconds} s", grace)
+        draft.wake_at(end)
+    if not draft.status.progress.get("step") and not draft.resolved.spec.suspend:
+        end = start + timedelta(seconds=deadlines.start_seconds)
+        if draft.now >= end:
+            ready = draft.job.status.conditions.get(Type.CLUSTER_READY.title)
+            why = f"; {ready.message}" if ready is not None and not ready.is_true and ready.message else ""
+            message = f"after {deadlines.start_seconds} s{why}"
+            return _Passed(end, Reason.START_DEADLINE_EXCEEDED, message, timedelta())
+        draft.wake_at(end)
+    return None
+
+
+def _runs(draft: Draft, cluster: ClusterView) -> bool:
+    """Whether there is a driver that answers, as far as Ray says."""
+    last, ray = draft.status.last, draft.observed.ray
+    begun = last is not None and last.ended is None and cluster.attempt == last.number
+    return begun and ray is not None and ray.reachable and ray.job is not None
+
+
+def _winds_down(draft: Draft, cluster: ClusterView, passed: _Passed) -> bool:
+    """Has the driver end by itself; False when it has had its time."""
+    saved_by = passed.at + passed.grace
+    if draft.now >= saved_by + STOP_PATIENCE:
+        return False
+    what = "saves a checkpoint" if draft.now < saved_by else "is stopped"
+    draft.say(Type.RUNNING, True, passed.reason, f"{passed.message}; attempt {cluster.attempt} {what}")
+    if draft.now < saved_by:
+        attempts.talk(draft, cluster, suspend=True)
+        draft.wake_at(saved_by)
+    else:
+        draft.do(StopDriver(cluster.name, cluster.incarnation, cluster.attempt))
+        draft.wake_in(draft.settings.start_poll_seconds)
+    return True
