@@ -44,7 +44,7 @@ def job_document(name: str) -> Object:
             "placement": "separate",
             "rollout": {"replicas": 2, "maxReplicas": 8, "minReplicas": 1},
             "trainer": {"replicas": 1},
-            "checkpoint": {"uri": "s3://checkpoints"},
+            "checkpoint": {"uri": "/state"},
         },
     }
 

@@ -384,8 +384,8 @@ CASES: list[tuple[str, str, str, str]] = [
     # life cycle
     ("validation_has_data", "spec: {validation: {every: 5}, data: {validation: [{name: v, source: x}]}}",
      "spec: {validation: {every: 5}}", "spec.validation.every"),
-    ("locations_have_known_schemes", "spec: {checkpoint: {uri: 's3://bucket/x'}}",
-     "spec: {checkpoint: {uri: 'ftp://host/x'}}", "spec.checkpoint.uri"),
+    ("locations_have_known_schemes", "spec: {checkpoint: {uri: 'pvc://claim/x'}}",
+     "spec: {checkpoint: {uri: 's3://bucket/x'}}", "spec.checkpoint.uri"),
     ("volume_locations_name_a_claim", "spec: {checkpoint: {uri: 'pvc://claim/x'}}",
      "spec: {checkpoint: {uri: 'pvc:///x'}}", "spec.checkpoint.uri"),
     ("volume_locations_name_a_claim", "{}", "spec: {data: {train: {source: 'pvc://claim/../../x'}}}",

@@ -55,7 +55,7 @@ def job_spec(**sections: Any) -> dict[str, Any]:
         "placement": "separate",
         "rollout": {"replicas": 2, "minReplicas": 1, "maxReplicas": 8},
         "trainer": {"replicas": 1},
-        "checkpoint": {"uri": "s3://tests/checkpoints"},
+        "checkpoint": {"uri": "/state"},
         "retry": {"limit": 2, "backoffSeconds": 10, "maxBackoffSeconds": 600},
     }
     for name, value in sections.items():
@@ -369,7 +369,7 @@ class World:
         )
         checkpoint = None
         if self.checkpoint_step is not None:
-            checkpoint = LastCheckpoint(uri="s3://tests/checkpoints", step=self.checkpoint_step, time=self.now)
+            checkpoint = LastCheckpoint(uri="/state", step=self.checkpoint_step, time=self.now)
         return DriverStatus(
             generation=driver.generation,
             attempt=driver.attempt,

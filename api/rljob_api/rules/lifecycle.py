@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
 
-SCHEMES = ("pvc", "s3", "gs", "az", "file")
+SCHEMES = ("pvc",)
+"""Where state can be kept. Models and data are read from buckets too; a checkpoint is a folder renamed when whole."""
 
 
 @rule
@@ -27,8 +28,8 @@ def locations_have_known_schemes(job: Job) -> Iterator[Violation]:
         if scheme and scheme[1] not in SCHEMES:
             yield Violation(
                 path,
-                f'there is no storage "{scheme[1]}://"',
-                f"use a folder, or {', '.join(s + '://' for s in SCHEMES)}",
+                f'state can\'t be kept in "{scheme[1]}://"',
+                "use pvc://claim/path, or a folder for rljob run",
             )
 
 

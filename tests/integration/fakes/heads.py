@@ -250,7 +250,7 @@ class FakeHeads:
         )
         checkpoint = None
         if play.checkpoints:
-            checkpoint = LastCheckpoint(uri="s3://tests/checkpoint", step=driver.step, time=datetime.now(UTC))
+            checkpoint = LastCheckpoint(uri="/state", step=driver.step, time=datetime.now(UTC))
         return DriverStatus(
             generation=driver.generation,
             attempt=driver.attempt,

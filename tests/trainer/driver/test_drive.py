@@ -127,7 +127,7 @@ def test_a_job_is_scaled_up_and_down_suspended_and_resumed(runner: Runner) -> No
 @pytest.mark.parametrize(
     ("changes", "address", "expected"),
     [
-        ({"checkpoint": {"uri": "s3://bucket/x"}}, True, "keeps state in pvc://claim/path only, not in s3://bucket/x"),
+        ({"checkpoint": {"uri": "s3://bucket/x"}}, True, "spec.checkpoint.uri"),
         ({}, False, "sets RAY_ADDRESS; else use rljob run"),
         ({"batch": {"groups": -1}}, True, "spec.batch.groups"),
     ],

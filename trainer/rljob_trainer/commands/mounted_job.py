@@ -52,12 +52,10 @@ def mounted_job(file: Path, generation: int, storage: Path, *, patience: float =
 
 
 def options_of(job: ResolvedJob, args: argparse.Namespace, listening: Listening) -> RunOptions:
-    """How `rljob drive` runs the job. Raises ``JobFileError`` for storage that this version cannot use."""
+    """How `rljob drive` runs the job. Raises ``JobFileError`` outside of a Ray cluster."""
     if "RAY_ADDRESS" not in os.environ:
         raise JobFileError("rljob drive runs as a job of a Ray cluster, which sets RAY_ADDRESS; else use rljob run")
     uri = job.spec.checkpoint.uri
-    if uri is not None and "://" in uri:
-        raise JobFileError(f"spec.checkpoint.uri: this version keeps state in pvc://claim/path only, not in {uri}")
     identity = Path(
         os.environ.get("RLJOB_NAMESPACE", job.metadata.namespace or "default"),
         f"{os.environ.get('RLJOB_NAME', job.metadata.name)}-{os.environ.get('RLJOB_UID', 'local')}",

@@ -35,7 +35,7 @@ def checks() -> Iterator[Check]:
             "locations_have_known_schemes",
             at,
             f"!has({value}) || !{value}.matches('^[A-Za-z][A-Za-z0-9+.-]*://') || {value}.matches({known})",
-            f"no such storage; use a folder, or {', '.join(scheme + '://' for scheme in SCHEMES)}",
+            "state can't be kept there; use pvc://claim/path, or a folder for rljob run",
             f".{field}",
         )
     sources = (
