@@ -131,9 +131,7 @@ def _storage(job: ResolvedJob, role: Role, tokens: str) -> tuple[list[dict[str, 
 
     if role.name == names.HEAD_ROLE:
         key = {"key": names.DRIVER_TOKEN_KEY, "path": names.DRIVER_TOKEN_KEY}
-        volumes.append(
-            {"name": "rljob-tokens", "secret": {"secretName": tokens, "items": [key], "defaultMode": 0o444}}
-        )
+        volumes.append({"name": "rljob-tokens", "secret": {"secretName": tokens, "items": [key], "defaultMode": 0o444}})
         mounts.append({"name": "rljob-tokens", "mountPath": names.TOKEN_FOLDER, "readOnly": True})
 
     for index, code in enumerate(job.spec.code):

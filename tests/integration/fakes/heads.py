@@ -131,9 +131,7 @@ class FakeHeads:
     def _token(self, head: Object, key: str) -> str:
         mounted = [volume["secret"]["secretName"] for volume in head["spec"]["volumes"] if "secret" in volume]
         try:
-            secret = self._plane.call(
-                "GET", f"/api/v1/namespaces/{head['metadata']['namespace']}/secrets/{mounted[0]}"
-            )
+            secret = self._plane.call("GET", f"/api/v1/namespaces/{head['metadata']['namespace']}/secrets/{mounted[0]}")
         except ApiCallError:
             return ""
         return base64.b64decode(secret["data"][key]).decode()
