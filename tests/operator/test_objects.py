@@ -102,13 +102,13 @@ def test_claims_of_the_job_file_are_mounted_and_only_checkpoints_writable() -> N
 
 def test_a_template_is_merged_and_cannot_take_our_labels() -> None:
     template = {
-        "metadata": {"labels": {"team": "rl", "rljob.dev/job": "other"}},
+        "metadata": {"labels": {"team": "rl", "app.kubernetes.io/instance": "other"}},
         "spec": {"dnsPolicy": "None", "containers": [{"name": "sidecar", "image": "x"}]},
     }
     made = cluster(trainer={"pod": {"template": template}})
     trainer = made["spec"]["workerGroupSpecs"][1]["template"]  # type: ignore[index]
     assert trainer["metadata"]["labels"]["team"] == "rl"
-    assert trainer["metadata"]["labels"]["rljob.dev/job"] == "job"
+    assert trainer["metadata"]["labels"]["app.kubernetes.io/instance"] == "job"
     assert [item["name"] for item in trainer["spec"]["containers"]] == ["ray", "sidecar"]
     assert trainer["spec"]["dnsPolicy"] == "None"
 
