@@ -113,6 +113,19 @@ def test_a_template_is_merged_and_cannot_take_our_labels() -> None:
     assert trainer["spec"]["dnsPolicy"] == "None"
 
 
+def test_pods_carry_the_jobs_labels_but_for_those_that_are_orders() -> None:
+    labels = {"team": "rl", "kueue.x-k8s.io/queue-name": "q", "ray.io/is-ray-node": "no"}
+    document = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "job", "labels": labels},
+        "spec": job_spec(),
+    }
+    made = rendered(json.dumps(document) + "\n", [], SETTINGS)[-1]["spec"]
+    for part in (made["headGroupSpec"], *made["workerGroupSpecs"]):
+        assert {name for name in part["template"]["metadata"]["labels"] if name in labels} == {"team"}
+
+
 def test_the_job_file_is_carried_verbatim() -> None:
     made = job()
     spec = {"anything": ["as", "the user wrote it"]}

@@ -88,11 +88,17 @@ def own_labels_have_own_domains(job: Job) -> Iterator[Violation]:
 
 
 def names_in_reserved_domains(path: str, names: Iterable[str]) -> Iterator[Violation]:
-    """KubeRay and Kueue take orders from labels and annotations of their domains, and we find pods by ours."""
+    """What is wrong with labels or annotations of these names, if anything."""
     for name in names:
-        domain = name.partition("/")[0] if "/" in name else ""
-        if any(domain == taken or domain.endswith("." + taken) for taken in RESERVED_DOMAINS):
-            yield Violation(f"{path}[{name}]", f"{domain} is reserved", "use a domain of your own")
+        if is_reserved(name):
+            yield Violation(f"{path}[{name}]", f"{name.partition('/')[0]} is reserved", "use a domain of your own")
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the name of a label or annotation is in a reserved domain: KubeRay and Kueue take orders from theirs, and
+    the operator finds pods by its own."""
+    domain, slash, _ = name.partition("/")
+    return bool(slash) and any(domain == taken or domain.endswith("." + taken) for taken in RESERVED_DOMAINS)
 
 
 @rule
