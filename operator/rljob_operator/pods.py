@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from rljob_api import ResolvedJob
+from rljob_api.rules.pods import is_reserved
 from rljob_api.spec.pod import Pod
 from rljob_api.status import DRIVER_PORT
 from rljob_operator import merging, names
@@ -59,7 +60,8 @@ def template(job: ResolvedJob, role: Role, tokens: str, settings: Settings) -> d
     annotations = dict(pod.annotations)
     if pod.topology is not None:
         annotations[f"kueue.x-k8s.io/podset-{pod.topology.mode}-topology"] = pod.topology.level
-    labels = {**dict(job.metadata.labels), **dict(pod.labels)}
+    # The job's own labels may be orders too, but to Kueue or us about the job, not about each of its pods.
+    labels = {name: value for name, value in job.metadata.labels.items() if not is_reserved(name)} | dict(pod.labels)
     ours = {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
     merged = merging.merge(ours, pod.template)
     # What finds the pods again is ours, whatever the template says.
@@ -104,7 +106,7 @@ def _environment(job: ResolvedJob, role: Role) -> list[dict[str, Any]]:
     ours = {
         "RLJOB_NAME": job.metadata.name,
         "RLJOB_ROLE": role.name,
-        # Ray would report its use to its makers; a job that wants that sets it in pod.env, which comes later and wins.
+        # Ray would report its use to its makers.
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     folders = [f"{names.CODE_FOLDER}/{index}" for index in range(len(job.spec.code))]

@@ -102,15 +102,28 @@ def test_claims_of_the_job_file_are_mounted_and_only_checkpoints_writable() -> N
 
 def test_a_template_is_merged_and_cannot_take_our_labels() -> None:
     template = {
-        "metadata": {"labels": {"team": "rl", "rljob.dev/job": "other"}},
+        "metadata": {"labels": {"team": "rl", "app.kubernetes.io/instance": "other"}},
         "spec": {"dnsPolicy": "None", "containers": [{"name": "sidecar", "image": "x"}]},
     }
     made = cluster(trainer={"pod": {"template": template}})
     trainer = made["spec"]["workerGroupSpecs"][1]["template"]  # type: ignore[index]
     assert trainer["metadata"]["labels"]["team"] == "rl"
-    assert trainer["metadata"]["labels"]["rljob.dev/job"] == "job"
+    assert trainer["metadata"]["labels"]["app.kubernetes.io/instance"] == "job"
     assert [item["name"] for item in trainer["spec"]["containers"]] == ["ray", "sidecar"]
     assert trainer["spec"]["dnsPolicy"] == "None"
+
+
+def test_pods_carry_the_jobs_labels_but_for_those_that_are_orders() -> None:
+    labels = {"team": "rl", "kueue.x-k8s.io/queue-name": "q", "ray.io/is-ray-node": "no"}
+    document = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "job", "labels": labels},
+        "spec": job_spec(),
+    }
+    made = rendered(json.dumps(document) + "\n", [], SETTINGS)[-1]["spec"]
+    for part in (made["headGroupSpec"], *made["workerGroupSpecs"]):
+        assert {name for name in part["template"]["metadata"]["labels"] if name in labels} == {"team"}
 
 
 def test_the_job_file_is_carried_verbatim() -> None:

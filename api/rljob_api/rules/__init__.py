@@ -3,7 +3,20 @@
 One small function a rule, a file a topic; importing this package registers them all.
 """
 
-from rljob_api.rules import algorithm, data, lifecycle, naming, pipeline, pods, pools
+from rljob_api.rules import algorithm, data, lifecycle, naming, pipeline, pods, pools, templates, volumes
 from rljob_api.rules.registry import RULES, Job, broken
 
-__all__ = ["RULES", "Job", "algorithm", "broken", "data", "lifecycle", "naming", "pipeline", "pods", "pools"]
+__all__ = [
+    "RULES",
+    "Job",
+    "algorithm",
+    "broken",
+    "data",
+    "lifecycle",
+    "naming",
+    "pipeline",
+    "pods",
+    "pools",
+    "templates",
+    "volumes",
+]

@@ -184,8 +184,13 @@ def environment_leaves_ours_alone(job: Job) -> Iterator[Violation]:
     spec = job.spec
     names = [(f"spec.rollout.env.{name}", name) for name in spec.rollout.env]
     names += [(f"spec.trainer.env.{name}", name) for name in spec.trainer.env]
-    for pool, pod in (("rollout", spec.rollout.pod), ("trainer", spec.trainer.pod), ("head", spec.head.pod)):
-        names += [(f"spec.{pool}.pod.env[{index}].name", entry.name) for index, entry in enumerate(pod.env)]
+    for path, pod in job.pods:
+        names += [(f"{path}.env[{index}].name", entry.name) for index, entry in enumerate(pod.env)]
     for path, name in names:
-        if any(name == taken or (taken.endswith("_") and name.startswith(taken)) for taken in RESERVED_ENV):
-            yield Violation(path, f"{name} is set by rljob or Ray themselves", "remove it")
+        yield from reserved_variable(path, name)
+
+
+def reserved_variable(path: str, name: str) -> Iterator[Violation]:
+    """What is wrong with setting a variable of that name, if anything."""
+    if any(name == taken or (taken.endswith("_") and name.startswith(taken)) for taken in RESERVED_ENV):
+        yield Violation(path, f"{name} is set by rljob or Ray themselves", "remove it")

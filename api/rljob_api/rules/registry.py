@@ -15,6 +15,7 @@ from rljob_api.resolution import resolve
 from rljob_api.resolved import ResolvedSpec
 from rljob_api.spec.data import TrainPart
 from rljob_api.spec.job import Metadata, RLJob, Spec
+from rljob_api.spec.pod import Pod
 from rljob_api.violations import Violation
 
 
@@ -45,6 +46,16 @@ class Job:
     @property
     def policy_loss(self) -> PolicyLossMethod:
         return POLICY_LOSSES[self.resolved.algorithm.policy_loss.type]
+
+    @property
+    def pods(self) -> list[tuple[str, Pod]]:
+        """Pod settings of the pools and the head, with their paths."""
+        spec = self.spec
+        return [
+            ("spec.rollout.pod", spec.rollout.pod),
+            ("spec.trainer.pod", spec.trainer.pod),
+            ("spec.head.pod", spec.head.pod),
+        ]
 
     @property
     def train_parts(self) -> list[tuple[str, TrainPart]]:

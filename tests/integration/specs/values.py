@@ -36,6 +36,7 @@ FREE: dict[str, tuple[Any, ...]] = {
         {"name": "rljob-x"},
         {"emptyDir": {}},
         {"name": 3},
+        {"name": "b", "projected": {"sources": [{"serviceAccountToken": {"path": "a"}}]}},
     ),
     "template": (
         {"spec": {"hostname": "a"}},
@@ -44,6 +45,11 @@ FREE: dict[str, tuple[Any, ...]] = {
         {"spec": {"containers": [{"name": "ray", "command": ["x"]}]}},
         {"spec": 3},
         {"status": {}},
+        {"metadata": None},
+        {"metadata": {"annotations": {"ray.io/overwrite-container-cmd": "true"}}},
+        {"spec": {"volumes": "a", "nodeName": "a"}},
+        {"spec": {"containers": [{"name": "ray", "env": {"A": "b"}, "volumeMounts": [{"mountPath": "/dev/shm"}]}]}},
+        {"spec": {"containers": [{"name": "ray", "env": [{"name": "RAY_AUTH_MODE", "value": "disabled"}]}]}},
     ),
     "engineArgs": (
         {"gpu_memory_utilization": 0.8},

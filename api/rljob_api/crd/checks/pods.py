@@ -1,4 +1,4 @@
-"""CEL for the rules about pod settings and code volumes."""
+"""CEL for the rules about pod settings, volumes and code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from rljob_api.crd import expressions as cel
 from rljob_api.crd.checks.check import PODS, SPEC, Check, exactly_one
 from rljob_api.crd.structural import Path, text
-from rljob_api.rules.pods import RESERVED_DOMAINS, RESERVED_MOUNTS
+from rljob_api.rules.pods import RESERVED_DOMAINS
+from rljob_api.rules.volumes import RESERVED_MOUNTS
 
 
 def checks() -> Iterator[Check]:
