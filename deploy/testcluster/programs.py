@@ -3,8 +3,8 @@
 Kubernetes, KubeRay's operator, Helm, CoreDNS and the pause program come from Go modules, pinned by the go.mod and
 go.sum files in `go/`; the rest comes from Debian's packages (`debian`). Each lies in a folder of the cache
 (`RLJOB_TEST_CACHE`, by default `~/.cache/rljob/programs`) that is named by a hash of everything that goes into it, so a
-second call builds nothing and a changed pin builds anew. With `KUBEBUILDER_ASSETS` set, the programs found in that
-folder are used instead.
+second call builds nothing and a changed pin builds anew. With `KUBEBUILDER_ASSETS` set, Kubernetes' programs and etcd
+are taken from that folder, as far as they are there; envtest's has no controllers, so Kubernetes is built nevertheless.
 """
 
 from __future__ import annotations
@@ -165,11 +165,11 @@ def cached(name: str, build: bool, make: Callable[[Path], None]) -> Path:
     Raises:
         ProgramMissingError: it isn't there, and isn't to be or can't be made.
     """
-    folder = cache_folder() / name
+    folder, what = cache_folder() / name, name.rpartition("-")[0]
     if folder.exists():
         return folder
     if not build:
-        raise ProgramMissingError(f"{name.split('-')[0]} isn't built yet: {PREPARE}, or set KUBEBUILDER_ASSETS")
+        raise ProgramMissingError(f"{what} isn't built yet: {PREPARE}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.parent / f"{name}.lock"):
         if not folder.exists():
@@ -178,7 +178,7 @@ def cached(name: str, build: bool, make: Callable[[Path], None]) -> Path:
                 make(unfinished)
                 unfinished.rename(folder)
             except CommandFailedError as problem:
-                raise ProgramMissingError(f"{name.split('-')[0]} can't be made here: {problem}") from problem
+                raise ProgramMissingError(f"{what} can't be made here: {problem}") from problem
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
     return folder
@@ -194,9 +194,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _build_go(program: GoProgram, to: Path, *, say: Callable[[str], None]) -> None:
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
-        raise ProgramMissingError(
-            f"{program.name} must be built and Go 1.26 isn't installed: install Go, or set KUBEBUILDER_ASSETS"
-        )
+        raise ProgramMissingError(f"{program.name} must be built and Go 1.26 isn't installed: install Go")
     say(f"building {program.name} from its Go module (minutes, once)")
     source = GO_MODULES / program.name
     environment = os.environ | {"CGO_ENABLED": "0"}

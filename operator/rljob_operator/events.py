@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from rljob_api import API_VERSION, KIND
@@ -19,26 +19,30 @@ from rljob_operator.observed import JobView
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 60.0
-LONGEST_NOTE = 1000
+MOST_KEPT = 10_000
+"""Of what was told when. More than these are only kept for a minute."""
+LONGEST_NOTE = 1024
+"""In bytes: the API server refuses an event with more."""
 CONTROLLER = "rljob.dev/operator"
 
 
 class Poster:
     """Posts events. A lost event is a pity and nothing more, so errors are logged and forgotten."""
 
-    def __init__(self, api: ApiServer) -> None:
+    def __init__(self, api: ApiServer, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
+        self._clock = clock
         self._last: dict[tuple[str, str], float] = {}
         self._instance = f"{socket.gethostname()}-{os.getpid()}"[:128]
 
     async def post(self, job: JobView, events: Sequence[Event]) -> None:
-        clock = time.monotonic()
-        if len(self._last) > 10_000:
-            self._last = {key: when for key, when in self._last.items() if clock - when < PAUSE_SECONDS}
+        now = self._clock()
+        if len(self._last) > MOST_KEPT:
+            self._last = {key: when for key, when in self._last.items() if now - when < PAUSE_SECONDS}
         for event in events:
-            if clock - self._last.get((job.uid, event.reason), -PAUSE_SECONDS) < PAUSE_SECONDS:
+            if now - self._last.get((job.uid, event.reason), -PAUSE_SECONDS) < PAUSE_SECONDS:
                 continue
-            self._last[job.uid, event.reason] = clock
+            self._last[job.uid, event.reason] = now
             try:
                 await self._api.create(
                     api_server.group("events.k8s.io/v1", job.namespace, "events"), self._body(job, event)
@@ -57,7 +61,7 @@ class Poster:
             "action": "Reconcile",
             "type": event.kind,
             "reason": event.reason,
-            "note": event.message[:LONGEST_NOTE],
+            "note": _cut(event.message),
             "regarding": {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
@@ -66,3 +70,11 @@ class Poster:
                 "uid": job.uid,
             },
         }
+
+
+def _cut(text: str) -> str:
+    whole = text.encode(errors="replace")
+    if len(whole) <= LONGEST_NOTE:
+        return whole.decode()
+    # A letter that is cut in two is left out.
+    return whole[: LONGEST_NOTE - len("…".encode())].decode(errors="ignore") + "…"

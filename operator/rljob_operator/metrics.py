@@ -61,7 +61,7 @@ class Jobs(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         labels = ("namespace", "job")
         condition = GaugeMetricFamily(
-            "rljob_condition", "1: the condition is True; 0: it is not.", labels=(*labels, "condition")
+            "rljob_condition", "1: the condition is True; 0: it is False or Unknown.", labels=(*labels, "condition")
         )
         progress = {
             field: GaugeMetricFamily(name, meaning, labels=labels) for field, (name, meaning) in PROGRESS.items()

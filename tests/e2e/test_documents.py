@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.timeout(3600)
 PAGE = Path(__file__).parents[2] / "docs" / "laptop.md"
 STEPS = 150
 """The quick start's first steps: the page waits for its end."""
+STEP_LINE = re.compile(rf"^ *\d+/{STEPS} ", re.MULTILINE)
+"""How a line of the driver about a step begins."""
 
 
 def commands(page: Path) -> list[str]:
@@ -35,15 +38,26 @@ def test_the_laptop_page_holds(world: World, tmp_path: Path) -> None:
     config.write_text(world.kubectl("config", "view", "--raw", "--flatten"))
     environment = os.environ | {"KUBECONFIG": str(config)}
     environment["PATH"] = f"{Path(program()).parent}:{environment['PATH']}"
-    said = {}
-    for command in ["kubectl config set-context --current --namespace=" + world.namespace, *commands(PAGE)]:
+
+    def run(command: str) -> str:
         done = subprocess.run(
             ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3600
         )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
-        said[command] = done.stdout
+        return done.stdout
+
+    def shows_a_step(command: str) -> bool:
+        return STEP_LINE.search(run(command)) is not None
+
+    said = {}
+    for command in ["kubectl config set-context --current --namespace=" + world.namespace, *commands(PAGE)]:
+        said[command] = run(command)
+        if command.startswith("kubectl logs "):
+            # The job is running before its first step is done; until then the log has Ray's own lines alone.
+            world.until("the head's log has a step of the driver", partial(shows_a_step, command))
         if command.endswith("--replicas=2"):
             assert world.get("rlj", "quickstart")["spec"]["rollout"]["replicas"] == 2
+    assert any(command.startswith("kubectl logs ") for command in said)
     assert "staleness" in said["kubectl explain rljob.spec.pipeline"]
     assert "Normal" in said["kubectl describe rlj quickstart"]
     assert said["kubectl get rlj quickstart -o jsonpath='{.status.checkpoint.uri}'"].startswith("pvc://results/runs/")

@@ -62,6 +62,24 @@ async def world(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[World]:
 
 
 @pytest.fixture
+async def other_world(world: World, tmp_path: Path) -> AsyncIterator[World]:
+    """A second namespace with the same heads, whose plays go by the job's name alone: an operator has one address."""
+    namespace = _namespace(world.plane)
+    kuberay = FakeKubeRay(world.plane, namespace)
+    folder = tmp_path / "other"
+    folder.mkdir()
+    async with _background(kuberay.run()) as players:
+        made = World(world.plane, namespace, kuberay, world.heads, folder)
+        made.players = players
+        try:
+            yield made
+        finally:
+            await made.stop_operator()
+            await made.remove_jobs()
+    world.plane.call("DELETE", f"/api/v1/namespaces/{namespace}")
+
+
+@pytest.fixture
 async def real_world(plane: ControlPlane, kuberay_process: None, tmp_path: Path) -> AsyncIterator[World]:
     """The same with KubeRay itself; only the kubelets are played."""
     namespace = _namespace(plane)

@@ -83,6 +83,7 @@ class World:
         lease_namespace: str | None = None,
         identity: str = "operator",
         debug: bool = False,
+        all_namespaces: bool = False,
     ) -> OperatorThread:
         """Starts an operator in this process that watches this namespace; the newest is `self.operator`."""
         key = self._folder / "key"
@@ -92,7 +93,7 @@ class World:
         )
         options = Options(
             key_file=key,
-            namespaces=(self.namespace,),
+            namespaces=() if all_namespaces else (self.namespace,),
             head_address=self.heads.address,
             lease_namespace=lease_namespace,
             identity=identity,
@@ -180,6 +181,11 @@ class World:
     async def pods(self, group: str | None = None) -> list[Object]:
         items = (await self.call("GET", f"/api/v1/namespaces/{self.namespace}/pods"))["items"]
         return [pod for pod in items if group in (None, pod["metadata"]["labels"]["ray.io/group"])]
+
+    async def events(self, name: str) -> list[Object]:
+        """What was told about a job."""
+        items = (await self.call("GET", f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"))["items"]
+        return [item for item in items if (item["regarding"]["kind"], item["regarding"]["name"]) == ("RLJob", name)]
 
     async def owned_objects(self) -> list[str]:
         """Everything in the namespace that belongs to a job, as kind/name."""

@@ -73,7 +73,7 @@ SPEC: dict[str, Any] = {
 }
 LAYERS: list[dict[str, Any]] = [
     {},
-    {"model": {"source": f"pvc://claim/{MARK}"}, "checkpoint": {"uri": f"s3://{MARK}"}},
+    {"model": {"source": f"pvc://claim/{MARK}"}, "checkpoint": {"uri": f"pvc://claim/{MARK}"}},
     {"data": {"train": {"source": None, "split": None, "parts": [{"name": "p", "source": MARK, "split": MARK}]}}},
     {
         "model": {

@@ -23,6 +23,7 @@ from rljob_trainer.telemetry.prometheus import exposition
 CHART = Path(__file__).parents[2] / "charts" / "rljob-operator"
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
 RULES = (CHART / "templates" / "monitoring.yaml").read_text()
+ALERT = r"- alert: (\w+)\n(?: +#.*\n)* +expr: (.+)\n"
 TARGET_LABELS = {"namespace", "job", "pod", "instance"}
 
 
@@ -93,7 +94,7 @@ def queries() -> Iterator[tuple[str, str]]:
     for variable in DASHBOARD["templating"]["list"]:
         if variable["type"] == "query":
             yield f"variable {variable['name']}", variable["query"]["query"]
-    for name, expression in re.findall(r"- alert: (\w+)\n +expr: (.+)\n", RULES):
+    for name, expression in re.findall(ALERT, RULES):
         yield f"alert {name}", expression
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rljob_api import cluster
+from rljob_api import JobInvalid, cluster
 from rljob_trainer.commands.mounted_job import mounted_job, options_of
 from rljob_trainer.driver.service import Listening
 from rljob_trainer.errors import DeadlineError, JobFileError
@@ -78,7 +78,16 @@ def test_another_job_s_checkpoint_is_taken_once(mounted: Path, monkeypatch: pyte
     options = options_of(job, arguments(mounted), LISTENING)
     assert options.resume == str(other)
     (options.output / "checkpoints" / "step-00000001").mkdir(parents=True)
+    # From now on the other's may be removed: the next attempt doesn't need it.
+    other.rmdir()
+    job = mounted_job(mounted, 3, storage)
     assert options_of(job, arguments(mounted), LISTENING).resume == "auto"
+
+
+def test_another_job_s_checkpoint_that_is_not_there_is_named(mounted: Path) -> None:
+    write(mounted.parent, generation=3, restore={"from": "pvc://state/none"})
+    with pytest.raises(JobInvalid, match=r"spec\.restore\.from: there is no folder .*/mnt/state/none"):
+        mounted_job(mounted, 3, mounted.parent / "mnt")
 
 
 def test_without_storage_nothing_is_kept(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:

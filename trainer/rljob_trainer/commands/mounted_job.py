@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rljob_api import cluster, load_jobs
+from rljob_api import RLJob, cluster, load_jobs
 from rljob_api.resolved import ResolvedJob
 from rljob_trainer.commands.job_file import checked_job
 from rljob_trainer.driver.run import RunOptions
@@ -46,9 +46,12 @@ def mounted_job(file: Path, generation: int, storage: Path, *, patience: float =
     for section in _LOCATIONS:
         if section in document.get("spec", {}):
             document["spec"][section] = _placed(document["spec"][section], storage)
-    jobs = load_jobs(json.dumps(document, indent=1) + "\n")
+    job = load_jobs(json.dumps(document, indent=1) + "\n")[0]
+    if job.spec.restore is not None and any((_output(job) / "checkpoints").glob("step-*")):
+        # It goes on from its own: what it began with may be gone by now.
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"restore": None})})
     # Modules of custom rewards come from spec.code, which is on the interpreter's path.
-    return checked_job(jobs[0], file.parent, code=[Path(entry) for entry in sys.path if entry])
+    return checked_job(job, file.parent, code=[Path(entry) for entry in sys.path if entry])
 
 
 def options_of(job: ResolvedJob, args: argparse.Namespace, listening: Listening) -> RunOptions:
@@ -56,25 +59,26 @@ def options_of(job: ResolvedJob, args: argparse.Namespace, listening: Listening)
     if "RAY_ADDRESS" not in os.environ:
         raise JobFileError("rljob drive runs as a job of a Ray cluster, which sets RAY_ADDRESS; else use rljob run")
     uri = job.spec.checkpoint.uri
-    identity = Path(
-        os.environ.get("RLJOB_NAMESPACE", job.metadata.namespace or "default"),
-        f"{os.environ.get('RLJOB_NAME', job.metadata.name)}-{os.environ.get('RLJOB_UID', 'local')}",
-    )
-    kept = uri is not None
-    output = (Path(uri) if uri is not None else Path("/tmp/rljob")) / identity
-    resume = "auto"
-    if job.spec.restore is not None and not any((output / "checkpoints").glob("step-*")):
-        resume = job.spec.restore.from_
     return RunOptions(
-        output=output,
+        output=_output(job),
         base=args.file.parent,
-        resume=resume,
+        resume="auto" if job.spec.restore is None else job.spec.restore.from_,
         listening=listening,
         attempt=args.attempt,
         generation=args.generation,
         by_role=True,
         storage=args.storage,
-        keeps_state=kept,
+        keeps_state=uri is not None,
+    )
+
+
+def _output(job: RLJob | ResolvedJob) -> Path:
+    """Where the job's own state is kept."""
+    uri = job.spec.checkpoint.uri
+    return Path(
+        uri if uri is not None else "/tmp/rljob",
+        os.environ.get("RLJOB_NAMESPACE", job.metadata.namespace or "default"),
+        f"{os.environ.get('RLJOB_NAME', job.metadata.name)}-{os.environ.get('RLJOB_UID', 'local')}",
     )
 
 
