@@ -1,4 +1,4 @@
-"""One real control plane for the session; a namespace, a fake KubeRay and fake heads for each test."""
+"""One real control plane for the session; a namespace, a KubeRay, fake kubelets and fake heads for each test."""
 
 from __future__ import annotations
 
@@ -52,67 +52,32 @@ async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[l
                 await task
 
 
-@pytest.fixture
-async def world(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[World]:
-    """A namespace with everything but the operator, which the test starts."""
-    namespace = _namespace(plane)
-    kuberay = FakeKubeRay(plane, namespace)
-    async for made in _world(plane, namespace, kuberay, kuberay, tmp_path):
-        yield made
-
-
-@pytest.fixture
-async def real_world(plane: ControlPlane, kuberay_process: None, tmp_path: Path) -> AsyncIterator[World]:
-    """The same with KubeRay itself; only the kubelets are played."""
-    namespace = _namespace(plane)
-    async for made in _world(plane, namespace, FakeKubelet(plane, namespace), None, tmp_path):
-        yield made
-
-
 @pytest.fixture(scope="module")
-def kuberay_process(plane: ControlPlane) -> Iterator[None]:
-    """KubeRay's own operator. It takes every namespace, so no test of the module may play it."""
-    plane.install_missing_crds(plane.programs.crds)
-    plane.start_kuberay()
-    yield
-    plane.stop_program("ray-operator")
+def kuberay(request: pytest.FixtureRequest, plane: ControlPlane) -> Iterator[str]:
+    """Who makes the pods: "fake", or for modules that ask for it (see `world`) KubeRay's own operator: "real".
+
+    That takes every namespace, so nobody may play it meanwhile; pytest runs the tests of a module with the one and then
+    with the other.
+    """
+    which = getattr(request, "param", "fake")
+    if which == "real":
+        plane.install_missing_crds(plane.programs.crds)
+        plane.start_kuberay()
+    yield which
+    if which == "real":
+        plane.stop_program("ray-operator")
 
 
 @pytest.fixture
-async def network(world: World) -> AsyncIterator[BadNetwork]:
-    """What lies between the operator of `world` and the API server."""
-    async for made in _network(world):
-        yield made
-
-
-@pytest.fixture
-async def real_network(real_world: World) -> AsyncIterator[BadNetwork]:
-    """The same for `real_world`."""
-    async for made in _network(real_world):
-        yield made
-
-
-async def _network(world: World) -> AsyncIterator[BadNetwork]:
-    made, started = BadNetwork(world.plane), asyncio.Event()
-    async with _background(made.run(started)):
+async def world(plane: ControlPlane, kuberay: str, tmp_path: Path) -> AsyncIterator[World]:
+    """A namespace with everything but the operator, which the test starts."""
+    namespace = f"test-{secrets.token_hex(4)}"
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    kubelet, heads, started = FakeKubelet(plane, namespace), FakeHeads(plane), asyncio.Event()
+    played = [FakeKubeRay(plane, namespace).run()] if kuberay == "fake" else []
+    async with _background(kubelet.run(), heads.run(started), *played) as players:
         await asyncio.wait_for(started.wait(), 10)
-        yield made
-        await world.stop_operator()
-
-
-def _namespace(plane: ControlPlane) -> str:
-    name = f"test-{secrets.token_hex(4)}"
-    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    return name
-
-
-async def _world(
-    plane: ControlPlane, namespace: str, player: FakeKubeRay | FakeKubelet, kuberay: FakeKubeRay | None, folder: Path
-) -> AsyncIterator[World]:
-    heads, started = FakeHeads(plane), asyncio.Event()
-    async with _background(player.run(), heads.run(started)) as players:
-        await asyncio.wait_for(started.wait(), 10)
-        made = World(plane, namespace, kuberay, heads, folder)
+        made = World(plane, namespace, kubelet, heads, tmp_path)
         made.players = players
         try:
             yield made
@@ -120,3 +85,13 @@ async def _world(
             await made.stop_operator()
             await made.remove_jobs()
     plane.call("DELETE", f"/api/v1/namespaces/{namespace}")
+
+
+@pytest.fixture
+async def network(world: World) -> AsyncIterator[BadNetwork]:
+    """What lies between the operator of `world` and the API server."""
+    made, started = BadNetwork(world.plane), asyncio.Event()
+    async with _background(made.run(started)):
+        await asyncio.wait_for(started.wait(), 10)
+        yield made
+        await world.stop_operator()

@@ -1,4 +1,4 @@
-"""An operator, a real API server, and the lives of jobs."""
+"""An operator, a real API server, and the lives of jobs: once with the fake KubeRay, once with KubeRay itself."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from fakes.heads import Play
-from world import SETTINGS, World, job_document
+from world import SETTINGS, WITH_FAKE_AND_REAL_KUBERAY, World, job_document
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), WITH_FAKE_AND_REAL_KUBERAY]
 
 
 async def nothing_runs(world: World) -> bool:
@@ -83,12 +83,13 @@ async def test_scaling_down_drains_exactly_the_pods_that_the_driver_names(world:
     world.plane.kubectl("scale", "rljob/elastic", "--replicas=2", "-n", world.namespace)
     await world.until_condition("elastic", "Resizing", "True", "Draining")
     # As long as the driver hasn't handed anything back, no pod goes.
-    assert len(await world.pods("rollout")) == 4
+    before = await _names(world)
+    assert len(before) == 4
     play.drains = True
     await world.until("two engines", lambda: _count(world, 2))
     driver = world.drivers("elastic")[0]
     assert driver.desired[-1].rollout_replicas == 2
-    assert sorted(world.kuberay.removed) == sorted(driver.drained)
+    assert await _names(world) == before - driver.drained
     job = await world.until_condition("elastic", "Resizing", "False", "AtSize")
     assert job["status"]["pools"]["rollout"]["replicas"] == 2
     await world.until("the names of removed pods are forgotten", lambda: _forgotten(world))
@@ -126,7 +127,7 @@ async def test_a_lost_worker_is_named_and_training_goes_on(world: World) -> None
     await world.apply(job_document("sturdy", rollout={"replicas": 3, "minReplicas": 1}), Play(steps=None))
     await world.until_condition("sturdy", "ClusterReady", "True", "PoolsReady")
     await world.until_condition("sturdy", "Running", "True", "Training")
-    world.kuberay.becomes_ready = lambda _pod: {
+    world.kubelet.becomes_ready = lambda _pod: {
         "phase": "Pending",
         "conditions": [
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/5 nodes have room"}
@@ -174,7 +175,7 @@ async def test_a_lost_worker_is_named_and_training_goes_on(world: World) -> None
     ],
 )
 async def test_pods_that_wait_are_explained(world: World, status: dict[str, object], reason: str, words: str) -> None:
-    world.kuberay.becomes_ready = lambda _pod: status
+    world.kubelet.becomes_ready = lambda _pod: status
     world.start_operator()
     await world.apply(job_document("waiting"))
 
@@ -238,6 +239,10 @@ async def test_a_change_that_pods_cannot_follow_is_said_and_takes_effect_after_s
 
 async def _count(world: World, wanted: int) -> bool:
     return len(await world.pods("rollout")) == wanted
+
+
+async def _names(world: World) -> set[str]:
+    return {pod["metadata"]["name"] for pod in await world.pods("rollout")}
 
 
 async def _forgotten(world: World) -> bool:
