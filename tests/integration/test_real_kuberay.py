@@ -1,6 +1,6 @@
 """KubeRay's own operator instead of the fake: what the fake claims about it holds.
 
-`test_life_cycle.py` runs with both.
+`test_life_cycle.py` and `test_node_loss.py` run with both.
 
 RLJOB_KUBERAY_CHAOS_RUNS says how many jobs walk by chance beside it, RLJOB_CHAOS_SEED where their seeds begin.
 """

@@ -1,7 +1,8 @@
 """KubeRay's controller: makes pods of RayClusters. Somebody else plays the kubelets (`fakes.kubelet`).
 
 Faithful in what the operator relies on: names and labels of pods, replacement of ended pods, `replicas` clamped to min
-and max, `workersToDelete` honoured and left in the spec, a suspended cluster without pods, status of the cluster.
+and max, `workersToDelete` honoured and left in the spec, a pod that is being deleted counted until it is gone, a
+suspended cluster without pods, status of the cluster.
 """
 
 from __future__ import annotations
@@ -37,11 +38,7 @@ class FakeKubeRay:
             name = cluster["metadata"]["name"]
             if "deletionTimestamp" in cluster["metadata"]:
                 continue
-            mine = [
-                pod
-                for pod in pods
-                if pod["metadata"]["labels"]["ray.io/cluster"] == name and "deletionTimestamp" not in pod["metadata"]
-            ]
+            mine = [pod for pod in pods if pod["metadata"]["labels"]["ray.io/cluster"] == name]
             try:
                 self._reconcile(cluster, mine)
             except ApiCallError as error:
@@ -112,7 +109,7 @@ class FakeKubeRay:
     def _delete(self, pod: Object) -> None:
         path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
         try:
-            self._plane.call("DELETE", path, {"gracePeriodSeconds": 0})
+            self._plane.call("DELETE", path)
         except ApiCallError as error:
             if error.code != 404:
                 raise
