@@ -10,6 +10,7 @@ Object = dict[str, Any]
 NAME = "conform"
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+POOLS = ("rollout", "trainer")
 
 
 def _template(role: str) -> Object:
@@ -38,7 +39,7 @@ CLUSTER: Object = {
                 "rayStartParams": {},
                 "template": _template(name),
             }
-            for name, replicas in (("rollout", 3), ("trainer", 1))
+            for name, replicas in zip(POOLS, (3, 1), strict=True)
         ],
     },
 }
@@ -82,12 +83,12 @@ class _Script:
     async def cluster(self) -> Object:
         return await self._world.call("GET", self._path)
 
-    async def resize(self, replicas: int, removing: tuple[str, ...] = ()) -> None:
-        group = "/spec/workerGroupSpecs/0"
+    async def resize(self, replicas: int, removing: tuple[str, ...] = (), pool: str = "rollout") -> None:
+        group = f"/spec/workerGroupSpecs/{POOLS.index(pool)}"
         strategy = {"workersToDelete": list(removing)} if removing else {}
         await self.change(
             [
-                {"op": "test", "path": f"{group}/groupName", "value": "rollout"},
+                {"op": "test", "path": f"{group}/groupName", "value": pool},
                 {"op": "replace", "path": f"{group}/replicas", "value": replicas},
                 {"op": "add", "path": f"{group}/scaleStrategy", "value": strategy},
             ],
@@ -95,12 +96,14 @@ class _Script:
         )
 
     async def end(self, pod: str, status: Object) -> None:
-        path = f"/api/v1/namespaces/{self._world.namespace}/pods/{pod}/status"
-        await self._world.call("PATCH", path, {"status": {"phase": "Failed", **status}}, MERGE)
+        await self._world.call("PATCH", self.pod(pod, "/status"), {"status": {"phase": "Failed", **status}}, MERGE)
+
+    def pod(self, name: str, sub: str = "") -> str:
+        return f"/api/v1/namespaces/{self._world.namespace}/pods/{name}{sub}"
 
 
 async def conforms(world: World) -> None:
-    """Creation, labels, names, sizes, removal by name, replacement, suspension, deletion."""
+    """Creation, labels, names, sizes, removal by name, replacement, lost nodes, suspension, deletion."""
     script = _Script(world)
     await world.call("POST", f"/apis/ray.io/v1/namespaces/{world.namespace}/rayclusters", CLUSTER)
     first = await script.until_pods("created")
@@ -150,6 +153,21 @@ async def conforms(world: World) -> None:
         await world.until(f"{gone} is given up", replaced)
         after = await script.until_pods("replaced", rollout=2)
         assert {name for name in before if name != gone} <= set(after)
+
+    # A pod that is being deleted counts until it is gone. Its node is lost: nobody says that it has ended. The groups
+    # are seen to in order: one more trainer comes after a pod of the first group would have been replaced.
+    before = await script.pods("rollout")
+    lost = next(iter(before))
+    target = {"apiVersion": "v1", "kind": "Node", "name": "lost"}
+    await world.call("POST", script.pod(lost, "/binding"), {"metadata": {"name": lost}, "target": target})
+    await world.call("DELETE", script.pod(lost), {"gracePeriodSeconds": 1})
+    await script.resize(2, pool="trainer")
+    await script.until_pods("one is going", rollout=1, trainer=2)
+    assert {pod["metadata"]["name"] for pod in await world.pods("rollout")} == set(before)
+    await world.call("DELETE", script.pod(lost), {"gracePeriodSeconds": 0})
+    await script.until_pods("replaced once it is gone", rollout=2, trainer=2)
+    await script.resize(1, pool="trainer")
+    await script.until_pods("as before", rollout=2)
 
     # A suspended cluster has no pods; it gets them back.
     await script.change({"spec": {"suspend": True}})

@@ -1,4 +1,4 @@
-"""One real control plane for the session; a namespace, a fake KubeRay and fake heads for each test."""
+"""One real control plane for the session; a namespace, a KubeRay, fake kubelets and fake heads for each test."""
 
 from __future__ import annotations
 
@@ -52,85 +52,50 @@ async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[l
                 await task
 
 
+@pytest.fixture(scope="module")
+def kuberay(request: pytest.FixtureRequest, plane: ControlPlane) -> Iterator[str]:
+    """Who makes the pods: "fake", or for modules that ask for it (see `world`) KubeRay's own operator: "real".
+
+    That takes every namespace, so nobody may play it meanwhile; pytest runs the tests of a module with the one and then
+    with the other.
+    """
+    which = getattr(request, "param", "fake")
+    if which == "real":
+        plane.install_missing_crds(plane.programs.crds)
+        plane.start_kuberay()
+    yield which
+    if which == "real":
+        plane.stop_program("ray-operator")
+
+
 @pytest.fixture
-async def world(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[World]:
+async def world(plane: ControlPlane, kuberay: str, tmp_path: Path) -> AsyncIterator[World]:
     """A namespace with everything but the operator, which the test starts."""
-    namespace = _namespace(plane)
-    kuberay = FakeKubeRay(plane, namespace)
-    async for made in _world(plane, namespace, kuberay, kuberay, tmp_path):
-        yield made
+    heads, started = FakeHeads(plane), asyncio.Event()
+    async with _background(heads.run(started)) as serving:
+        await asyncio.wait_for(started.wait(), 10)
+        async with _namespace(plane, kuberay, heads, tmp_path) as made:
+            made.players += serving
+            yield made
 
 
 @pytest.fixture
-async def other_world(world: World, tmp_path: Path) -> AsyncIterator[World]:
+async def other_world(world: World, kuberay: str, tmp_path: Path) -> AsyncIterator[World]:
     """A second namespace with the same heads, whose plays go by the job's name alone: an operator has one address."""
-    namespace = _namespace(world.plane)
-    kuberay = FakeKubeRay(world.plane, namespace)
     folder = tmp_path / "other"
     folder.mkdir()
-    async with _background(kuberay.run()) as players:
-        made = World(world.plane, namespace, kuberay, world.heads, folder)
-        made.players = players
-        try:
-            yield made
-        finally:
-            await made.stop_operator()
-            await made.remove_jobs()
-    world.plane.call("DELETE", f"/api/v1/namespaces/{namespace}")
-
-
-@pytest.fixture
-async def real_world(plane: ControlPlane, kuberay_process: None, tmp_path: Path) -> AsyncIterator[World]:
-    """The same with KubeRay itself; only the kubelets are played."""
-    namespace = _namespace(plane)
-    async for made in _world(plane, namespace, FakeKubelet(plane, namespace), None, tmp_path):
+    async with _namespace(world.plane, kuberay, world.heads, folder) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
-def kuberay_process(plane: ControlPlane) -> Iterator[None]:
-    """KubeRay's own operator. It takes every namespace, so no test of the module may play it."""
-    plane.install_missing_crds(plane.programs.crds)
-    plane.start_kuberay()
-    yield
-    plane.stop_program("ray-operator")
-
-
-@pytest.fixture
-async def network(world: World) -> AsyncIterator[BadNetwork]:
-    """What lies between the operator of `world` and the API server."""
-    async for made in _network(world):
-        yield made
-
-
-@pytest.fixture
-async def real_network(real_world: World) -> AsyncIterator[BadNetwork]:
-    """The same for `real_world`."""
-    async for made in _network(real_world):
-        yield made
-
-
-async def _network(world: World) -> AsyncIterator[BadNetwork]:
-    made, started = BadNetwork(world.plane), asyncio.Event()
-    async with _background(made.run(started)):
-        await asyncio.wait_for(started.wait(), 10)
-        yield made
-        await world.stop_operator()
-
-
-def _namespace(plane: ControlPlane) -> str:
-    name = f"test-{secrets.token_hex(4)}"
-    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    return name
-
-
-async def _world(
-    plane: ControlPlane, namespace: str, player: FakeKubeRay | FakeKubelet, kuberay: FakeKubeRay | None, folder: Path
-) -> AsyncIterator[World]:
-    heads, started = FakeHeads(plane), asyncio.Event()
-    async with _background(player.run(), heads.run(started)) as players:
-        await asyncio.wait_for(started.wait(), 10)
-        made = World(plane, namespace, kuberay, heads, folder)
+@asynccontextmanager
+async def _namespace(plane: ControlPlane, kuberay: str, heads: FakeHeads, folder: Path) -> AsyncIterator[World]:
+    namespace = f"test-{secrets.token_hex(4)}"
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    kubelet = FakeKubelet(plane, namespace)
+    played = [FakeKubeRay(plane, namespace).run()] if kuberay == "fake" else []
+    async with _background(kubelet.run(), *played) as players:
+        made = World(plane, namespace, kubelet, heads, folder)
         made.players = players
         try:
             yield made
@@ -138,3 +103,13 @@ async def _world(
             await made.stop_operator()
             await made.remove_jobs()
     plane.call("DELETE", f"/api/v1/namespaces/{namespace}")
+
+
+@pytest.fixture
+async def network(world: World) -> AsyncIterator[BadNetwork]:
+    """What lies between the operator of `world` and the API server."""
+    made, started = BadNetwork(world.plane), asyncio.Event()
+    async with _background(made.run(started)):
+        await asyncio.wait_for(started.wait(), 10)
+        yield made
+        await world.stop_operator()

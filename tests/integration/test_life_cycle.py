@@ -1,4 +1,4 @@
-"""An operator, a real API server, and the lives of jobs."""
+"""An operator, a real API server, and the lives of jobs: once with the fake KubeRay, once with KubeRay itself."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 from fakes.heads import Play
-from world import SETTINGS, World, job_document
+from kube.control_plane import ApiCallError
+from world import SETTINGS, WITH_FAKE_AND_REAL_KUBERAY, World, job_document
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), WITH_FAKE_AND_REAL_KUBERAY]
+
+NEW_ENGINES = {"rollout": {"env": {"NCCL_DEBUG": "INFO"}}}
 
 
 async def nothing_runs(world: World) -> bool:
@@ -83,12 +86,13 @@ async def test_scaling_down_drains_exactly_the_pods_that_the_driver_names(world:
     world.plane.kubectl("scale", "rljob/elastic", "--replicas=2", "-n", world.namespace)
     await world.until_condition("elastic", "Resizing", "True", "Draining")
     # As long as the driver hasn't handed anything back, no pod goes.
-    assert len(await world.pods("rollout")) == 4
+    before = await _names(world)
+    assert len(before) == 4
     play.drains = True
     await world.until("two engines", lambda: _count(world, 2))
     driver = world.drivers("elastic")[0]
     assert driver.desired[-1].rollout_replicas == 2
-    assert sorted(world.kuberay.removed) == sorted(driver.drained)
+    assert await _names(world) == before - driver.drained
     job = await world.until_condition("elastic", "Resizing", "False", "AtSize")
     assert job["status"]["pools"]["rollout"]["replicas"] == 2
     await world.until("the names of removed pods are forgotten", lambda: _forgotten(world))
@@ -126,7 +130,7 @@ async def test_a_lost_worker_is_named_and_training_goes_on(world: World) -> None
     await world.apply(job_document("sturdy", rollout={"replicas": 3, "minReplicas": 1}), Play(steps=None))
     await world.until_condition("sturdy", "ClusterReady", "True", "PoolsReady")
     await world.until_condition("sturdy", "Running", "True", "Training")
-    world.kuberay.becomes_ready = lambda _pod: {
+    world.kubelet.becomes_ready = lambda _pod: {
         "phase": "Pending",
         "conditions": [
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/5 nodes have room"}
@@ -174,7 +178,7 @@ async def test_a_lost_worker_is_named_and_training_goes_on(world: World) -> None
     ],
 )
 async def test_pods_that_wait_are_explained(world: World, status: dict[str, object], reason: str, words: str) -> None:
-    world.kuberay.becomes_ready = lambda _pod: status
+    world.kubelet.becomes_ready = lambda _pod: status
     world.start_operator()
     await world.apply(job_document("waiting"))
 
@@ -220,24 +224,77 @@ async def test_leftover_actors_of_a_failed_attempt_cost_the_cluster(world: World
     assert [(item["attempt"], item["incarnation"]) for item in job["status"]["attempts"]] == [(1, 1), (2, 2)]
 
 
-async def test_a_change_that_pods_cannot_follow_is_said_and_takes_effect_after_suspending(world: World) -> None:
+async def test_a_live_change_reaches_the_driver_and_costs_no_pod(world: World) -> None:
+    world.start_operator()
+    await world.apply(job_document("followed"), Play(steps=None))
+    await world.until_condition("followed", "Running", "True", "Training")
+    before = [pod["metadata"]["uid"] for pod in await world.pods()]
+    await world.patch("followed", {"deadlines": {"startSeconds": 1234}})
+    generation = (await world.job("followed"))["metadata"]["generation"]
+    await world.until(
+        "the driver has seen the new generation", lambda: world.drivers("followed")[0].generation == generation
+    )
+    config = await world.call("GET", f"/api/v1/namespaces/{world.namespace}/configmaps/followed-job")
+    assert '"startSeconds": 1234' in config["data"]["job.json"]
+    await world.until_condition("followed", "Accepted", "True", "Valid")
+    assert [pod["metadata"]["uid"] for pod in await world.pods()] == before
+    assert len(world.drivers("followed")) == 1
+
+
+async def test_what_pods_cannot_follow_is_refused_while_they_run_and_changed_while_suspended(world: World) -> None:
     world.start_operator()
     await world.apply(job_document("changing"), Play(steps=None))
     await world.until_condition("changing", "Running", "True", "Training")
-    await world.patch("changing", {"deadlines": {"startSeconds": 1234}})
-    job = await world.job("changing")
-    generation = job["metadata"]["generation"]
-    await world.until(
-        "the driver has seen the new generation", lambda: world.drivers("changing")[0].generation == generation
-    )
-    accepted = next(c for c in (await world.job("changing"))["status"]["conditions"] if c["type"] == "Accepted")
-    assert accepted["reason"] == "Valid"
-    config = await world.call("GET", f"/api/v1/namespaces/{world.namespace}/configmaps/changing-job")
-    assert '"startSeconds": 1234' in config["data"]["job.json"]
+    before = (await world.job("changing"))["spec"]
+    with pytest.raises(ApiCallError) as refusal:
+        await world.patch("changing", NEW_ENGINES)
+    (cause,) = refusal.value.answer["details"]["causes"]
+    assert cause["field"] == "spec.rollout.env"
+    assert cause["message"].endswith("can be changed while the job is suspended only; set spec.suspend: true first")
+    assert (await world.job("changing"))["spec"] == before
+
+    await world.patch("changing", {"suspend": True})
+    await world.until_condition("changing", "Suspended", "True")
+    await world.patch("changing", NEW_ENGINES)
+    await world.patch("changing", {"suspend": False})
+    await world.until_condition("changing", "Running", "True", "Training")
+    assert [cluster["metadata"]["name"] for cluster in await world.clusters()] == ["changing-c2"]
+    assert await _are_new(world) == [True, True]
+
+
+async def test_what_changed_before_the_pods_were_gone_is_said_to_need_another_suspension(world: World) -> None:
+    world.start_operator()
+    await world.apply(job_document("hasty"), Play(steps=None))
+    await world.until_condition("hasty", "Running", "True", "Training")
+    # Suspended, changed and resumed while nobody looks: the pods stay.
+    await world.stop_operator()
+    for change in ({"suspend": True}, NEW_ENGINES, {"suspend": False}):
+        await world.patch("hasty", change)
+    world.start_operator()
+    await world.until_condition("hasty", "Accepted", "True", "NeedsNewIncarnation")
+    assert await _are_new(world) == [False, False]
+    assert len(world.drivers("hasty")) == 1
+
+    await world.patch("hasty", {"suspend": True})
+    await world.until_condition("hasty", "Suspended", "True")
+    await world.patch("hasty", {"suspend": False})
+    await world.until_condition("hasty", "Running", "True", "Training")
+    await world.until_condition("hasty", "Accepted", "True", "Valid")
+    assert await _are_new(world) == [True, True]
+
+
+async def _are_new(world: World) -> list[bool]:
+    """Of each engine's pod, whether it has what `NEW_ENGINES` gives."""
+    wanted = {"name": "NCCL_DEBUG", "value": "INFO"}
+    return [wanted in pod["spec"]["containers"][0]["env"] for pod in await world.pods("rollout")]
 
 
 async def _count(world: World, wanted: int) -> bool:
     return len(await world.pods("rollout")) == wanted
+
+
+async def _names(world: World) -> set[str]:
+    return {pod["metadata"]["name"] for pod in await world.pods("rollout")}
 
 
 async def _forgotten(world: World) -> bool:

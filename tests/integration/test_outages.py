@@ -14,6 +14,7 @@ import pytest
 import yaml
 from fakes.bad_network import BadNetwork
 from fakes.heads import FakeHeads, Play
+from fakes.kubelet import FakeKubelet
 from kube.control_plane import ApiCallError, ControlPlane
 from world import SETTINGS, World, job_document
 
@@ -108,7 +109,7 @@ async def test_a_missing_kuberay_is_said_and_noticed_when_it_comes(plane: Contro
         bare.install_crd(rendered().encode())
         heads = FakeHeads(bare)
         heads.address = "http://127.0.0.1:9/{namespace}/{service}/{port}"
-        world = World(bare, "default", None, heads, tmp_path)
+        world = World(bare, "default", FakeKubelet(bare, "default"), heads, tmp_path)
         world.start_operator()
         try:
             await world.apply(job_document("early"))
@@ -134,7 +135,7 @@ async def test_a_kuberay_that_is_too_old_is_said_and_noticed_when_it_is_renewed(
     with ControlPlane(plane.programs, tmp_path / "control-plane") as bare:
         bare.install_crd(rendered().encode())
         bare.install_crd(yaml.safe_dump(old).encode())
-        world = World(bare, "default", None, FakeHeads(bare), tmp_path)
+        world = World(bare, "default", FakeKubelet(bare, "default"), FakeHeads(bare), tmp_path)
         world.start_operator()
         try:
             await world.apply(job_document("early"))

@@ -1,5 +1,7 @@
 """KubeRay's own operator instead of the fake: what the fake claims about it holds.
 
+`test_life_cycle.py` and `test_node_loss.py` run with both.
+
 RLJOB_KUBERAY_CHAOS_RUNS says how many jobs walk by chance beside it, RLJOB_CHAOS_SEED where their seeds begin.
 """
 
@@ -12,9 +14,9 @@ from chaos import walk_all
 from conformance import conforms
 from fakes.bad_network import BadNetwork
 from fakes.heads import Play
-from world import World, job_document
+from world import WITH_REAL_KUBERAY, World, job_document
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.timeout(3600), WITH_REAL_KUBERAY]
 
 RUNS = int(os.environ.get("RLJOB_KUBERAY_CHAOS_RUNS", "10"))
 FIRST = int(os.environ.get("RLJOB_CHAOS_SEED", "1"))
@@ -28,8 +30,7 @@ async def pods_of(world: World, group: str) -> set[str]:
     }
 
 
-async def test_a_job_lives_through_scaling_suspension_and_retry_with_the_real_kuberay(real_world: World) -> None:
-    world = real_world
+async def test_a_job_lives_through_scaling_suspension_and_retry_with_the_real_kuberay(world: World) -> None:
     world.start_operator()
     play = Play(steps=None, exits={1: 1}, drains=False)
     await world.apply(job_document("genuine", rollout={"replicas": 3}), play)
@@ -62,20 +63,7 @@ async def test_a_job_lives_through_scaling_suspension_and_retry_with_the_real_ku
     assert [(item["attempt"], item["incarnation"]) for item in job["status"]["attempts"]] == [(1, 1), (2, 1), (3, 2)]
 
 
-async def test_a_lost_head_means_a_new_cluster_with_the_real_kuberay(real_world: World) -> None:
-    world = real_world
-    world.start_operator()
-    await world.apply(job_document("beheaded"), Play(steps=None))
-    await world.until_condition("beheaded", "Running", "True", "Training")
-    (head,) = [pod for pod in await world.pods() if pod["metadata"]["labels"]["ray.io/node-type"] == "head"]
-    path = f"/api/v1/namespaces/{world.namespace}/pods/{head['metadata']['name']}"
-    await world.call("DELETE", path, {"gracePeriodSeconds": 0})
-    await world.until("a second attempt", lambda: len(world.drivers("beheaded")) == 2)
-    assert [cluster["metadata"]["name"] for cluster in await world.clusters()] == ["beheaded-c2"]
-
-
-async def test_kuberay_accepts_what_is_created_without_a_warning(real_world: World) -> None:
-    world = real_world
+async def test_kuberay_accepts_what_is_created_without_a_warning(world: World) -> None:
     world.start_operator()
     await world.apply(job_document("clean"), Play(steps=None))
     await world.until_condition("clean", "Running", "True", "Training")
@@ -92,9 +80,9 @@ async def test_kuberay_accepts_what_is_created_without_a_warning(real_world: Wor
     assert secrets[0]["metadata"]["ownerReferences"][0]["kind"] == "RLJob"
 
 
-async def test_kuberay_does_what_the_fake_does(real_world: World) -> None:
-    await conforms(real_world)
+async def test_kuberay_does_what_the_fake_does(world: World) -> None:
+    await conforms(world)
 
 
-async def test_every_job_gets_where_it_shall_with_the_real_kuberay(real_world: World, real_network: BadNetwork) -> None:
-    await walk_all(real_world, real_network, FIRST, RUNS)
+async def test_every_job_gets_where_it_shall_with_the_real_kuberay(world: World, network: BadNetwork) -> None:
+    await walk_all(world, network, FIRST, RUNS)

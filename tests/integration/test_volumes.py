@@ -55,7 +55,7 @@ async def test_a_job_waits_for_its_claims_without_pods_and_then_trains(world: Wo
 
 async def test_pods_that_wait_for_an_unbound_claim_say_so(world: World) -> None:
     world.start_operator()
-    world.kuberay.becomes_ready = lambda _pod: {
+    world.kubelet.becomes_ready = lambda _pod: {
         "phase": "Pending",
         "conditions": [
             {

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import kopf
+import pytest
 from fakes.heads import Driver, FakeHeads, Play
-from fakes.kuberay import FakeKubeRay
+from fakes.kubelet import FakeKubelet
 from kube.control_plane import ApiCallError, ControlPlane
 from kube.crowding import crowding
 from operator_thread import OperatorThread
@@ -29,6 +30,8 @@ SETTINGS = Settings(
     leftover_grace_seconds=0.5,
     kuberay_retry_seconds=0.5,
 )
+WITH_FAKE_AND_REAL_KUBERAY = pytest.mark.parametrize("kuberay", ["fake", "real"], indirect=True)
+WITH_REAL_KUBERAY = pytest.mark.parametrize("kuberay", ["real"], indirect=True)
 
 Object = dict[str, Any]
 
@@ -55,22 +58,16 @@ class World:
     """One namespace of the control plane."""
 
     def __init__(
-        self, plane: ControlPlane, namespace: str, kuberay: FakeKubeRay | None, heads: FakeHeads, folder: Path
+        self, plane: ControlPlane, namespace: str, kubelet: FakeKubelet, heads: FakeHeads, folder: Path
     ) -> None:
         self.plane = plane
         self.namespace = namespace
-        self._kuberay = kuberay
+        self.kubelet = kubelet
         self.heads = heads
         self.patience = PATIENCE_SECONDS  # that something comes true which a test waits for
         self._folder = folder
         self.operator: OperatorThread | None = None
         self.players: list[asyncio.Task[None]] = []  # who plays the rest of the cluster, until the test ends
-
-    @property
-    def kuberay(self) -> FakeKubeRay:
-        """Who plays KubeRay here."""
-        assert self._kuberay is not None, "KubeRay itself is at work here"
-        return self._kuberay
 
     # The operator
 

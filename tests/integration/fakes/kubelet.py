@@ -1,45 +1,61 @@
-"""The kubelets alone, for tests in which KubeRay itself makes the pods: every pod of Ray becomes ready."""
+"""The kubelets: every pod of Ray becomes ready, unless the test says otherwise.
+
+Pods aren't bound to a node, so the API server removes them at once when they are deleted. One that a test has bound to
+a node stays until somebody removes it by force: no kubelet here confirms that its containers have ended.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
+from collections.abc import Callable
+from typing import Any
 
 from kube.control_plane import ApiCallError, ControlPlane
 
-LOOK_SECONDS = 0.1
+from fakes.players import play
+
+LOOK_SECONDS = 0.05
+
+Object = dict[str, Any]
 
 
 class FakeKubelet:
-    """Plays the kubelets of one namespace until cancelled."""
+    """Plays the kubelets of one namespace until cancelled.
+
+    Attributes:
+        becomes_ready: says of a new pod whether it becomes ready (None), or which pod status it has instead. One
+            without conditions isn't its last: the pod is asked about again.
+    """
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self._plane = plane
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._addresses = ipaddress.ip_network("10.1.0.0/16").hosts()
+        self.becomes_ready: Callable[[Object], Object | None] = lambda _pod: None
 
     async def run(self) -> None:
-        while True:
-            await asyncio.to_thread(self.look)
-            await asyncio.sleep(LOOK_SECONDS)
+        await play(self.look, LOOK_SECONDS)
 
     def look(self) -> None:
         """Starts the pods that nobody has started yet."""
-        for pod in self._plane.call("GET", self._pods)["items"]:
-            if pod["status"].get("podIP") or "deletionTimestamp" in pod["metadata"]:
+        for pod in self._plane.call("GET", f"{self._pods}?labelSelector=ray.io%2Fcluster")["items"]:
+            if pod["status"].get("conditions") or "deletionTimestamp" in pod["metadata"]:
                 continue
-            address = str(next(self._addresses))
-            status = {
-                "phase": "Running",
-                "podIP": address,
-                "podIPs": [{"ip": address}],
-                "conditions": [
-                    {"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready", "ContainersReady")
-                ],
-            }
+            status = self.becomes_ready(pod) or self._running()
             try:
                 path = f"{self._pods}/{pod['metadata']['name']}/status"
                 self._plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
             except ApiCallError as error:
+                # Deleted while we looked.
                 if error.code != 404:
                     raise
+
+    def _running(self) -> Object:
+        address = str(next(self._addresses))
+        ready = ("PodScheduled", "Ready", "ContainersReady")
+        return {
+            "phase": "Running",
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "conditions": [{"type": kind, "status": "True"} for kind in ready],
+        }

@@ -1,18 +1,18 @@
-"""KubeRay's controller and the kubelets, in one: makes pods of RayClusters and lets them become ready.
+"""KubeRay's controller: makes pods of RayClusters. Somebody else plays the kubelets (`fakes.kubelet`).
 
 Faithful in what the operator relies on: names and labels of pods, replacement of ended pods, `replicas` clamped to min
-and max, `workersToDelete` honoured and left in the spec, a suspended cluster without pods, status of the cluster. Pods
-aren't bound to a node, so the API server removes them at once when they are deleted.
+and max, `workersToDelete` honoured and left in the spec, a pod that is being deleted counted until it is gone, a
+suspended cluster without pods, status of the cluster.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Callable
 from typing import Any
 
 from kube.control_plane import ApiCallError, ControlPlane
+
+from fakes.players import play
 
 LOOK_SECONDS = 0.05
 
@@ -20,30 +20,14 @@ Object = dict[str, Any]
 
 
 class FakeKubeRay:
-    """Plays KubeRay until cancelled.
-
-    Attributes:
-        becomes_ready: says of a new pod whether it becomes ready, or with which pod status it stays as it is.
-    """
+    """Plays KubeRay until cancelled."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self._plane = plane
         self._namespace = namespace
-        self.becomes_ready: Callable[[Object], Object | None] = lambda _pod: None
-        self.removed: list[str] = []
-        """Names of the worker pods that were removed, in order."""
 
     async def run(self) -> None:
-        while True:
-            # The API server may be away for a while: tests restart it.
-            try:
-                await asyncio.to_thread(self.look)
-            except OSError:
-                pass
-            except ApiCallError as error:
-                if error.code < 500:
-                    raise
-            await asyncio.sleep(LOOK_SECONDS)
+        await play(self.look, LOOK_SECONDS)
 
     def look(self) -> None:
         """One look at all clusters of the namespace."""
@@ -54,11 +38,7 @@ class FakeKubeRay:
             name = cluster["metadata"]["name"]
             if "deletionTimestamp" in cluster["metadata"]:
                 continue
-            mine = [
-                pod
-                for pod in pods
-                if pod["metadata"]["labels"]["ray.io/cluster"] == name and "deletionTimestamp" not in pod["metadata"]
-            ]
+            mine = [pod for pod in pods if pod["metadata"]["labels"]["ray.io/cluster"] == name]
             try:
                 self._reconcile(cluster, mine)
             except ApiCallError as error:
@@ -80,28 +60,20 @@ class FakeKubeRay:
             self._create(cluster, spec["headGroupSpec"]["template"], "headgroup", "head")
         for group in spec["workerGroupSpecs"]:
             self._reconcile_group(cluster, group, pods)
-        for pod in pods:
-            if not pod["status"].get("conditions"):
-                self._run(pod)
         self._report(cluster, pods)
 
     def _reconcile_group(self, cluster: Object, group: Object, pods: list[Object]) -> None:
         workers = [pod for pod in pods if pod["metadata"]["labels"]["ray.io/group"] == group["groupName"]]
         for name in (group.get("scaleStrategy") or {}).get("workersToDelete") or ():
             for pod in [pod for pod in workers if pod["metadata"]["name"] == name]:
-                self._remove_worker(pod, workers)
+                self._delete(pod)
+                workers.remove(pod)
         wanted = max(group["minReplicas"], min(group["replicas"], group["maxReplicas"])) * group.get("numOfHosts", 1)
         for _ in range(wanted - len(workers)):
             self._create(cluster, group["template"], group["groupName"], "worker")
-        while len(workers) > wanted:
-            # Like KubeRay: no matter which.
-            self._remove_worker(workers[0], workers)
-
-    def _remove_worker(self, pod: Object, workers: list[Object]) -> None:
-        # First, so that a test which sees the pod gone sees it here.
-        self.removed.append(pod["metadata"]["name"])
-        self._delete(pod)
-        workers.remove(pod)
+        # Like KubeRay: no matter which.
+        for pod in workers[: max(0, len(workers) - wanted)]:
+            self._delete(pod)
 
     def _create(self, cluster: Object, template: Object, group: str, kind: str) -> None:
         metadata = cluster["metadata"]
@@ -134,22 +106,10 @@ class FakeKubeRay:
         }
         self._plane.call("POST", f"/api/v1/namespaces/{metadata['namespace']}/pods", pod)
 
-    def _run(self, pod: Object) -> None:
-        status = self.becomes_ready(pod) or {
-            "phase": "Running",
-            "conditions": [{"type": "Ready", "status": "True"}, {"type": "PodScheduled", "status": "True"}],
-        }
-        self.set_status(pod, status)
-
-    def set_status(self, pod: Object, status: Object) -> None:
-        """Plays the kubelet: writes a pod's status."""
-        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/status"
-        self._plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
-
     def _delete(self, pod: Object) -> None:
         path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
         try:
-            self._plane.call("DELETE", path, {"gracePeriodSeconds": 0})
+            self._plane.call("DELETE", path)
         except ApiCallError as error:
             if error.code != 404:
                 raise
