@@ -19,7 +19,7 @@ NEVER = "cannot be changed after creation; make a new job (restore.from continue
         pytest.param({"model": {"revision": "v2"}}, "spec.model", id="more-about-the-model"),
         pytest.param({"model": {"dtype": None}}, "spec.model", id="less-about-the-model"),
         pytest.param({"algorithm": {"preset": "gspo"}}, "spec.algorithm", id="another-algorithm"),
-        pytest.param({"restore": {"from": "s3://runs/before"}}, "spec.restore", id="added"),
+        pytest.param({"restore": {"from": "/runs/before"}}, "spec.restore", id="added"),
         pytest.param({"placement": None}, "spec.placement", id="removed"),
         pytest.param({"pipeline": {"requireBatches": 1}}, "spec.pipeline.requireBatches", id="added-below"),
         pytest.param({"checkpoint": None}, "spec.checkpoint.uri", id="removed-below"),
@@ -30,7 +30,7 @@ async def test_what_never_changes_is_refused(world: World, change: Object, field
         "fixed",
         model={"dtype": "float32"},
         pipeline={"mode": "fullyAsync"},
-        checkpoint={"uri": "s3://runs/state"},
+        checkpoint={"uri": "/runs/state"},
         suspend=suspend,
     )
     await world.apply(document)
