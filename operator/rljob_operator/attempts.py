@@ -46,7 +46,9 @@ def head_lost(draft: Draft, cluster: ClusterView) -> bool:
         return False
     head = head_of_attempt(draft, cluster)
     crashed = head is not None and head.ended and not head.disrupted
-    why = f"the head pod {head.name} {head.message or 'ended'}" if head is not None else "the head pod was lost"
+    why = "the head pod was lost"
+    if head is not None:
+        why = f"the head pod {head.name} {head.message or 'ended' if head.ended else 'is being deleted'}"
     last = draft.status.last
     if (
         crashed
