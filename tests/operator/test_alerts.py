@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 import pytest
 from prometheus_client import generate_latest
@@ -15,17 +14,16 @@ from test_monitoring import ALERT, RULES
 
 from rljob_api.status import DriverStatus, Waiting
 from rljob_operator.metrics import Metrics
-from rljob_operator.observed import DriverView, Observed, RayJobView, RayView
+from rljob_operator.observed import Observed, RayJobView, RayView
 
 EXPRESSIONS: dict[str, str] = dict(re.findall(ALERT, RULES))
 
 
 @dataclass
 class Troubled(World):
-    """A world with drivers that wait, or don't answer."""
+    """A world with drivers that wait, or never begin."""
 
     waits: bool = False
-    silent_since: datetime | None = None
     pending: bool = False
 
     def answer(self, driver: object) -> DriverStatus:
@@ -38,9 +36,7 @@ class Troubled(World):
         found = super().observed()
         if self.pending and found.ray is not None and found.ray.job is not None:
             return replace(found, ray=RayView(True, job=RayJobView("job-a1", "PENDING")), driver=None)
-        if found.driver is None or self.silent_since is None:
-            return found
-        return replace(found, driver=DriverView(problem="no answer", silent_since=self.silent_since))
+        return found
 
 
 def trains(world: Troubled) -> None:
