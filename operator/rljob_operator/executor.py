@@ -360,8 +360,10 @@ async def _together(*work: Coroutine[Any, Any, None]) -> None:
 def _why_refused(message: str) -> str:
     """What is wrong with a cluster. Of what rljob itself writes an API server knows everything but with an old CRD."""
     unknown = re.findall(r'unknown field "(spec\.[^"]+)"', message)
-    if any(".template." not in path for path in unknown):
-        return f"KubeRay is too old: its RayCluster has no {unknown[0]}; install 1.6 or newer, its CRDs included"
+    # A field within a pod template may be of the job's own.
+    missing = next((path for path in unknown if ".template." not in path), None)
+    if missing is not None:
+        return f"KubeRay is too old: its RayCluster has no {missing}; install 1.6 or newer, its CRDs included"
     return f"the API server refuses the cluster: {_after_the_name(message)}"
 
 

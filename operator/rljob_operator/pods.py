@@ -32,7 +32,7 @@ HEAD_PORTS = {
 
 
 def template(job: ResolvedJob, role: Role, tokens: str, settings: Settings) -> dict[str, Any]:
-    """The pod template of a role in the given RayCluster."""
+    """The pod template of a role. `tokens`: the name of the Secret with its cluster's tokens."""
     pod = role.pod
     volumes, mounts = _storage(job, role, tokens)
     spec: dict[str, Any] = {
