@@ -1,6 +1,7 @@
 """Writes the constraints files: every version pinned, with hashes and without download addresses.
 
-    .venv/bin/python requirements/lock.py            # after a change of pyproject.toml
+    .venv/bin/python requirements/lock.py            # after a change of pyproject.toml; what is pinned stays
+    .venv/bin/python requirements/lock.py --upgrade  # everything as new as pyproject.toml allows
 
 Constraints instead of uv.lock, because that file records the address of every download. torch alone carries no
 hash: the same version is taken as a CPU build where one is offered and as the ordinary build elsewhere.
@@ -29,11 +30,15 @@ COMMON = [
 
 def lock(output: str, extras: list[str], overrides: str | None) -> None:
     """Resolves ``pyproject.toml`` with the extras into ``requirements/<output>``."""
+    target = HERE / output
     command = ["uv", "pip", "compile", "pyproject.toml", *COMMON, *(f"--extra={e}" for e in extras)]
     if overrides:
         command.append(f"--overrides={HERE.relative_to(ROOT) / overrides}")
-    text = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-    (HERE / output).write_text(without_hashes(text, UNHASHED))
+    if "--upgrade" in sys.argv:
+        command.append("--upgrade")
+    # uv keeps the versions that it finds in its output.
+    subprocess.run([*command, "--quiet", f"--output-file={target.relative_to(ROOT)}"], cwd=ROOT, check=True)
+    target.write_text(without_hashes(target.read_text(), UNHASHED))
 
 
 def without_hashes(text: str, names: set[str]) -> str:

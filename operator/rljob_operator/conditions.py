@@ -216,7 +216,7 @@ class Reason(Enum):
     NO_STORAGE = (
         "NoStorage",
         "The job has no spec.checkpoint.uri: suspending and retrying start again from the beginning.",
-        "Set spec.checkpoint.uri to a volume if losing the progress would hurt.",
+        "Set spec.checkpoint.uri to a volume or bucket if losing the progress would hurt.",
     )
 
 

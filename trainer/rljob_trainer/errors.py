@@ -33,6 +33,10 @@ class CheckpointError(RLJobError):
     """A checkpoint cannot be read or written."""
 
 
+class BucketError(CheckpointError):
+    """An object store cannot be reached, or refuses; the message names the address."""
+
+
 class DeadlineError(RLJobError):
     """A wait outlasted its deadline; the message names who was waited for (exit code 75: try again)."""
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
 
-SCHEMES = ("pvc",)
-"""Where state can be kept. Models and data are read from buckets too; a checkpoint is a folder renamed when whole."""
+STATE_PLACES = r"(pvc://|s3://[a-z0-9][a-z0-9.-]+(/|$))"
+"""How addresses of state begin. Models and data are read from other stores too."""
 
 
 @rule
@@ -25,11 +25,11 @@ def locations_have_known_schemes(job: Job) -> Iterator[Violation]:
         places["spec.restore.from"] = job.spec.restore.from_
     for path, location in places.items():
         scheme = re.match(r"([A-Za-z][A-Za-z0-9+.\-]*)://", location or "")
-        if scheme and scheme[1] not in SCHEMES:
+        if scheme and not re.match(STATE_PLACES, location or ""):
             yield Violation(
                 path,
-                f'state can\'t be kept in "{scheme[1]}://"',
-                "use pvc://claim/path, or a folder for rljob run",
+                f'state can\'t be kept in "{scheme[0]}..."',
+                "use pvc://claim/path, s3://bucket/path, or a folder for rljob run",
             )
 
 

@@ -14,7 +14,7 @@ class Checkpoint(SpecModel):
 
     uri: Location | None = Field(
         default=None,
-        description="pvc://claim/path; local folder for `rljob run`. Default: the output folder; "
+        description="pvc://claim/path or s3://bucket/path; a folder for `rljob run`. Default: the output folder; "
         "on a cluster none, so that suspend and retry start again.",
     )
     every_steps: Annotated[int, SUSPENDED] = Field(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,23 +19,28 @@ from real_runs import Runner, copy_job, free_port, metrics_of, wait_for
 from rljob_api import cluster
 from rljob_api.status import EngineStatus
 from rljob_operator.entrypoint import driver_command
+from rljob_trainer.commands.places import SCRATCH
+from rljob_trainer.storage.bucket import Bucket
 
 
 class Attempts:
     """Starts drivers of one job as Ray's job supervisor would."""
 
-    def __init__(self, runner: Runner, nodes: RayNodes, **spec: Any) -> None:
+    def __init__(self, runner: Runner, nodes: RayNodes, uri: str = "pvc://claim/runs", **spec: Any) -> None:
         self.folder, self._runner, self._nodes = runner.folder, runner, nodes
         self.storage = runner.folder / "mnt"
         # Drivers leave their ledger on the machine, as on the node of a head pod.
         self.uid = f"uid-{uuid4().hex[:8]}"
-        runner.leaves(Path(tempfile.gettempdir(), "rljob", f"tiny-{self.uid}"))
-        self.output = self.storage / "claim" / "runs" / "team" / f"tiny-{self.uid}"
+        self.own = f"team/tiny-{self.uid}"
+        self.on_head = [SCRATCH / f"tiny-{self.uid}", SCRATCH / self.own]
+        for folder in self.on_head:
+            runner.leaves(folder)
+        self.output = self.storage / "claim" / "runs" / self.own
         self.log = runner.folder / "head.log"
         self.client = Client(free_port())
         job = copy_job(**spec)
         job["metadata"] = {"name": "tiny", "namespace": "team"}
-        job["spec"]["checkpoint"] = {"uri": "pvc://claim/runs", "everySteps": 0}
+        job["spec"]["checkpoint"] = {"uri": uri, "everySteps": 0}
         self._job = job
         (self.folder / "token").write_text(TOKEN)
 
@@ -124,10 +129,50 @@ def test_a_job_is_scaled_up_and_down_suspended_and_resumed(runner: Runner) -> No
         assert max(r["age/max"] for r in records) <= 1
 
 
+def test_a_job_whose_state_is_in_a_bucket_goes_on_where_nothing_of_it_is_left(
+    runner: Runner, object_store: Any
+) -> None:
+    uri = object_store.place()
+    with ray_nodes() as nodes:
+        nodes.add("trainer-a", cluster.TRAINER)
+        nodes.add("rollout-a", cluster.ROLLOUT)
+        attempts = Attempts(
+            runner, nodes, uri, placement="separate", validation={"atStart": False}, stop={"steps": 100_000}
+        )
+        attempts.mount(generation=1)
+        client, state = attempts.client, Bucket(f"{uri}/{attempts.own}")
+        first = attempts.start(attempt=1, generation=1)
+        wait_for(client.answers, first)
+        wait_for(lambda: client.status().step >= 2, first)
+        client.tell(generation=2, attempt=1, suspend=True)
+        printed, _ = first.communicate(timeout=120)
+        assert first.returncode == 75, printed
+        done = metrics_of(attempts.on_head[1])[-1]["step"]
+        kept = list(state.files())
+        assert {"job.yaml", "metrics.jsonl", "report.html", "summary.json", "logs/attempt-1.log"} <= set(kept)
+        assert any(name.startswith(f"checkpoints/step-{done:08d}-") and name.endswith("manifest.json") for name in kept)
+
+        for folder in attempts.on_head:  # another head pod
+            shutil.rmtree(folder)
+        attempts.mount(generation=3, stop={"steps": done + 2})
+        second = attempts.start(attempt=2, generation=3)
+        printed, _ = second.communicate(timeout=300)
+        assert second.returncode == 0, printed
+        assert f"resuming from the checkpoint of step {done}" in printed
+        assert f"report: {state}/report.html" in printed
+        assert [r["step"] for r in metrics_of(attempts.on_head[1])] == list(range(1, done + 3))
+        assert f"suspended at step {done}" in (state.read("logs/attempt-1.log") or b"").decode()
+
+        other = attempts.start(attempt=1, generation=3)
+        printed, _ = other.communicate(timeout=120)
+        assert other.returncode == 75, printed
+        assert "attempt 2 has taken over" in printed
+
+
 @pytest.mark.parametrize(
     ("changes", "address", "expected"),
     [
-        ({"checkpoint": {"uri": "s3://bucket/x"}}, True, "spec.checkpoint.uri"),
+        ({"checkpoint": {"uri": "ftp://bucket/x"}}, True, "spec.checkpoint.uri"),
         ({}, False, "sets RAY_ADDRESS; else use rljob run"),
         ({"batch": {"groups": -1}}, True, "spec.batch.groups"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from real_runs import Runner, copy_job, metrics_of
 
 from rljob_api.spec.algorithm import MismatchLimits
-from rljob_trainer.checkpoint import CheckpointStore
+from rljob_trainer.checkpoints.folder import FolderCheckpoints
 from rljob_trainer.driver.limits import Limits, MismatchError, RollBackError, start_again
 
 PROGRAM = (str(Path(__file__).parent / "wrong_sampler.py"),)
@@ -102,7 +102,7 @@ def test_weights_are_suspect_from_the_first_step_beyond_a_limit() -> None:
 
 
 def test_without_a_checkpoint_or_after_too_many_times_there_is_no_way_back(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=1)
+    store = FolderCheckpoints(tmp_path, keep=1)
     with pytest.raises(MismatchError, match="no checkpoint from before"):
         start_again(RollBackError("too far"), 1, 2, store, print)
     with pytest.raises(MismatchError, match="gone back 2 times"):

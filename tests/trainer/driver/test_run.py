@@ -120,16 +120,16 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(runner: Runne
 
 DIES_AFTER_A_CHECKPOINT = """
 import os, signal, sys
-from rljob_trainer.checkpoint import CheckpointStore
+from rljob_trainer.checkpoints.folder import FolderCheckpoints
 from rljob_trainer.cli import main
 
-write = CheckpointStore.write
+write = FolderCheckpoints.write
 
 async def write_and_die(self, step, *arguments):
     await write(self, step, *arguments)
     os.kill(os.getpid(), signal.SIGKILL)
 
-CheckpointStore.write = write_and_die
+FolderCheckpoints.write = write_and_die
 sys.exit(main())
 """
 

@@ -12,7 +12,7 @@ import yaml
 from real_runs import copy_job
 
 from rljob_api import load_jobs, resolve
-from rljob_trainer.checkpoint import Checkpoint
+from rljob_trainer.checkpoints.checkpoint import Checkpoint
 from rljob_trainer.driver.assemble import learner_stages
 from rljob_trainer.driver.session import Session
 from rljob_trainer.errors import DeadlineError

@@ -17,6 +17,7 @@ from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.learner.work import cut
+from rljob_trainer.storage.bucket import Bucket
 
 State = dict[str, torch.Tensor]
 
@@ -51,13 +52,19 @@ def settings(tied_folder: Path) -> LearnerSettings:
     return LearnerSettings(tied_folder, actor=optimizer, critic=optimizer, micro_batch_tokens=100)
 
 
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a state can be: both kinds."""
+    return str(tmp_path) if request.param == "folder" else request.getfixturevalue("object_store").place()
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_save_and_load_then_update_equals_going_on(
-    count: int, ranks: Any, settings: LearnerSettings, make_batch: Callable[..., SequenceBatch], tmp_path: Path
+    count: int, ranks: Any, settings: LearnerSettings, make_batch: Callable[..., SequenceBatch], place: str
 ) -> None:
     settings, batch = replace(settings, ranks=count), make_batch()
-    straight = ranks.run(count, updated, settings, batch, {"before": 2, "save": tmp_path, "after": 2})
-    resumed = ranks.run(count, updated, settings, batch, {"load": tmp_path, "after": 2})
+    straight = ranks.run(count, updated, settings, batch, {"before": 2, "save": place, "after": 2})
+    resumed = ranks.run(count, updated, settings, batch, {"load": place, "after": 2})
     for (ours, updates, drawn), (theirs, more_updates, also_drawn) in zip(straight, resumed, strict=True):
         assert updates == more_updates == 4
         assert torch.equal(drawn, also_drawn)
@@ -73,11 +80,11 @@ def test_another_number_of_ranks_reads_the_same_state(
     ranks: Any,
     settings: LearnerSettings,
     make_batch: Callable[..., SequenceBatch],
-    tmp_path: Path,
+    place: str,
 ) -> None:
     batch = make_batch()
-    written = ranks.run(writers, updated, replace(settings, ranks=writers), batch, {"before": 2, "save": tmp_path})
-    read = ranks.run(readers, updated, replace(settings, ranks=readers), batch, {"load": tmp_path})
+    written = ranks.run(writers, updated, replace(settings, ranks=writers), batch, {"before": 2, "save": place})
+    read = ranks.run(readers, updated, replace(settings, ranks=readers), batch, {"load": place})
     for state, updates, _ in read:
         assert updates == 2
         assert state.keys() == written[0][0].keys()
@@ -133,6 +140,31 @@ def test_damage_is_a_checkpoint_error(
             (folder / "learner.json").unlink()
     with pytest.raises(CheckpointError, match=message):
         LearnerRank(settings).load(folder)
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        (".distcp", "cannot be read.*distcp"),
+        (".metadata", r"cannot be read.*\.metadata"),
+        ("random-0000.pt", "cannot be read.*random-0000"),
+        ("learner.json", r"learner\.json is missing"),
+    ],
+)
+def test_a_lost_object_is_a_checkpoint_error(
+    lost: str, message: str, saved: Path, settings: LearnerSettings, object_store: Any
+) -> None:
+    bucket = Bucket(object_store.place())
+    for file in saved.iterdir():
+        if not file.name.endswith(lost):
+            bucket.upload(file, file.name)
+    with pytest.raises(CheckpointError, match=message):
+        LearnerRank(settings).load(bucket.address)
+
+
+def test_a_state_that_cannot_be_written_is_a_checkpoint_error(settings: LearnerSettings, object_store: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be written into s3://no-such-bucket/x: .*does not exist"):
+        LearnerRank(settings).save("s3://no-such-bucket/x")
 
 
 def test_the_state_of_another_model_or_algorithm(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.folder import ModelFolder
-from rljob_trainer.models.sharing import on_shared_storage
+from rljob_trainer.models.sharing import fetch_model, on_shared_storage, send_model
+from rljob_trainer.storage.bucket import Bucket
 
 
 def folder(path: Path) -> ModelFolder:
@@ -42,3 +44,41 @@ def test_without_a_place_for_a_copy_it_is_refused(tmp_path: Path) -> None:
     (model.path / "config.json").write_text("{}")
     with pytest.raises(JobFileError, match="where other nodes cannot see it"):
         on_shared_storage(model, tmp_path / "mnt", None)
+
+
+def test_a_node_takes_the_model_from_the_bucket(object_store, tmp_path: Path) -> None:
+    blobs, here, there = tmp_path / "blobs", tmp_path / "here", tmp_path / "node" / "run" / "model"
+    blobs.mkdir()
+    (blobs / "weights").write_bytes(b"w" * 1000)
+    here.mkdir()
+    (here / "config.json").write_text("{}")
+    (here / "model.safetensors").symlink_to(blobs / "weights")
+    bucket = Bucket(object_store.place())
+    with pytest.raises(JobFileError, match="no whole model in s3://"):
+        fetch_model(there, bucket.address)
+    send_model(here, bucket)
+
+    with ThreadPoolExecutor() as threads:  # ranks and engines of one node
+        list(threads.map(lambda _: fetch_model(there, bucket.address), range(4)))
+    assert (there / "model.safetensors").read_bytes() == b"w" * 1000
+    assert (there / "config.json").read_text() == "{}"
+
+    bucket.remove(bucket.files())
+    fetch_model(there, bucket.address)  # it is there
+
+
+def test_a_model_is_sent_once_and_again_when_it_is_another(object_store, tmp_path: Path) -> None:
+    bucket = Bucket(object_store.place())
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "old.safetensors").write_bytes(b"1" * 1000)
+    send_model(tmp_path, bucket)
+    bucket.write("config.json", b"mark")
+    send_model(tmp_path, bucket)
+    assert bucket.read("config.json") == b"mark"
+
+    (tmp_path / "old.safetensors").rename(tmp_path / "new.safetensors")
+    (tmp_path / "new.safetensors").write_bytes(b"2" * 1000)
+    send_model(tmp_path, bucket)
+    assert bucket.read("config.json") == b"{}"
+    assert bucket.read("new.safetensors") == b"2" * 1000
+    assert bucket.read("old.safetensors") is None

@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", metavar="PATH", help="a Hugging Face folder or hub id instead of the job's model")
-    which.add_argument("--run", metavar="DIR", type=Path, help="output folder of a run, or one of its checkpoints")
+    which.add_argument(
+        "--run", metavar="DIR", help="output folder of a run or address of its state, or one of its checkpoints"
+    )
     parser.add_argument(
         "--step", type=int, metavar="N", help="with --run: the checkpoint of step N (default: the newest)"
     )

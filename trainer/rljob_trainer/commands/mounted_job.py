@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rljob_api import RLJob, cluster, load_jobs
+from rljob_api import cluster, load_jobs
 from rljob_api.resolved import ResolvedJob
+from rljob_trainer.checkpoints.finding import holds_checkpoints
 from rljob_trainer.commands.job_file import checked_job
+from rljob_trainer.commands.places import on_cluster
 from rljob_trainer.driver.run import RunOptions
 from rljob_trainer.errors import DeadlineError, JobFileError
 
@@ -47,7 +49,7 @@ def mounted_job(file: Path, generation: int, storage: Path, *, patience: float =
         if section in document.get("spec", {}):
             document["spec"][section] = _placed(document["spec"][section], storage)
     job = load_jobs(json.dumps(document, indent=1) + "\n")[0]
-    if job.spec.restore is not None and any((_output(job) / "checkpoints").glob("step-*")):
+    if job.spec.restore is not None and holds_checkpoints(on_cluster(job).kept):
         # It goes on from its own: what it began with may be gone by now.
         job = job.model_copy(update={"spec": job.spec.model_copy(update={"restore": None})})
     # Modules of custom rewards come from spec.code, which is on the interpreter's path.
@@ -58,27 +60,18 @@ def options_of(job: ResolvedJob, args: argparse.Namespace, listening: Listening)
     """How `rljob drive` runs the job. Raises ``JobFileError`` outside of a Ray cluster."""
     if "RAY_ADDRESS" not in os.environ:
         raise JobFileError("rljob drive runs as a job of a Ray cluster, which sets RAY_ADDRESS; else use rljob run")
-    uri = job.spec.checkpoint.uri
+    places = on_cluster(job)
     return RunOptions(
-        output=_output(job),
+        output=places.output,
         base=args.file.parent,
-        resume="auto" if job.spec.restore is None else job.spec.restore.from_,
+        restore=None if job.spec.restore is None else job.spec.restore.from_,
+        state=places.state,
         listening=listening,
         attempt=args.attempt,
         generation=args.generation,
         by_role=True,
         storage=args.storage,
-        keeps_state=uri is not None,
-    )
-
-
-def _output(job: RLJob | ResolvedJob) -> Path:
-    """Where the job's own state is kept."""
-    uri = job.spec.checkpoint.uri
-    return Path(
-        uri if uri is not None else "/tmp/rljob",
-        os.environ.get("RLJOB_NAMESPACE", job.metadata.namespace or "default"),
-        f"{os.environ.get('RLJOB_NAME', job.metadata.name)}-{os.environ.get('RLJOB_UID', 'local')}",
+        keeps_state=job.spec.checkpoint.uri is not None,
     )
 
 

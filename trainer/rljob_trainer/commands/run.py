@@ -1,8 +1,8 @@
 """Trains a job on this machine: a local Ray, no Kubernetes.
 
-The output folder holds the resolved job, metrics.jsonl, summary.json, report.html, samples and checkpoints. The same
-command continues a run that was stopped or killed. Ctrl-C or SIGTERM leaves a checkpoint and ends within ten seconds;
-a second one ends at once.
+The output folder holds the resolved job, metrics.jsonl, summary.json, report.html, samples and checkpoints. (If
+checkpoint.uri is a bucket the checkpoints are there, with copies of the rest.) The same command continues a run that
+was stopped or killed. Ctrl-C or SIGTERM leaves a checkpoint and ends within ten seconds; a second one ends at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from rljob_api import JobInvalid
 from rljob_trainer.commands.job_file import add_job_arguments, read_job
+from rljob_trainer.commands.places import on_this_machine
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.storage import is_address
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
@@ -23,14 +25,16 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
-    parser.add_argument("--output", "-o", metavar="DIR", type=Path, help="output folder (default: runs/<job's name>)")
+    parser.add_argument(
+        "--output", "-o", metavar="DIR", type=Path, help="output folder (default: checkpoint.uri or runs/<job's name>)"
+    )
     parser.add_argument("--steps", type=int, metavar="N", help="stop after N steps (a later run goes on)")
     parser.add_argument(
         "--resume",
         default="auto",
         metavar="auto|never|PATH",
         help="auto (default): continue what the output folder holds; never: start anew, what is there is set aside; "
-        "PATH: start from that checkpoint",
+        "PATH: start from that checkpoint or the last one of that run (s3://... too)",
     )
     parser.add_argument(
         "--status-port",
@@ -55,12 +59,22 @@ def run(args: argparse.Namespace) -> int:
     from rljob_trainer.telemetry.logs import logs_shown
     from rljob_trainer.telemetry.view import open_view
 
-    options = RunOptions(args.output or Path("runs") / job.metadata.name, base, args.resume, args.steps)
+    places = on_this_machine(job, args.output, base)
+    options = RunOptions(
+        places.output, base, args.resume, restore=_restore(job, base), state=places.state, steps=args.steps
+    )
     if args.status_port is not None:
         token = None if args.token_file is None else read_token(args.token_file)
         options = replace(options, listening=Listening(args.status_port, token=token))
     with open_view(plain=True if args.plain else None) as view, logs_shown(view, job.spec.logging.level):
         return asyncio.run(run_job(job, options, view)).exit_code
+
+
+def _restore(job: ResolvedJob, base: Path) -> str | None:
+    if job.spec.restore is None:
+        return None
+    place = job.spec.restore.from_
+    return place if is_address(place) else str(base / Path(place).expanduser())
 
 
 def _job(args: argparse.Namespace) -> tuple[ResolvedJob, Path]:

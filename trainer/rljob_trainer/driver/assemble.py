@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.algorithms import advantage_estimators
-from rljob_trainer.checkpoint import CheckpointStore
+from rljob_trainer.checkpoints.checkpoint import Checkpoints
 from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.tokenisation import load_tokenizer, response_decoder
 from rljob_trainer.driver.canaries import Canaries, GuardedPublication
@@ -86,7 +86,7 @@ async def assemble(
     ledger: Ledger,
     shelf: Shelf,
     fence: Fence,
-    checkpoints: CheckpointStore | None,
+    checkpoints: Checkpoints | None,
     sinks: Sinks,
     view: View,
     times: StageTimes,
@@ -106,7 +106,8 @@ async def assemble(
     options = learner_options(spec, by_role)
     lanes = learner_lanes(spec, None if by_role else len(os.sched_getaffinity(0)))
     with waits.wait("driver", f"{spec.trainer.ranks} learner ranks to start", options.start_seconds):
-        learner = await LearnerGroup.start(LearnerSettings.from_job(job, inputs.model.path, lanes=lanes), options)
+        settings = LearnerSettings.from_job(job, inputs.model.path, lanes=lanes, model_address=inputs.model.address)
+        learner = await LearnerGroup.start(settings, options)
     stack.push_async_callback(learner.close)
     trainer: PipelineTrainer | None = None
     with waits.wait("driver", f"{engine_count(spec)} engines to start", float(spec.deadlines.start_seconds)):

@@ -111,6 +111,7 @@ def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> En
     return EngineSpec(
         kind=rollout.engine,
         folder=str(model.path),
+        address=model.address,
         dtype=LearnerSettings.from_job(job, model.path).dtype,
         device="cuda" if on_gpu else "cpu",
         max_context=min(model.context_length, spec.data.max_prompt_tokens + longest),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rljob_trainer.driver.assemble import read_inputs, training_sampling, validator_of
 from rljob_trainer.driver.engines import start_pool
-from rljob_trainer.driver.finished import find_checkpoint, load_actor
+from rljob_trainer.driver.finished import find_trained, load_actor
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rollout.size import engine_count
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 async def evaluate(
-    job: ResolvedJob, base: Path, *, run: Path | None, step: int | None, report: Callable[[str], None]
+    job: ResolvedJob, base: Path, *, run: str | None, step: int | None, report: Callable[[str], None]
 ) -> dict[str, float]:
     """The metrics of the job's validation sets on its model, or on the policy that ``run`` trained.
 
@@ -29,7 +29,7 @@ async def evaluate(
     spec = job.spec
     with tempfile.TemporaryDirectory(prefix="rljob-eval-") as scratch:
         if run is not None:
-            found = find_checkpoint(run, step, report)
+            found = find_trained(run, step, Path(scratch) / "trained", report)
             exported = Path(scratch) / "exported"
             load_actor(found).export(exported)
             report(f"evaluating the model of step {found.checkpoint.step}")

@@ -9,10 +9,9 @@ with its node.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from rljob_trainer.errors import CheckpointError, RLJobError
-from rljob_trainer.telemetry.run_folder import write_whole
+from rljob_trainer.storage.small import SmallFile
 
 FILE = "attempt.json"
 _RESERVED = 64
@@ -26,31 +25,34 @@ class FencedError(RLJobError):
 
 
 class Fence:
-    """The right to write into one output folder."""
+    """The right to write where the state of one job is kept."""
 
-    def __init__(self, folder: Path, attempt: int, versions: int) -> None:
-        self._path = folder / FILE
+    def __init__(self, file: SmallFile, attempt: int, versions: int) -> None:
+        self._file = file
         self.attempt = attempt
         self.versions = versions
         """No number above this one was ever published before this attempt."""
         self._reserved = versions
         self.lost = False
-        """Whether another attempt is known to have taken over: nothing in the folder is this one's any more."""
+        """Whether another attempt is known to have taken over: nothing there is this one's any more."""
 
     @classmethod
-    def take(cls, folder: Path, attempt: int | None = None) -> Fence:
-        """Becomes the newest attempt; None: the one after the last. Raises ``FencedError`` and ``OutputError``."""
-        last, versions = _read(folder / FILE)
+    def take(cls, file: SmallFile, attempt: int | None = None) -> Fence:
+        """Becomes the newest attempt; None: the one after the last. ``file``: where that is written down.
+
+        Raises ``FencedError``, ``OutputError`` and ``BucketError``.
+        """
+        last, versions = read(file)
         attempt = last + 1 if attempt is None else attempt
         if last > attempt:
-            raise FencedError(f"attempt {last} has taken over {folder}; attempt {attempt} must not go on")
-        fence = cls(folder, attempt, versions)
+            raise FencedError(f"attempt {last} has taken over ({file.place}); attempt {attempt} must not go on")
+        fence = cls(file, attempt, versions)
         fence._write()
         return fence
 
     def check(self) -> None:
         """Raises ``FencedError`` when another attempt has taken over."""
-        newest, _ = _read(self._path)
+        newest, _ = read(self._file)
         if newest != self.attempt:
             self.lost = True
             raise FencedError(f"attempt {newest} has taken over; attempt {self.attempt} neither saves nor publishes")
@@ -63,17 +65,18 @@ class Fence:
             self._write()
 
     def _write(self) -> None:
-        write_whole(self._path, json.dumps({"attempt": self.attempt, "versions": self._reserved}) + "\n")
+        self._file.write(json.dumps({"attempt": self.attempt, "versions": self._reserved}) + "\n")
 
 
-def _read(path: Path) -> tuple[int, int]:
-    """Attempt and version in the file; zeros when there is none."""
+def read(file: SmallFile) -> tuple[int, int]:
+    """Attempt and version in the file; zeros when there is none. Raises ``CheckpointError``."""
     try:
-        said = json.loads(path.read_text())
+        text = file.read()
+        if text is None:
+            return 0, 0
+        said = json.loads(text)
         return int(said["attempt"]), int(said["versions"])
-    except FileNotFoundError:
-        return 0, 0
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error}): it says which attempt may write; remove it if no other driver runs"
+            f"{file.place} cannot be read ({error}): it says which attempt may write; remove it if no other driver runs"
         ) from error

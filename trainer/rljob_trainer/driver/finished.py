@@ -1,14 +1,17 @@
-"""A run that is over (or goes on elsewhere), read from its output folder: its job, its checkpoints, its model."""
+"""A run that is over (or goes on elsewhere), read from where its state is: its checkpoints, its model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_trainer.checkpoint import MANIFEST, Checkpoint, CheckpointStore, open_checkpoint
+from rljob_trainer.checkpoints.checkpoint import Checkpoint, Report
+from rljob_trainer.checkpoints.finding import find_checkpoint
+from rljob_trainer.driver.state import MODEL
 from rljob_trainer.errors import CheckpointError
+from rljob_trainer.models.sharing import fetch_model
+from rljob_trainer.storage import is_address
 
 if TYPE_CHECKING:
     from rljob_trainer.learner.rank import LearnerRank
@@ -22,22 +25,19 @@ class Found:
     model: Path
 
 
-def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], None]) -> Found:
-    """``folder`` is a run's output folder or one of its checkpoints; ``step`` None means the newest that is whole.
+def find_trained(place: str | Path, step: int | None, scratch: Path, report: Report) -> Found:
+    """``place`` is that of a run or of one of its checkpoints; ``step`` None means the newest that is whole.
 
-    Raises ``CheckpointError``.
+    ``scratch`` is a local folder for what has to be fetched. Raises ``CheckpointError``.
     """
-    if (folder / MANIFEST).exists():
-        checkpoint = open_checkpoint(folder)
-    elif step is not None:
-        checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:08d}")
-    else:
-        latest = CheckpointStore(folder / "checkpoints", keep=1).latest(report)
-        if latest is None:
-            raise CheckpointError(f"{folder} holds no whole checkpoint; is it the output folder of a run?")
-        checkpoint = latest
-    model = checkpoint.path.absolute().parent.parent / "model"
-    if not (model / "config.json").exists():
+    checkpoint = find_checkpoint(place, scratch / "checkpoint", report, step)
+    beside = f"{_above(_above(checkpoint.place))}/{MODEL}"
+    model = Path(beside)
+    if is_address(beside):
+        report(f"fetching the model that the run started from, {beside}")
+        model = scratch / MODEL
+        fetch_model(model, beside)
+    elif not (model / "config.json").exists():
         raise CheckpointError(f"the model that the run started from is not at {model}; was the folder moved?")
     return Found(checkpoint, model)
 
@@ -50,3 +50,7 @@ def load_actor(found: Found) -> LearnerRank:
     rank = LearnerRank(LearnerSettings(model_path=found.model))
     rank.load(found.checkpoint.learner)
     return rank
+
+
+def _above(place: str) -> str:
+    return place.rpartition("/")[0] if is_address(place) else str(Path(place).absolute().parent)

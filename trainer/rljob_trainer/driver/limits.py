@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from rljob_api.spec.algorithm import MismatchLimits
-from rljob_trainer.checkpoint import CheckpointStore
+from rljob_trainer.checkpoints.checkpoint import Checkpoints, latest
 from rljob_trainer.driver.resuming import Start
 from rljob_trainer.errors import RLJobError
 
@@ -126,17 +126,17 @@ def _figure(value: float) -> str:
 
 
 def start_again(
-    beyond: RollBackError, times: int, limit: int, store: CheckpointStore, report: Callable[[str], None]
+    beyond: RollBackError, times: int, limit: int, checkpoints: Checkpoints, report: Callable[[str], None]
 ) -> Start:
     """The last good checkpoint, for the ``times``-th time. Raises ``MismatchError`` when that is no way out."""
     if times > limit:
         raise MismatchError(
             f"{beyond}; the run has gone back {limit} times (limits.rollBacks), which did not help; {_REMEDY}"
         )
-    latest = store.latest(report)
-    if latest is None:
+    good = latest(checkpoints, report)
+    if good is None:
         raise MismatchError(
             f"{beyond}; there is no checkpoint from before to go back to (checkpoint.everySteps); {_REMEDY}"
         )
-    report(f"{beyond}; back to the checkpoint of step {latest.step} with new engines ({times} of {limit} times)")
-    return Start(latest, own=True)
+    report(f"{beyond}; back to the checkpoint of step {good.step} with new engines ({times} of {limit} times)")
+    return Start(good, own=True)

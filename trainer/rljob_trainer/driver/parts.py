@@ -26,7 +26,7 @@ from rljob_trainer.training.step import TrainingStep
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
-    from rljob_trainer.checkpoint import CheckpointStore
+    from rljob_trainer.checkpoints.checkpoint import Checkpoints
     from rljob_trainer.data.feed import PromptFeed
 
 
@@ -50,7 +50,7 @@ class Parts:
     shelf: Shelf
     """Where finished responses wait."""
     fence: Fence
-    checkpoints: CheckpointStore | None
+    checkpoints: Checkpoints | None
     """None: nothing survives the run."""
     sinks: Sinks
     view: View

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_trainer.checkpoint import Checkpoint, CheckpointStore, open_checkpoint
+from rljob_trainer.checkpoints.checkpoint import Checkpoint, Report, latest
+from rljob_trainer.checkpoints.finding import find_checkpoint
 from rljob_trainer.driver.output import OutputFolder
-from rljob_trainer.errors import CheckpointError
+from rljob_trainer.driver.state import State
+from rljob_trainer.storage import is_address
 
 AUTO = "auto"
 NEVER = "never"
+_FETCHED = ".fetched"
+"""In the output folder: the driver's part of another run's checkpoint, if that lies in a bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,41 +25,41 @@ class Start:
     own: bool
 
 
-def where_to_start(resume: str, output: OutputFolder, store: CheckpointStore, report: Callable[[str], None]) -> Start:
-    """``resume`` is auto, never or the path of a checkpoint (or of a folder with checkpoints).
+def where_to_start(resume: str, restore: str | None, output: OutputFolder, state: State, report: Report) -> Start:
+    """``resume`` is auto, never, or the place of a checkpoint or of a run. ``restore`` is such a place too, for a run
+    that has nothing of its own to go on from.
 
     Whatever an earlier run left and this one does not continue is set aside, never deleted. Raises ``CheckpointError``
     when the named checkpoint cannot be used.
     """
-    store.clean()
+    own = state.checkpoints
+    own.clean()
     if resume == AUTO:
-        latest = store.latest(report) if output.holds_a_run else None
-        if latest is not None:
-            store.discard_after(latest.step)
-            report(f"resuming from the checkpoint of step {latest.step}")
-            return Start(latest, own=True)
-    elif resume != NEVER:
-        named = _named(Path(resume), report)
-        if named.path.parent.resolve() == store.folder.resolve():
-            store.discard_after(named.step)
-            return Start(named, own=True)
-        _set_aside(output, report)
-        return Start(named, own=False)
-    _set_aside(output, report)
-    return Start(None, own=False)
+        newest = latest(own, report) if output.holds_a_run else None
+        if newest is not None:
+            own.discard_after(newest.step)
+            report(f"resuming from the checkpoint of step {newest.step}")
+            return Start(newest, own=True)
+    named = restore if resume == AUTO else None if resume == NEVER else resume
+    if named is None:
+        _set_aside(output, state, report)
+        return Start(None, own=False)
+    found = find_checkpoint(named, output.path / _FETCHED, report)
+    if _folder_of(found.place) == _folder_of(f"{own.place}/any"):
+        own.discard_after(found.step)
+        return Start(found, own=True)
+    report(f"starting from the checkpoint of step {found.step} in {found.place}")
+    _set_aside(output, state, report)
+    return Start(found, own=False)
 
 
-def _named(path: Path, report: Callable[[str], None]) -> Checkpoint:
-    for folder in (path, path / "checkpoints"):
-        if any(folder.glob("step-*")):
-            latest = CheckpointStore(folder, keep=1).latest(report)
-            if latest is None:
-                raise CheckpointError(f"--resume {path}: no checkpoint in {folder} is whole")
-            return latest
-    return open_checkpoint(path)
+def _folder_of(place: str) -> str:
+    above = place.rpartition("/")[0]
+    return above if is_address(place) else str(Path(above).resolve())
 
 
-def _set_aside(output: OutputFolder, report: Callable[[str], None]) -> None:
+def _set_aside(output: OutputFolder, state: State, report: Report) -> None:
     aside = output.set_aside()
     if aside is not None:
+        state.set_aside(aside.name)
         report(f"what an earlier run left here is now in {aside}")

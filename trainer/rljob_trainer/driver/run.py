@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api.status import STATUS_PATH, EndKind
-from rljob_trainer.checkpoint import CheckpointStore
 from rljob_trainer.driver.account import Account
 from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
 from rljob_trainer.driver.controls import Controls
@@ -37,12 +36,13 @@ from rljob_trainer.driver.session import Session
 from rljob_trainer.driver.signals import StopRequest
 from rljob_trainer.driver.signals import listening as listening_to_signals
 from rljob_trainer.driver.standing import RunStanding
+from rljob_trainer.driver.state import State, kept_up_to_date, state_of
 from rljob_trainer.driver.steering import Steering
 from rljob_trainer.driver.stopping import RunEnd
 from rljob_trainer.driver.written_job import write_job
 from rljob_trainer.errors import CheckpointError, OutputError, RLJobError
 from rljob_trainer.garbage import settle
-from rljob_trainer.models.sharing import on_shared_storage
+from rljob_trainer.models.sharing import is_below, on_shared_storage, send_model
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count
 from rljob_trainer.telemetry import run_folder
@@ -56,6 +56,7 @@ from rljob_trainer.telemetry.waits import Waits
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
+    from rljob_trainer.models.folder import ModelFolder
 
 _log = logging.getLogger(__name__)
 
@@ -65,11 +66,15 @@ _STATUS_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """``base`` is where the job file's relative paths start; ``resume`` is auto, never or a checkpoint's path."""
+    """``base`` is where the job file's relative paths start; ``resume`` is auto, never or a checkpoint's place."""
 
     output: Path
     base: Path
     resume: str = "auto"
+    restore: str | None = None
+    """The place of a checkpoint for a run that has none of its own yet."""
+    state: str | None = None
+    """Address in a bucket where the state is kept; None: in the output folder."""
     steps: int | None = None
     """Steps after which the run ends, if the job goes on for longer."""
     listening: Listening | None = None
@@ -82,25 +87,25 @@ class RunOptions:
     storage: Path | None = None
     """Where the storage is mounted that all nodes share; None: everything is on one machine."""
     keeps_state: bool = True
-    """Whether the output folder can be seen from all nodes and outlives them; else there are no checkpoints."""
+    """Whether the state outlives the nodes, and can be reached from all of them; else there are no checkpoints."""
 
 
 async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
     """Trains until the job is done or a signal asks to stop. Raises ``RLJobError`` with a message for the user."""
     with OutputFolder(options.output) as output, listening_to_signals() as stop:
-        store = CheckpointStore(output.checkpoints, job.spec.checkpoint.keep)
-        fence = Fence.take(output.path, options.attempt)
-        start = where_to_start(options.resume, output, store, view.message)
+        state = state_of(output, options.state, job.spec.checkpoint.keep)
+        fence, start = await asyncio.to_thread(_take_over, options, output, state, view)
         controls = _controls_of(job, options, fence.attempt, output.path, stop, view)
-        record = _Record(job, output, start, controls)
+        record = _Record(job, output, state.place, start, controls)
         async with AsyncExitStack() as stack:
             if options.listening is not None:
                 port = await stack.enter_async_context(serving(options.listening, _answers_of(controls)))
                 view.message(f"status: http://{options.listening.host}:{port}{STATUS_PATH}")
             watching = asyncio.create_task(_watch(controls, fence))
             stack.callback(watching.cancel)
+            await stack.enter_async_context(kept_up_to_date(state))
             try:
-                held = _Held(job, options, output, store, fence, controls, record)
+                held = _Held(job, options, output, state, fence, controls, record)
                 training = asyncio.create_task(_train_within_limits(held, start))
                 ending = await _unless_stopped_early(training, watching, stop, record)
             except BaseException as error:
@@ -108,12 +113,31 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
                     raise
                 controls.standing.ended("failed", _described(error), getattr(error, "exit_code", 1))
                 record.write("failed", _described(error))
+                await _keep_quietly(state)
                 raise
             kind: EndKind = "failed" if ending.status == "stopped" else ending.status
             controls.standing.ended(kind, ending.reason, ending.exit_code)
             record.write("succeeded" if ending.status == "succeeded" else "interrupted", ending.reason)
-        view.message(f"{ending.status}: {ending.reason}; report: {output.path / run_folder.REPORT}")
+            await _keep_quietly(state)
+        view.message(f"{ending.status}: {ending.reason}; report: {state.place}/{run_folder.REPORT}")
         return ending
+
+
+def _take_over(options: RunOptions, output: OutputFolder, state: State, view: View) -> tuple[Fence, Start]:
+    """Becomes the newest attempt and puts the output folder in order. Raises what the two of them raise."""
+    state.bring()
+    fence = Fence.take(state.attempt, options.attempt)
+    start = where_to_start(options.resume, options.restore, output, state, view.message)
+    state.began()
+    return fence, start
+
+
+async def _keep_quietly(state: State) -> None:
+    """At the run's end, which matters more than a store that cannot be reached now."""
+    try:
+        await asyncio.to_thread(state.keep)
+    except CheckpointError as error:
+        _log.error("%s", error)
 
 
 def _controls_of(
@@ -189,7 +213,7 @@ class _Held:
     job: ResolvedJob
     options: RunOptions
     output: OutputFolder
-    store: CheckpointStore
+    state: State
     fence: Fence
     controls: Controls
     record: _Record
@@ -205,7 +229,7 @@ async def _train_within_limits(held: _Held, start: Start) -> Ending:
         except RollBackError as beyond:
             assert given is not None
             times += 1
-            start = start_again(beyond, times, given.roll_backs, held.store, controls.view.message)
+            start = start_again(beyond, times, given.roll_backs, held.state.checkpoints, controls.view.message)
         now = time.time()
         controls.times.trace.span("limits", f"rolled back to step {held.record.begins_again(start)}", now, now)
         controls.times.lap()
@@ -219,9 +243,7 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
     with run_folder.writing(output.path):
         write_job(output.path / run_folder.JOB, job, options.base)
     inputs = read_inputs(job, options.base, output.model)
-    if options.storage is not None:
-        target = output.model if options.keeps_state else None
-        inputs = replace(inputs, model=on_shared_storage(inputs.model, options.storage, target))
+    inputs = replace(inputs, model=await _seen_by_all(inputs.model, held))
     output.point_to_model(inputs.model.path)
     held.record.model = _model_of(inputs)
     engines = 0 if inside_ranks(spec) else engine_count(spec)
@@ -243,7 +265,7 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
             job,
             inputs,
             base=options.base,
-            checkpoints=held.store if options.keeps_state else None,
+            checkpoints=held.state.checkpoints if options.keeps_state else None,
             sinks=sinks,
             view=controls.view,
             times=controls.times,
@@ -259,6 +281,22 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
         held.record.session = session = Session(parts, controls)
         settle()
         return await session.run(start.checkpoint)
+
+
+async def _seen_by_all(model: ModelFolder, held: _Held) -> ModelFolder:
+    """The model where all nodes find it."""
+    options, output, copy = held.options, held.output, held.state.model
+    if copy is None:
+        if options.storage is None:
+            return model
+        return on_shared_storage(model, options.storage, output.model if options.keeps_state else None)
+    seconds = float(held.job.spec.deadlines.start_seconds)
+    with held.controls.waits.wait("driver", f"the model to be copied to {copy}", seconds):
+        await asyncio.to_thread(send_model, model.path, copy)
+    if options.storage is None or is_below(model, options.storage):
+        return model
+    output.point_to_model(model.path)
+    return replace(model, path=output.model, address=copy.address)
 
 
 async def _close_ledger(ledger: Ledger, fence: Fence) -> None:
@@ -277,7 +315,7 @@ def _ledger_path(options: RunOptions, output: OutputFolder) -> Path:
 class _Record:
     """What is known about the run, for the files it leaves: also when it fails half-way."""
 
-    def __init__(self, job: ResolvedJob, output: OutputFolder, start: Start, controls: Controls) -> None:
+    def __init__(self, job: ResolvedJob, output: OutputFolder, place: str, start: Start, controls: Controls) -> None:
         self.model = ""
         self.session: Session | None = None
         self.ledger: Ledger | None = None
@@ -285,6 +323,8 @@ class _Record:
         self._controls = controls
         self._job = job
         self._output = output
+        self._place = place
+        """Where the run's files are kept."""
         self._start = start
         self._began = datetime.datetime.now(datetime.UTC)
 
@@ -332,8 +372,8 @@ class _Record:
             overlong_prompts=0 if session is None else session.parts.feed.dropped,
             seconds_by_stage=self._controls.times.exclusive_totals,
             validation=ValidationHistory.read(folder).by_source(),
-            checkpoint=None if checkpoint is None else str(checkpoint.path),
-            report=str(folder / run_folder.REPORT),
+            checkpoint=None if checkpoint is None else checkpoint.place,
+            report=f"{self._place}/{run_folder.REPORT}",
             packages=package_versions(),
             machine=describe_machine(),
         ).write(folder)

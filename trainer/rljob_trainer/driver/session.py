@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rljob_trainer.checkpoint import Checkpoint
+from rljob_trainer.checkpoints.checkpoint import Checkpoint, driver_state
 from rljob_trainer.driver import ledger, unfinished
 from rljob_trainer.driver.controls import Controls
 from rljob_trainer.driver.ending import Ending
@@ -348,19 +348,20 @@ class Session:
         await self.parts.ledger.announce(version, self.totals.step)
 
     async def _restore(self, checkpoint: Checkpoint) -> None:
-        state: dict[str, Any] = checkpoint.driver_state()
+        files = await asyncio.to_thread(checkpoint.files)
+        state = driver_state(files)
         try:
             self.totals = Totals.of(state)
             self.parts.feed.load_state_dict(state["feed"])
             self.parts.step.load_state_dict(state["training"])
             opened, size = state["open"], int(state["groups_per_version"])
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"checkpoint {checkpoint.path} was written by another version: {error!r}") from error
+            raise CheckpointError(f"checkpoint {checkpoint.place} was written by another version: {error!r}") from error
         self._feed = RunFeed(self.parts.feed)
         self.parts.limits.resumed(correcting=self.parts.step.correcting)
         # Versions that were published after the checkpoint are gone, and their numbers with them.
         used = await self.parts.ledger.roll_back(
-            checkpoint.path / ledger.FILE,
+            files / ledger.FILE,
             step=self.totals.step,
             next_ordinal=int(state["feed"]["ordinal"]),
             again=[ordinal for ordinal, *_ in opened],
@@ -375,13 +376,13 @@ class Session:
             (self.parts.feed.prompt_at(ordinal=ordinal, epoch=epoch, source=source, row=row), deadline + later)
             for ordinal, epoch, source, row, deadline in opened
         ]
-        self.parts.rollout.restored = unfinished.read(checkpoint.path, versions_later=later, keep=self.parts.shelf.put)
+        self.parts.rollout.restored = unfinished.read(files, versions_later=later, keep=self.parts.shelf.put)
         self._restored_size = size
         self._boundary = self._state()
         self.checkpoint = checkpoint
         self._controls.standing.checkpointed(checkpoint, self.totals.version)
         seconds = float(self.parts.job.spec.deadlines.progress_seconds)
-        with self.parts.waits.wait("driver", f"the learner to read {checkpoint.path}", seconds):
+        with self.parts.waits.wait("driver", f"the learner to read {checkpoint.place}", seconds):
             await self.parts.learner.load(checkpoint.learner)
         await self.parts.trainer.publish(self.totals.version)
 
@@ -409,10 +410,8 @@ class Session:
             )
             return
         seconds = float(self.parts.job.spec.deadlines.progress_seconds)
-        folder = self.parts.checkpoints.folder
-        waiting = self.parts.waits.wait(
-            "trainer", f"the checkpoint of step {step} to be written into {folder}", seconds
-        )
+        place = self.parts.checkpoints.place
+        waiting = self.parts.waits.wait("trainer", f"the checkpoint of step {step} to be written into {place}", seconds)
         with self.parts.times.stage("checkpoint"), waiting:
             try:
                 async with asyncio.timeout(seconds):
@@ -421,7 +420,7 @@ class Session:
                     )
             except TimeoutError:
                 raise DeadlineError(
-                    f"the checkpoint of step {step} was not written into {folder} within {seconds:.0f} s "
+                    f"the checkpoint of step {step} was not written into {place} within {seconds:.0f} s "
                     "(deadlines.progressSeconds). If the storage is slow, raise it; if it hangs, mend it or choose "
                     "another one, and start again: the checkpoints before are whole."
                 ) from None

@@ -33,7 +33,7 @@ from rljob_api.status import (
     TrainerStatus,
     Waiting,
 )
-from rljob_trainer.checkpoint import Checkpoint
+from rljob_trainer.checkpoints.checkpoint import Checkpoint
 from rljob_trainer.driver.engines import Engines
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.steering import Steering
@@ -197,7 +197,7 @@ class RunStanding:
             ),
             checkpoint=None
             if checkpoint is None
-            else LastCheckpoint(uri=str(checkpoint[0].path), step=checkpoint[0].step, time=checkpoint[1]),
+            else LastCheckpoint(uri=checkpoint[0].place, step=checkpoint[0].step, time=checkpoint[1]),
             eta=None if remaining is None else now + timedelta(seconds=remaining),
             end=self._end,
         )

@@ -24,6 +24,7 @@ from rljob_trainer.learner.metrics import update_result, usage_metrics
 from rljob_trainer.learner.protocol import LearnerFacts, LossSettings, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.work import Cut, cut
+from rljob_trainer.models.sharing import fetch_model
 
 if TYPE_CHECKING:
     from rljob_trainer.learner.rank import LearnerRank
@@ -51,6 +52,8 @@ class RankActor:
         # Only here: the driver, which imports this module too, needs no model library.
         from rljob_trainer.learner.rank import LearnerRank
 
+        if settings.model_address is not None:
+            fetch_model(settings.model_path, settings.model_address)
         self.rank = LearnerRank(settings, self.number, address, timeout_seconds)
         settle()
         return self.rank.facts()
@@ -174,11 +177,11 @@ class LearnerGroup:
         )
         return update_result(reports, work, batch)
 
-    async def save(self, folder: Path) -> None:
-        await self.call("save", folder)
+    async def save(self, place: str | Path) -> None:
+        await self.call("save", place)
 
-    async def load(self, folder: Path) -> None:
-        await self.call("load", folder)
+    async def load(self, place: str | Path) -> None:
+        await self.call("load", place)
 
     async def export(self, folder: Path) -> None:
         await self.call("export", folder)

@@ -144,11 +144,11 @@ class Learner(Protocol):
         the learning rate is the same. ``keep_anchor``: keeps a copy of the actor as it is before."""
         ...
 
-    async def save(self, folder: Path) -> None:
-        """Writes model, optimizer, scheduler and random states, sharded, into an existing folder."""
+    async def save(self, place: str | Path) -> None:
+        """Writes model, optimizer, scheduler and random states, sharded, into an existing folder or to an address."""
         ...
 
-    async def load(self, folder: Path) -> None:
+    async def load(self, place: str | Path) -> None:
         """Reads what ``save`` wrote, also by another number of ranks. Raises ``CheckpointError``."""
         ...
 

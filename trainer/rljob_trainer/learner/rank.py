@@ -316,15 +316,15 @@ class LearnerRank:
     def _trained(self) -> list[Trained]:
         return [self.actor] if self.critic is None else [self.actor, self.critic]
 
-    def save(self, folder: Path) -> None:
-        """Writes this rank's shards into an existing folder. Raises ``CheckpointError``."""
+    def save(self, place: str | Path) -> None:
+        """Writes this rank's shards into an existing folder, or to an address. Raises ``CheckpointError``."""
         with self._residence.working():
-            state.save(folder, self._trained, self.rank, self.settings.ranks)
+            state.save(place, self._trained, self.rank, self.settings.ranks)
 
-    def load(self, folder: Path) -> None:
+    def load(self, place: str | Path) -> None:
         """Reads a saved state, whatever the number of ranks that wrote it. Raises ``CheckpointError``."""
         with self._residence.working():
-            state.load(folder, self._trained, self.rank, self.settings.ranks)
+            state.load(place, self._trained, self.rank, self.settings.ranks)
 
     def export(self, folder: Path) -> None:
         """Writes the actor as a Hugging Face folder, in the dtype of the folder it came from."""

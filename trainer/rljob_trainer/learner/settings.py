@@ -80,6 +80,8 @@ class LearnerSettings:
     """Length of the cosine and linear schedules, in updates."""
     seed: int = 0
     trust_remote_code: bool = False
+    model_address: str | None = None
+    """Where a node that has no ``model_path`` takes it from."""
 
     def __post_init__(self) -> None:
         if self.ranks % self.replicate:
@@ -89,9 +91,16 @@ class LearnerSettings:
 
     @classmethod
     def from_job(
-        cls, job: ResolvedJob, model_path: Path, total_updates: int | None = None, *, lanes: Literal[1, 2] = 2
+        cls,
+        job: ResolvedJob,
+        model_path: Path,
+        total_updates: int | None = None,
+        *,
+        lanes: Literal[1, 2] = 2,
+        model_address: str | None = None,
     ) -> LearnerSettings:
-        """``model_path`` is the local Hugging Face folder of the job's model.
+        """``model_path`` is the local Hugging Face folder of the job's model; where it is missing on a node it is taken
+        from ``model_address``.
 
         ``total_updates`` is for jobs that end by something else than ``stop.steps``.
         """
@@ -117,6 +126,7 @@ class LearnerSettings:
             total_updates=spec.stop.steps or total_updates,
             seed=spec.seed,
             trust_remote_code=spec.model.trust_remote_code,
+            model_address=model_address,
         )
 
     @property

@@ -1,15 +1,17 @@
-"""A learner's state on disk: torch's distributed checkpoint, which any number of ranks can read.
+"""A learner's state in a folder or a bucket: torch's distributed checkpoint, which any number of ranks can read.
 
     learner.json      format, ranks that wrote it, updates done by each model
     random-0003.pt    random states of rank 3
     .metadata, *.distcp   parameters and optimizer moments, each shard once
 
-Whether the files are the ones that were written is checked by whoever owns the folder (``checkpoint.py``); here it is
-only checked that they can be read and fit this model.
+Each rank writes its own shards where they belong and reads the parts of shards that it needs: no rank, and no node,
+ever sees the whole. Whether the files are the ones that were written is checked by whoever owns the place
+(``checkpoints``); here it is only checked that they can be read and fit this model.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import warnings
@@ -24,49 +26,64 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from rljob_trainer.errors import CheckpointError
+from rljob_trainer.learner.state_files import state_files
 from rljob_trainer.learner.trained import Trained
 
 FORMAT = 1
+_DESCRIPTION = "learner.json"
 
 
-def save(folder: Path, models: Sequence[Trained], rank: int, ranks: int) -> None:
-    """Writes this rank's shards and random states; rank 0 also the description. A collective call."""
+def save(place: str | Path, models: Sequence[Trained], rank: int, ranks: int) -> None:
+    """Writes this rank's shards and random states; rank 0 also the description. A collective call.
+
+    ``place`` is a folder that exists, or an address. Raises ``CheckpointError``.
+    """
+    files = state_files(place)
     try:
-        _quietly(save_tensors, _tensors(models), checkpoint_id=str(folder), no_dist=not dist.is_initialized())
-        torch.save(_random_states(), folder / _random_file(rank))
+        _quietly(save_tensors, _tensors(models), storage_writer=files.writer(), no_dist=not dist.is_initialized())
+        random = io.BytesIO()
+        torch.save(_random_states(), random)
+        files.write(_random_file(rank), random.getvalue())
         if rank == 0:
             description = {"format": FORMAT, "ranks": ranks, "updates": {m.name: m.updates for m in models}}
-            (folder / "learner.json").write_text(json.dumps(description))
-    except (CheckpointException, OSError, RuntimeError) as error:
+            files.write(_DESCRIPTION, json.dumps(description).encode())
+    except CheckpointError:
+        raise
+    # A store's client raises what it likes.
+    except (Exception, CheckpointException) as error:
         raise CheckpointError(
-            f"the learner's state cannot be written into {folder}{_free(folder)}: {_reason(error)}; "
-            "make room or choose another folder"
+            f"the learner's state cannot be written into {place}{_free(place)}: {_reason(error)}; "
+            "make room or choose another place"
         ) from error
 
 
-def load(folder: Path, models: Sequence[Trained], rank: int, ranks: int) -> None:
+def load(place: str | Path, models: Sequence[Trained], rank: int, ranks: int) -> None:
     """Reads what ``save`` wrote, in place. Raises ``CheckpointError`` naming the file or the model that is wrong.
 
     Random states come back when as many ranks read as wrote; otherwise they stay as they were made from the seed.
     After an error the models may hold a mixture: load another checkpoint or stop.
     """
-    description = _describe(folder)
+    files = state_files(place)
+    description = _described(files.read(_DESCRIPTION), place)
     for model in models:
         if model.name not in description["updates"]:
             raise CheckpointError(
-                f"{folder} holds no {model.name} (it has: {', '.join(description['updates'])}); "
+                f"{place} holds no {model.name} (it has: {', '.join(description['updates'])}); "
                 "it was written by a job with another algorithm"
             )
     try:
-        _quietly(load_tensors, _tensors(models), checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+        _quietly(load_tensors, _tensors(models), storage_reader=files.reader(), no_dist=not dist.is_initialized())
         random = None
         if description["ranks"] == ranks:
-            random = torch.load(folder / _random_file(rank), weights_only=True)
+            data = files.read(name := _random_file(rank))
+            if data is None:
+                raise FileNotFoundError(f"{name} is missing")
+            random = torch.load(io.BytesIO(data), weights_only=True)
     # Damaged bytes surface as whatever the unpickler or the zip reader stumbles over; torch's wrapper around that
     # is not even an Exception.
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
-            f"the learner's state in {folder} cannot be read: {_reason(error)}; "
+            f"the learner's state in {place} cannot be read: {_reason(error)}; "
             "the files are damaged or belong to another model"
         ) from error
     if random is not None:
@@ -75,18 +92,18 @@ def load(folder: Path, models: Sequence[Trained], rank: int, ranks: int) -> None
         model.updates = int(description["updates"][model.name])
 
 
-def _describe(folder: Path) -> dict[str, Any]:
-    path = folder / "learner.json"
+def _described(data: bytes | None, place: str | Path) -> dict[str, Any]:
+    name = f"{place}/{_DESCRIPTION}"
+    if data is None:
+        raise CheckpointError(f"{place} is not a learner's checkpoint: {_DESCRIPTION} is missing")
     try:
-        description: dict[str, Any] = json.loads(path.read_text())
+        description: dict[str, Any] = json.loads(data)
         known = description["format"] == FORMAT and isinstance(description["updates"], dict)
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} is not a learner's checkpoint: {path.name} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{name} cannot be read: {error}") from error
     if not known:
         raise CheckpointError(
-            f"{path} has format {description['format']}, this program reads {FORMAT}; use the version that wrote it"
+            f"{name} has format {description['format']}, this program reads {FORMAT}; use the version that wrote it"
         )
     return description
 
@@ -119,11 +136,11 @@ def _quietly(function: Any, *args: Any, **kwargs: Any) -> None:
         function(*args, **kwargs)
 
 
-def _free(folder: Path) -> str:
+def _free(place: str | Path) -> str:
     """torch's own message for a full disk does not say that it is one."""
     try:
-        return f", where {shutil.disk_usage(folder).free / 1e6:,.1f} MB are free"
-    except OSError:
+        return f", where {shutil.disk_usage(place).free / 1e6:,.1f} MB are free"
+    except OSError:  # an address, or no folder at all
         return ""
 
 

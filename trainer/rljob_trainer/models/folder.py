@@ -39,6 +39,8 @@ class ModelFolder:
     """Any of these ends a response: those of the generation settings, the configuration and the tokenizer."""
     pad_token_id: int
     """The end-of-text id where the model has no padding token of its own."""
+    address: str | None = None
+    """Where a node that has no such folder takes it from (``sharing.py``); None: every node has it."""
 
 
 def read_folder(path: Path) -> ModelFolder:

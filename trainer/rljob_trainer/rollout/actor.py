@@ -10,9 +10,11 @@ import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from rljob_trainer.garbage import settle
+from rljob_trainer.models.sharing import fetch_model
 from rljob_trainer.rollout.columns import Results
 from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
 from rljob_trainer.rollout.protocol import Engine, GenerationRequest
@@ -31,6 +33,8 @@ class EngineSpec:
     kind: Literal["torch", "vllm"]
     folder: str
     """The model: a local Hugging Face folder."""
+    address: str | None = None
+    """Where a node that has no such folder takes it from."""
     dtype: str = "float32"
     device: str = "cpu"
     max_context: int | None = None
@@ -56,6 +60,8 @@ class EnginePlace:
 
 def build_engine(spec: EngineSpec) -> Engine:
     """The engine that ``spec`` describes. Imports only what it needs."""
+    if spec.address is not None:
+        fetch_model(Path(spec.folder), spec.address)
     if spec.kind == "torch":
         import torch
 

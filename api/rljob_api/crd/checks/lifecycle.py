@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rljob_api.crd.checks.check import MODEL, ROOT, SPEC, TRAIN, VALIDATION, Check
 from rljob_api.crd.expressions import one_of
 from rljob_api.crd.structural import Path, text
-from rljob_api.rules.lifecycle import SCHEMES
+from rljob_api.rules.lifecycle import STATE_PLACES
 from rljob_api.rules.naming import RESERVED_NAMES
 
 
@@ -27,7 +27,7 @@ def checks() -> Iterator[Check]:
         "there is no data to validate on; add data.validation, or remove it",
         ".validation.every",
     )
-    known = text(f"^({'|'.join(SCHEMES)})://")
+    known = text(f"^{STATE_PLACES}")
     places: tuple[tuple[Path, str], ...] = (("spec", "checkpoint"), "uri"), (("spec", "restore"), "from")
     for at, field in places:
         value = f"self.{field}"
@@ -35,7 +35,7 @@ def checks() -> Iterator[Check]:
             "locations_have_known_schemes",
             at,
             f"!has({value}) || !{value}.matches('^[A-Za-z][A-Za-z0-9+.-]*://') || {value}.matches({known})",
-            "state can't be kept there; use pvc://claim/path, or a folder for rljob run",
+            "state can't be kept there; use pvc://claim/path, s3://bucket/path, or a folder for rljob run",
             f".{field}",
         )
     sources = (

@@ -6,29 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.checkpoint import CheckpointStore, open_checkpoint
+from rljob_trainer.checkpoints.checkpoint import driver_state, latest
+from rljob_trainer.checkpoints.folder import FolderCheckpoints, open_folder
 from rljob_trainer.errors import CheckpointError
 
 
-async def write(store: CheckpointStore, step: int) -> Path:
-    async def save(folder: Path) -> None:
-        (folder / "weights").write_bytes(bytes([step % 256]) * 1000)
+async def write(store: FolderCheckpoints, step: int) -> Path:
+    async def save(folder: str) -> None:
+        Path(folder, "weights").write_bytes(bytes([step % 256]) * 1000)
 
-    return (await store.write(step, {"step": step}, save)).path
+    return (await store.write(step, {"step": step}, save)).files()
 
 
 async def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=3)
+    store = FolderCheckpoints(tmp_path, keep=3)
     await write(store, 7)
-    latest = store.latest(report=pytest.fail)
-    assert latest is not None
-    assert latest.step == 7
-    assert latest.driver_state() == {"step": 7}
-    assert (latest.learner / "weights").read_bytes() == b"\x07" * 1000
+    newest = latest(store, report=pytest.fail)
+    assert newest is not None
+    assert newest.step == 7
+    assert driver_state(newest.files()) == {"step": 7}
+    assert Path(newest.learner, "weights").read_bytes() == b"\x07" * 1000
 
 
 async def test_only_the_last_k_are_kept_in_order_of_steps(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=2)
+    store = FolderCheckpoints(tmp_path, keep=2)
     for step in (5, 9, 10, 100):
         await write(store, step)
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["step-00000010", "step-00000100"]
@@ -45,25 +46,25 @@ async def test_only_the_last_k_are_kept_in_order_of_steps(tmp_path: Path) -> Non
     ],
 )
 async def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, damage, named) -> None:
-    store = CheckpointStore(tmp_path, keep=3)
+    store = FolderCheckpoints(tmp_path, keep=3)
     await write(store, 1)
     damage(await write(store, 2))
     with pytest.raises(CheckpointError, match=named):
-        open_checkpoint(tmp_path / "step-00000002")
+        open_folder(tmp_path / "step-00000002")
     reports: list[str] = []
-    latest = store.latest(reports.append)
-    assert latest is not None
-    assert latest.step == 1
+    newest = latest(store, reports.append)
+    assert newest is not None
+    assert newest.step == 1
     assert len(reports) == 1
     assert named in reports[0]
 
 
 async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=3)
+    store = FolderCheckpoints(tmp_path, keep=3)
     await write(store, 1)
 
-    async def full_disk(folder: Path) -> None:
-        (folder / "half").write_bytes(b"1")
+    async def full_disk(folder: str) -> None:
+        Path(folder, "half").write_bytes(b"1")
         raise OSError(28, "No space left on device")
 
     with pytest.raises(CheckpointError, match="No space left on device"):
@@ -72,11 +73,11 @@ async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(tmp_path: 
 
 
 async def test_what_a_killed_writer_left_is_never_read_and_is_cleaned(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=3)
+    store = FolderCheckpoints(tmp_path, keep=3)
     await write(store, 1)
     (tmp_path / ".writing-step-00000002").mkdir()
-    latest = store.latest(report=pytest.fail)
-    assert latest is not None
-    assert latest.step == 1
+    newest = latest(store, report=pytest.fail)
+    assert newest is not None
+    assert newest.step == 1
     store.clean()
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]

@@ -2,15 +2,7 @@
 
 A checkpoint is written into a hidden folder, every file is flushed to the disk and listed with its size and digest in
 ``manifest.json``, and only then the folder gets its name by one rename. Reading verifies the manifest; a folder that
-fails is reported and the one before it is used. What is inside is the business of those who write it.
-
-    checkpoints/
-      step-00000020/
-        manifest.json     format, step, files with size and digest
-        driver.json       feed position, KL controller, totals, open groups
-        groups.npz        tokens of groups that are begun and not trained
-        ledger.sqlite     what became of every prompt
-        learner/          sharded model, optimizer, scheduler and random states
+fails is reported and the one before it is used.
 """
 
 from __future__ import annotations
@@ -21,68 +13,52 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
+from rljob_trainer.checkpoints.checkpoint import (
+    DRIVER,
+    LEARNER,
+    MANIFEST,
+    Checkpoint,
+    SaveLearner,
+    SaveRest,
+    manifest,
+    name_of,
+    verified_manifest,
+)
 from rljob_trainer.errors import CheckpointError
 
-FORMAT = 1
-MANIFEST = "manifest.json"
 _CHUNK = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A verified checkpoint folder."""
-
-    step: int
-    path: Path
-
-    def driver_state(self) -> dict[str, object]:
-        """The driver's part, as it was given to ``write``."""
-        state: dict[str, object] = json.loads((self.path / "driver.json").read_text())
-        return state
-
-    @property
-    def learner(self) -> Path:
-        return self.path / "learner"
-
-
-class CheckpointStore:
-    """The checkpoints of one run.
-
-    Usage::
-
-        store = CheckpointStore(output / "checkpoints", keep=3)
-        await store.write(step, driver_state, save_learner=learner.save)
-        latest = store.latest(report=view.message)
-    """
+class FolderCheckpoints:
+    """``Checkpoints`` in a folder that all writers can see."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder
         self.keep = keep
 
+    @property
+    def place(self) -> str:
+        return str(self.folder)
+
     async def write(
         self,
         step: int,
         driver_state: dict[str, object],
-        save_learner: Callable[[Path], Awaitable[None]],
-        save_rest: Callable[[Path], Awaitable[None]] | None = None,
+        save_learner: SaveLearner,
+        save_rest: SaveRest | None = None,
         may_commit: Callable[[], None] = lambda: None,
     ) -> Checkpoint:
-        """Writes the checkpoint of ``step`` and removes those beyond ``keep``.
-
-        ``save_rest`` adds files of its own. ``may_commit`` raises when another process has taken the folder over.
-        Raises ``CheckpointError`` when it cannot be written; earlier checkpoints are untouched then.
-        """
-        final = self.folder / _name(step)
+        """See ``Checkpoints``."""
+        final = self.folder / name_of(step)
         # Another attempt may be writing too, until it finds that it is fenced.
-        writing = self.folder / f".writing-{_name(step)}-{uuid.uuid4().hex[:8]}"
+        writing = self.folder / f".writing-{name_of(step)}-{uuid.uuid4().hex[:8]}"
         try:
-            (writing / "learner").mkdir(parents=True)
-            await save_learner(writing / "learner")
-            (writing / "driver.json").write_text(json.dumps(driver_state))
+            (writing / LEARNER).mkdir(parents=True)
+            await save_learner(str(writing / LEARNER))
+            (writing / DRIVER).write_text(json.dumps(driver_state))
             if save_rest is not None:
                 await save_rest(writing)
             await asyncio.to_thread(_seal, writing, step)
@@ -101,24 +77,19 @@ class CheckpointStore:
                 ) from error
             raise
         self._remove_old()
-        return Checkpoint(step, final)
+        return _checkpoint(step, final)
 
-    def latest(self, report: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint that verifies, or None. Each broken one is told to ``report``."""
-        for path in reversed(self._folders()):
-            try:
-                return open_checkpoint(path)
-            except CheckpointError as error:
-                report(f"{error} Trying the checkpoint before it.")
-        return None
+    def steps(self) -> list[int]:
+        return sorted(_step(path) for path in self._folders())
+
+    def open(self, step: int) -> Checkpoint:
+        return open_folder(self.folder / name_of(step))
 
     def clean(self) -> None:
-        """Removes what an interrupted write has left."""
         for leftover in self.folder.glob(".writing-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def discard_after(self, step: int) -> None:
-        """Removes checkpoints of later steps: those of a run that is being rolled back."""
         for path in self._folders():
             if _step(path) > step:
                 shutil.rmtree(path)
@@ -131,18 +102,15 @@ class CheckpointStore:
             shutil.rmtree(path)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_folder(path: Path) -> Checkpoint:
     """Verifies the folder against its manifest. Raises ``CheckpointError`` naming the file that is wrong."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        listed: dict[str, list[object]] = manifest["files"]
-        step = int(manifest["step"])
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}.")
+        text = (path / MANIFEST).read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"{path} is not a whole checkpoint: it has no {MANIFEST}.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
         raise CheckpointError(f"checkpoint {path} has an unreadable {MANIFEST}: {error}.") from error
+    step, listed = verified_manifest(text, str(path))
     for name, (size, digest) in listed.items():
         file = path / name
         if not file.exists():
@@ -151,7 +119,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
             raise CheckpointError(f"checkpoint {path} is damaged: {name} has {file.stat().st_size} bytes, not {size}.")
         if _digest(file) != digest:
             raise CheckpointError(f"checkpoint {path} is damaged: the content of {name} has changed.")
-    return Checkpoint(step, path)
+    return _checkpoint(step, path)
+
+
+def _checkpoint(step: int, path: Path) -> Checkpoint:
+    return Checkpoint(step, str(path), lambda: path)
 
 
 def _seal(folder: Path, step: int) -> None:
@@ -160,9 +132,8 @@ def _seal(folder: Path, step: int) -> None:
         with file.open("rb+") as stream:
             os.fsync(stream.fileno())
         files[str(file.relative_to(folder))] = [file.stat().st_size, _digest(file)]
-    manifest = folder / MANIFEST
-    with manifest.open("w") as stream:
-        json.dump({"format": FORMAT, "step": step, "files": files}, stream, indent=1)
+    with (folder / MANIFEST).open("w") as stream:
+        stream.write(manifest(step, files))
         stream.flush()
         os.fsync(stream.fileno())
     _sync_folder(folder)
@@ -182,10 +153,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
 
 
 def _step(path: Path) -> int:

@@ -1,0 +1,152 @@
+"""A checkpoint in an object store is one when its manifest is there; what is wrong with it is noticed and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.checkpoints.bucket import BucketCheckpoints
+from rljob_trainer.checkpoints.checkpoint import Checkpoint, driver_state, latest
+from rljob_trainer.checkpoints.finding import find_checkpoint, holds_checkpoints
+from rljob_trainer.errors import BucketError, CheckpointError
+from rljob_trainer.storage.bucket import Bucket
+
+
+@pytest.fixture
+def bucket(object_store) -> Bucket:
+    return Bucket(object_store.place())
+
+
+@pytest.fixture
+def make(bucket: Bucket, tmp_path: Path) -> Callable[..., BucketCheckpoints]:
+    def make(keep: int = 3, **more) -> BucketCheckpoints:
+        return BucketCheckpoints(bucket.below("checkpoints"), keep, tmp_path / "scratch", **more)
+
+    return make
+
+
+async def write(store: BucketCheckpoints, step: int, **more) -> Checkpoint:
+    async def save(place: str) -> None:
+        Bucket(place).write("weights", bytes([step % 256]) * 1000)
+
+    async def rest(folder: Path) -> None:
+        (folder / "groups.npz").write_text(f"groups of {step}")
+
+    return await store.write(step, {"step": step}, save, rest, **more)
+
+
+async def test_what_was_written_is_read_back(make, bucket: Bucket) -> None:
+    written = await write(make(), 7)
+    newest = latest(make(), report=pytest.fail)
+    assert newest == written
+    assert newest.step == 7
+    assert newest.place.startswith(f"{bucket.address}/checkpoints/step-00000007-")
+    assert driver_state(newest.files()) == {"step": 7}
+    assert (newest.files() / "groups.npz").read_text() == "groups of 7"
+    assert Bucket(newest.learner).read("weights") == b"\x07" * 1000
+
+
+async def test_only_the_last_k_are_kept_in_order_of_steps(make, bucket: Bucket) -> None:
+    for step in (5, 9, 10, 100):
+        await write(make(keep=2), step)
+    assert make().steps() == [10, 100]
+    assert {name.split("/")[1][:13] for name in bucket.files()} == {"step-00000010", "step-00000100"}
+    await write(make(keep=1), 101)
+    assert make().steps() == [101]
+
+
+async def test_the_same_step_again_replaces_the_one_before(make, bucket: Bucket) -> None:
+    await write(make(), 4)
+    first = await write(make(), 5)
+    second = await write(make(), 5)
+    assert first.place != second.place
+    assert make().steps() == [4, 5]
+    assert make().open(5) == second
+    assert not Bucket(first.place).files()
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda b, name: b.write(f"{name}/learner/weights", b"x" * 500), "learner/weights has 500 bytes, not 1000"),
+        (lambda b, name: b.write(f"{name}/learner/weights", b"x" * 1000), "content of learner/weights has changed"),
+        (lambda b, name: b.remove([f"{name}/learner/weights"]), "learner/weights is missing"),
+        (lambda b, name: b.write(f"{name}/manifest.json", b'{"format": 1, "st'), "unreadable manifest.json"),
+        (lambda b, name: b.write(f"{name}/manifest.json", b'{"format": 9, "step": 2, "files": {}}'), "has format 9"),
+    ],
+)
+async def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(make, damage, named: str) -> None:
+    store = make()
+    await write(store, 1)
+    newest = await write(store, 2)
+    damage(store.bucket, newest.place.rpartition("/")[2])
+    with pytest.raises(CheckpointError, match=named):
+        store.open(2)
+    reports: list[str] = []
+    used = latest(store, reports.append)
+    assert used is not None
+    assert used.step == 1
+    assert len(reports) == 1
+    assert named in reports[0]
+
+
+async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(make, bucket: Bucket) -> None:
+    store = make()
+    first = await write(store, 1)
+
+    async def fails(place: str) -> None:
+        Bucket(place).write("half", b"1")
+        raise CheckpointError("rank 3 has no room")
+
+    with pytest.raises(CheckpointError, match="rank 3 has no room"):
+        await store.write(2, {}, fails)
+
+    def taken_over() -> None:
+        raise CheckpointError("attempt 2 has taken over")
+
+    with pytest.raises(CheckpointError, match="attempt 2"):
+        await write(store, 2, may_commit=taken_over)
+    assert {name.split("/")[1] for name in bucket.files()} == {first.place.rpartition("/")[2]}
+
+
+async def test_what_a_killed_writer_left_is_never_read_and_is_cleaned(make, bucket: Bucket) -> None:
+    store = make()
+    await write(store, 1)
+    bucket.write("checkpoints/step-00000002-0123abcd/learner/weights", b"1")
+    assert store.steps() == [1]
+    store.clean()
+    assert all("step-00000001" in name for name in bucket.files())
+    assert latest(store, pytest.fail).step == 1
+
+
+async def test_a_run_that_is_rolled_back_has_no_later_ones(make) -> None:
+    store = make()
+    for step in (1, 2, 3):
+        await write(store, step)
+    store.discard_after(1)
+    assert store.steps() == [1]
+
+
+async def test_what_is_to_be_there_before_it_counts_is_done_before(make, bucket: Bucket) -> None:
+    seen: list[list[int]] = []
+    await write(make(before_commit=lambda: seen.append(make().steps())), 1)
+    assert seen == [[]]
+
+
+async def test_a_user_names_a_checkpoint_or_a_run(make, bucket: Bucket, tmp_path: Path) -> None:
+    assert not holds_checkpoints(bucket.address)
+    first = await write(make(), 1)
+    second = await write(make(), 2)
+    assert holds_checkpoints(bucket.address)
+    for place in (bucket.address, f"{bucket.address}/", f"{bucket.address}/checkpoints", second.place):
+        assert find_checkpoint(place, tmp_path, pytest.fail) == second
+    assert find_checkpoint(first.place, tmp_path, pytest.fail) == first
+    assert find_checkpoint(bucket.address, tmp_path, pytest.fail, step=1) == first
+    with pytest.raises(CheckpointError, match="no whole checkpoint of step 3"):
+        find_checkpoint(bucket.address, tmp_path, pytest.fail, step=3)
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint; is it a checkpoint"):
+        find_checkpoint(f"{bucket.address}/samples", tmp_path, pytest.fail)
+    with pytest.raises(BucketError, match="no-such-bucket"):
+        find_checkpoint("s3://no-such-bucket/x", tmp_path, pytest.fail)

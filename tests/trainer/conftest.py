@@ -1,0 +1,71 @@
+"""An object store for the tests that need one: moto's S3 server, a process of its own."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+
+@dataclass
+class ObjectStore:
+    """A running server with one empty bucket, and what a client of it has in its environment."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    environment: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.environment = {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def place(self) -> str:
+        """An address under which nothing is yet."""
+        return f"s3://bucket/{uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """The environment of this process is that of a client while tests run."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    printed = tmp_path_factory.mktemp("s3") / "server.log"
+    command = [Path(sys.executable).with_name("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    with printed.open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    store = ObjectStore(f"http://127.0.0.1:{port}", process)
+    try:
+        _make_bucket(store, printed)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in store.environment.items():
+                patch.setenv(name, value)
+            yield store
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _make_bucket(store: ObjectStore, printed: Path) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            request = urllib.request.Request(f"{store.url}/bucket", method="PUT")
+            with urllib.request.urlopen(request, timeout=10):
+                return
+        except OSError:
+            if store.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"moto's server does not answer:\n{printed.read_text()}") from None
+            time.sleep(0.05)

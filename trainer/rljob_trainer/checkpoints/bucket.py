@@ -1,0 +1,174 @@
+"""Checkpoints in an object store, where nothing can be renamed.
+
+Each is written under a name of its own, ``step-00000020-1f6c09ab``: the ranks write their shards straight into the
+bucket, the driver its part, and ``manifest.json`` comes last, with the size and the tag (ETag) that the store gives
+each object. One that has no manifest is no checkpoint; it may be what another attempt is still writing. Removing begins
+with the manifest, for the same reason.
+
+Reading compares the store's listing with the manifest, which costs two requests and no data: stores keep checksums of
+their own, and ranks read only the parts of the shards that they need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from rljob_trainer.checkpoints.checkpoint import (
+    DRIVER,
+    LEARNER,
+    MANIFEST,
+    Checkpoint,
+    SaveLearner,
+    SaveRest,
+    manifest,
+    name_of,
+    verified_manifest,
+)
+from rljob_trainer.errors import CheckpointError
+from rljob_trainer.storage.bucket import Bucket, Stored
+
+_NAME = re.compile(r"step-(\d{8})-[0-9a-f]{8}")
+
+
+class BucketCheckpoints:
+    """``Checkpoints`` below an address. ``scratch`` is a local folder for the driver's part.
+
+    ``before_commit`` is called when all of a checkpoint is there but its manifest.
+    """
+
+    def __init__(
+        self, bucket: Bucket, keep: int, scratch: Path, before_commit: Callable[[], None] = lambda: None
+    ) -> None:
+        self.bucket = bucket
+        self.keep = keep
+        self._scratch = scratch
+        self._before_commit = before_commit
+
+    @property
+    def place(self) -> str:
+        return self.bucket.address
+
+    async def write(
+        self,
+        step: int,
+        driver_state: dict[str, object],
+        save_learner: SaveLearner,
+        save_rest: SaveRest | None = None,
+        may_commit: Callable[[], None] = lambda: None,
+    ) -> Checkpoint:
+        """See ``Checkpoints``."""
+        name = f"{name_of(step)}-{uuid.uuid4().hex[:8]}"
+        target = self.bucket.below(name)
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        try:
+            await save_learner(f"{target}/{LEARNER}")
+            with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+                (Path(folder) / DRIVER).write_text(json.dumps(driver_state))
+                if save_rest is not None:
+                    await save_rest(Path(folder))
+                await asyncio.to_thread(self._commit, target, step, Path(folder), may_commit)
+        except BaseException as error:
+            await asyncio.to_thread(_remove_quietly, target)
+            if isinstance(error, OSError):
+                raise CheckpointError(
+                    f"cannot write the driver's part of the checkpoint of step {step} into {self._scratch}: "
+                    f"{error.strerror or error}. Free some space; earlier checkpoints are untouched."
+                ) from error
+            raise
+        await asyncio.to_thread(self._remove_old, name)
+        return self._checkpoint(step, name)
+
+    def _commit(self, target: Bucket, step: int, folder: Path, may_commit: Callable[[], None]) -> None:
+        for file in sorted(folder.iterdir()):
+            target.upload(file, file.name)
+        self._before_commit()
+        listed = target.files()
+        may_commit()
+        target.write(MANIFEST, manifest(step, {name: [s.size, s.tag] for name, s in listed.items()}).encode())
+
+    def steps(self) -> list[int]:
+        return sorted({_step(name) for name in self._whole(self.bucket.files())})
+
+    def open(self, step: int) -> Checkpoint:
+        names = [name for name in self._whole(self.bucket.files()) if _step(name) == step]
+        if not names:
+            raise CheckpointError(f"{self.bucket} has no whole checkpoint of step {step}.")
+        return open_address(self.bucket.below(names[-1]), self._scratch)
+
+    def clean(self) -> None:
+        found = self.bucket.files()
+        whole = set(self._whole(found))
+        self.bucket.remove(path for path in found if _top(path) not in whole)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def discard_after(self, step: int) -> None:
+        self._discard(name for name in self._whole(self.bucket.files()) if _step(name) > step)
+
+    def _checkpoint(self, step: int, name: str) -> Checkpoint:
+        target = self.bucket.below(name)
+        return Checkpoint(step, target.address, lambda: _fetched(target, self._scratch))
+
+    def _remove_old(self, newest: str) -> None:
+        """Those beyond ``keep``, and others of the newest one's step: that of an attempt which this one replaced."""
+        whole = self._whole(self.bucket.files())
+        others = [name for name in whole if _step(name) != _step(newest)]
+        self._discard([name for name in whole if name not in (*others[len(others) - self.keep + 1 :], newest)])
+
+    def _discard(self, names: Iterable[str]) -> None:
+        for name in names:
+            target = self.bucket.below(name)
+            target.remove([MANIFEST])
+            target.remove(target.files())
+
+    @staticmethod
+    def _whole(found: Mapping[str, Stored]) -> list[str]:
+        """Names of checkpoints that have a manifest, in order of their steps."""
+        return [_top(path) for path in found if path.endswith(f"/{MANIFEST}") and _NAME.fullmatch(_top(path))]
+
+
+def open_address(target: Bucket, scratch: Path) -> Checkpoint:
+    """Verifies the checkpoint at an address. Raises ``CheckpointError`` naming the object that is wrong."""
+    text = target.read(MANIFEST)
+    if text is None:
+        raise CheckpointError(f"{target} is not a whole checkpoint: it has no {MANIFEST}.")
+    step, listed = verified_manifest(text, target.address)
+    found = target.files()
+    for name, (size, tag) in listed.items():
+        if name not in found:
+            raise CheckpointError(f"checkpoint {target} is damaged: {name} is missing.")
+        if found[name].size != size:
+            raise CheckpointError(f"checkpoint {target} is damaged: {name} has {found[name].size} bytes, not {size}.")
+        if found[name].tag != tag:
+            raise CheckpointError(f"checkpoint {target} is damaged: the content of {name} has changed.")
+    return Checkpoint(step, target.address, lambda: _fetched(target, scratch))
+
+
+def _fetched(target: Bucket, scratch: Path) -> Path:
+    """The driver's part, in a local folder."""
+    folder = scratch / target.address.rpartition("/")[2]
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in target.files():
+        if "/" not in name and name != MANIFEST:
+            target.download(name, folder / name)
+    return folder
+
+
+def _remove_quietly(target: Bucket) -> None:
+    with contextlib.suppress(CheckpointError):  # the next start removes it (``clean``)
+        target.remove(target.files())
+
+
+def _top(path: str) -> str:
+    return path.partition("/")[0]
+
+
+def _step(name: str) -> int:
+    return int(name.split("-")[1])

@@ -1,0 +1,115 @@
+"""What a checkpoint is to those who go on from it, and what keeps the checkpoints of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rljob_trainer.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+DRIVER = "driver.json"
+LEARNER = "learner"
+
+Report = Callable[[str], None]
+SaveLearner = Callable[[str], Awaitable[None]]
+"""Given the folder or the address that the ranks write to."""
+SaveRest = Callable[[Path], Awaitable[None]]
+"""Given the folder that the driver's other files go to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A verified checkpoint."""
+
+    step: int
+    place: str
+    """Its folder or address."""
+    files: Callable[[], Path] = field(repr=False, compare=False)
+    """The local folder with the driver's part; fetches it if need be. May raise ``BucketError``."""
+
+    @property
+    def learner(self) -> str:
+        """What ``Learner.load`` takes."""
+        return f"{self.place}/{LEARNER}"
+
+
+def driver_state(files: Path) -> dict[str, Any]:
+    """What was given to ``write``, from a checkpoint's ``files()``."""
+    state: dict[str, Any] = json.loads((files / DRIVER).read_text())
+    return state
+
+
+class Checkpoints(Protocol):
+    """The checkpoints of one run, at one place.
+
+    Usage::
+
+        await checkpoints.write(step, driver_state, save_learner=learner.save)
+        latest = checkpoints.latest(report=view.message)
+    """
+
+    @property
+    def place(self) -> str:
+        """Where they lie, for people."""
+
+    async def write(
+        self,
+        step: int,
+        driver_state: dict[str, object],
+        save_learner: SaveLearner,
+        save_rest: SaveRest | None = None,
+        may_commit: Callable[[], None] = lambda: None,
+    ) -> Checkpoint:
+        """Writes the checkpoint of ``step`` and removes those beyond the newest few.
+
+        ``save_rest`` adds files of its own. ``may_commit`` raises when another process has taken the place over.
+        Raises ``CheckpointError`` when it cannot be written; earlier checkpoints are untouched then.
+        """
+
+    def steps(self) -> list[int]:
+        """Those that seem to be there, in order."""
+
+    def open(self, step: int) -> Checkpoint:
+        """Verifies the checkpoint of ``step``. Raises ``CheckpointError`` naming the file that is wrong."""
+
+    def clean(self) -> None:
+        """Removes what an interrupted write has left."""
+
+    def discard_after(self, step: int) -> None:
+        """Removes checkpoints of later steps: those of a run that is being rolled back."""
+
+
+def latest(checkpoints: Checkpoints, report: Report) -> Checkpoint | None:
+    """The newest checkpoint that verifies, or None. Each broken one is told to ``report``."""
+    for step in reversed(checkpoints.steps()):
+        try:
+            return checkpoints.open(step)
+        except CheckpointError as error:
+            report(f"{error} Trying the checkpoint before it.")
+    return None
+
+
+def verified_manifest(text: str | bytes, place: str) -> tuple[int, dict[str, list[Any]]]:
+    """Step and listed files of a manifest. Raises ``CheckpointError``."""
+    try:
+        manifest = json.loads(text)
+        listed: dict[str, list[Any]] = manifest["files"]
+        step = int(manifest["step"])
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(f"checkpoint {place} has format {manifest['format']}; this version reads {FORMAT}.")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {place} has an unreadable {MANIFEST}: {error}.") from error
+    return step, listed
+
+
+def manifest(step: int, files: dict[str, list[Any]]) -> str:
+    return json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1)
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
