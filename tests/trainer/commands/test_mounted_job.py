@@ -15,6 +15,7 @@ from rljob_api import JobInvalid, cluster
 from rljob_trainer.commands.mounted_job import mounted_job, options_of
 from rljob_trainer.driver.service import Listening
 from rljob_trainer.errors import DeadlineError, JobFileError
+from rljob_trainer.storage.bucket import Bucket
 
 LISTENING = Listening(0)
 
@@ -76,12 +77,33 @@ def test_another_job_s_checkpoint_is_taken_once(mounted: Path, monkeypatch: pyte
     write(mounted.parent, generation=3, restore={"from": "pvc://state/other"})
     job = mounted_job(mounted, 3, storage)
     options = options_of(job, arguments(mounted), LISTENING)
-    assert options.resume == str(other)
+    assert options.restore == str(other)
     (options.output / "checkpoints" / "step-00000001").mkdir(parents=True)
     # From now on the other's may be removed: the next attempt doesn't need it.
     other.rmdir()
     job = mounted_job(mounted, 3, storage)
-    assert options_of(job, arguments(mounted), LISTENING).resume == "auto"
+    assert options_of(job, arguments(mounted), LISTENING).restore is None
+
+
+def test_state_in_a_bucket_has_a_working_copy_on_the_head(
+    mounted: Path, monkeypatch: pytest.MonkeyPatch, object_store: Any
+) -> None:
+    uri = object_store.place()
+    write(mounted.parent, generation=3, checkpoint={"uri": f"{uri}/"}, restore={"from": "pvc://state/other"})
+    other = mounted.parent / "mnt" / "state" / "other"
+    other.mkdir(parents=True)
+    for name, value in {"RAY_ADDRESS": "x", "RLJOB_NAMESPACE": "team", "RLJOB_NAME": "tiny", "RLJOB_UID": "u1"}.items():
+        monkeypatch.setenv(name, value)
+    options = options_of(mounted_job(mounted, 3, mounted.parent / "mnt"), arguments(mounted), LISTENING)
+    assert options.output == Path("/tmp/rljob/team/tiny-u1")
+    assert options.state == f"{uri}/team/tiny-u1"
+    assert options.keeps_state
+    assert options.restore == str(other)
+
+    Bucket(options.state).write("checkpoints/step-00000002-0123abcd/manifest.json", b"{}")
+    other.rmdir()
+    options = options_of(mounted_job(mounted, 3, mounted.parent / "mnt"), arguments(mounted), LISTENING)
+    assert options.restore is None
 
 
 def test_another_job_s_checkpoint_that_is_not_there_is_named(mounted: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.learner.work import cut
+from rljob_trainer.models.sharing import send_model
+from rljob_trainer.storage.bucket import Bucket
 
 OPTIONS = GroupOptions(start_seconds=120, call_seconds=60)
 
@@ -161,3 +164,20 @@ spec:
     assert ours.critic.warmup_steps == 3
     assert not ours.reference or job.spec.algorithm.needs_reference
     assert ours.micro_batch_tokens == 512
+
+
+async def test_ranks_take_the_model_from_a_bucket_where_their_node_has_none(
+    settings: LearnerSettings, object_store: Any, tmp_path: Path
+) -> None:
+    bucket = Bucket(object_store.place())
+    send_model(settings.model_path, bucket)
+    there = tmp_path / "node" / "model"
+    resources = {"num_cpus": 1, "runtime_env": {"env_vars": object_store.environment}}
+    group = await LearnerGroup.start(
+        replace(settings, model_path=there, model_address=bucket.address), replace(OPTIONS, resources=resources)
+    )
+    try:
+        assert group.facts == LearnerRank(replace(settings, ranks=1)).facts()
+    finally:
+        await group.close()
+    assert (there / "config.json").exists()

@@ -118,8 +118,8 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
             kind: EndKind = "failed" if ending.status == "stopped" else ending.status
             controls.standing.ended(kind, ending.reason, ending.exit_code)
             record.write("succeeded" if ending.status == "succeeded" else "interrupted", ending.reason)
-            await _keep_quietly(state)
-        view.message(f"{ending.status}: {ending.reason}; report: {state.place}/{run_folder.REPORT}")
+            view.message(f"{ending.status}: {ending.reason}; report: {state.place}/{run_folder.REPORT}")
+            await _keep_quietly(state)  # with that last line of the log
         return ending
 
 
