@@ -85,3 +85,12 @@ def test_what_is_no_overlay_is_refused(tmp_path: Path, text: str, message: str) 
     base, overlay = files(tmp_path, BASE, text)
     with pytest.raises(JobInvalid, match=message):
         load_jobs(base, overlays=[overlay])
+
+
+def test_the_bucket_overlay_makes_a_valid_job_of_another() -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    [job] = load_jobs(examples / "gsm8k.yaml", overlays=[examples / "overlays" / "bucket.yaml"])
+    assert job.spec.checkpoint.uri == "s3://results/runs"
+    pods = (job.spec.head.pod, job.spec.rollout.pod, job.spec.trainer.pod)
+    names = [[variable.name for variable in pod.env] for pod in pods]
+    assert names == [["AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]] * 3
