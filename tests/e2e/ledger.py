@@ -17,8 +17,13 @@ def rows(world: World, folder: str) -> list[dict[str, Any]]:
     """The prompt groups of a state folder, in the order in which they were handed out."""
     newest = world.in_results("ls", f"{folder}/checkpoints").split()[-1]
     encoded = world.in_results("base64", f"{folder}/checkpoints/{newest}/ledger.sqlite")
+    return rows_of(base64.b64decode(encoded))
+
+
+def rows_of(ledger: bytes) -> list[dict[str, Any]]:
+    """The same, of a ledger's file."""
     database = sqlite3.connect(":memory:")
-    database.deserialize(base64.b64decode(encoded))
+    database.deserialize(ledger)
     database.row_factory = sqlite3.Row
     try:
         return [dict(row) for row in database.execute("SELECT * FROM groups ORDER BY ordinal")]
@@ -35,6 +40,12 @@ def assert_every_prompt_once(world: World, job: str, steps: int, *, may_be_open:
     Returns the rows.
     """
     found = rows(world, world.state_folder(job))
+    check_every_prompt_once(found, steps, may_be_open=may_be_open)
+    return found
+
+
+def check_every_prompt_once(found: list[dict[str, Any]], steps: int, *, may_be_open: bool = False) -> None:
+    """``assert_every_prompt_once`` of rows."""
     assert [row["ordinal"] for row in found] == list(range(len(found)))
     places = Counter((row["epoch"], row["source"], row["row"]) for row in found)
     assert not [place for place, count in places.items() if count > 1], "a prompt was handed out twice in an epoch"
@@ -42,4 +53,3 @@ def assert_every_prompt_once(world: World, job: str, steps: int, *, may_be_open:
     assert trained == dict.fromkeys(range(1, steps + 1), GROUPS_PER_STEP)
     others = {row["state"] for row in found} - {"trained"}
     assert others <= ({"running", "finished"} if may_be_open else set())
-    return found

@@ -222,25 +222,31 @@ def claim(name: str, storage_class: str, mode: str) -> dict[str, Any]:
 
 def reader(image: str) -> dict[str, Any]:
     """A pod that looks at the results volume."""
+    pod = restricted_pod(READER, image, ["bash", "-c", "sleep infinity"])
+    (container,) = pod["spec"]["containers"]
+    container |= {"workingDir": "/results", "volumeMounts": [{"name": RESULTS, "mountPath": "/results"}]}
+    pod["spec"]["volumes"] = [{"name": RESULTS, "persistentVolumeClaim": {"claimName": RESULTS}}]
+    return pod
+
+
+def restricted_pod(name: str, image: str, command: list[str]) -> dict[str, Any]:
+    """A pod of one small container that a `restricted` namespace admits."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": READER},
+        "metadata": {"name": name},
         "spec": {
             "terminationGracePeriodSeconds": 0,
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [
                 {
-                    "name": READER,
+                    "name": name,
                     "image": image,
-                    "command": ["bash", "-c", "sleep infinity"],
-                    "workingDir": "/results",
+                    "command": command,
                     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
                     "resources": {"requests": {"cpu": "5m", "memory": "16Mi"}},
-                    "volumeMounts": [{"name": RESULTS, "mountPath": "/results"}],
                 }
             ],
-            "volumes": [{"name": RESULTS, "persistentVolumeClaim": {"claimName": RESULTS}}],
         },
     }
 
