@@ -22,3 +22,8 @@ PVC: Final = "pvc://"
 def pod_path(location: str, storage: str = STORAGE_FOLDER) -> str:
     """Where a location of the job file is in a pod: `pvc://claim/path` under ``storage``, anything else as it is."""
     return f"{storage}/{location.removeprefix(PVC)}" if location.startswith(PVC) else location
+
+
+def location(path: str, storage: str = STORAGE_FOLDER) -> str:
+    """What a job file would say of a path in a pod: `pvc://claim/path` below ``storage``, anything else as it is."""
+    return PVC + path.removeprefix(f"{storage}/") if path.startswith(f"{storage}/") else path

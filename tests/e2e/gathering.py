@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from faults import nodes_folder
-from world import KUBERAY, RESULTS, RLJOB, World, program
+from world import KUBERAY, READER, RESULTS, RLJOB, World, program
 
 LINES = "--tail=2000"
 RAY_LOGS = "cd /tmp/ray/session_latest/logs && tail -n 300 -- *.log *.out *.err 2>/dev/null"
@@ -49,15 +49,17 @@ def gather(world: World, folder: Path) -> None:
 
 def _gather_results(world: World, folder: Path) -> None:
     """What runs have written, but for their weights."""
-    pack = "tar --create --gzip --exclude=learner --exclude=model . | base64"
-    encoded = _said(world, "exec", "reader", "--", "bash", "-c", pack)
+    small = ("find", ".", "-type", "f", "-size", "-2048k", "-not", "-path", "*/learner/*", "-not", "-path", "*/model/*")
     folder.mkdir()
-    try:
-        packed = base64.b64decode(encoded)
-    except ValueError:
-        (folder / "error.txt").write_text(encoded)
-        return
-    (folder / "files.tar.gz").write_bytes(packed)
+    for name in _said(world, "exec", READER, "--", *small).splitlines():
+        # One by one and encoded: the reader's image may have neither tar nor Python, and ledgers are no text.
+        encoded = _said(world, "exec", READER, "--", "base64", name)
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file.write_bytes(base64.b64decode(encoded))
+        except ValueError:
+            file.write_text(encoded)
 
 
 def _said(world: World, *arguments: str) -> str:

@@ -15,10 +15,9 @@ from world import ENVIRONMENT, World, restricted_pod
 pytestmark = pytest.mark.timeout(1500)
 STORE = "store"
 STEPS = 60
-ASK = (
-    "import sys, urllib.request as u; "
-    "sys.stdout.buffer.write(u.urlopen(u.Request(sys.argv[2], method=sys.argv[1])).read())"
-)
+CREDENTIALS = {"id": "somebody", "secret": "of no importance"}
+MAKE = "import fsspec, sys; fsspec.filesystem('s3').mkdir(sys.argv[1])"
+READ = "import fsspec, sys; sys.stdout.buffer.write(fsspec.open(sys.argv[1]).open().read())"
 
 
 class Store:
@@ -53,18 +52,25 @@ class Store:
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {"name": STORE},
-            "stringData": {"id": "somebody", "secret": "of no importance"},
+            "stringData": CREDENTIALS,
         }
         world.apply(pod, service, secret)
         world.kubectl("wait", f"pod/{STORE}", "--for=condition=Ready", "--timeout=120s", seconds=130)
-        self.ask("PUT", "bucket")
+        self._ask(MAKE, "bucket")
 
-    def ask(self, method: str, path: str) -> bytes:
-        command = f"{self._python} -c '{ASK}' {method} http://127.0.0.1:5000/{path} | base64"
+    def read(self, address: str) -> bytes:
+        """An object."""
+        return self._ask(READ, address)
+
+    def _ask(self, program: str, argument: str) -> bytes:
+        own = {
+            "AWS_ENDPOINT_URL": "http://127.0.0.1:5000",
+            "AWS_ACCESS_KEY_ID": CREDENTIALS["id"],
+            "AWS_SECRET_ACCESS_KEY": CREDENTIALS["secret"],
+        }
+        variables = " ".join(f"{name}='{value}'" for name, value in own.items())
+        command = f'set -o pipefail; {variables} {self._python} -c "{program}" {argument} | base64'
         return base64.b64decode(self._world.kubectl("exec", STORE, "--", "bash", "-c", command))
-
-    def get(self, address: str) -> bytes:
-        return self.ask("GET", address.removeprefix("s3://"))
 
     @property
     def environment(self) -> list[dict[str, Any]]:
@@ -113,8 +119,8 @@ def test_a_job_whose_state_is_in_a_bucket_survives_its_head(world: World, store:
     checkpoint = job["status"]["checkpoint"]
     assert checkpoint["step"] == STEPS
     assert checkpoint["uri"].startswith(f"{state}/checkpoints/step-{STEPS:08d}-")
-    lines = [json.loads(line) for line in store.get(f"{state}/metrics.jsonl").splitlines()]
+    lines = [json.loads(line) for line in store.read(f"{state}/metrics.jsonl").splitlines()]
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    assert json.loads(store.get(f"{state}/summary.json"))["report"] == f"{state}/report.html"
-    assert b"<svg" in store.get(f"{state}/report.html")
-    check_every_prompt_once(rows_of(store.get(f"{checkpoint['uri']}/ledger.sqlite")), STEPS)
+    assert json.loads(store.read(f"{state}/summary.json"))["report"] == f"{state}/report.html"
+    assert b"<svg" in store.read(f"{state}/report.html")
+    check_every_prompt_once(rows_of(store.read(f"{checkpoint['uri']}/ledger.sqlite")), STEPS)

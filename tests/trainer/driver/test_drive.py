@@ -118,6 +118,12 @@ def test_a_job_is_scaled_up_and_down_suspended_and_resumed(runner: Runner) -> No
         assert f"suspended: suspended at step {done}" in attempts.log.read_text()
         assert f"suspended: suspended at step {done}" in (output / "logs" / "attempt-1.log").read_text()
         assert (output / "checkpoints" / f"step-{done:08d}" / "manifest.json").exists()
+        place = f"pvc://claim/runs/{attempts.own}"
+        summary = json.loads((output / "summary.json").read_text())
+        assert summary["checkpoint"] == f"{place}/checkpoints/step-{done:08d}"
+        assert summary["report"] == f"{place}/report.html"
+        status = json.loads((output / "status.json").read_text())
+        assert status["checkpoint"]["uri"] == summary["checkpoint"]
 
         attempts.mount(generation=5, stop={"steps": done + 2})
         second = attempts.start(attempt=2, generation=5)

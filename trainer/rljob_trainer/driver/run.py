@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rljob_api import cluster
 from rljob_api.status import STATUS_PATH, EndKind
 from rljob_trainer.driver.account import Account
 from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
@@ -89,6 +90,10 @@ class RunOptions:
     keeps_state: bool = True
     """Whether the state outlives the nodes, and can be reached from all of them; else there are no checkpoints."""
 
+    def shown(self, place: str) -> str:
+        """A place as the job file would name it, where that means more to a user than a path in a pod."""
+        return place if self.storage is None else cluster.location(place, str(self.storage))
+
 
 async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
     """Trains until the job is done or a signal asks to stop. Raises ``RLJobError`` with a message for the user."""
@@ -96,7 +101,7 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
         state = state_of(output, options.state, job.spec.checkpoint.keep)
         fence, start = await asyncio.to_thread(_take_over, options, output, state, view)
         controls = _controls_of(job, options, fence.attempt, output.path, stop, view)
-        record = _Record(job, output, state.place, start, controls)
+        record = _Record(job, options, output, state, start, controls)
         async with AsyncExitStack() as stack:
             if options.listening is not None:
                 port = await stack.enter_async_context(serving(options.listening, _answers_of(controls)))
@@ -118,7 +123,8 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
             kind: EndKind = "failed" if ending.status == "stopped" else ending.status
             controls.standing.ended(kind, ending.reason, ending.exit_code)
             record.write("succeeded" if ending.status == "succeeded" else "interrupted", ending.reason)
-            view.message(f"{ending.status}: {ending.reason}; report: {state.place}/{run_folder.REPORT}")
+            report = options.shown(f"{state.place}/{run_folder.REPORT}")
+            view.message(f"{ending.status}: {ending.reason}; report: {report}")
             await _keep_quietly(state)  # with that last line of the log
         return ending
 
@@ -146,7 +152,7 @@ def _controls_of(
     times, waits = StageTimes(), Waits()
     steering = Steering(job.spec, stop, attempt=attempt, generation=options.generation)
     end = RunEnd(job.spec.stop, options.steps)
-    standing = RunStanding(job, end, folder, steering, times, waits)
+    standing = RunStanding(job, end, folder, steering, times, waits, shown=options.shown)
     return Controls(Views([view, standing]), standing, steering, stop, end, times, waits)
 
 
@@ -315,7 +321,15 @@ def _ledger_path(options: RunOptions, output: OutputFolder) -> Path:
 class _Record:
     """What is known about the run, for the files it leaves: also when it fails half-way."""
 
-    def __init__(self, job: ResolvedJob, output: OutputFolder, place: str, start: Start, controls: Controls) -> None:
+    def __init__(
+        self,
+        job: ResolvedJob,
+        options: RunOptions,
+        output: OutputFolder,
+        state: State,
+        start: Start,
+        controls: Controls,
+    ) -> None:
         self.model = ""
         self.session: Session | None = None
         self.ledger: Ledger | None = None
@@ -323,8 +337,7 @@ class _Record:
         self._controls = controls
         self._job = job
         self._output = output
-        self._place = place
-        """Where the run's files are kept."""
+        self._place, self._shown = state.place, options.shown
         self._start = start
         self._began = datetime.datetime.now(datetime.UTC)
 
@@ -372,8 +385,8 @@ class _Record:
             overlong_prompts=0 if session is None else session.parts.feed.dropped,
             seconds_by_stage=self._controls.times.exclusive_totals,
             validation=ValidationHistory.read(folder).by_source(),
-            checkpoint=None if checkpoint is None else checkpoint.place,
-            report=f"{self._place}/{run_folder.REPORT}",
+            checkpoint=None if checkpoint is None else self._shown(checkpoint.place),
+            report=self._shown(f"{self._place}/{run_folder.REPORT}"),
             packages=package_versions(),
             machine=describe_machine(),
         ).write(folder)

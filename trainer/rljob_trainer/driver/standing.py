@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -68,8 +68,16 @@ class RunStanding:
     """A ``View`` that shows nothing and remembers what is asked for."""
 
     def __init__(
-        self, job: ResolvedJob, end: RunEnd, folder: Path, steering: Steering, times: StageTimes, waits: Waits
+        self,
+        job: ResolvedJob,
+        end: RunEnd,
+        folder: Path,
+        steering: Steering,
+        times: StageTimes,
+        waits: Waits,
+        shown: Callable[[str], str] = str,
     ) -> None:
+        """``shown``: the place of a checkpoint as users know it."""
         self.engines: Engines | None = None
         self.ledger: Ledger | None = None
         self.ranks_ready = 0
@@ -78,7 +86,7 @@ class RunStanding:
         self.unsaved = ""
         """Why the newest checkpoint could not be written; empty: it could."""
         self._job, self._total_steps, self._folder = job, end.total_steps, folder
-        self._steering, self._times, self._waits = steering, times, waits
+        self._steering, self._times, self._waits, self._shown = steering, times, waits, shown
         self._pace = Pace(end.total_steps)
         self._metrics: dict[str, float] = {}
         self._version = 0
@@ -197,7 +205,7 @@ class RunStanding:
             ),
             checkpoint=None
             if checkpoint is None
-            else LastCheckpoint(uri=checkpoint[0].place, step=checkpoint[0].step, time=checkpoint[1]),
+            else LastCheckpoint(uri=self._shown(checkpoint[0].place), step=checkpoint[0].step, time=checkpoint[1]),
             eta=None if remaining is None else now + timedelta(seconds=remaining),
             end=self._end,
         )

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from rljob_trainer.storage import is_address
 from rljob_trainer.storage.bucket import FRESH, Bucket
 
+
 class StateFiles(Protocol):
     """Tensors through torch, small files by name."""
 
