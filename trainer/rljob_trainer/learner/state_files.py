@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -57,6 +61,15 @@ class _Objects(FileSystem):
     def mkdir(self, path: object) -> None:
         """A store has no folders to be made; s3fs would make the bucket, or ask for the right to."""
 
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        with super().create_stream(path, mode) as stream:
+            if "r" in mode:
+                # torch then reads each tensor from its beginning to its end. In a stream where it may seek it goes to a
+                # tensor's end first and back again, and s3fs fetches the bytes before the end twice.
+                stream.seekable = lambda: False  # type: ignore[method-assign]
+            yield stream
+
 
 class _BucketFiles:
     def __init__(self, bucket: Bucket) -> None:
@@ -67,13 +80,18 @@ class _BucketFiles:
         # parts of one file side by side. What is no local file is "synchronised" by os.sync, which waits for every
         # disk of the node.
         writer = FsspecWriter(self._bucket.address, sync_files=False, thread_count=1, **FRESH)
-        objects = _Objects()
-        objects.init_path(self._bucket.address, **FRESH)
-        writer.fs = objects  # type: ignore[assignment]
+        writer.fs = self._objects()
         return writer
 
     def reader(self) -> StorageReader:
-        return FsspecReader(self._bucket.address, **FRESH)
+        reader = FsspecReader(self._bucket.address, **FRESH)
+        reader.fs = self._objects()
+        return reader
+
+    def _objects(self) -> Any:
+        objects = _Objects()
+        objects.init_path(self._bucket.address, **FRESH)
+        return objects
 
     def write(self, name: str, data: bytes) -> None:
         self._bucket.write(name, data)
