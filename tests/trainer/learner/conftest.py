@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 import sys
 import traceback
@@ -140,7 +141,8 @@ class Ranks:
             probe.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{probe.getsockname()[1]}"
         for rank, pipe in enumerate(self._pipes[:count]):
-            pipe.send_bytes(cloudpickle.dumps((function, rank, address, args)))
+            # With the environment as it is now: some tests have a store's address and credentials in it.
+            pipe.send_bytes(cloudpickle.dumps((function, rank, address, args, dict(os.environ))))
         answers: dict[int, tuple[bool, Any]] = {}
         failed: list[str] = []
         while len(answers) < count:
@@ -165,7 +167,8 @@ class Ranks:
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     while True:
-        function, rank, address, args = cloudpickle.loads(pipe.recv_bytes())
+        function, rank, address, args, environment = cloudpickle.loads(pipe.recv_bytes())
+        os.environ.update(environment)
         try:
             answer = (True, function(rank, address, *args))
         except BaseException:  # noqa: BLE001 (it is the parent's test that fails)

@@ -28,6 +28,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.learner.state_files import state_files
 from rljob_trainer.learner.trained import Trained
+from rljob_trainer.storage import is_address
+from rljob_trainer.storage.bucket import REMEDY
 
 FORMAT = 1
 _DESCRIPTION = "learner.json"
@@ -53,7 +55,7 @@ def save(place: str | Path, models: Sequence[Trained], rank: int, ranks: int) ->
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
             f"the learner's state cannot be written into {place}{_free(place)}: {_reason(error)}; "
-            "make room or choose another place"
+            + (REMEDY if is_address(place) else "make room or choose another folder")
         ) from error
 
 

@@ -13,6 +13,7 @@ from rljob_trainer.errors import BucketError
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
+REMEDY = "check the address, the credentials in the pods' environment and the network"
 FRESH: dict[str, Any] = {"use_listings_cache": False}
 """Options of every fsspec file system here: other processes write into the same bucket."""
 
@@ -107,10 +108,7 @@ class Bucket:
         try:
             yield
         except Exception as error:
-            raise BucketError(
-                f"{self.address}: {what}: {reason(error)}; check the address, the credentials in the pods' environment "
-                "and the network"
-            ) from error
+            raise BucketError(f"{self.address}: {what}: {reason(error)}; {REMEDY}") from error
 
     def __str__(self) -> str:
         return self.address
