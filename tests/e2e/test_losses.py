@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from faults import kill_operator, without_api_server, without_node
 from ledger import assert_every_prompt_once
+from resumes import assert_resumed
 from world import KUBERAY, RLJOB, World
 
 pytestmark = pytest.mark.timeout(1500)
@@ -46,7 +47,9 @@ def test_training_survives_the_loss_of_a_pod(
     assert _story(job) == [*lost, "Completed"]
     assert job["status"]["incarnation"] == incarnation
     assert ("is lost" in world.driver_log(name, attempt=1)) == (role == "rollout")
-    assert_all_trained_once(world, name)
+    rows = assert_all_trained_once(world, name)
+    if lost:
+        assert_resumed(world, name, rows)
 
 
 def test_training_survives_the_loss_of_a_node(world: World) -> None:
@@ -71,7 +74,7 @@ def test_training_survives_the_loss_of_a_node(world: World) -> None:
     job = world.until_finished(name)
     assert len(_story(job)) > 1
     assert job["status"]["incarnation"] == 1
-    assert_all_trained_once(world, name)
+    assert_resumed(world, name, assert_all_trained_once(world, name))
 
 
 def test_training_goes_on_while_the_api_server_is_away(world: World) -> None:
@@ -115,10 +118,10 @@ def test_a_killed_kuberay_operator_is_not_missed(world: World) -> None:
     assert_all_trained_once(world, name)
 
 
-def assert_all_trained_once(world: World, name: str) -> None:
-    """Every step was done once, and every prompt trained once."""
+def assert_all_trained_once(world: World, name: str) -> list[dict[str, Any]]:
+    """Every step was done once, and every prompt trained once. Returns the rows of the ledger."""
     assert [line["step"] for line in world.metrics(name)] == list(range(1, STEPS + 1))
-    assert_every_prompt_once(world, name, STEPS)
+    return assert_every_prompt_once(world, name, STEPS)
 
 
 def _story(job: dict[str, Any]) -> list[str]:
