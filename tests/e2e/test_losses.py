@@ -14,6 +14,8 @@ from world import KUBERAY, RLJOB, World
 
 pytestmark = pytest.mark.timeout(1500)
 STEPS = 120
+UNWATCHED_STEPS = 400
+"""Two minutes: training must not end before who is away is back, also where steps are fast."""
 
 
 @pytest.mark.parametrize(
@@ -79,18 +81,18 @@ def test_training_survives_the_loss_of_a_node(world: World) -> None:
 
 def test_training_goes_on_while_the_api_server_is_away(world: World) -> None:
     name = "unwatched"
-    world.apply(world.job_document(name, stop={"steps": STEPS}, validation={"every": STEPS, "atStart": False}))
+    world.apply(unwatched(world, name))
     world.until_condition(name, "CheckpointAvailable", "True")
     with without_api_server(world):
         time.sleep(20)
     job = world.until_finished(name)
     assert _story(job) == ["Completed"]
-    assert_all_trained_once(world, name)
+    assert_all_trained_once(world, name, UNWATCHED_STEPS)
 
 
 def test_a_killed_operator_goes_on_where_it_was(world: World) -> None:
     name = "unattended"
-    world.apply(world.job_document(name, stop={"steps": STEPS}, validation={"every": STEPS, "atStart": False}))
+    world.apply(unwatched(world, name))
     # Once between creating the cluster and starting the driver, once while it trains.
     world.until("there is a RayCluster", lambda: bool(world.list("rayclusters")))
     kill_operator(world, RLJOB)
@@ -102,12 +104,12 @@ def test_a_killed_operator_goes_on_where_it_was(world: World) -> None:
     job = world.until_finished(name)
     assert _story(job) == ["Completed"]
     assert job["status"]["incarnation"] == 1
-    assert_all_trained_once(world, name)
+    assert_all_trained_once(world, name, UNWATCHED_STEPS)
 
 
 def test_a_killed_kuberay_operator_is_not_missed(world: World) -> None:
     name = "untended"
-    world.apply(world.job_document(name, stop={"steps": STEPS}, validation={"every": STEPS, "atStart": False}))
+    world.apply(unwatched(world, name))
     world.until_condition(name, "CheckpointAvailable", "True")
     pods = _identities(world, name)
     kill_operator(world, KUBERAY)
@@ -115,13 +117,19 @@ def test_a_killed_kuberay_operator_is_not_missed(world: World) -> None:
     assert _identities(world, name) == pods
     job = world.until_finished(name)
     assert _story(job) == ["Completed"]
-    assert_all_trained_once(world, name)
+    assert_all_trained_once(world, name, UNWATCHED_STEPS)
 
 
-def assert_all_trained_once(world: World, name: str) -> list[dict[str, Any]]:
+def unwatched(world: World, name: str) -> dict[str, Any]:
+    """A job that trains for longer than an operator or the API server is away."""
+    validation = {"every": UNWATCHED_STEPS, "atStart": False}
+    return world.job_document(name, stop={"steps": UNWATCHED_STEPS}, validation=validation)
+
+
+def assert_all_trained_once(world: World, name: str, steps: int = STEPS) -> list[dict[str, Any]]:
     """Every step was done once, and every prompt trained once. Returns the rows of the ledger."""
-    assert [line["step"] for line in world.metrics(name)] == list(range(1, STEPS + 1))
-    return assert_every_prompt_once(world, name, STEPS)
+    assert [line["step"] for line in world.metrics(name)] == list(range(1, steps + 1))
+    return assert_every_prompt_once(world, name, steps)
 
 
 def _story(job: dict[str, Any]) -> list[str]:
