@@ -34,5 +34,7 @@ def check_resumed(job: dict[str, Any], log: str, rows: list[dict[str, Any]]) -> 
     # A checkpoint carries the ledger: what was trained before it stays the earlier attempts'. (Of later steps nothing
     # follows: prompts that had been answered in time for the checkpoint are trained without being asked again.)
     attempts = {row["attempt"] for row in rows if row["state"] == "trained" and row["trained_step"] <= step}
-    assert attempts <= {attempt["attempt"] for attempt in earlier}, f"steps 1 to {step} are those of attempts {attempts}"
+    assert attempts <= {attempt["attempt"] for attempt in earlier}, (
+        f"steps 1 to {step} are those of attempts {attempts}"
+    )
     assert attempts, f"no prompt was trained in steps 1 to {step}"

@@ -4,6 +4,7 @@ trained once."""
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -84,9 +85,13 @@ def test_training_goes_on_while_the_api_server_is_away(world: World) -> None:
     world.apply(unwatched(world, name))
     world.until_condition(name, "CheckpointAvailable", "True")
     with without_api_server(world):
+        away = time.time()
         time.sleep(20)
+        back = time.time()
     job = world.until_finished(name)
     assert _story(job) == ["Completed"]
+    moments = [datetime.fromisoformat(line["time"]).timestamp() for line in world.metrics(name)]
+    assert any(away < moment < back for moment in moments), "no step was done while the API server was away"
     assert_all_trained_once(world, name, UNWATCHED_STEPS)
 
 
