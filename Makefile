@@ -4,6 +4,9 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
 CLUSTER := PYTHONPATH=deploy $(BIN)/python -m testcluster
+# Whether a cluster of ours is kind's.
+IN_DOCKER := [ -z "$$PLAIN" ] && docker info >/dev/null 2>&1 && kind version >/dev/null 2>&1
+KIND_CONFIG := $(HOME)/.cache/rljob/kind-kubeconfig
 
 .PHONY: help install quickstart test lint unit programs integration snapshots cluster-up cluster-down cluster-test images e2e e2e-smoke generate constraints clean
 
@@ -38,11 +41,11 @@ snapshots:       ## what the chart renders, anew (needs the helm of make program
 	PYTHONPATH=deploy $(BIN)/python tests/integration/snapshots.py
 
 cluster-up: install  ## a test cluster with KubeRay and rljob: in Docker by kind where both work, else of plain processes (root, 20 s)
-	@if [ -z "$$PLAIN" ] && docker info >/dev/null 2>&1 && kind version >/dev/null 2>&1; \
+	@if $(IN_DOCKER); \
 	then deploy/kind/up.sh; else $(CLUSTER) up; fi
 
 cluster-down:    ## end it; nothing stays behind but its images
-	@if [ -z "$$PLAIN" ] && docker info >/dev/null 2>&1 && kind version >/dev/null 2>&1; \
+	@if $(IN_DOCKER); \
 	then kind delete cluster --name rljob; else $(CLUSTER) down; fi
 
 cluster-test: programs  ## the test cluster's own tests: it comes up, heals, and leaves nothing behind
@@ -53,8 +56,13 @@ images: install  ## build both images without Docker or a registry (Debian's pac
 	$(CLUSTER) image trainer
 
 e2e: install     ## RLJobs in real pods on the test cluster, which stays up; or on the cluster of KUBECONFIG, if that is set
-	@test -n "$$KUBECONFIG" || $(CLUSTER) up
-	KUBECONFIG=$${KUBECONFIG:-$$($(CLUSTER) kubeconfig)} $(BIN)/python -m pytest tests/e2e $(E2E)
+	@set -e; if [ -n "$$KUBECONFIG" ]; then :; \
+	elif $(IN_DOCKER); then \
+	    kind get clusters 2>/dev/null | grep -qx rljob || deploy/kind/up.sh; \
+	    mkdir -p "$(dir $(KIND_CONFIG))"; (umask 077; kind get kubeconfig --name rljob > "$(KIND_CONFIG)"); \
+	    export KUBECONFIG="$(KIND_CONFIG)" RLJOB_E2E_IMAGE="$${RLJOB_E2E_IMAGE:-rljob/trainer:0.1.0}"; \
+	else $(CLUSTER) up; KUBECONFIG=$$($(CLUSTER) kubeconfig); export KUBECONFIG; fi; \
+	$(BIN)/python -m pytest tests/e2e $(E2E)
 
 e2e-smoke:       ## the end-to-end cases that say most in the least time: sync, async, scale, suspend, a lost pod
 	$(MAKE) e2e E2E="-m smoke"

@@ -1,4 +1,4 @@
-"""From `kubectl apply` to the first trained step, against a plain KubeRay RayJob, and from `kubectl scale` to samples.
+"""From `kubectl apply` to the first step, against a plain RayJob, and from `kubectl scale` to the first request.
 
     KUBECONFIG=... .venv/bin/python -m benchmarks.cluster            # a cluster with KubeRay and the operator
 
@@ -47,7 +47,7 @@ class Start:
     driver: float
     """The driver has read its job: the submission, Ray's job supervisor, Python's imports."""
     load: float
-    """The first step begins: model, learner and engine are loaded."""
+    """The first step begins: model, learner and engine together are loaded."""
     step: float
     """The first step is trained."""
 
@@ -63,7 +63,7 @@ class Growth:
     ready: float
     """The new pod is ready."""
     first_request: float
-    """The new engine works on its first samples."""
+    """The new engine works on its first request; the answer comes later."""
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from rljob_operator.entrypoint import driver_command
 from rljob_operator.settings import Settings
 
 UID = "plain"
+INCARNATION = 1
 WITHOUT_OPERATOR = ("ownerReferences",)
 
 
@@ -26,7 +27,7 @@ def documents(job: dict[str, Any], namespace: str, image: str) -> list[dict[str,
     resolved = resolve(document)
     name = str(job["metadata"]["name"])
     settings = Settings(default_image=image, token_authentication=False)
-    cluster = objects.ray_cluster(resolved, "", UID, 1, 1, settings)
+    cluster = objects.ray_cluster(resolved, "", UID, 1, INCARNATION, settings)
     config = objects.config_map(resolved, job["spec"], UID, 1)
     for left_out in WITHOUT_OPERATOR:
         config["metadata"].pop(left_out)
@@ -35,14 +36,14 @@ def documents(job: dict[str, Any], namespace: str, image: str) -> list[dict[str,
         "RLJOB_NAME": name,
         "RLJOB_UID": UID,
         "RLJOB_ATTEMPT": "1",
-        "RLJOB_INCARNATION": "1",
+        "RLJOB_INCARNATION": str(INCARNATION),
     }
     return [
         config,
         {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": names.cluster(name, 1), "namespace": namespace},
+            "metadata": {"name": names.secret(names.cluster(name, INCARNATION), UID), "namespace": namespace},
             "stringData": {names.DRIVER_TOKEN_KEY: "0" * 64},
         },
         {

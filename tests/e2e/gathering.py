@@ -48,8 +48,11 @@ def gather(world: World, folder: Path) -> None:
 
 
 def _gather_results(world: World, folder: Path) -> None:
-    """What runs have written, but for their weights."""
-    small = ("find", ".", "-type", "f", "-size", "-2048k", "-not", "-path", "*/learner/*", "-not", "-path", "*/model/*")
+    """What this session's runs have written, but for their weights. The volume keeps earlier sessions' too."""
+    # `-path` instead of a start in that folder: where no run has written yet there is nothing to find, and no error.
+    own = ("-size", "-2048k", "-path", f"./runs/{world.namespace}/*")
+    no_weights = ("-not", "-path", "*/learner/*", "-not", "-path", "*/model/*")
+    small = ("find", ".", "-type", "f", *own, *no_weights)
     folder.mkdir()
     for name in _said(world, "exec", READER, "--", *small).splitlines():
         # One by one and encoded: the reader's image may have neither tar nor Python, and ledgers are no text.

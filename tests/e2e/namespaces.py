@@ -6,15 +6,18 @@ import json
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from world import ENVIRONMENT, RESULTS, RLJOB, Settings, World, claim, reader
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+PROVISIONED = "pv.kubernetes.io/provisioned-by"
+"""By which a volume is known that was made for its claim."""
 
 
 @contextmanager
 def fresh_namespace(settings: Settings) -> Iterator[World]:
-    """A namespace that is gone, with everything in it, when the context ends."""
+    """A namespace that is gone, with everything in it, when the context ends; its volumes may be claimed again."""
     made = World(f"rljob-e2e-{secrets.token_hex(3)}", settings)
     made.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": made.namespace, "labels": RESTRICTED}})
     try:
@@ -30,6 +33,31 @@ def fresh_namespace(settings: Settings) -> Iterator[World]:
     finally:
         made.kubectl("delete", "rlj", "--all", "--wait=false")
         made.kubectl("delete", "namespace", made.namespace, "--timeout=180s", seconds=190)
+        free_volumes(made)
+
+
+def free_volumes(world: World) -> None:
+    """Volumes that somebody made by hand stay bound to the claims of a namespace that is gone, and are few: they are
+    made free. What was written to them stays. Those that a provisioner made are its own business.
+    """
+    remove = json.dumps([{"op": "remove", "path": "/spec/claimRef"}])
+
+    def freed() -> bool:
+        held = [volume for volume in world.list("pv") if _is_kept_for(world.namespace, volume)]
+        for volume in held:
+            # Kubernetes notices some moments later that the claim is gone.
+            if volume["status"]["phase"] == "Released":
+                world.kubectl("patch", "pv", volume["metadata"]["name"], "--type=json", "--patch", remove)
+        return not held
+
+    world.until("the namespace's volumes are free", freed, seconds=60)
+
+
+def _is_kept_for(namespace: str, volume: dict[str, Any]) -> bool:
+    spec = volume["spec"]
+    by_hand = PROVISIONED not in volume["metadata"].get("annotations", {})
+    claimed = spec.get("claimRef", {}).get("namespace") == namespace
+    return claimed and by_hand and spec["persistentVolumeReclaimPolicy"] == "Retain"
 
 
 def default_image(world: World) -> str:

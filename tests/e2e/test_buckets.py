@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ledger import check_every_prompt_once, rows_of
 from namespaces import default_image
+from resumes import check_resumed
 from world import ENVIRONMENT, World, restricted_pod
 
 pytestmark = pytest.mark.timeout(1500)
@@ -123,4 +124,6 @@ def test_a_job_whose_state_is_in_a_bucket_survives_its_head(world: World, store:
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert json.loads(store.read(f"{state}/summary.json"))["report"] == f"{state}/report.html"
     assert b"<svg" in store.read(f"{state}/report.html")
-    check_every_prompt_once(rows_of(store.read(f"{checkpoint['uri']}/ledger.sqlite")), STEPS)
+    rows = rows_of(store.read(f"{checkpoint['uri']}/ledger.sqlite"))
+    check_every_prompt_once(rows, STEPS)
+    check_resumed(job, store.read(f"{state}/logs/attempt-2.log").decode(), rows)

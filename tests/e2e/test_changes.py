@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from ledger import assert_every_prompt_once
+from resumes import assert_resumed
 from world import World
 
 pytestmark = pytest.mark.timeout(1500)
@@ -87,8 +88,8 @@ def test_a_suspended_job_goes_on_where_it_was_and_ends_the_same(world: World) ->
     job = world.until_finished("paused")
     assert len(job["status"]["attempts"]) == 2
 
-    for name in ("paused", "straight"):
-        assert_every_prompt_once(world, name, steps)
+    assert_every_prompt_once(world, "straight", steps)
+    assert_resumed(world, "paused", assert_every_prompt_once(world, "paused", steps))
     paused, straight = world.metrics("paused"), world.metrics("straight")
     assert [line["step"] for line in paused] == list(range(1, steps + 1))
     for ours, theirs in zip(paused, straight, strict=True):

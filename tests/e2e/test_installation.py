@@ -11,7 +11,8 @@ from namespaces import fresh_namespace
 from world import World
 
 pytestmark = pytest.mark.timeout(1500)
-STEPS = 150
+STEPS = 400
+"""Two minutes: longer than an operator takes to be replaced, also where steps are fast."""
 COMMON: dict[str, Any] = {"stop": {"steps": STEPS}, "validation": {"every": STEPS, "atStart": False}}
 
 

@@ -10,7 +10,7 @@ from world import RESULTS, World
 
 pytestmark = pytest.mark.timeout(1500)
 FOREVER = 100_000
-KINDS = ("pods", "rayclusters", "services", "configmaps", "secrets")
+KINDS = ("pods", "rayclusters", "services", "configmaps", "secrets", "networkpolicies")
 """What the operator and KubeRay make for a job."""
 
 

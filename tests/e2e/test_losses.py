@@ -4,15 +4,19 @@ trained once."""
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from typing import Any
 
 import pytest
 from faults import kill_operator, without_api_server, without_node
 from ledger import assert_every_prompt_once
+from resumes import assert_resumed
 from world import KUBERAY, RLJOB, World
 
 pytestmark = pytest.mark.timeout(1500)
 STEPS = 120
+UNWATCHED_STEPS = 400
+"""Two minutes: training must not end before who is away is back, also where steps are fast."""
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,9 @@ def test_training_survives_the_loss_of_a_pod(
     assert _story(job) == [*lost, "Completed"]
     assert job["status"]["incarnation"] == incarnation
     assert ("is lost" in world.driver_log(name, attempt=1)) == (role == "rollout")
-    assert_all_trained_once(world, name)
+    rows = assert_all_trained_once(world, name)
+    if lost:
+        assert_resumed(world, name, rows)
 
 
 def test_training_survives_the_loss_of_a_node(world: World) -> None:
@@ -71,23 +77,27 @@ def test_training_survives_the_loss_of_a_node(world: World) -> None:
     job = world.until_finished(name)
     assert len(_story(job)) > 1
     assert job["status"]["incarnation"] == 1
-    assert_all_trained_once(world, name)
+    assert_resumed(world, name, assert_all_trained_once(world, name))
 
 
 def test_training_goes_on_while_the_api_server_is_away(world: World) -> None:
     name = "unwatched"
-    world.apply(world.job_document(name, stop={"steps": STEPS}, validation={"every": STEPS, "atStart": False}))
+    world.apply(unwatched(world, name))
     world.until_condition(name, "CheckpointAvailable", "True")
     with without_api_server(world):
+        away = time.time()
         time.sleep(20)
+        back = time.time()
     job = world.until_finished(name)
     assert _story(job) == ["Completed"]
-    assert_all_trained_once(world, name)
+    moments = [datetime.fromisoformat(line["time"]).timestamp() for line in world.metrics(name)]
+    assert any(away < moment < back for moment in moments), "no step was done while the API server was away"
+    assert_all_trained_once(world, name, UNWATCHED_STEPS)
 
 
 def test_a_killed_operator_goes_on_where_it_was(world: World) -> None:
     name = "unattended"
-    world.apply(world.job_document(name, stop={"steps": STEPS}, validation={"every": STEPS, "atStart": False}))
+    world.apply(unwatched(world, name))
     # Once between creating the cluster and starting the driver, once while it trains.
     world.until("there is a RayCluster", lambda: bool(world.list("rayclusters")))
     kill_operator(world, RLJOB)
@@ -99,12 +109,12 @@ def test_a_killed_operator_goes_on_where_it_was(world: World) -> None:
     job = world.until_finished(name)
     assert _story(job) == ["Completed"]
     assert job["status"]["incarnation"] == 1
-    assert_all_trained_once(world, name)
+    assert_all_trained_once(world, name, UNWATCHED_STEPS)
 
 
 def test_a_killed_kuberay_operator_is_not_missed(world: World) -> None:
     name = "untended"
-    world.apply(world.job_document(name, stop={"steps": STEPS}, validation={"every": STEPS, "atStart": False}))
+    world.apply(unwatched(world, name))
     world.until_condition(name, "CheckpointAvailable", "True")
     pods = _identities(world, name)
     kill_operator(world, KUBERAY)
@@ -112,13 +122,19 @@ def test_a_killed_kuberay_operator_is_not_missed(world: World) -> None:
     assert _identities(world, name) == pods
     job = world.until_finished(name)
     assert _story(job) == ["Completed"]
-    assert_all_trained_once(world, name)
+    assert_all_trained_once(world, name, UNWATCHED_STEPS)
 
 
-def assert_all_trained_once(world: World, name: str) -> None:
-    """Every step was done once, and every prompt trained once."""
-    assert [line["step"] for line in world.metrics(name)] == list(range(1, STEPS + 1))
-    assert_every_prompt_once(world, name, STEPS)
+def unwatched(world: World, name: str) -> dict[str, Any]:
+    """A job that trains for longer than an operator or the API server is away."""
+    validation = {"every": UNWATCHED_STEPS, "atStart": False}
+    return world.job_document(name, stop={"steps": UNWATCHED_STEPS}, validation=validation)
+
+
+def assert_all_trained_once(world: World, name: str, steps: int = STEPS) -> list[dict[str, Any]]:
+    """Every step was done once, and every prompt trained once. Returns the rows of the ledger."""
+    assert [line["step"] for line in world.metrics(name)] == list(range(1, steps + 1))
+    return assert_every_prompt_once(world, name, steps)
 
 
 def _story(job: dict[str, Any]) -> list[str]:

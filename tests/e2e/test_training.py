@@ -19,6 +19,9 @@ def test_a_job_trains_in_pods_and_leaves_its_results(world: World) -> None:
     world.until_condition("short", "ClusterReady", "True")
     roles = {role: world.pods("short", role) for role in ("head", "rollout", "trainer")}
     assert {role: len(pods) for role, pods in roles.items()} == {"head": 1, "rollout": 1, "trainer": 1}
+    # Ray runs whatever it is sent: a policy keeps others away from the job's pods.
+    policy = world.get("networkpolicy", "short-pods")["spec"]
+    assert (policy["podSelector"], policy["policyTypes"]) == ({"matchLabels": {"rljob.dev/job": "short"}}, ["Ingress"])
 
     job = world.until_finished("short")
     assert world.step("short") == 6

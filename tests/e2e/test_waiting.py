@@ -13,6 +13,8 @@ from world import World
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = {"steps": 3}
+TOLD_SECONDS = 15
+"""From `kubectl apply` until a job says that there is no room for it."""
 GPU = "rljob.test/gpu"
 """A resource that no node has until it says so, and that Ray takes for GPUs as it does with `nvidia.com/gpu`."""
 
@@ -21,7 +23,7 @@ def test_a_job_without_gpus_says_so_and_runs_once_there_are_some(world: World) -
     pod = world.pod()
     pod["resources"]["limits"][GPU] = "1"
     world.apply(world.job_document("roomless", rollout={"pod": pod}, stop=STEPS))
-    told = world.until_condition("roomless", "ClusterReady", "False", "Unschedulable", seconds=60)
+    told = world.until_condition("roomless", "ClusterReady", "False", "Unschedulable", seconds=TOLD_SECONDS)
     assert "rollout" in told["message"]
     assert f"Insufficient {GPU}" in told["message"]
     header, row = world.kubectl("get", "rlj", "roomless").splitlines()
