@@ -35,6 +35,7 @@ SET_BY_RLJOB: Mapping[str, str] = {
     "max_logprobs": _NO,
     "generation_config": _NO,
     "override_generation_config": "use rollout.sampling",
+    "logits_processors": "remove it: the trainer can't follow what it does to the probabilities",
     "enable_sleep_mode": "use rollout.freeCacheEngine",
     "weight_transfer_config": _NO,
     "hf_token": "use the environment (HF_TOKEN, by a Secret in pod.env)",

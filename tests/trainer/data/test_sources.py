@@ -13,6 +13,7 @@ import pytest
 
 from rljob_trainer.data.sources import JsonLines, open_rows
 from rljob_trainer.errors import DataError
+from rljob_trainer.storage.bucket import Bucket
 
 ROWS = [{"question": f"What is {i}?", "answer": str(i)} for i in range(5)]
 
@@ -153,6 +154,15 @@ def test_a_remote_file_comes_through_fsspec(tmp_path: Path, monkeypatch: pytest.
         file.write(b'{"q": "a"}\n')
     monkeypatch.chdir(tmp_path)
     assert open_rows("memory://bucket/data.jsonl")[0] == {"q": "a"}
+
+
+def test_a_file_in_a_bucket(object_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket(object_store.place())
+    bucket.write("data.jsonl", b'{"q": "a"}\n')
+    monkeypatch.chdir(tmp_path)
+    assert open_rows(f"{bucket}/data.jsonl")[0] == {"q": "a"}
+    with pytest.raises(DataError, match=r"other.jsonl cannot be read"):
+        open_rows(f"{bucket}/other.jsonl")
 
 
 def test_data_sets_saved_by_the_datasets_library(tmp_path: Path) -> None:

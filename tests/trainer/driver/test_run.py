@@ -118,6 +118,34 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(runner: Runne
     assert [r["step"] for r in metrics_of(output)] == list(range(done + 3))
 
 
+SLOW_REWARD = """
+import pathlib, time
+
+def score(response):
+    pathlib.Path(__file__).with_name("asked").touch()
+    time.sleep(600)
+    return 0.0
+"""
+
+
+def test_a_signal_ends_a_run_that_validates_before_its_first_step_and_leaves_nobody(runner: Runner) -> None:
+    (runner.folder / "slow_reward.py").write_text(SLOW_REWARD)
+    functions = [{"type": "custom", "function": "slow_reward:score"}]
+    job = runner.write(copy_job(reward={"functions": functions, "timeoutSeconds": 600}))
+    process = runner.start("run", job, "--output", runner.folder / "output")
+    wait_for((runner.folder / "asked").exists, process)
+    others = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, printed
+    assert "before the first step" in printed
+    assert "Traceback" not in printed
+    assert json.loads((runner.folder / "output" / "summary.json").read_text())["outcome"] == "interrupted"
+    _, left = psutil.wait_procs(others, timeout=30)
+    assert others
+    assert not left
+
+
 DIES_AFTER_A_CHECKPOINT = """
 import os, signal, sys
 from rljob_trainer.checkpoints.folder import FolderCheckpoints

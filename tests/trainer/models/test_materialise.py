@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import s3fs
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_api.spec.model import Model
-from rljob_trainer.errors import JobFileError
+from rljob_trainer.errors import BucketError, JobFileError
 from rljob_trainer.models import materialise, read_folder
+from rljob_trainer.models.sharing import send_model
+from rljob_trainer.storage.bucket import Bucket
 
 CHARACTERS = "0123456789+="
 
@@ -151,6 +154,25 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path) -> Non
     large = materialise(spec(tokenizer={"characters": CHARACTERS + "abc"}), tmp_path / "large")
     with pytest.raises(JobFileError, match="has 19 tokens, but the model's embedding only 16 rows"):
         materialise(Model(source=str(small.path), tokenizer=str(large.path)), tmp_path / "both")
+
+
+def test_a_folder_in_a_bucket(object_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = materialise(spec(), tmp_path / "here")
+    bucket = Bucket(object_store.place())
+    send_model(made.path, bucket)
+    fetched = materialise(Model(source=bucket.address), tmp_path / "run" / "model")
+    assert fetched.parameters == made.parameters
+    with pytest.raises(JobFileError, match=r"spec.model.source: s3://.*/other cannot be read"):
+        materialise(Model(source=f"{bucket}/other"), tmp_path / "run" / "other")
+
+    # A store that does not answer now may do so later: the job file is not to blame.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    s3fs.S3FileSystem.clear_instance_cache()
+    try:
+        with pytest.raises(BucketError, match=r"EndpointConnectionError: .*check the address, the credentials"):
+            materialise(Model(source=bucket.address), tmp_path / "run" / "later")
+    finally:
+        s3fs.S3FileSystem.clear_instance_cache()
 
 
 def test_a_remote_folder_is_copied_through_fsspec(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def checked_job(job: RLJob, base: Path, code: Sequence[Path]) -> ResolvedJob:
     if violations:
         raise JobInvalid(violations)
     resolved = resolve(job)
-    violations = list(_not_yet(resolved))
+    violations = not_yet(resolved)
     if violations:
         raise JobInvalid(violations)
     return resolved
@@ -73,7 +73,7 @@ def _one_job(args: argparse.Namespace) -> RLJob:
     return jobs[0]
 
 
-def _not_yet(job: ResolvedJob) -> list[Violation]:
+def not_yet(job: ResolvedJob) -> list[Violation]:
     """What the job format foresees and this version of the trainer does not do."""
     spec = job.spec
     unsupported = [

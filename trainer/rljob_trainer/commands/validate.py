@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rljob_api import JobInvalid, RLJob, Violation, check_text, read_overlay
+from rljob_api import JobInvalid, RLJob, Violation, check_text, read_overlay, resolve
 
 INVALID = 2
 
@@ -65,7 +65,8 @@ def _violations(
 
 
 def _preflight(job: RLJob, file: str) -> list[Violation]:
+    from rljob_trainer.commands.job_file import not_yet
     from rljob_trainer.preflight import preflight
 
     folder = Path.cwd() if file == "-" else Path(file).resolve().parent
-    return preflight(job, base=folder, code=[folder])
+    return [*preflight(job, base=folder, code=[folder]), *not_yet(resolve(job))]

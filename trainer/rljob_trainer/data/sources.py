@@ -20,7 +20,8 @@ from rljob_trainer.data.columns import Row
 from rljob_trainer.data.feed import Rows
 from rljob_trainer.data.order import Int64Array
 from rljob_trainer.data.tasks import Problem
-from rljob_trainer.errors import DataError
+from rljob_trainer.errors import BucketError, DataError
+from rljob_trainer.storage.bucket import REMEDY, reason
 
 CHECKED_BYTES = 64 << 20
 """JSON Lines files up to this size are parsed whole when opened; of larger ones the first and the last line."""
@@ -287,7 +288,9 @@ def _fetched(url: str, field: str) -> Path:
         raise DataError(f"{field}: {url} is a volume of the cluster; on this machine give the path of a local copy")
     try:
         return Path(fsspec.open_local(f"filecache::{url}", filecache={"same_names": True}))
-    except (OSError, ImportError, ValueError) as problem:
+    except (FileNotFoundError, PermissionError, ImportError, ValueError) as problem:
         raise DataError(
             f"{field}: {url} cannot be read ({problem}); check the address, or copy the file here"
         ) from problem
+    except Exception as problem:  # a store that cannot be reached now: another try may help
+        raise BucketError(f"{field}: {url} cannot be read: {reason(problem)}; {REMEDY}") from problem

@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from rljob_trainer.checkpoints.checkpoint import Checkpoint, Report
 from rljob_trainer.checkpoints.finding import find_checkpoint
 from rljob_trainer.driver.state import MODEL
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.models.sharing import fetch_model
 from rljob_trainer.storage import is_address
+from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.small import BucketFile, LocalFile, SmallFile
+from rljob_trainer.telemetry.run_folder import JOB
 
 if TYPE_CHECKING:
     from rljob_trainer.learner.rank import LearnerRank
@@ -23,6 +28,8 @@ class Found:
 
     checkpoint: Checkpoint
     model: Path
+    trust_remote_code: bool = False
+    """Whether the run's job lets the model bring code of its own."""
 
 
 def find_trained(place: str | Path, step: int | None, scratch: Path, report: Report) -> Found:
@@ -39,7 +46,7 @@ def find_trained(place: str | Path, step: int | None, scratch: Path, report: Rep
         fetch_model(model, beside)
     elif not (model / "config.json").exists():
         raise CheckpointError(f"the model that the run started from is not at {model}; was the folder moved?")
-    return Found(checkpoint, model)
+    return Found(checkpoint, model, _trusts(_above(_above(checkpoint.place))))
 
 
 def load_actor(found: Found) -> LearnerRank:
@@ -47,9 +54,16 @@ def load_actor(found: Found) -> LearnerRank:
     from rljob_trainer.learner.rank import LearnerRank
     from rljob_trainer.learner.settings import LearnerSettings
 
-    rank = LearnerRank(LearnerSettings(model_path=found.model))
+    rank = LearnerRank(LearnerSettings(model_path=found.model, trust_remote_code=found.trust_remote_code))
     rank.load(found.checkpoint.learner)
     return rank
+
+
+def _trusts(run: str) -> bool:
+    """``model.trustRemoteCode`` of a run's job."""
+    file: SmallFile = BucketFile(Bucket(run), JOB) if is_address(run) else LocalFile(Path(run) / JOB)
+    text = file.read()
+    return text is not None and bool(yaml.safe_load(text)["spec"]["model"].get("trustRemoteCode"))
 
 
 def _above(place: str) -> str:

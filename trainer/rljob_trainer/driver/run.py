@@ -178,7 +178,8 @@ async def _watch(controls: Controls, fence: Fence) -> None:
 async def _unless_stopped_early(
     training: asyncio.Task[Ending], watching: asyncio.Task[None], stop: StopRequest, record: _Record
 ) -> Ending:
-    """The training's ending. Before its first step a request to stop just ends it; later the session sees to that.
+    """The training's ending. Until training begins (while parts start, a checkpoint is read, the model is validated) a
+    request to stop just ends it; later the session sees to that.
 
     Raises what the training raises, and ``FencedError`` as soon as it is known.
     """
@@ -196,7 +197,7 @@ async def _unless_stopped_early(
                     raise error
                 _log.error("status is not shown any more: %r", error)
                 continue
-            if record.session is None:
+            if record.session is None or not record.session.trains:
                 await _cancelled(training)
                 status: Literal["stopped", "suspended"] = "suspended" if stop.suspended else "stopped"
                 return Ending(status, f"{stop.sentence} before the first step", stop.signal)
@@ -248,7 +249,8 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
     spec = job.spec
     with run_folder.writing(output.path):
         write_job(output.path / run_folder.JOB, job, options.base)
-    inputs = read_inputs(job, options.base, output.model)
+    # In a thread: signals and questions are answered while a large data set is read.
+    inputs = await asyncio.to_thread(read_inputs, job, options.base, output.model)
     inputs = replace(inputs, model=await _seen_by_all(inputs.model, held))
     output.point_to_model(inputs.model.path)
     held.record.model = _model_of(inputs)

@@ -75,6 +75,8 @@ class Session:
         self.parts = parts
         self.totals = Totals()
         self.checkpoint: Checkpoint | None = None
+        self.trains = False
+        """Whether training has begun: until then there is nothing to save."""
         self._controls = controls
         self._stop = controls.stop
         self._end = controls.end
@@ -99,6 +101,7 @@ class Session:
             self._boundary = self._state()
         if self.totals.step == 0 and self.parts.job.spec.validation.at_start:
             await self._validate_at_start()
+        self.trains = True
         stopped = await self._train()
         self._write()
         await self._checkpoint_boundary(last=stopped is None, must=True)

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_trainer.errors import JobFileError
+from rljob_trainer.errors import BucketError, JobFileError
 from rljob_trainer.models.folder import ModelFolder, read_folder
 from rljob_trainer.models.tokenizer import character_tokenizer
+from rljob_trainer.storage.bucket import REMEDY, reason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -113,10 +114,12 @@ def _download(url: str, target: Path, field: str) -> None:
         if not files.isdir(root):
             raise FileNotFoundError("there is no such folder")
         files.get(root.rstrip("/") + "/", f"{target}/", recursive=True)
-    except (OSError, ImportError, ValueError) as problem:
+    except (FileNotFoundError, PermissionError, ImportError, ValueError) as problem:
         raise JobFileError(
             f"{field}: {url} cannot be read ({problem}); check the address, or copy it here"
         ) from problem
+    except Exception as problem:  # a store that cannot be reached now: another try may help
+        raise BucketError(f"{field}: {url} cannot be read: {reason(problem)}; {REMEDY}") from problem
 
 
 def _make(folder: Path, spec: Model, write: Callable[[Path], None]) -> None:
