@@ -44,7 +44,7 @@ def test_the_learners_stages_are_waits_with_its_deadline_and_the_drivers_own_are
 class Storage:
     """One that never ends to write and read."""
 
-    folder = Path("/storage/checkpoints")
+    place = "/storage/checkpoints"
 
     async def write(self, *_: Any) -> Checkpoint:
         await asyncio.sleep(1e9)
