@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import s3fs
 
 from rljob_trainer.checkpoints.bucket import BucketCheckpoints
 from rljob_trainer.checkpoints.checkpoint import Checkpoint, driver_state, latest
@@ -90,6 +91,39 @@ async def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(make, da
     assert used.step == 1
     assert len(reports) == 1
     assert named in reports[0]
+
+
+async def test_a_store_that_does_not_answer_is_no_reason_to_go_back(
+    make, object_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        await write(make(), step)
+    store = make()
+    assert store.steps() == [1, 2]
+    monkeypatch.setattr(store, "steps", lambda: [1, 2])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    s3fs.S3FileSystem.clear_instance_cache()
+    try:
+        with pytest.raises(BucketError, match="EndpointConnectionError"):
+            latest(store, pytest.fail)
+    finally:
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+async def test_what_cannot_be_removed_now_is_removed_with_the_next(
+    make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: object) -> None:
+        raise BucketError("s3://bucket: objects cannot be removed")
+
+    await write(make(), 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "remove", refused)
+        assert (await write(make(keep=1), 2)).step == 2
+    assert "objects cannot be removed" in caplog.text
+    assert make().steps() == [1, 2]
+    await write(make(keep=1), 3)
+    assert make().steps() == [3]
 
 
 async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(make, bucket: Bucket) -> None:

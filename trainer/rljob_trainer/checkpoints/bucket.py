@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import re
 import shutil
 import tempfile
@@ -32,8 +33,10 @@ from rljob_trainer.checkpoints.checkpoint import (
     name_of,
     verified_manifest,
 )
-from rljob_trainer.errors import CheckpointError
+from rljob_trainer.errors import BucketError, CheckpointError
 from rljob_trainer.storage.bucket import Bucket, Stored
+
+_log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"step-(\d{8})-[0-9a-f]{8}")
 
@@ -83,7 +86,10 @@ class BucketCheckpoints:
                     f"{error.strerror or error}. Free some space; earlier checkpoints are untouched."
                 ) from error
             raise
-        await asyncio.to_thread(self._remove_old, name)
+        try:
+            await asyncio.to_thread(self._remove_old, name)
+        except BucketError as error:  # the checkpoint is whole, and the next one tries again
+            _log.warning("%s", error)
         return self._checkpoint(step, name)
 
     def _commit(self, target: Bucket, step: int, folder: Path, may_commit: Callable[[], None]) -> None:

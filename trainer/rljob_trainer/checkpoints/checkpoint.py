@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rljob_trainer.errors import CheckpointError
+from rljob_trainer.errors import BucketError, CheckpointError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -50,7 +50,7 @@ class Checkpoints(Protocol):
     Usage::
 
         await checkpoints.write(step, driver_state, save_learner=learner.save)
-        latest = checkpoints.latest(report=view.message)
+        newest = latest(checkpoints, report=view.message)
     """
 
     @property
@@ -85,10 +85,16 @@ class Checkpoints(Protocol):
 
 
 def latest(checkpoints: Checkpoints, report: Report) -> Checkpoint | None:
-    """The newest checkpoint that verifies, or None. Each broken one is told to ``report``."""
+    """The newest checkpoint that verifies, or None. Each broken one is told to ``report``.
+
+    Raises ``BucketError`` when the store does not answer: that is no reason to go back behind a good checkpoint, which
+    would be removed as one of a run that was rolled back.
+    """
     for step in reversed(checkpoints.steps()):
         try:
             return checkpoints.open(step)
+        except BucketError:
+            raise
         except CheckpointError as error:
             report(f"{error} Trying the checkpoint before it.")
     return None
