@@ -28,9 +28,11 @@ VOLUMES = 8
 OPERATOR = "rljob-operator"
 OPERATOR_NAMESPACE = "rljob"
 READY_SECONDS = 300
-NO_CONNECTION = (
+NOT_YET = (
     *("Unable to connect to the server", "EOF", "handshake timeout", "connection refused"),
     *("deadline exceeded", "Client.Timeout exceeded"),
+    # The API server is ready before it has made its own namespaces.
+    'namespaces "kube-system" not found',
 )
 # The manifests are ours; on a busy machine a new API server takes long to say what it would check them by.
 UNCHECKED = ("--server-side", "--validate=false")
@@ -85,7 +87,7 @@ class Kubectl:
                 return run(command, text=text)
             except CommandFailedError as problem:
                 # On a busy machine the API server gives up on handshakes that take too long.
-                if attempt == self.tries or not any(sign in str(problem) for sign in NO_CONNECTION):
+                if attempt == self.tries or not any(sign in str(problem) for sign in NOT_YET):
                     raise
                 time.sleep(attempt)
         raise AssertionError("a kubectl of no tries")
