@@ -17,7 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from uuid import uuid4
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
     machine = Machine.here()
-    with own_server() if "AWS_ENDPOINT_URL" not in os.environ else open(os.devnull):
+    with own_server() if "AWS_ENDPOINT_URL" not in os.environ else nullcontext():
         seconds = measure(arguments.bucket, arguments.repetitions)
     write_results(arguments.results, "buckets", machine, {"store": arguments.store, "seconds": seconds},
                   show(arguments.store, seconds))  # fmt: skip

@@ -140,8 +140,10 @@ async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(make, buck
     def taken_over() -> None:
         raise CheckpointError("attempt 2 has taken over")
 
+    sent: list[str] = []
     with pytest.raises(CheckpointError, match="attempt 2"):
-        await write(store, 2, may_commit=taken_over)
+        await write(make(before_commit=lambda: sent.append("files")), 2, may_commit=taken_over)
+    assert not sent
     assert {name.split("/")[1] for name in bucket.files()} == {first.place.rpartition("/")[2]}
 
 

@@ -95,6 +95,7 @@ class BucketCheckpoints:
     def _commit(self, target: Bucket, step: int, folder: Path, may_commit: Callable[[], None]) -> None:
         for file in sorted(folder.iterdir()):
             target.upload(file, file.name)
+        may_commit()  # what is sent next may be another attempt's by now
         self._before_commit()
         listed = target.files()
         may_commit()

@@ -10,7 +10,7 @@ import yaml
 
 from rljob_trainer.checkpoints.checkpoint import Checkpoint, Report
 from rljob_trainer.checkpoints.finding import find_checkpoint
-from rljob_trainer.driver.state import MODEL
+from rljob_trainer.driver.output import MODEL
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.models.sharing import fetch_model
 from rljob_trainer.storage import is_address

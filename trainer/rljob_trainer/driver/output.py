@@ -17,6 +17,7 @@ from rljob_trainer.driver import fence
 from rljob_trainer.errors import OutputError
 from rljob_trainer.telemetry import run_folder
 
+MODEL = "model"
 _LOCK = ".lock"
 
 
@@ -52,13 +53,9 @@ class OutputFolder:
             self._lock = None
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
     def model(self) -> Path:
         """The Hugging Face folder the run starts from."""
-        return self.path / "model"
+        return self.path / MODEL
 
     def point_to_model(self, path: Path) -> None:
         """Makes ``model`` lead to a folder that lies elsewhere, so that the output folder can be used on its own."""

@@ -41,7 +41,7 @@ from rljob_trainer.driver.state import State, kept_up_to_date, state_of
 from rljob_trainer.driver.steering import Steering
 from rljob_trainer.driver.stopping import RunEnd
 from rljob_trainer.driver.written_job import write_job
-from rljob_trainer.errors import CheckpointError, OutputError, RLJobError
+from rljob_trainer.errors import CheckpointError, DeadlineError, OutputError, RLJobError
 from rljob_trainer.garbage import settle
 from rljob_trainer.models.sharing import is_below, on_shared_storage, send_model
 from rljob_trainer.rollout.shelf import Shelf
@@ -108,7 +108,7 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
                 view.message(f"status: http://{options.listening.host}:{port}{STATUS_PATH}")
             watching = asyncio.create_task(_watch(controls, fence))
             stack.callback(watching.cancel)
-            await stack.enter_async_context(kept_up_to_date(state))
+            await stack.enter_async_context(kept_up_to_date(state, fence.check))
             try:
                 held = _Held(job, options, output, state, fence, controls, record)
                 training = asyncio.create_task(_train_within_limits(held, start))
@@ -299,8 +299,15 @@ async def _seen_by_all(model: ModelFolder, held: _Held) -> ModelFolder:
             return model
         return on_shared_storage(model, options.storage, output.model if options.keeps_state else None)
     seconds = float(held.job.spec.deadlines.start_seconds)
-    with held.controls.waits.wait("driver", f"the model to be copied to {copy}", seconds):
-        await asyncio.to_thread(send_model, model.path, copy)
+    try:
+        async with asyncio.timeout(seconds):
+            with held.controls.waits.wait("driver", f"the model to be copied to {copy}", seconds):
+                await asyncio.to_thread(send_model, model.path, copy)
+    except TimeoutError:
+        raise DeadlineError(
+            f"the model was not copied to {copy} within {seconds:.0f} s (deadlines.startSeconds); raise it if the "
+            "store is slow, or look at the store if it hangs"
+        ) from None
     if options.storage is None or is_below(model, options.storage):
         return model
     output.point_to_model(model.path)

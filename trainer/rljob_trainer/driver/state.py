@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
@@ -15,13 +15,12 @@ from rljob_trainer.checkpoints.checkpoint import Checkpoints
 from rljob_trainer.checkpoints.finding import FOLDER
 from rljob_trainer.checkpoints.folder import FolderCheckpoints
 from rljob_trainer.driver import fence, ledger
-from rljob_trainer.driver.output import OutputFolder
+from rljob_trainer.driver.output import MODEL, OutputFolder
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.storage.bucket import Bucket
 from rljob_trainer.storage.copies import Copies
 from rljob_trainer.storage.small import BucketFile, LocalFile, SmallFile
 
-MODEL = "model"
 _SEND_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
@@ -64,9 +63,12 @@ def state_of(output: OutputFolder, address: str | None, keep: int) -> State:
 
 
 @asynccontextmanager
-async def kept_up_to_date(state: State) -> AsyncIterator[None]:
-    """Saves the run's files every minute. A store that cannot be reached is logged: training matters more."""
-    keeping = asyncio.create_task(_keep(state))
+async def kept_up_to_date(state: State, may_write: Callable[[], None]) -> AsyncIterator[None]:
+    """Saves the run's files every minute. A store that cannot be reached is logged: training matters more.
+
+    ``may_write`` raises ``FencedError`` when another attempt has taken over, whose files are there by now.
+    """
+    keeping = asyncio.create_task(_keep(state, may_write))
     try:
         yield
     finally:
@@ -75,11 +77,14 @@ async def kept_up_to_date(state: State) -> AsyncIterator[None]:
             await keeping
 
 
-async def _keep(state: State) -> None:
+async def _keep(state: State, may_write: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(_SEND_SECONDS)
         try:
+            await asyncio.to_thread(may_write)
             await asyncio.to_thread(state.keep)
+        except fence.FencedError:
+            return  # whoever watches the fence ends the run
         except CheckpointError as error:
             _log.warning("%s", error)
 

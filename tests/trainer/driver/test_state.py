@@ -1,0 +1,63 @@
+"""A run's files are sent again and again, by the attempt that may write and by no other."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.driver import state
+from rljob_trainer.driver.fence import Fence
+from rljob_trainer.driver.output import OutputFolder
+from rljob_trainer.errors import BucketError
+from rljob_trainer.storage.bucket import Bucket
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_SEND_SECONDS", 0.01)
+
+
+async def until(there) -> None:
+    async with asyncio.timeout(30):
+        while not there():
+            await asyncio.sleep(0.01)
+
+
+async def test_an_attempt_that_was_given_up_sends_no_files(object_store, tmp_path: Path) -> None:
+    address, asked = object_store.place(), 0
+    with OutputFolder(tmp_path) as output:
+        kept = state.state_of(output, address, keep=1)
+        first = Fence.take(kept.attempt)
+
+        def may_write() -> None:
+            nonlocal asked
+            asked += 1
+            first.check()
+
+        (tmp_path / "metrics.jsonl").write_text("first")
+        async with state.kept_up_to_date(kept, may_write):
+            await until(lambda: Bucket(address).read("metrics.jsonl") == b"first")
+            Fence.take(kept.attempt)
+            Bucket(address).write("metrics.jsonl", b"second")
+            await until(lambda: first.lost)
+            (tmp_path / "metrics.jsonl").write_text("stale")
+            before = asked
+            await asyncio.sleep(0.2)
+            assert asked == before
+    assert Bucket(address).read("metrics.jsonl") == b"second"
+
+
+async def test_a_store_that_refuses_once_is_asked_again(object_store, tmp_path: Path) -> None:
+    address, refusals = object_store.place(), iter([BucketError("s3://bucket: no")])
+    with OutputFolder(tmp_path) as output:
+        kept = state.state_of(output, address, keep=1)
+        (tmp_path / "metrics.jsonl").write_text("1")
+
+        def may_write() -> None:
+            for refusal in refusals:
+                raise refusal
+
+        async with state.kept_up_to_date(kept, may_write):
+            await until(lambda: Bucket(address).read("metrics.jsonl") == b"1")
