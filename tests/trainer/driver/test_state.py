@@ -21,7 +21,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def until(there) -> None:
     async with asyncio.timeout(30):
-        while not there():
+        while not there():  # noqa: ASYNC110  (a store has no event)
             await asyncio.sleep(0.01)
 
 
