@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rljob_trainer.algorithms.memory import Scratch
 
-PIECE_TOKENS = 1 << 18
+PIECE_TOKENS = 1 << 19
 """Tokens that a CPU works on at a time: a few float64 vectors of them fit into its cache."""
 
 
