@@ -55,5 +55,9 @@ class LearnerError(RLJobError):
     exit_code = 75
 
 
+class StepGivenUpError(RLJobError):
+    """A training step ended on request before it changed any weights (``learner/giving_up.py``)."""
+
+
 class OutputError(RLJobError):
     """Something cannot be written into the output folder: no space, no permission."""

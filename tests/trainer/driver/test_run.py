@@ -118,6 +118,45 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(runner: Runne
     assert [r["step"] for r in metrics_of(output)] == list(range(done + 3))
 
 
+ASKED_TO_STOP_IN_A_LONG_UPDATE = """
+import asyncio, os, signal, sys
+from rljob_trainer.cli import main
+from rljob_trainer.driver.training import PipelineTrainer
+
+train = PipelineTrainer.train
+
+async def interrupted(self, groups, *, step, version):
+    if step == 2:
+        self._took = 600.0  # seconds, as if the step before had been a long one
+        asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGTERM)
+    return await train(self, groups, step=step, version=version)
+
+PipelineTrainer.train = interrupted
+sys.exit(main())
+"""
+
+
+def test_an_update_that_is_too_long_for_a_signal_is_given_up_and_the_step_before_it_is_saved(runner: Runner) -> None:
+    job = runner.write(
+        copy_job(
+            batch={"groups": 16, "samplesPerPrompt": 8, "miniBatchGroups": 16},
+            trainer={"optimizer": {"learningRate": 1e-3}, "microBatchTokens": 16},  # many passes before it changes
+            validation={"atStart": False},
+            checkpoint={"everySteps": 0},
+            stop={"steps": 3},
+        )
+    )
+    output = runner.folder / "output"
+    ended = 128 + signal.SIGTERM
+    printed = runner.run("run", job, "--output", output, program=("-c", ASKED_TO_STOP_IN_A_LONG_UPDATE), expect=ended)
+    assert "it is given up" in printed
+    assert "at step 1" in printed
+    assert "Traceback" not in printed
+    assert [path.name for path in (output / "checkpoints").iterdir()] == ["step-00000001"]
+    runner.run("run", job, "--output", output)
+    assert [r["step"] for r in metrics_of(output)] == [1, 2, 3]
+
+
 SLOW_REWARD = """
 import pathlib, time
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 
 from rljob_trainer.driver.local_ray import ray_for_run
-from rljob_trainer.errors import CheckpointError, LearnerError
-from rljob_trainer.learner.group import GroupOptions, LearnerGroup, RankActor
+from rljob_trainer.errors import CheckpointError, LearnerError, StepGivenUpError
+from rljob_trainer.learner.group import RANK_PROCESS, GroupOptions, LearnerGroup
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
@@ -48,6 +47,10 @@ def settings(tied_folder: Path) -> LearnerSettings:
 
 def process_id(rank: LearnerRank) -> int:
     return os.getpid()
+
+
+def wait_until_asked(rank: LearnerRank) -> bool:
+    return rank.giving_up._asked.wait(60.0)
 
 
 def fail_or_wait(rank: None, number: int) -> None:
@@ -104,11 +107,28 @@ async def test_two_ranks_do_what_one_does_until_one_is_killed(
         await group.close()
 
 
+async def test_a_step_is_given_up_by_all_ranks_when_one_is_asked(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch], tmp_path: Path
+) -> None:
+    batch = make_batch()
+    group = await LearnerGroup.start(settings, OPTIONS)
+    try:
+        working = group.actors[1].run.remote(wait_until_asked)
+        await group.actors[1].give_up.remote()
+        assert await working, "it was not heard while the rank worked"
+        with pytest.raises(StepGivenUpError):
+            await group.update(batch, LossSettings(), [range(24)], update_critic=True)
+        await group.save(tmp_path)
+        assert (tmp_path / "learner.json").exists()
+    finally:
+        await group.close()
+
+
 async def test_a_rank_that_raises_or_hangs_is_named(settings: LearnerSettings) -> None:
     """In processes without models, which is all that this needs."""
     groups = [LearnerGroup(settings, OPTIONS) for _ in range(2)]
     for group in groups:
-        group.actors = [ray.remote(RankActor).remote(number) for number in range(2)]
+        group.actors = [RANK_PROCESS.remote(number) for number in range(2)]
 
     calls = [actor.run.remote(fail_or_wait, number) for number, actor in enumerate(groups[0].actors)]
     with pytest.raises(LearnerError, match=r"learner rank 1 failed in a test(.|\n)*out of cheese"):

@@ -13,12 +13,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from rljob_trainer.errors import JobFileError
+from rljob_trainer.errors import JobFileError, StepGivenUpError
 from rljob_trainer.learner.metrics import update_result
+from rljob_trainer.learner.optim import StepOutcome
 from rljob_trainer.learner.packing import offsets_of
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch, UpdateResult
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
+from rljob_trainer.learner.trained import Trained
 from rljob_trainer.learner.work import cut
 from rljob_trainer.telemetry.names import check_all
 
@@ -302,3 +304,63 @@ def test_a_folder_that_is_no_model(settings: LearnerSettings, tmp_path: Path) ->
 def test_ranks_and_copies_must_fit(tied_folder: Path) -> None:
     with pytest.raises(ValueError, match=r"replicate = 2 does not divide the number of ranks, 3"):
         LearnerSettings(tied_folder, ranks=3, replicate=2)
+
+
+def state_of(rank: LearnerRank) -> dict[str, torch.Tensor]:
+    assert rank.critic is not None
+    parts = {**rank.actor.state(), **rank.critic.state()}
+    return {name: tensor.clone() for name, tensor in parts.items()}
+
+
+def asked_at(rank: LearnerRank, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asks the rank to give up just before the check of that number, from 1."""
+    check, calls = rank.giving_up.check, iter(range(1, 1000))
+
+    def counted() -> None:
+        if next(calls) == call:
+            rank.giving_up.ask()
+        check()
+
+    monkeypatch.setattr(rank.giving_up, "check", counted)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_an_update_that_is_given_up_has_changed_nothing(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch], lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch()
+    rank, other = (LearnerRank(replace(settings, lanes=lanes)) for _ in range(2))
+    for trained in (rank, other):
+        update(trained, batch, update_critic=True)
+    before = state_of(rank)
+    with monkeypatch.context() as patch:
+        asked_at(rank, 3, patch)  # in the middle of the first mini-batch
+        with pytest.raises(StepGivenUpError):
+            update(rank, batch, update_critic=True)
+        with pytest.raises(StepGivenUpError):
+            score(rank, batch, log_probs=True)
+    after = state_of(rank)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    # Its clock and its gradients neither: what comes next is what would have come.
+    rank.giving_up = other.giving_up
+    for trained in (rank, other):
+        update(trained, batch, update_critic=True)
+    after, expected = state_of(rank), state_of(other)
+    assert all(torch.equal(after[name], expected[name]) for name in expected)
+
+
+def test_an_update_goes_on_to_its_end_after_its_first_optimizer_step(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = LearnerRank(settings)
+    step = rank._step
+
+    def asked_in_a_step(trained: Trained) -> StepOutcome:
+        rank.giving_up.ask()
+        return step(trained)
+
+    monkeypatch.setattr(rank, "_step", asked_in_a_step)
+    batch = make_batch()
+    minis = [range(0, 12), range(12, 24)]
+    result = update(rank, batch, minis, update_critic=True)
+    assert (result.actor_steps, result.critic_steps) == (2, 2)

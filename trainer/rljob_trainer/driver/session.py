@@ -2,7 +2,8 @@
 
 At a boundary nothing of the step is pending: its batch is trained, its weights are published. That is where metrics are
 written, validation runs, checkpoints are made and the stop conditions are looked at. A request to stop (a signal)
-lets an update that is under way finish, drops what is being generated, and leaves a checkpoint of the last boundary.
+lets an update that is under way finish, or gives it up if that would take too long, drops what is being generated, and
+leaves a checkpoint of the last boundary.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rljob_trainer.driver.step_speed import all_tokens
 from rljob_trainer.driver.stopping import Progress
 from rljob_trainer.driver.validating import ValidationResult, sample_rows
 from rljob_trainer.driver.validation_beside import ValidationBeside
-from rljob_trainer.errors import CheckpointError, DeadlineError, EngineError, OutputError
+from rljob_trainer.errors import CheckpointError, DeadlineError, EngineError, OutputError, StepGivenUpError
 from rljob_trainer.pipeline.loop import Pipeline, Stage
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
@@ -141,12 +142,13 @@ class Session:
             was_busy = await self._let_update_finish(training)
             if not training.done():
                 # With the pipeline goes what its groups have so far.
-                self._begun = await self._begun_at_the_end()
+                if self._begun is None:
+                    self._begun = await self._begun_at_the_end()
                 if not was_busy:
                     # Meanwhile the last sample of a batch may have come in, and its update may have begun.
                     await self._let_update_finish(training)
                 training.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, StepGivenUpError):
                 await training
         finally:
             for task in (training, *beside):
@@ -162,13 +164,27 @@ class Session:
         return None
 
     async def _let_update_finish(self, training: asyncio.Task[None]) -> bool:
-        """Waits for the next boundary if the learner's weights are between two now; whether they were."""
+        """Waits for the next boundary if the learner's weights are between two now; whether they were.
+
+        A signal leaves no time for a long update: then the learner is asked to go back to the last boundary, which it
+        can until its first optimizer step. The operator waits for the step that is under way.
+        """
         if training.done() or not self.parts.trainer.busy:
             return False
-        # A signal gives ten seconds; the operator waits for the step that is under way.
         deadlines = self.parts.job.spec.deadlines
-        patience = float(deadlines.progress_seconds) if self._stop.suspended else GRACE_SECONDS
-        await asyncio.wait({training}, timeout=patience)
+        if self._stop.suspended:
+            await asyncio.wait({training}, timeout=float(deadlines.progress_seconds))
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS):
+                left = self.parts.trainer.seconds_left
+                if left > GRACE_SECONDS and not self._is_saved:
+                    self.parts.view.message(f"the update under way would take {left:.0f} s more: it is given up")
+                    # Before the pipeline ends, and with it what its groups have so far.
+                    if self._begun is None:
+                        self._begun = await self._begun_at_the_end()
+                    await self.parts.trainer.give_up()
+                await asyncio.wait({training})
         return True
 
     # --- a step's boundary
@@ -389,6 +405,15 @@ class Session:
             await self.parts.learner.load(checkpoint.learner)
         await self.parts.trainer.publish(self.totals.version)
 
+    @property
+    def _saved_step(self) -> int:
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+    @property
+    def _is_saved(self) -> bool:
+        """Whether nothing would be lost of the last boundary."""
+        return self.parts.checkpoints is None or int(self._boundary["step"]) == self._saved_step
+
     async def _checkpoint_boundary(self, *, last: bool, must: bool) -> None:
         """Saves the last boundary, unless it is saved already or an unfinished update has gone beyond it.
 
@@ -398,8 +423,7 @@ class Session:
         """
         if self.parts.checkpoints is None:
             return
-        step = int(self._boundary["step"])
-        saved = 0 if self.checkpoint is None else self.checkpoint.step
+        step, saved = int(self._boundary["step"]), self._saved_step
         if step == saved:
             return
         if self.parts.limits.suspect and not last:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from typing import Protocol
 
+from rljob_trainer.errors import StepGivenUpError
 from rljob_trainer.samples import Group
 from rljob_trainer.telemetry.waits import Taken, Waits
 from rljob_trainer.training.step import TrainingStep
@@ -98,6 +99,7 @@ class PipelineTrainer:
         """Whether the learner's weights are being changed, so that they belong to no boundary."""
         self._updating = False
         """Whether that happens just now, or was cut off."""
+        self._began = self._took = 0.0
         self._step = step
         self._publication = publication
         self._turns = turns
@@ -110,15 +112,31 @@ class PipelineTrainer:
             return "present"
         return "first" if self._step.keeps_first_weights and not self._updating else None
 
+    @property
+    def seconds_left(self) -> float:
+        """Of the update that is under way, if it takes as long as the last one; 0 without one to go by."""
+        return max(0.0, self._began + self._took - time.monotonic()) if self._updating else 0.0
+
+    async def give_up(self) -> None:
+        """Asks that ``train`` raises ``StepGivenUpError`` soon, if that leaves the weights as they were."""
+        await self._step.give_up()
+
     async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
         # Stays busy when it is cancelled half-way: what the weights then are, nobody knows.
         # Held for no time: from then on ``busy`` keeps others away.
+        between_pulls = self.busy
         async with self._undisturbed("trainer", f"step {step} begins", 0.0):
             self.busy = self._updating = True
+        self._began = time.monotonic()
         if self._turns is not None:
             await self._turns.to_learner()
-        metrics = await self._step.run(groups, number=step, version=version)
+        try:
+            metrics = await self._step.run(groups, number=step, version=version)
+        except StepGivenUpError:
+            self.busy, self._updating = between_pulls, False
+            raise
         self._updating = False
+        self._took = time.monotonic() - self._began
         return metrics
 
     async def publish(self, version: int) -> dict[str, float]:

@@ -33,6 +33,9 @@ _GRACE_SECONDS = 3.0
 """After a first failure: how long to wait for news of a rank that died, which is then the one to blame."""
 
 
+_BESIDE = "beside"
+"""A thread of its own for what must not wait for the call that is under way."""
+
 class RankActor:
     """What runs inside a rank's process. ``call`` reaches everything; the rank itself is in ``rank``."""
 
@@ -66,6 +69,17 @@ class RankActor:
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls ``function(rank, *args)`` in the rank's process: how other parts work beside the models."""
         return function(self.rank, *args, **kwargs)
+
+    @ray.method(concurrency_group=_BESIDE)
+    def give_up(self) -> None:
+        """Heard while a call works."""
+        if self.rank is not None:
+            self.rank.giving_up.ask()
+
+
+_remote: Any = ray.remote  # its types know nothing of concurrency groups
+RANK_PROCESS: Any = _remote(concurrency_groups={_BESIDE: 1})(RankActor)
+"""Ray's class for ``RankActor``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,7 @@ class LearnerGroup:
         """
         group = cls(settings, options or GroupOptions())
         deadline = time.monotonic() + group.options.start_seconds
-        actor_class = ray.remote(RankActor).options(**group.options.resources)
+        actor_class = RANK_PROCESS.options(**group.options.resources)
         group.actors = [actor_class.remote(number) for number in range(settings.ranks)]
         try:
             what = f"start ({group.options.resources} each; does the cluster have that?)"
@@ -176,6 +190,10 @@ class LearnerGroup:
             keep_anchor=keep_anchor,
         )
         return update_result(reports, work, batch)
+
+    async def give_up(self) -> None:
+        asked = [_result(actor.give_up.remote()) for actor in self._alive()]
+        await asyncio.gather(*asked, return_exceptions=True)  # who has died is told of by the call under way
 
     async def save(self, place: str | Path) -> None:
         await self.call("save", place)

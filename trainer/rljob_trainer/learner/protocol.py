@@ -144,6 +144,11 @@ class Learner(Protocol):
         the learning rate is the same. ``keep_anchor``: keeps a copy of the actor as it is before."""
         ...
 
+    async def give_up(self) -> None:
+        """Asks that the ``score`` or ``update`` that is under way (or comes) ends with ``StepGivenUpError``; one that
+        has made its first optimizer step goes on to its end. To be followed by nothing but ``save`` and ``close``."""
+        ...
+
     async def save(self, place: str | Path) -> None:
         """Writes model, optimizer, scheduler and random states, sharded, into an existing folder or to an address."""
         ...

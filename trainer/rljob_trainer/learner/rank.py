@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from rljob_trainer.errors import StepGivenUpError
 from rljob_trainer.learner import export, parallel, state
 from rljob_trainer.learner.anchor import Anchor
+from rljob_trainer.learner.giving_up import GivingUp
 from rljob_trainer.learner.gradients import (
     ActorGradient,
     CriticGradient,
@@ -46,6 +48,10 @@ Streams = dict[str, torch.Tensor]
 _log = logging.getLogger(__name__)
 
 
+def _go_on() -> None:
+    """What there is to check when a step cannot be given up any more."""
+
+
 class LearnerRank:
     """One rank's models and what is done with them."""
 
@@ -58,6 +64,7 @@ class LearnerRank:
         self.device = torch.device("cuda", 0) if settings.device == "cuda" else torch.device("cpu")
         self.attachments: dict[str, Any] = {}
         """Objects of others that live beside the models (weight publication, a colocated engine)."""
+        self.giving_up = GivingUp(settings.ranks)
         self._dtype = settings.compute_dtype
         self._meter = Meter(self.device)
         if self.device.type == "cuda":
@@ -154,7 +161,7 @@ class LearnerRank:
         anchored: bool = False,
     ) -> RankScores:
         """The streams asked for, in the order of the share's micro-batches. ``anchored``: the actor's with the weights
-        that the last update with ``keep_anchor`` began with."""
+        that the last update with ``keep_anchor`` began with. Raises ``StepGivenUpError`` when asked to give up."""
         compares = reference or vocabulary_kl
         if compares and self._reference is None:
             raise ValueError("the reference was asked for, but the job keeps none (algorithm.kl is off)")
@@ -179,10 +186,14 @@ class LearnerRank:
                 *[partial(self._score_reference, temperature=temperature)] * (reference and not vocabulary_kl),
                 *[self._score_values] * values,
             ]
-            parts = self._cores.run([partial(score, row) for row in rows for score in work])
+            parts = self._cores.run([partial(self._score_row, score, row) for row in rows for score in work])
         names = dict.fromkeys(name for part in parts for name in part)
         streams = {name: torch.cat([part[name] for part in parts if name in part]).cpu().numpy() for name in names}
         return RankScores(streams, self._meter.read())
+
+    def _score_row(self, score: Callable[[PackedRow], Streams], row: PackedRow) -> Streams:
+        self.giving_up.check()
+        return score(row)
 
     @torch.no_grad()
     def _score_policy(
@@ -228,7 +239,10 @@ class LearnerRank:
         continues: bool = False,
         keep_anchor: bool = False,
     ) -> RankReport:
-        """One optimizer step of each model per mini-batch, the critic's first."""
+        """One optimizer step of each model per mini-batch, the critic's first.
+
+        Raises ``StepGivenUpError`` when asked to give up before the first of them: then nothing has changed.
+        """
         if update_critic and self.critic is None:
             raise ValueError("an update of the critic was asked for, but the job has none")
         work = [self.critic] if update_critic and self.critic is not None else []
@@ -236,8 +250,24 @@ class LearnerRank:
             work.append(self.actor)
         # Where models run in turn the first one's gradients are gone before the second one's are there.
         groups = [work] if self.settings.two_lanes else [[trained] for trained in work]
+        clocks = [trained.clock for trained in work]
         for trained in work:
             trained.begin(continues=continues)
+        try:
+            return self._update(groups, share, loss, keep_anchor=keep_anchor)
+        except StepGivenUpError:
+            for trained, clock in zip(work, clocks, strict=True):
+                trained.clock = clock
+                trained.module.zero_grad()
+            for twin in self._twins.values():
+                twin.module.zero_grad()
+            raise
+
+    def _update(
+        self, groups: Sequence[Sequence[Trained]], share: Share, loss: LossSettings, *, keep_anchor: bool
+    ) -> RankReport:
+        """``groups`` of models, one after the other, in every mini-batch."""
+        work = [trained for group in groups for trained in group]
         report = RankReport([], {trained.name: trained.rate for trained in work})
         sums: list[Sums] = []
         busy = [part for trained in work for part in (trained.name, f"{trained.name} optimizer")]
@@ -246,7 +276,9 @@ class LearnerRank:
                 self._anchor.keep()
             for number in range(len(share.micro_batches)):
                 for group in groups:
-                    seen = self.gradient(group, share, number, loss)
+                    check = _go_on if report.steps else self.giving_up.check
+                    seen = self.gradient(group, share, number, loss, check)
+                    check()
                     outcomes = self._cores.run([partial(self._step, trained) for trained in group])
                     for trained, told, outcome in zip(group, seen, outcomes, strict=True):
                         sums.append(told.sums)
@@ -260,8 +292,15 @@ class LearnerRank:
         report.usage = self._meter.read()
         return report
 
-    def gradient(self, work: Sequence[Trained], share: Share, number: int, loss: LossSettings) -> list[MiniBatchReport]:
-        """Adds the gradients of one mini-batch to the models' parameters."""
+    def gradient(
+        self,
+        work: Sequence[Trained],
+        share: Share,
+        number: int,
+        loss: LossSettings,
+        check: Callable[[], None] = _go_on,
+    ) -> list[MiniBatchReport]:
+        """Adds the gradients of one mini-batch to the models' parameters. ``check`` is called before each pass."""
         micro_batches = share.micro_batches[number]
         jobs = [(trained, micro) for trained in work for micro in range(len(micro_batches))]
         costs = [trained.cost(share.lengths, micro_batches[micro]) for trained, micro in jobs]
@@ -274,6 +313,7 @@ class LearnerRank:
         def run(lane: int) -> dict[tuple[Trained, int], MicroReport]:
             told = {}
             for trained, micro in lanes[lane]:
+                check()
                 module = twins[trained].module if lane and trained in twins else trained.module
                 with self._meter.measure(f"update_{trained.name}"):
                     told[trained, micro] = passes[trained](module, micro)

@@ -47,6 +47,15 @@ class Trained:
             self.updates, self.pull = self.updates + 1, 0
 
     @property
+    def clock(self) -> tuple[int, int]:
+        """What ``begin`` moves on, to go back to."""
+        return self.updates, self.pull
+
+    @clock.setter
+    def clock(self, clock: tuple[int, int]) -> None:
+        self.updates, self.pull = clock
+
+    @property
     def rate(self) -> float:
         """The learning rate of the update that was begun last."""
         return learning_rate(self.settings, max(0, self.updates - 1), self.total_updates)

@@ -135,13 +135,13 @@ class Pipeline:
                 batch = await self._next_batch()
             if not batch:
                 break
-            groups = [self._groups.pop(ordinal) for ordinal in batch]
+            groups = [self._groups[ordinal] for ordinal in batch]
             pulls.append(await self.trainer.train(groups, step=step, version=self.schedule.version))
             self._dropped_since_batch = 0
             self.schedule.trained(batch)
             self._journal.trained(groups, step, self.schedule.version)
-            for ordinal in batch:
-                del self._open[ordinal]
+            for ordinal in batch:  # not before: a step that is given up leaves its groups to the next attempt
+                del self._open[ordinal], self._groups[ordinal]
             trained.extend(groups)
         if not trained:
             return False

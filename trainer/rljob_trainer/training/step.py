@@ -169,6 +169,10 @@ class TrainingStep:
                 self.entropy.update(metrics["actor/entropy"])
         return metrics
 
+    async def give_up(self) -> None:
+        """Asks that ``run`` raises ``StepGivenUpError`` soon, if the weights have not changed yet."""
+        await self._learner.give_up()
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs besides the learner's state."""
         return {
