@@ -36,6 +36,7 @@ _GRACE_SECONDS = 3.0
 _BESIDE = "beside"
 """A thread of its own for what must not wait for the call that is under way."""
 
+
 class RankActor:
     """What runs inside a rank's process. ``call`` reaches everything; the rank itself is in ``rank``."""
 
