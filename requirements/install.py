@@ -43,21 +43,9 @@ def main() -> int:
     say("installing uv with pip")
     run(PYTHON, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", REQUIREMENTS / "uv.txt")
     environment = index_settings()
-    overrides = ["--overrides", REQUIREMENTS / "cpu-overrides.txt"] if accelerator == "cpu" else []
-    backend = torch_backend(accelerator, environment)
+    command = install_command(accelerator, environment)
     say(f"installing pinned packages for {accelerator} (0.9 to 7 GB, 1 to 10 minutes)")
-    run(
-        *uv("install"),
-        *backend,
-        *overrides,
-        "--quiet",
-        "--compile-bytecode",
-        "--constraints",
-        REQUIREMENTS / f"{accelerator}.txt",
-        "--editable",
-        f".[trainer,{accelerator},operator,dev]",
-        environment=environment,
-    )
+    run(*command, "--editable", f".[trainer,{accelerator},operator,dev]", environment=environment)
     STAMP.write_text(wanted)
     say(f"done: {VENV.name}/bin/rljob")
     return 0
@@ -89,13 +77,20 @@ def index_settings() -> dict[str, str]:
     return environment
 
 
-def torch_backend(accelerator: str, environment: dict[str, str]) -> list[str]:
+def install_command(accelerator: str, environment: dict[str, str]) -> list[str | Path]:
+    """What installs packages, whose names come next, in the pinned versions."""
+    overrides = ["--overrides", REQUIREMENTS / "cpu-overrides.txt"] if accelerator == "cpu" else []
+    pinned = ["--constraints", REQUIREMENTS / f"{accelerator}.txt"]
+    # The pin alone would take a CPU build for a GPU where a wheel folder has one.
+    build = torch_backend(environment) if accelerator == "cpu" else ["torch!=2.13.0+cpu"]
+    return [*uv("install"), *build, *overrides, "--quiet", "--compile-bytecode", *pinned]
+
+
+def torch_backend(environment: dict[str, str]) -> list[str]:
     """Takes torch's CPU build (0.2 GB instead of 3 GB) where PyTorch's own index can be reached.
 
     A CPU wheel in one of pip's find-links folders needs nothing from us: ``torch==2.13.0`` takes it.
     """
-    if accelerator == "gpu":
-        return []
     # --reinstall: a torch that is there already says nothing about the index.
     options = ["--reinstall", "--dry-run", "--no-deps", "--quiet"]
     probe = [*uv("install"), "--torch-backend", "cpu", *options, "torch==2.13.0"]

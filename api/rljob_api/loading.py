@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from rljob_api import rules, schema
 from rljob_api.overrides import apply, merged
 from rljob_api.problems import near_field, violations_of
 from rljob_api.spec.job import API_VERSION, KIND, RLJob
-from rljob_api.violations import JobInvalid, Violation, path_of
+from rljob_api.violations import JobInvalid, Violation, path_of, touches
 from rljob_api.yaml_reading import Document, YamlError, read_documents
 
 GROUP = API_VERSION.partition("/")[0]
@@ -36,12 +36,28 @@ FROM_THE_SERVER = frozenset(
 
 
 @dataclass(frozen=True)
+class Readable:
+    """What can be read of a document that may have mistakes, for those who look at more than the document."""
+
+    job: RLJob
+    """As written, as far as the types are right; it may break rules."""
+    wrong: frozenset[str] = frozenset()
+    """Paths at which the job has a default or a stand-in, because what is written there can't be read."""
+
+    def says(self, *paths: str) -> bool:
+        """Whether the job has at these paths what the author wrote."""
+        return not any(touches(path, self.wrong) for path in paths)
+
+
+@dataclass(frozen=True)
 class Checked:
     """The outcome for one document: a job, or why it is none."""
 
     job: RLJob | None
     violations: Sequence[Violation] = field(default=())
     document: Document | None = None
+    readable: Readable | None = None
+    """The job, or what is left of it without its wrong values; None: too little for that."""
 
 
 def load_jobs(path_or_text: str | Path, assignments: Sequence[str] = (), overlays: Sequence[Path] = ()) -> list[RLJob]:
@@ -102,13 +118,20 @@ def check_text(text: str, assignments: Sequence[str] = (), overlays: Sequence[di
         except ValueError as problem:
             outcomes.append(Checked(None, [Violation("--set", str(problem), "mend the assignment")], source))
             continue
-        job, violations = check(data)
-        outcomes.append(Checked(job if not violations else None, violations, source))
+        readable, violations = _read_job(data)
+        job = readable.job if readable is not None and not violations else None
+        outcomes.append(Checked(job, violations, source, readable))
     return outcomes
 
 
 def check(data: Any) -> tuple[RLJob | None, list[Violation]]:
     """The job in plain data, and everything wrong with it. With type errors the rules see what remains without them."""
+    readable, violations = _read_job(data)
+    return readable.job if readable is not None and not readable.wrong else None, violations
+
+
+def _read_job(data: Any) -> tuple[Readable | None, list[Violation]]:
+    """What can be read of the job in plain data, and everything wrong with it."""
     if not isinstance(data, dict):
         return None, [Violation("the document", "must be a map", f"start with apiVersion: {API_VERSION}")]
     data = _as_written(data)
@@ -117,8 +140,10 @@ def check(data: Any) -> tuple[RLJob | None, list[Violation]]:
     except ValidationError as error:
         found = violations_of(error)
         wrong = {violation.path for violation in found} | _probably_meant(error)
-        return None, found + [v for v in _broken_in_the_rest(data, error) if not _touches(v.path, wrong)]
-    return job, rules.broken(job)
+        jobs, sections = _rest(data, error)
+        readable = Readable(jobs[0], frozenset(wrong | sections)) if jobs else None
+        return readable, found + [v for v in _broken_in_all(jobs) if not touches(v.path, wrong)]
+    return Readable(job), rules.broken(job)
 
 
 def _as_written(data: dict[str, Any]) -> dict[str, Any]:
@@ -150,18 +175,26 @@ STAND_INS: Sequence[dict[str, Any]] = tuple(
 """Required sections, for those that can't be read. What rules say whichever stands there is not about them."""
 
 
-def _broken_in_the_rest(data: dict[str, Any], error: ValidationError) -> list[Violation]:
-    """What rules say of a job without its wrong values."""
+def _rest(data: dict[str, Any], error: ValidationError) -> tuple[list[RLJob], set[str]]:
+    """The job without its wrong values, or several with different sections in the place of those that can't be read,
+    and the paths of these sections. No job: too much is wrong."""
     remaining, job, error = _without(data, error)
     if job is not None:
-        return rules.broken(job)
-    told = []
-    for sections in STAND_INS:
-        job = _stood_in(remaining, error, sections)
+        return [job], set()
+    sections = _wrong_sections(error)
+    jobs = []
+    for stand_ins in STAND_INS:
+        job = _stood_in(remaining, error, sections, stand_ins)
         if job is None:
-            return []
-        told.append(rules.broken(job))
-    return [violation for violation in told[0] if all(violation in others for others in told)]
+            return [], set()
+        jobs.append(job)
+    return jobs, {f"spec.{section}" for section in sections}
+
+
+def _broken_in_all(jobs: Sequence[RLJob]) -> list[Violation]:
+    """What rules say of each of the jobs."""
+    told = [rules.broken(job) for job in jobs]
+    return [violation for violation in told[0] if all(violation in others for others in told)] if told else []
 
 
 def _without(data: dict[str, Any], error: ValidationError) -> tuple[dict[str, Any], RLJob | None, ValidationError]:
@@ -186,16 +219,25 @@ def _without(data: dict[str, Any], error: ValidationError) -> tuple[dict[str, An
     return remaining, None, error
 
 
-def _stood_in(data: dict[str, Any], error: ValidationError, sections: Mapping[str, Any]) -> RLJob | None:
+def _places(error: ValidationError) -> list[tuple[str | int, ...]]:
+    return [details["loc"] for details in error.errors(include_url=False, include_context=False)]
+
+
+def _wrong_sections(error: ValidationError) -> set[str]:
+    """The sections of the spec in which something is wrong."""
+    return {str(place[1]) for place in _places(error) if place[0] == "spec" and len(place) > 1}
+
+
+def _stood_in(
+    data: dict[str, Any], error: ValidationError, wrong: Collection[str], sections: Mapping[str, Any]
+) -> RLJob | None:
     """The job with other sections in the place of those that are wrong."""
-    places = [details["loc"] for details in error.errors(include_url=False, include_context=False)]
-    wrong = {place[1] for place in places if place[0] == "spec" and len(place) > 1}
     spec = data.get("spec")
     kept = {name: value for name, value in spec.items() if name not in wrong} if isinstance(spec, dict) else {}
     whole = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {"name": "x"} if any(place[0] == "metadata" for place in places) else data.get("metadata"),
+        "metadata": {"name": "x"} if any(place[0] == "metadata" for place in _places(error)) else data.get("metadata"),
         "spec": {**sections, **kept},
     }
     try:
@@ -232,11 +274,6 @@ def _remove(data: Any, path: Sequence[str | int], stand_in: str | None) -> None:
         del holder[part]
         if stand_in is not None and len(holders) == len(path):
             holder[part] = stand_in
-
-
-def _touches(path: str, others: Iterable[str]) -> bool:
-    """Whether a violation is at, above or below a place that is wrong already."""
-    return any(path.startswith(other) or other.startswith(path) for other in others)
 
 
 def _read(path: Path) -> str:

@@ -44,3 +44,8 @@ def path_of(parts: Iterable[str | int]) -> str:
         else:
             path += f"[{part}]"
     return path
+
+
+def touches(path: str, others: Iterable[str]) -> bool:
+    """Whether a path is at, above or below one of the others."""
+    return any(path.startswith(other) or other.startswith(path) for other in others)

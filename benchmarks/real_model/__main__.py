@@ -1,4 +1,4 @@
-"""Trains job.yaml on SmolLM2-135M-Instruct and writes the curve and the figures.
+"""Trains SmolLM2-135M-Instruct on examples/gsm8k.yaml with small-model.yaml over it; writes the curve and the figures.
 
     .venv/bin/python -m benchmarks.real_model
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-from benchmarks.environments import DEFAULT_CACHE
+from benchmarks.environments import DEFAULT_CACHE, ROOT
 from benchmarks.machine import Machine
 from benchmarks.measuring import table, write_results
 from benchmarks.real_model.model import smollm2
@@ -21,6 +21,8 @@ from benchmarks.rljob_run import Run, rljob_run
 from rljob_trainer.telemetry.svg import Axes, Series, line_chart
 
 HERE = Path(__file__).parent
+JOB = ROOT / "examples" / "gsm8k.yaml"
+OVERLAY = HERE / "small-model.yaml"
 GOAL = 0.2
 
 
@@ -86,14 +88,16 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where the model is kept")
     parser.add_argument("--output", type=Path, help="where the run is kept (default: nowhere)")
     parser.add_argument("--threads", type=int, default=2, help="OMP_NUM_THREADS of every process (default 2)")
-    parser.add_argument("--steps", type=int, help="default: as job.yaml says")
+    parser.add_argument("--steps", type=int, help="default: as small-model.yaml says")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
     machine = Machine.here()
     settings = {"model.source": smollm2(arguments.cache)}
     with tempfile.TemporaryDirectory() as temporary:
         output = arguments.output or Path(temporary) / "run"
-        run = rljob_run(HERE / "job.yaml", output, steps=arguments.steps, threads=arguments.threads, settings=settings)
+        run = rljob_run(
+            JOB, output, overlays=[OVERLAY], steps=arguments.steps, threads=arguments.threads, settings=settings
+        )
     seen = figures(run)
     write_results(arguments.results, "real_model", machine, seen, show(seen))
     steps = list(range(1, seen.steps + 1))

@@ -1,7 +1,8 @@
 """What can be known before a run starts by looking at the files that a job names: data, model, rewards, checkpoints.
 
 Neither torch nor the network is touched: hub ids and remote addresses are left to the run itself. The schema and the
-rules between fields are ``rljob_api``'s; a job comes here when it is valid by those.
+rules between fields are ``rljob_api``'s. A job that is not valid by those is looked at as far as it can be read, so
+that everything is said at once.
 """
 
 from __future__ import annotations
@@ -9,31 +10,35 @@ from __future__ import annotations
 import ast
 import importlib.machinery
 import os
-import string
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rljob_api import RLJob, Violation
+from rljob_api import Readable, RLJob, Violation
 from rljob_api.problems import did_you_mean
 from rljob_api.spec.data import TrainPart, ValidationSet
 from rljob_trainer.errors import DataError, JobFileError, RLJobError
 
+if TYPE_CHECKING:
+    from rljob_trainer.data.feed import Rows
 
-def preflight(job: RLJob, *, base: Path | None = None, code: Sequence[Path] = ()) -> list[Violation]:
-    """Everything wrong with the files of a valid job.
+
+def preflight(found: Readable, *, base: Path | None = None, code: Sequence[Path] = ()) -> list[Violation]:
+    """Everything wrong with the files of a job, but for what follows from values that can't be read.
 
     ``base`` is where relative paths start (default: the current folder); ``code`` are folders, besides the current one
     and the interpreter's own, in which modules of custom rewards may lie.
     """
-    base = base or Path.cwd()
-    return [
-        *_model(job, base),
-        *_data(job, base),
-        *_rewards(job, [*code, Path.cwd()]),
+    base, job = base or Path.cwd(), found.job
+    violations = [
+        *_model(found, base),
+        *_data(found, base),
+        *_rewards(found, [*code, Path.cwd()]),
         *_checkpoint(job, base),
         *_restore(job, base),
     ]
+    return [violation for violation in violations if found.says(violation.path)]
 
 
 def _split(error: RLJobError, path: str) -> Violation:
@@ -50,8 +55,8 @@ def _local(location: str, base: Path) -> Path | None:
     return None if "://" in location else base / Path(location).expanduser()
 
 
-def _model(job: RLJob, base: Path) -> Iterator[Violation]:
-    model = job.spec.model
+def _model(found: Readable, base: Path) -> Iterator[Violation]:
+    model = found.job.spec.model
     if model.random is not None:
         tokenizer = model.random.tokenizer.source
         yield from _tokenizer("spec.model.random.tokenizer.source", tokenizer, base)
@@ -59,7 +64,7 @@ def _model(job: RLJob, base: Path) -> Iterator[Violation]:
     yield from _tokenizer("spec.model.tokenizer", model.tokenizer, base)
     path = "spec.model.source"
     folder = _local(model.source or "", base)
-    if folder is None or not model.source:
+    if folder is None or not model.source or not found.says(path):
         return
     if not folder.is_dir():
         if not _may_be_hub_id(model.source):
@@ -72,8 +77,8 @@ def _model(job: RLJob, base: Path) -> Iterator[Violation]:
     except JobFileError as error:
         yield _split(error, path)
         return
-    yield from _context(job, facts.context_length)
-    if job.spec.rollout.engine == "vllm" and facts.head_dim < 32:
+    yield from _context(found, facts.context_length)
+    if found.job.spec.rollout.engine == "vllm" and found.says("spec.rollout.engine") and facts.head_dim < 32:
         yield Violation(
             path, f"its heads are {facts.head_dim} wide, and vLLM needs 32 or more", "use rollout.engine: torch"
         )
@@ -91,8 +96,11 @@ def _may_be_hub_id(source: str) -> bool:
     return source.count("/") <= 1 and not source.startswith((".", "/", "~"))
 
 
-def _context(job: RLJob, context: int) -> Iterator[Violation]:
+def _context(found: Readable, context: int) -> Iterator[Violation]:
     """Prompt and response must fit the model; so must the responses of validation."""
+    job = found.job
+    if not found.says("spec.data.maxPromptTokens"):
+        return
     prompt, response = job.spec.data.max_prompt_tokens, job.spec.rollout.max_response_tokens
     lengths = [("spec.rollout.maxResponseTokens", response)]
     for index, part in enumerate(job.spec.data.validation):
@@ -109,20 +117,26 @@ def _context(job: RLJob, context: int) -> Iterator[Violation]:
             )
 
 
-def _data(job: RLJob, base: Path) -> Iterator[Violation]:
-    data = job.spec.data
+def _data(found: Readable, base: Path) -> Iterator[Violation]:
+    data = found.job.spec.data
     parts: list[tuple[str, TrainPart | ValidationSet]] = []
     for index, train in enumerate(data.train.sources):
         parts.append((f"spec.data.train.parts[{index}]" if data.train.parts else "spec.data.train", train))
     parts += [(f"spec.data.validation[{index}]", held_out) for index, held_out in enumerate(data.validation)]
     for path, part in parts:
-        yield from _source(job, path, part, base)
+        if found.says(f"{path}.task" if part.task else f"{path}.source", f"{path}.split"):
+            yield from _source(found, path, part, base)
 
 
-def _source(job: RLJob, path: str, part: TrainPart | ValidationSet, base: Path) -> Iterator[Violation]:
-    """One set of rows: it must be readable, and its first row must have what prompt and answer name."""
-    from rljob_trainer.data.columns import column
+def _source(found: Readable, path: str, part: TrainPart | ValidationSet, base: Path) -> Iterator[Violation]:
+    """One set of rows: it must be readable, and its rows must have what prompt and answer name.
 
+    Looked at are the rows that ``open_rows`` reads: all, but of large files only the first thousands and the last.
+    """
+    from rljob_trainer.data.columns import column, lacks_column
+
+    data = found.job.spec.data
+    rows: Rows | None = None
     field = f"{path}.task.size" if part.task else f"{path}.source"
     try:
         if part.task is not None:
@@ -142,10 +156,12 @@ def _source(job: RLJob, path: str, part: TrainPart | ValidationSet, base: Path) 
     except (DataError, JobFileError) as error:
         yield _split(error, field)
         return
-    wanted = [("spec.data.prompt", name) for name in _columns(job.spec.data.prompt)]
-    if job.spec.data.answer is not None:
-        wanted.append(("spec.data.answer", job.spec.data.answer))
+    wanted = [("spec.data.prompt", name) for name in _columns(data.prompt)]
+    if data.answer is not None:
+        wanted.append(("spec.data.answer", data.answer))
     for place, name in wanted:
+        if not found.says(place):
+            continue
         try:
             column(row, name)
         except KeyError:
@@ -156,6 +172,9 @@ def _source(job: RLJob, path: str, part: TrainPart | ValidationSet, base: Path) 
                 f'{where} has no column "{name}"; it has {", ".join(present)}',
                 f"did you mean {close}?" if close else "name one of them",
             )
+            continue
+        if rows is not None and found.says(f"{path}.limit") and (index := rows.first_without(name)) is not None:
+            yield _split(lacks_column(rows.place(index), rows[index], name, place), field)
 
 
 def _readable_here(source: str, base: Path) -> bool:
@@ -169,17 +188,22 @@ def _readable_here(source: str, base: Path) -> bool:
 
 def _columns(prompt: str) -> list[str]:
     """The columns that ``data.prompt`` names: itself, or the places of the template."""
-    if "{" not in prompt:
-        return [prompt]
-    return [name for _, name, _, _ in string.Formatter().parse(prompt) if name]
+    from rljob_trainer.data.columns import Template, is_template
+
+    try:
+        return list(Template(prompt, "spec.data.prompt").columns) if is_template(prompt) else [prompt]
+    except JobFileError:  # a rule has said it
+        return []
 
 
-def _rewards(job: RLJob, folders: Sequence[Path]) -> Iterator[Violation]:
+def _rewards(found: Readable, folders: Sequence[Path]) -> Iterator[Violation]:
+    job = found.job
     for index, function in enumerate(job.spec.reward.functions):
         place = f"spec.reward.functions[{index}]"
-        if function.type == "custom" and function.function is not None and not job.spec.code:
-            yield from _custom_function(f"{place}.function", function.function, folders)
-        elif function.type != "custom" and function.params:
+        if function.type == "custom":
+            if function.function is not None and not job.spec.code and found.says("spec.code"):
+                yield from _custom_function(f"{place}.function", function.function, folders)
+        elif function.params:
             from rljob_trainer.rewards.terms import Term, TermSpec
 
             params = dict(function.params)
@@ -188,7 +212,7 @@ def _rewards(job: RLJob, folders: Sequence[Path]) -> Iterator[Violation]:
             try:
                 Term(TermSpec(name=function.name or function.type, type=function.type, place=place, params=params))
             except JobFileError as error:
-                yield _split(error, f"{place}.params")
+                yield _split(error, f"{place}.{'pattern' if str(error).startswith(f'{place}.pattern: ') else 'params'}")
 
 
 def _custom_function(path: str, target: str, folders: Sequence[Path]) -> Iterator[Violation]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api import Violation, load_jobs
+from rljob_api import Readable, Violation, load_jobs
 from rljob_trainer.preflight import preflight
 
 Edit = Callable[[str, str], Path]
@@ -17,7 +17,7 @@ Edit = Callable[[str, str], Path]
 
 def found(file: Path) -> list[Violation]:
     (job,) = load_jobs(file)
-    return preflight(job, base=file.parent, code=[file.parent])
+    return preflight(Readable(job), base=file.parent, code=[file.parent])
 
 
 def one(file: Path, path: str, *phrases: str) -> None:
@@ -73,6 +73,19 @@ def test_columns_may_lie_inside_others(edited: Edit, folder: Path) -> None:
     assert found(folder / "job.yaml") == []
     edited("answer: reward.truth", "answer: reward.lie")
     one(folder / "job.yaml", "spec.data.answer", 'no column "reward.lie"')
+
+
+def test_a_later_row_without_a_column(edited: Edit, folder: Path) -> None:
+    with (folder / "train.jsonl").open("a") as file:
+        file.write('{"question": "2+2?", "answr": "4"}\n')
+    place = f"{folder / 'train.jsonl'}, line 4"
+    one(
+        folder / "job.yaml",
+        "spec.data.train.source",
+        f'{place}: the row has no column "answer", which spec.data.answer names; it has question, answr',
+        "add it to the row",
+    )
+    assert found(edited("{source: train.jsonl}", "{source: train.jsonl, limit: 3}")) == []
 
 
 def test_parquet(edited: Edit, folder: Path) -> None:

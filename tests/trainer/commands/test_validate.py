@@ -34,6 +34,85 @@ def test_every_violation_is_a_line(edited: Edit, capsys: pytest.CaptureFixture[s
     assert captured.err == ""
 
 
+def test_files_are_looked_at_also_when_rules_are_broken(edited: Edit, capsys: pytest.CaptureFixture[str]) -> None:
+    edited("train.jsonl", "trian.jsonl")
+    edited("{type: gsm8k}", "{type: pattern}, {type: custom, function: 'absent_rewards:score'}")
+    edited("preset: grpo", "preset: grpo, critic: {learningRate: 1.0e-5}")
+    assert paths(capsys) == [
+        "spec.algorithm.critic",
+        "spec.reward.functions[0].pattern",
+        "spec.data.train.source",
+        "spec.reward.functions[1].function",
+    ]
+
+
+def test_files_are_looked_at_also_when_types_are_wrong(edited: Edit, capsys: pytest.CaptureFixture[str]) -> None:
+    edited("name: tiny", "name: Tiny")
+    edited("maxResponseTokens: 156", "maxResponseTokens: 157, replicas: two")
+    edited("answer: answer", "answer: anwser")
+    assert paths(capsys) == [
+        "metadata.name",
+        "spec.rollout.replicas",
+        "spec.rollout.maxResponseTokens",
+        "spec.data.answer",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        # Its default of 1024 would be too much for the model.
+        ("maxPromptTokens: 100", "maxPromptTokens: '100'", "spec.data.maxPromptTokens"),
+        ("maxPromptTokens: 100", "maxPromtTokens: 100", "spec.data.maxPromtTokens"),
+        ("maxResponseTokens: 156", "maxResponseTokens: x", "spec.rollout.maxResponseTokens"),
+        # Its default of `question` is a column that the last row lacks.
+        (
+            "{source: train.jsonl}\n    prompt: question",
+            "{source: other.jsonl}\n    prompt: [text]",
+            "spec.data.prompt",
+        ),
+        ("{source: train.jsonl}", "{source: [x]}", "spec.data.train.source"),
+        ("{source: train.jsonl}", "nothing", "spec.data.train"),
+        # The first row has all columns, the last one has not.
+        ("{source: train.jsonl}", "{source: ragged.jsonl, limit: '1'}", "spec.data.train.limit"),
+        ("{source: train.jsonl}", "{source: ., split: [ragged]}", "spec.data.train.split"),
+        ("{type: gsm8k}", "{type: gsm8k, params: {a: 1}, weight: x}", "spec.reward.functions[0].weight"),
+        ("{source: ./model}", "5", "spec.model"),
+        ("{type: gsm8k}", "{type: none}", "spec.reward.functions[0].type"),
+        ("prompt: question", "prompt: '{question'", "spec.data.prompt"),
+        ("{source: train.jsonl}", "{task: {type: copy, digits: 1, size: 11}}", "spec.data.train.task.size"),
+    ],
+)
+def test_what_follows_from_a_mistake_is_not_said_too(
+    edited: Edit, folder: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, path: str
+) -> None:
+    (folder / "ragged.jsonl").write_text('{"question": "a", "answer": "b"}\n{"question": "a"}\n')
+    (folder / "other.jsonl").write_text('{"question": "a", "answer": "b", "text": "c"}\n{"answer": "b"}\n')
+    edited(old, new)
+    assert paths(capsys) == [path]
+
+
+def test_a_file_that_is_not_there_is_named_whatever_else_is_wrong_with_its_part(
+    edited: Edit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited("{source: train.jsonl}", "{source: nowhere.jsonl, limit: '1'}")
+    assert paths(capsys) == ["spec.data.train.limit", "spec.data.train.source"]
+
+
+def test_code_that_can_not_be_read_may_hold_the_reward(edited: Edit, capsys: pytest.CaptureFixture[str]) -> None:
+    edited("{type: gsm8k}", "{type: custom, function: 'absent_rewards:score'}")
+    edited("  rollout:", "  code: here\n  rollout:")
+    assert paths(capsys) == ["spec.code"]
+
+
+def paths(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The paths that are blamed in the job file, in the order in which they are printed."""
+    assert main(["validate", "job.yaml"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return [line.split(": ")[0] for line in captured.out.splitlines()]
+
+
 def test_several_files_are_told_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "bad.yaml").write_text((folder / "job.yaml").read_text().replace("preset: grpo", "preset: gro"))
     (folder / "worse.yaml").write_text("a: [\n")

@@ -82,6 +82,20 @@ def test_a_source_without_a_name_is_called_after_its_path(source: str, name: str
     assert source_name(data(train={"source": source}).train.sources[0]) == name
 
 
+def test_a_row_without_the_answer_is_known_before_the_first_prompt(tmp_path: Path) -> None:
+    rows = ['{"question": "1+1=", "answer": "2"}'] * 200
+    rows[150] = '{"question": "1+1="}'
+    (tmp_path / "mine.jsonl").write_text("\n".join(rows))
+    spec = data(train={"source": "mine.jsonl"}, prompt="{question}", answer="answer")
+    message = r'mine\.jsonl, line 151: the row has no column "answer", which spec\.data\.answer names; it has question;'
+    with pytest.raises(DataError, match=message):
+        training_feed(spec, TOKENIZER, base=tmp_path)
+    first = data(train={"source": "mine.jsonl", "limit": 150}, prompt="{question}", answer="answer")
+    assert len(training_feed(first, TOKENIZER, base=tmp_path)) == 150
+    # Who needs no answer takes the row.
+    assert len(training_feed(data(train={"source": "mine.jsonl"}), TOKENIZER, base=tmp_path)) == 200
+
+
 def test_messages_name_the_part_of_the_job_file(tmp_path: Path) -> None:
     spec = data(train={"parts": [{"name": "a", "task": {"type": "copy"}}, {"name": "b", "source": "none.jsonl"}]})
     with pytest.raises(DataError, match=r"spec\.data\.train\.parts\[1\]\.source: there is no file"):

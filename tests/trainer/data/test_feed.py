@@ -39,6 +39,9 @@ class Listed:
     def place(self, index: int) -> str:
         return f"row {index}"
 
+    def first_without(self, name: str) -> int | None:
+        return None
+
 
 TOKENIZER = character_tokenizer("0123456789", 64)
 

@@ -98,7 +98,8 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> N
 def test_a_large_file_is_checked_at_its_ends_when_opened_and_elsewhere_when_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rljob_trainer.data.sources.CHECKED_BYTES", 10)
+    monkeypatch.setattr("rljob_trainer.data.sources.CHECKED_BYTES", 100)
+    monkeypatch.setattr("rljob_trainer.data.sources.CHECKED_ROWS", 2)
     path = write_jsonl(tmp_path / "data.jsonl")
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:2], "broken", *lines[3:]]))
@@ -109,6 +110,47 @@ def test_a_large_file_is_checked_at_its_ends_when_opened_and_elsewhere_when_read
     path.write_text("\n".join([*lines, "broken"]))
     with pytest.raises(DataError, match="line 6"):
         open_rows(str(path))
+    path.write_text("\n".join([lines[0], "broken", *lines[2:]]))
+    with pytest.raises(DataError, match="line 2"):
+        open_rows(str(path))
+    # Rows may be so long that the first two are too much.
+    monkeypatch.setattr("rljob_trainer.data.sources.CHECKED_BYTES", 20)
+    assert open_rows(str(path))[0] == ROWS[0]
+
+
+def test_a_row_without_a_column_of_the_first_row_is_known_when_a_file_is_opened(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "data.jsonl", [*ROWS, {"question": "?"}, {"answer": "!"}, {"question": "??"}])
+    rows = open_rows(str(path))
+    assert (rows.first_without("question"), rows.first_without("answer")) == (6, 5)
+    assert rows.place(5) == f"{path}, line 6"
+    # Columns that nobody needs may come and go; rows beyond the limit are not used.
+    limited = open_rows(str(path), limit=6)
+    assert (limited.first_without("question"), limited.first_without("answer")) == (None, 5)
+    write_jsonl(tmp_path / "also.jsonl")
+    several = open_rows("*.jsonl", base=tmp_path)
+    assert several.first_without("answer") == len(ROWS) + 5
+    assert several.place(len(ROWS) + 5) == f"{path}, line 6"
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_row_without_a_column_inside_another_is_known_too(tmp_path: Path, suffix: str) -> None:
+    write = write_jsonl if suffix == "jsonl" else write_parquet
+    inner = {"reward": {"truth": "1"}}
+    assert open_rows(str(write(tmp_path / f"a.{suffix}", [inner] * 3))).first_without("reward.truth") is None
+    rows = open_rows(str(write(tmp_path / f"b.{suffix}", [inner, inner, {"reward": None}, inner])))
+    assert rows.first_without("reward.truth") == 2
+    assert rows.first_without("reward") is None
+
+
+def test_of_a_large_file_the_first_rows_and_the_last_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rljob_trainer.data.sources.CHECKED_BYTES", 100)
+    monkeypatch.setattr("rljob_trainer.data.sources.CHECKED_ROWS", 2)
+    lacking = {"question": "?"}
+    for index, known in ((1, True), (2, False), (4, True)):
+        path = write_jsonl(tmp_path / f"{index}.jsonl", [*ROWS[:index], lacking, *ROWS[index + 1 :]])
+        assert open_rows(str(path)).first_without("answer") == (index if known else None)
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,10 @@ def test_overlong_prompts_are_dropped_cut_or_refused() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"other": 1}, r"file, line 0: no column 'question', .* it has other"),
+        ({"other": 1}, r'file, line 0: the row has no column "question", .* it has other; add it'),
         ({"question": None}, "the prompt is empty"),
         ({"question": "ü"}, "the tokenizer does not know every character of the prompt 'ü'"),
-        ({"question": "1", "other": 1}, "no column 'answer', which spec.data.answer names"),
+        ({"question": "1", "other": 1}, 'no column "answer", which spec.data.answer names'),
     ],
 )
 def test_a_bad_row_is_named(row: dict[str, Any], message: str) -> None:

@@ -30,7 +30,15 @@ def test_gsm8k_has_the_published_setting() -> None:
     assert spec.algorithm.critic.learning_rate == 1e-5
 
 
-def test_gsm8k_runs_from_end_to_end_with_a_tiny_model(runner: Runner) -> None:
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param({"rollout.engine": "torch", "rollout.engineArgs": "{}"}, id="torch"),
+        # The example's own engine, with its arguments.
+        pytest.param({}, id="vllm", marks=pytest.mark.vllm),
+    ],
+)
+def test_gsm8k_runs_from_end_to_end_with_a_tiny_model(runner: Runner, engine: dict[str, str]) -> None:
     lines = [line for path in (EXAMPLES / "data" / "gsm8k").glob("*.jsonl") for line in path.read_text().splitlines()]
     characters = set("\n").union(*(json.loads(line)["question"] for line in lines), string.printable)
     model = {
@@ -44,15 +52,14 @@ def test_gsm8k_runs_from_end_to_end_with_a_tiny_model(runner: Runner) -> None:
     changes = {
         "model.source": "null",
         "model.random": json.dumps(model),
-        "rollout.engine": "torch",
         "rollout.gpusPerReplica": "0",
-        "rollout.engineArgs": "{}",
         "rollout.maxResponseTokens": "8",
         "trainer.gpusPerReplica": "0",
         "batch.groups": "8",
         "batch.miniBatchGroups": "4",
         "data.validation[0].limit": "4",
         "stop.epochs": "null",
+        **engine,
     }
     arguments = [part for path, value in changes.items() for part in ("--set", f"{path}={value}")]
     runner.run("run", EXAMPLES / "gsm8k.yaml", "--output", output, "--steps", "2", *arguments)
@@ -61,3 +68,7 @@ def test_gsm8k_runs_from_end_to_end_with_a_tiny_model(runner: Runner) -> None:
     assert "critic/loss" in records[1]
     assert "kl/in_reward" in records[1]
     assert "validation/gsm8k-test/mean@1" in records[2]
+    # Trainer and engine are one model before the first step and after the publications of two.
+    assert all(r["mismatch/canary/max"] < 1e-3 for r in records if "mismatch/canary/max" in r)
+    written = (output / "job.yaml").read_text()
+    assert f"engine: {engine.get('rollout.engine', 'vllm')}" in written

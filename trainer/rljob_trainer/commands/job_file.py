@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rljob_api import JobInvalid, RLJob, Violation, load_jobs, resolve
+from rljob_api import JobInvalid, Readable, RLJob, Violation, load_jobs, resolve
 from rljob_api.resolved import ResolvedJob
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.preflight import preflight
@@ -53,14 +53,15 @@ def read_job(args: argparse.Namespace) -> tuple[ResolvedJob, Path]:
 
 def checked_job(job: RLJob, base: Path, code: Sequence[Path]) -> ResolvedJob:
     """A valid job against its files, and everything filled in. Raises ``JobInvalid``."""
-    violations = preflight(job, base=base, code=code)
+    violations = beyond_the_schema(Readable(job), base, code)
     if violations:
         raise JobInvalid(violations)
-    resolved = resolve(job)
-    violations = not_yet(resolved)
-    if violations:
-        raise JobInvalid(violations)
-    return resolved
+    return resolve(job)
+
+
+def beyond_the_schema(found: Readable, base: Path, code: Sequence[Path]) -> list[Violation]:
+    """What is wrong with the files of a job, and what this version of the trainer does not do for it."""
+    return [*preflight(found, base=base, code=code), *_not_yet(found)]
 
 
 def _one_job(args: argparse.Namespace) -> RLJob:
@@ -73,9 +74,12 @@ def _one_job(args: argparse.Namespace) -> RLJob:
     return jobs[0]
 
 
-def not_yet(job: ResolvedJob) -> list[Violation]:
+def _not_yet(found: Readable) -> list[Violation]:
     """What the job format foresees and this version of the trainer does not do."""
-    spec = job.spec
+    spec = resolve(found.job).spec
+    colocated = spec.placement == "colocated" and found.says(
+        "spec.placement", "spec.pipeline.mode", "spec.rollout.replicas", "spec.rollout.engine"
+    )
     unsupported = [
         (spec.trainer.backend != "fsdp2", "trainer.backend", "only fsdp2 runs", "write fsdp2"),
         (spec.trainer.parallelism.tensor > 1, "trainer.parallelism.tensor", "ranks share no matrices", "write 1"),
@@ -83,7 +87,7 @@ def not_yet(job: ResolvedJob) -> list[Violation]:
         (spec.rollout.hosts_per_replica > 1, "rollout.hostsPerReplica", "an engine lives on one host", "write 1"),
         (spec.rollout.parallelism.pipeline > 1, "rollout.parallelism.pipeline", "engines have no stages", "write 1"),
         (
-            spec.placement == "colocated" and spec.rollout.engine == "vllm" and spec.rollout.parallelism.tensor > 1,
+            colocated and spec.rollout.engine == "vllm" and spec.rollout.parallelism.tensor > 1,
             "rollout.parallelism.tensor",
             "a colocated vLLM engine has one GPU",
             "write 1, or placement: separate",
@@ -92,5 +96,5 @@ def not_yet(job: ResolvedJob) -> list[Violation]:
     return [
         Violation(f"spec.{path}", f"{problem} in this version", remedy)
         for holds, path, problem, remedy in unsupported
-        if holds
+        if holds and found.says(f"spec.{path}")
     ]

@@ -2,6 +2,9 @@
 
 Each line reads `path: what is wrong; what to do`. The exit code is 0 when all files are valid, else 2.
 Files and data that a job names are looked at too, unless --schema-only is given; relative paths start at the job file.
+That is done also when the job file itself has mistakes: what can be read of it is looked at, and what depends on a
+value of the wrong type is not (a mistake in one item of a list hides the other items). Of JSON Lines files beyond 64 MB
+the first 4096 rows and the last are looked at, of smaller ones all.
 Several files are several jobs, or with --merge one job and its overlays, as for rljob run.
 """
 
@@ -11,7 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rljob_api import JobInvalid, RLJob, Violation, check_text, read_overlay, resolve
+from rljob_api import JobInvalid, Readable, Violation, check_text, read_overlay
 
 INVALID = 2
 
@@ -58,15 +61,15 @@ def _violations(
     found: list[tuple[int | None, Violation]] = []
     for outcome in check_text(text, assignments, patches):
         violations = list(outcome.violations)
-        if outcome.job is not None and not violations and not schema_only:
-            violations = _preflight(outcome.job, file)
+        if outcome.readable is not None and not schema_only:
+            said = {violation.path for violation in violations}
+            violations += [v for v in _beyond_the_schema(outcome.readable, file) if v.path not in said]
         found += [(outcome.document.line_of(v.parts) if outcome.document else None, v) for v in violations]
     return found
 
 
-def _preflight(job: RLJob, file: str) -> list[Violation]:
-    from rljob_trainer.commands.job_file import not_yet
-    from rljob_trainer.preflight import preflight
+def _beyond_the_schema(found: Readable, file: str) -> list[Violation]:
+    from rljob_trainer.commands.job_file import beyond_the_schema
 
     folder = Path.cwd() if file == "-" else Path(file).resolve().parent
-    return [*preflight(job, base=folder, code=[folder]), *not_yet(resolve(job))]
+    return beyond_the_schema(found, folder, code=[folder])

@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rljob_trainer.errors import JobFileError
+from rljob_trainer.errors import DataError, JobFileError
 
 Row = Mapping[str, Any]
 
@@ -55,6 +55,24 @@ def as_text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
+
+
+def first_without(rows: Iterable[tuple[int, Row]], name: str) -> int | None:
+    """The number of the first of some numbered rows that lacks a column; None: all have it."""
+    for index, row in rows:
+        try:
+            column(row, name)
+        except KeyError:
+            return index
+    return None
+
+
+def lacks_column(place: str, row: Row, name: str, field: str) -> DataError:
+    """What is said of a row without a column that ``field`` of the job file names."""
+    return DataError(
+        f'{place}: the row has no column "{name}", which {field} names; it has {", ".join(row) or "none"}; '
+        "add it to the row, or remove the row"
+    )
 
 
 def require_columns(wanted: Iterable[str], present: Iterable[str], field: str, where: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rljob_trainer.data.ahead import ReadAhead
-from rljob_trainer.data.columns import Row
+from rljob_trainer.data.columns import Row, lacks_column
 from rljob_trainer.data.order import Int64Array, permutation
 from rljob_trainer.data.tokenisation import EncodedPrompt, PromptEncoder
 from rljob_trainer.errors import CheckpointError, DataError
@@ -42,6 +42,10 @@ class Rows(Protocol):
         """Where a row is from, for messages: file and line, or source and row."""
         ...
 
+    def first_without(self, name: str, /) -> int | None:
+        """The first row that lacks a column which the first row has, among those that were looked at."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -50,6 +54,13 @@ class Source:
     name: str
     rows: Rows
     encoder: PromptEncoder
+
+    def check_rows(self) -> None:
+        """Raises ``DataError`` naming a row that lacks what prompt or answer need, if one is known already."""
+        for name, field in self.encoder.needed:
+            index = self.rows.first_without(name)
+            if index is not None:
+                raise lacks_column(self.rows.place(index), self.rows[index], name, field)
 
     def encode(self, indices: Sequence[int]) -> list[EncodedPrompt | None]:
         """The rows at ``indices``, None where an overlong prompt is dropped."""
@@ -82,7 +93,8 @@ class PromptFeed:
     ) -> None:
         """``epochs`` None: without end.
 
-        Raises ``DataError`` for sources without rows, ``JobFileError`` for columns that they lack.
+        Raises ``DataError`` for sources without rows and for rows without a column that the others have,
+        ``JobFileError`` for columns that they lack.
         """
         if len({source.name for source in sources}) != len(sources):
             raise DataError("spec.data.train: two sources have the same name; give each its own")
@@ -90,6 +102,7 @@ class PromptFeed:
             if len(source.rows) == 0:
                 raise DataError(f"data source {source.name!r} has no rows")
             source.encoder.check_columns(source.rows.columns, f"data source {source.name!r}")
+            source.check_rows()
         self._sources = tuple(sources)
         self._starts = [0, *accumulate(len(source.rows) for source in sources)]
         self._seed, self._shuffle, self._epochs = seed, shuffle, epochs

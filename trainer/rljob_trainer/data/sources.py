@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rljob_trainer.data.columns import Row
+from rljob_trainer.data.columns import Row, first_without
 from rljob_trainer.data.feed import Rows
 from rljob_trainer.data.order import Int64Array
 from rljob_trainer.data.tasks import Problem
@@ -24,7 +24,9 @@ from rljob_trainer.errors import BucketError, DataError
 from rljob_trainer.storage.bucket import REMEDY, reason
 
 CHECKED_BYTES = 64 << 20
-"""JSON Lines files up to this size are parsed whole when opened; of larger ones the first and the last line."""
+"""JSON Lines files up to this size are parsed whole when opened; of larger ones the first rows and the last."""
+CHECKED_ROWS = 4096
+"""So many first rows of a larger file, and of Parquet when a column lies inside another one."""
 
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 
@@ -70,10 +72,18 @@ class JsonLines:
         self._lines, self._starts, self._ends = _line_table(self._bytes)
         if len(self._starts) == 0:
             raise DataError(f"{path} has only empty lines; it should hold one JSON object a line")
-        checked = range(len(self)) if len(self._bytes) <= CHECKED_BYTES else (0, len(self) - 1)
-        for index in checked:
-            self[index]
+        self._checked = self._rows_to_check()
+        self._shapes: dict[tuple[str, ...], int] = {}
+        """The sets of columns that occur, each with its first row."""
+        for index in self._checked:
+            self._shapes.setdefault(tuple(self[index]), index)
         self.columns = tuple(self[0])
+
+    def _rows_to_check(self) -> Sequence[int]:
+        if len(self._bytes) <= CHECKED_BYTES:
+            return range(len(self))
+        first = min(CHECKED_ROWS, int(np.searchsorted(self._ends, CHECKED_BYTES)))
+        return sorted({*range(first), 0, len(self) - 1})
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -98,6 +108,11 @@ class JsonLines:
 
     def place(self, index: int) -> str:
         return f"{self.path}, line {self._lines[index]}"
+
+    def first_without(self, name: str) -> int | None:
+        if name in self.columns:
+            return min((index for columns, index in self._shapes.items() if name not in columns), default=None)
+        return first_without(((index, self[index]) for index in self._checked), name)
 
 
 def _line_table(content: mmap.mmap) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -139,6 +154,11 @@ class Parquet:
     def place(self, index: int) -> str:
         return f"{self.path}, row {index}"
 
+    def first_without(self, name: str) -> int | None:
+        if name in self.columns:
+            return None
+        return first_without(((index, self[index]) for index in range(min(len(self), CHECKED_ROWS))), name)
+
 
 class HuggingFace:
     """One split of a Hugging Face data set."""
@@ -157,6 +177,10 @@ class HuggingFace:
 
     def place(self, index: int) -> str:
         return f"{self._name}, row {index}"
+
+    def first_without(self, name: str) -> int | None:
+        """None: all rows have the same columns."""
+        return None
 
 
 class TaskRows:
@@ -178,6 +202,10 @@ class TaskRows:
     def place(self, index: int) -> str:
         return f"task {self._name}, problem {index}"
 
+    def first_without(self, name: str) -> int | None:
+        """None: all problems have the same columns."""
+        return None
+
 
 class FirstRows:
     """The first ``limit`` rows of others."""
@@ -194,6 +222,10 @@ class FirstRows:
 
     def place(self, index: int) -> str:
         return self._rows.place(index)
+
+    def first_without(self, name: str) -> int | None:
+        index = self._rows.first_without(name)
+        return index if index is not None and index < self._limit else None
 
 
 class Chain:
@@ -220,6 +252,13 @@ class Chain:
     def place(self, index: int) -> str:
         part, row = self._locate(index)
         return part.place(row)
+
+    def first_without(self, name: str) -> int | None:
+        for start, part in zip(self._starts.tolist(), self._parts, strict=False):
+            index = part.first_without(name)
+            if index is not None:
+                return int(start) + index
+        return None
 
     def _locate(self, index: int) -> tuple[JsonLines | Parquet, int]:
         which = int(np.searchsorted(self._starts, index, side="right")) - 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rljob_trainer.data.columns import Row, Template, as_text, column, is_template, require_columns
+from rljob_trainer.data.columns import Row, Template, as_text, column, is_template, lacks_column, require_columns
 from rljob_trainer.errors import DataError, JobFileError
 
 if TYPE_CHECKING:
@@ -93,10 +93,20 @@ class PromptEncoder:
     def check_columns(self, present: Iterable[str], where: str) -> None:
         """Raises ``JobFileError`` naming the columns that prompt and answer need and ``where`` lacks."""
         present = tuple(present)
-        wanted = self._template.columns if self._template else (self.settings.prompt,)
-        require_columns(wanted, present, "spec.data.prompt", where)
-        if self.settings.answer is not None:
-            require_columns((self.settings.answer,), present, "spec.data.answer", where)
+        for field, names in self._named.items():
+            require_columns(names, present, field, where)
+
+    @property
+    def needed(self) -> list[tuple[str, str]]:
+        """The columns that prompt and answer need, each with the field of the job file that names it."""
+        return [(name, field) for field, names in self._named.items() for name in names]
+
+    @property
+    def _named(self) -> dict[str, tuple[str, ...]]:
+        return {
+            "spec.data.prompt": self._template.columns if self._template else (self.settings.prompt,),
+            "spec.data.answer": () if self.settings.answer is None else (self.settings.answer,),
+        }
 
     def encode(self, rows: Sequence[Row], places: Sequence[str]) -> list[EncodedPrompt | None]:
         """One entry per row; None where an overlong prompt is dropped.
@@ -114,9 +124,7 @@ class PromptEncoder:
         try:
             content = self._template.render(row) if self._template else column(row, self.settings.prompt)
         except KeyError as missing:
-            raise DataError(
-                f"{place}: no column {missing}, which spec.data.prompt needs; it has {', '.join(row)}"
-            ) from None
+            raise lacks_column(place, row, str(missing.args[0]), "spec.data.prompt") from None
         if content is None:
             raise DataError(f"{place}: the prompt is empty (null); remove the row or fill it")
         messages = _messages(content)
@@ -162,9 +170,7 @@ class PromptEncoder:
         try:
             value = column(row, self.settings.answer)
         except KeyError:
-            raise DataError(
-                f"{place}: no column {self.settings.answer!r}, which spec.data.answer names; it has {', '.join(row)}"
-            ) from None
+            raise lacks_column(place, row, self.settings.answer, "spec.data.answer") from None
         return None if value is None else as_text(value)
 
 

@@ -41,7 +41,13 @@ _CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 _GPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-_CPU_ARGUMENTS: Mapping[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
+_CPU_ARGUMENTS: Mapping[str, Any] = {
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 256 << 20,
+    # A prompt begun in parts draws tokens that do not count, and vLLM sets the request's generator back afterwards.
+    # Generators of the CPU have no offset to go back by, and the engine fails ("CPU Generator does not use offset").
+    "enable_chunked_prefill": False,
+}
 _GPU_ARGUMENTS: Mapping[str, Any] = {"enable_sleep_mode": True}
 _SCORED_BESIDE = 4
 """Sequences that can be scored at once while requests are running."""

