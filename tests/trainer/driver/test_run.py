@@ -14,6 +14,7 @@ import torch
 import yaml
 from real_runs import Runner, copy_job, metrics_of, wait_for
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_trainer.telemetry.names import check_all
@@ -99,6 +100,62 @@ def test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same(
     printed = runner.run("eval", job, "--run", whole, "--json")
     metrics = json.loads(printed[printed.index("{") :])
     assert metrics["validation/mean"] == records[-1]["validation/mean"]
+
+
+DIES_AFTER_STEP_3 = """
+import os, signal, sys
+from rljob_trainer.cli import main
+from rljob_trainer.telemetry.sinks import JsonlSink
+
+write = JsonlSink.step
+
+def write_and_die(self, step, metrics):
+    write(self, step, metrics)
+    if step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+JsonlSink.step = write_and_die
+sys.exit(main())
+"""
+
+
+def test_actor_critic_muon_and_the_kl_controller_are_after_a_kill_what_they_would_have_been(runner: Runner) -> None:
+    controller = {"type": "adaptive", "target": 1e-4, "horizon": 20}
+    job = runner.write(
+        copy_job(
+            algorithm={
+                "preset": "ppo",
+                "critic": {"learningRate": 1e-2},
+                "kl": {"inReward": {"coefficient": 0.1, "controller": controller}},
+            },
+            batch={"groups": 8, "samplesPerPrompt": 1, "miniBatchGroups": 4},
+            trainer={"optimizer": {"type": "muon", "learningRate": 1e-2}},
+            validation={"atStart": False},
+            stop={"steps": 4},
+        )
+    )
+    whole, killed = runner.folder / "whole", runner.folder / "killed"
+    runner.run("run", job, "--output", whole)
+    runner.run("run", job, "--output", killed, program=("-c", DIES_AFTER_STEP_3), expect=-signal.SIGKILL)
+    assert "resuming from the checkpoint of step 2" in runner.run("run", job, "--output", killed)
+
+    records = metrics_of(whole)
+    assert len({record["kl/coefficient"] for record in records}) == 4
+    assert [repeatable(r) for r in metrics_of(killed)] == [repeatable(r) for r in records]
+    expected, actual = learner_state(whole), learner_state(killed)
+    kinds = {name.split(".")[0] + "." + name.rpartition(".")[2] for name in expected}
+    assert {"actor.momentum", "critic.momentum"} <= kinds
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+def learner_state(output: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a run's last checkpoint: weights and optimizers of actor and critic."""
+    written = max((output / "checkpoints").iterdir()) / "learner"
+    together = output / "learner.pt"
+    dcp_to_torch_save(written, together)
+    tensors: dict[str, torch.Tensor] = torch.load(together)
+    return tensors
 
 
 def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(runner: Runner) -> None:
