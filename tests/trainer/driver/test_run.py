@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_trainer.telemetry.names import check_all
+from rljob_trainer.telemetry.run_folder import read_samples, sample_files
 
 MEASURED = (
     "timing",
@@ -231,11 +232,16 @@ def test_a_run_that_is_killed_right_after_a_checkpoint_misses_no_step_in_its_rec
 def test_a_run_of_some_steps_is_the_beginning_of_the_job(runner: Runner) -> None:
     """Its learning rates are those of the whole job, even where that still warms up, and the next run goes on."""
     optimizer = {"learningRate": 1e-3, "warmupSteps": 3, "schedule": "linear"}
-    job = runner.write(copy_job(trainer={"optimizer": optimizer}, validation={"atStart": False}))
-    output = runner.folder / "output"
+    document = copy_job(trainer={"optimizer": optimizer})
+    del document["spec"]["data"]["validation"]
+    job, output = runner.write(document), runner.folder / "output"
     assert "2 of 2 steps are done" in runner.run("run", job, "--output", output, "--steps", "2")
+    # Of the weights before the first step, and of the last step, though neither is one of every ten.
+    assert list(sample_files(output)) == [0, 2]
     assert json.loads((output / "summary.json").read_text())["total_steps"] == 2
     assert "6 of 6 steps are done" in runner.run("run", job, "--output", output)
+    assert list(sample_files(output)) == [0, 2, 6]
+    assert [len(read_samples(file)) for file in sample_files(output).values()] == [8, 8, 8]
     rates = [record["actor/learning_rate"] for record in metrics_of(output)]
     assert rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 0.5e-3, 0.0])
 

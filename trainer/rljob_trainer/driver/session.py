@@ -186,15 +186,14 @@ class Session:
         self._unwritten = (record.step, metrics)
         self._boundary = self._state()
         parts.ledger.write()
-        if self._is_due(spec.logging.samples_every, record.step):
-            parts.sinks.samples(record.step, sample_rows(record.groups, spec.logging.samples_per_write, parts.decode))
-        reason = self._end.reason(self._progress(None))
+        # Without held-out sets the step's own samples say how good the policy is.
+        reason = self._end.reason(self._progress(None if parts.validator else metrics.get("reward/mean")))
         if reason is None and self._feed.exhausted and not pipeline.open_prompts:
             reason = "the data is exhausted"
-        reward = metrics.get("reward/mean")
+        self._write_generations(record, last=reason is not None)
         if parts.validator is not None:
             reward = await self._validation(record.step, metrics, last=reason is not None)
-        reason = reason or self._end.reason(self._progress(reward))
+            reason = reason or self._end.reason(self._progress(reward))
         now = time.monotonic()
         seconds, self._step_began = now - self._step_began, now
         metrics |= parts.speed.of(record.groups, metrics, seconds)
@@ -233,6 +232,17 @@ class Session:
         }
         self.parts.sinks.step(step, metrics)
         self.parts.view.step(ShownStep(step, metrics))
+
+    def _write_generations(self, record: StepRecord, *, last: bool) -> None:
+        """For people: what the first weights make and what the last step's made, whatever came between or not."""
+        spec, step = self.parts.job.spec, record.step
+        if spec.logging.samples_every == 0:
+            return
+        if step == 1 and not (self.parts.validator and spec.validation.at_start):
+            step = 0  # of weights that no step has changed, as those of a validation at the start
+        elif not last and not self._is_due(spec.logging.samples_every, step):
+            return
+        self.parts.sinks.samples(step, sample_rows(record.groups, spec.logging.samples_per_write, self.parts.decode))
 
     def _progress(self, reward: float | None) -> Progress:
         return Progress(self.totals.step, self.totals.samples, self.totals.seconds, reward)
