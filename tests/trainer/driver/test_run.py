@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_trainer.telemetry.names import check_all
-from rljob_trainer.telemetry.run_folder import read_samples, sample_files
+from rljob_trainer.telemetry.run_folder import read_samples, sample_files, samples_path
 
 MEASURED = (
     "timing",
@@ -202,6 +202,47 @@ def test_a_signal_ends_a_run_that_validates_before_its_first_step_and_leaves_nob
     _, left = psutil.wait_procs(others, timeout=30)
     assert others
     assert not left
+
+
+SLOW_VALIDATION = """
+import pathlib, time
+
+def score(response, source):
+    here = pathlib.Path(__file__).parent
+    # The first validation is that of the only step that is there by then.
+    while source == "held-out" and not (here / "go-on").exists():
+        (here / "asked").touch()
+        time.sleep(0.05)
+    return len(set(response)) / 4
+"""
+
+
+def test_a_validation_that_a_signal_ended_is_made_up_by_the_run_that_goes_on(runner: Runner) -> None:
+    (runner.folder / "slow_validation.py").write_text(SLOW_VALIDATION)
+    functions = [{"type": "custom", "function": "slow_validation:score"}]
+    job = runner.write(
+        copy_job(reward={"functions": functions}, validation={"atStart": False, "every": 1}, stop={"steps": 2})
+    )
+    output = runner.folder / "output"
+    process = runner.start("run", job, "--output", output)
+    wait_for((runner.folder / "asked").exists, process)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, printed
+    [interrupted] = metrics_of(output)
+    assert "validation/mean" not in interrupted
+
+    (runner.folder / "go-on").touch()
+    assert "resuming from the checkpoint of step 1" in runner.run("run", job, "--output", output)
+    made_up, last = metrics_of(output)
+    assert (made_up["step"], last["step"]) == (1, 2)
+    assert made_up.keys() == last.keys()
+    assert made_up.items() > {n: v for n, v in interrupted.items() if n != "time"}.items()
+    for record in (made_up, last):
+        rows = read_samples(samples_path(output, record["step"]))
+        assert {row.source for row in rows} == {"held-out"}
+        assert len(rows) == 8
+        assert record["validation/mean"] == pytest.approx(sum(row.score or 0 for row in rows) / 8)
 
 
 DIES_AFTER_A_CHECKPOINT = """
