@@ -56,7 +56,10 @@ class Logging(SpecModel):
 
     level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Log level.")
     samples_every: int = Field(
-        default=10, ge=0, le=1000000, description="Steps between written sample generations. 0: never."
+        default=10,
+        ge=0,
+        le=1000000,
+        description="Steps between written sample generations, besides first and last. 0: never.",
     )
     samples_per_write: int = Field(default=8, ge=1, le=10000, description="Generations in one write.")
     tensorboard: bool = Field(default=True, description="Write TensorBoard files.")

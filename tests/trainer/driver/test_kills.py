@@ -19,6 +19,7 @@ def test_every_prompt_ends_once_within_its_age_whoever_is_killed(tmp_path: Path,
 
 def test_sync_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     run_to_the_end("sync", tmp_path / "whole", [], seed=0)
+    assert not (tmp_path / "whole" / "output" / "samples").exists()  # which the job switches off
     story = run_to_the_end("sync", tmp_path / "killed", ["driver", "engine", "rank", "all"], seed=12)
     assert len(story.kills) == 4
     assert check(tmp_path / "killed" / "output", "sync", story.undone) == check(tmp_path / "whole" / "output", "sync")

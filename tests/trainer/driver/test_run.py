@@ -14,9 +14,11 @@ import torch
 import yaml
 from real_runs import Runner, copy_job, metrics_of, wait_for
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_trainer.telemetry.names import check_all
+from rljob_trainer.telemetry.run_folder import read_samples, sample_files, samples_path
 
 MEASURED = (
     "timing",
@@ -99,6 +101,62 @@ def test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same(
     printed = runner.run("eval", job, "--run", whole, "--json")
     metrics = json.loads(printed[printed.index("{") :])
     assert metrics["validation/mean"] == records[-1]["validation/mean"]
+
+
+DIES_AFTER_STEP_3 = """
+import os, signal, sys
+from rljob_trainer.cli import main
+from rljob_trainer.telemetry.sinks import JsonlSink
+
+write = JsonlSink.step
+
+def write_and_die(self, step, metrics):
+    write(self, step, metrics)
+    if step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+JsonlSink.step = write_and_die
+sys.exit(main())
+"""
+
+
+def test_actor_critic_muon_and_the_kl_controller_are_after_a_kill_what_they_would_have_been(runner: Runner) -> None:
+    controller = {"type": "adaptive", "target": 1e-4, "horizon": 20}
+    job = runner.write(
+        copy_job(
+            algorithm={
+                "preset": "ppo",
+                "critic": {"learningRate": 1e-2},
+                "kl": {"inReward": {"coefficient": 0.1, "controller": controller}},
+            },
+            batch={"groups": 8, "samplesPerPrompt": 1, "miniBatchGroups": 4},
+            trainer={"optimizer": {"type": "muon", "learningRate": 1e-2}},
+            validation={"atStart": False},
+            stop={"steps": 4},
+        )
+    )
+    whole, killed = runner.folder / "whole", runner.folder / "killed"
+    runner.run("run", job, "--output", whole)
+    runner.run("run", job, "--output", killed, program=("-c", DIES_AFTER_STEP_3), expect=-signal.SIGKILL)
+    assert "resuming from the checkpoint of step 2" in runner.run("run", job, "--output", killed)
+
+    records = metrics_of(whole)
+    assert len({record["kl/coefficient"] for record in records}) == 4
+    assert [repeatable(r) for r in metrics_of(killed)] == [repeatable(r) for r in records]
+    expected, actual = learner_state(whole), learner_state(killed)
+    kinds = {name.split(".")[0] + "." + name.rpartition(".")[2] for name in expected}
+    assert {"actor.momentum", "critic.momentum"} <= kinds
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+def learner_state(output: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a run's last checkpoint: weights and optimizers of actor and critic."""
+    written = max((output / "checkpoints").iterdir()) / "learner"
+    together = output / "learner.pt"
+    dcp_to_torch_save(written, together)
+    tensors: dict[str, torch.Tensor] = torch.load(together)
+    return tensors
 
 
 def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(runner: Runner) -> None:
@@ -185,6 +243,47 @@ def test_a_signal_ends_a_run_that_validates_before_its_first_step_and_leaves_nob
     assert not left
 
 
+SLOW_VALIDATION = """
+import pathlib, time
+
+def score(response, source):
+    here = pathlib.Path(__file__).parent
+    # The first validation is that of the only step that is there by then.
+    while source == "held-out" and not (here / "go-on").exists():
+        (here / "asked").touch()
+        time.sleep(0.05)
+    return len(set(response)) / 4
+"""
+
+
+def test_a_validation_that_a_signal_ended_is_made_up_by_the_run_that_goes_on(runner: Runner) -> None:
+    (runner.folder / "slow_validation.py").write_text(SLOW_VALIDATION)
+    functions = [{"type": "custom", "function": "slow_validation:score"}]
+    job = runner.write(
+        copy_job(reward={"functions": functions}, validation={"atStart": False, "every": 1}, stop={"steps": 2})
+    )
+    output = runner.folder / "output"
+    process = runner.start("run", job, "--output", output)
+    wait_for((runner.folder / "asked").exists, process)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, printed
+    [interrupted] = metrics_of(output)
+    assert "validation/mean" not in interrupted
+
+    (runner.folder / "go-on").touch()
+    assert "resuming from the checkpoint of step 1" in runner.run("run", job, "--output", output)
+    made_up, last = metrics_of(output)
+    assert (made_up["step"], last["step"]) == (1, 2)
+    assert made_up.keys() == last.keys()
+    assert made_up.items() > {n: v for n, v in interrupted.items() if n != "time"}.items()
+    for record in (made_up, last):
+        rows = read_samples(samples_path(output, record["step"]))
+        assert {row.source for row in rows} == {"held-out"}
+        assert len(rows) == 8
+        assert record["validation/mean"] == pytest.approx(sum(row.score or 0 for row in rows) / 8)
+
+
 DIES_AFTER_A_CHECKPOINT = """
 import os, signal, sys
 from rljob_trainer.checkpoints.folder import FolderCheckpoints
@@ -213,11 +312,16 @@ def test_a_run_that_is_killed_right_after_a_checkpoint_misses_no_step_in_its_rec
 def test_a_run_of_some_steps_is_the_beginning_of_the_job(runner: Runner) -> None:
     """Its learning rates are those of the whole job, even where that still warms up, and the next run goes on."""
     optimizer = {"learningRate": 1e-3, "warmupSteps": 3, "schedule": "linear"}
-    job = runner.write(copy_job(trainer={"optimizer": optimizer}, validation={"atStart": False}))
-    output = runner.folder / "output"
+    document = copy_job(trainer={"optimizer": optimizer})
+    del document["spec"]["data"]["validation"]
+    job, output = runner.write(document), runner.folder / "output"
     assert "2 of 2 steps are done" in runner.run("run", job, "--output", output, "--steps", "2")
+    # Of the weights before the first step, and of the last step, though neither is one of every ten.
+    assert list(sample_files(output)) == [0, 2]
     assert json.loads((output / "summary.json").read_text())["total_steps"] == 2
     assert "6 of 6 steps are done" in runner.run("run", job, "--output", output)
+    assert list(sample_files(output)) == [0, 2, 6]
+    assert [len(read_samples(file)) for file in sample_files(output).values()] == [8, 8, 8]
     rates = [record["actor/learning_rate"] for record in metrics_of(output)]
     assert rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 0.5e-3, 0.0])
 

@@ -14,6 +14,10 @@ import torch
 from transformers import PreTrainedModel
 
 from rljob_trainer.errors import EngineError
+from rljob_trainer.learner.protocol import SequenceBatch
+from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.learner.work import cut
 from rljob_trainer.rollout.protocol import Begun, GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.plan import describe
@@ -116,6 +120,35 @@ def test_prompts_that_are_too_many_for_one_step_are_begun_in_several(
         alone = run(engine, ask("alone", prompt, seed=i))["alone"]
         assert response == tuple(alone.token_ids.tolist())
         np.testing.assert_allclose(results[str(i)].log_probs, log_probs_of(llama, prompt, response, 1.0), atol=1e-4)
+
+
+def test_the_learner_gives_what_was_sampled_the_log_probs_that_the_engine_reports(
+    engine: VLLMEngine, llama_folder: Path
+) -> None:
+    """By the way that training scores: packed rows, prompts shared by their samples, the vocabulary in chunks."""
+    requests = [
+        ask(f"{p}-{i}", prompt, seed=10 * p + i, length=40 + 10 * i, temperature=0.7)
+        for p, prompt in enumerate((*PROMPTS, tuple(range(60))))
+        for i in range(3)
+    ]
+    sampled = run(engine, *requests)
+    results = [sampled[request.request_id] for request in requests]
+    pieces = [np.array(ids) for q, r in zip(requests, results, strict=True) for ids in (q.prompt_ids, r.token_ids)]
+    engines_own = np.concatenate([result.log_probs for result in results])
+    batch = SequenceBatch(
+        token_ids=np.concatenate(pieces).astype(np.int32),
+        prompt_lengths=np.array([len(request.prompt_ids) for request in requests]),
+        response_lengths=np.array([len(result.token_ids) for result in results]),
+        mask=np.ones(len(engines_own), dtype=np.bool_),
+    )
+    rank = LearnerRank(LearnerSettings(llama_folder, micro_batch_tokens=256, log_prob_chunk_tokens=32))
+    work = cut(batch, [range(len(batch))], ranks=1, token_budget=256)
+    assert len(work.shares[0].micro_batches[0]) > 1
+    scores = work.merge(batch, [rank.score(work.shares[0], 0.7, log_probs=True).streams["log_probs"]])
+    np.testing.assert_allclose(scores, engines_own, rtol=0, atol=1e-4)
+    # At another temperature they are others.
+    others = work.merge(batch, [rank.score(work.shares[0], 1.0, log_probs=True).streams["log_probs"]])
+    assert np.abs(others - engines_own).max() > 0.1
 
 
 def test_greedy_equals_transformers_token_for_token(engine: VLLMEngine, llama: PreTrainedModel) -> None:

@@ -65,6 +65,21 @@ def test_a_resume_leaves_no_step_twice(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:4] == before[:4]
 
 
+def test_a_resumed_run_may_tell_its_restored_step_anew(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with open_sinks(tmp_path) as sinks:
+        for step in range(1, 5):
+            sinks.step(step, {"reward/mean": step})
+    with open_sinks(tmp_path, restored_step=3) as sinks:
+        sinks.step(3, {"reward/mean": 30})
+        sinks.step(4, {"reward/mean": 40})
+    told = [(record["step"], record["reward/mean"]) for record in read_lines(tmp_path / "metrics.jsonl")]
+    assert told == [(1, 1), (2, 2), (3, 30), (4, 40)]
+    read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in read.Scalars("reward/mean")] == told
+
+
 @pytest.mark.parametrize("torn", [b'{"step": 3, "rew', b'{"step": 3, "reward/mean": 1}', b"\x00\x00\x00\n"])
 def test_a_line_torn_by_a_crash_is_cut_off_at_resume(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "metrics.jsonl"

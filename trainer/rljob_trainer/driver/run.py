@@ -288,7 +288,7 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
         controls.standing.engines, controls.standing.ranks_ready = parts.engines, spec.trainer.ranks
         held.record.session = session = Session(parts, controls)
         settle()
-        return await session.run(start.checkpoint)
+        return await session.run(start.checkpoint, own=start.own)
 
 
 async def _seen_by_all(model: ModelFolder, held: _Held) -> ModelFolder:

@@ -94,24 +94,27 @@ class Session:
 
     # --- the whole
 
-    async def run(self, restored: Checkpoint | None) -> Ending:
-        """Raises whatever a part raises; checkpoints that exist stay."""
+    async def run(self, restored: Checkpoint | None, *, own: bool = True) -> Ending:
+        """Raises whatever a part raises; checkpoints that exist stay. ``own``: what is restored is this run's past."""
+        reward = None
         if restored is not None:
             await self._restore(restored)
+            reward = await self._make_up_validation() if own else None
         else:
             self._boundary = self._state()
         if self.totals.step == 0 and self.parts.job.spec.validation.at_start:
             await self._validate_at_start()
         self.trains = True
-        stopped = await self._train()
+        stopped = await self._train(reward)
         self._write()
         await self._checkpoint_boundary(last=stopped is None, must=True)
         return stopped or Ending("succeeded", self._reason)
 
-    async def _train(self) -> Ending | None:
-        """Runs the pipeline to its end, or until a request to stop, of which the ending then tells."""
+    async def _train(self, reward: float | None) -> Ending | None:
+        """Runs the pipeline to its end, or until a request to stop, of which the ending then tells. ``reward``: what a
+        validation before has found."""
         parts, spec = self.parts, self.parts.job.spec
-        if reason := self._end.reason(self._progress(None)):
+        if reason := self._end.reason(self._progress(reward)):
             self._reason = reason
             return None
         schedule = self._schedule()
@@ -194,7 +197,7 @@ class Session:
         self._count(record)
         pipeline = self._pipeline
         assert pipeline is not None
-        metrics = dict(record.metrics) | parts.pipeline_metrics(pipeline)
+        metrics = {name: float(value) for name, value in record.metrics.items()} | parts.pipeline_metrics(pipeline)
         try:
             metrics |= parts.limits.look(record.step, metrics, parts.step.most_apart)
         finally:
@@ -202,18 +205,19 @@ class Session:
         self._unwritten = (record.step, metrics)
         self._boundary = self._state()
         parts.ledger.write()
-        if self._is_due(spec.logging.samples_every, record.step):
-            parts.sinks.samples(record.step, sample_rows(record.groups, spec.logging.samples_per_write, parts.decode))
-        reason = self._end.reason(self._progress(None))
+        # Without held-out sets the step's own samples say how good the policy is.
+        reason = self._end.reason(self._progress(None if parts.validator else metrics.get("reward/mean")))
         if reason is None and self._feed.exhausted and not pipeline.open_prompts:
             reason = "the data is exhausted"
-        reward = metrics.get("reward/mean")
-        if parts.validator is not None:
-            reward = await self._validation(record.step, metrics, last=reason is not None)
-        reason = reason or self._end.reason(self._progress(reward))
-        now = time.monotonic()
-        seconds, self._step_began = now - self._step_began, now
-        metrics |= parts.speed.of(record.groups, metrics, seconds)
+        self._write_generations(record, last=reason is not None)
+        try:
+            if parts.validator is not None:
+                reward = await self._validation(record.step, metrics, last=reason is not None)
+                reason = reason or self._end.reason(self._progress(reward))
+        finally:
+            now = time.monotonic()
+            seconds, self._step_began = now - self._step_began, now
+            metrics |= parts.speed.of(record.groups, metrics, seconds)
         # Before the checkpoint: who is killed in between does the step again; who resumed from it would not write it.
         self._write()
         if reason is not None or self._stop or self._is_due(spec.checkpoint.every_steps, record.step):
@@ -238,7 +242,7 @@ class Session:
             return
         (step, metrics), self._unwritten = self._unwritten, None
         totals = self.totals
-        metrics |= {
+        progress = {
             "progress/step": totals.step,
             "progress/version": totals.version,
             "progress/epoch": self.parts.epoch(),
@@ -247,8 +251,21 @@ class Session:
             "progress/tokens": totals.tokens,
             "progress/seconds": totals.seconds,
         }
+        # A step that is written anew has its own already.
+        metrics |= progress | metrics
         self.parts.sinks.step(step, metrics)
         self.parts.view.step(ShownStep(step, metrics))
+
+    def _write_generations(self, record: StepRecord, *, last: bool) -> None:
+        """For people: what the first weights make and what the last step's made, whatever came between or not."""
+        spec, step = self.parts.job.spec, record.step
+        if spec.logging.samples_every == 0:
+            return
+        if step == 1 and not (self.parts.validator and spec.validation.at_start):
+            step = 0  # of weights that no step has changed, as those of a validation at the start
+        elif not last and not self._is_due(spec.logging.samples_every, step):
+            return
+        self.parts.sinks.samples(step, sample_rows(record.groups, spec.logging.samples_per_write, self.parts.decode))
 
     def _progress(self, reward: float | None) -> Progress:
         return Progress(self.totals.step, self.totals.samples, self.totals.seconds, reward)
@@ -276,8 +293,25 @@ class Session:
         if beside is not None and beside.under_way and (due or beside.done):
             reward = await self._take_from_beside(beside, metrics)
             last = last or self._end.reason(self._progress(reward)) is not None
+        if last or due:
+            # In every checkpoint of this boundary, until the result is in the record.
+            self._boundary["unvalidated"] = metrics
         if last or (due and (beside is None or not await beside.begin(step))):
-            return await self._validate(step, metrics)
+            reward = await self._validate(step, metrics)
+            self._boundary["unvalidated"] = None
+        return reward
+
+    async def _make_up_validation(self) -> float | None:
+        """The validation of the restored step, if a signal kept an earlier process from it; its line is written anew,
+        with the result. Returns the mean score."""
+        metrics: dict[str, float] | None = self._boundary["unvalidated"]
+        if metrics is None or self.parts.validator is None:
+            return None
+        reward = await self._validate(self.totals.step, metrics)
+        self._boundary["unvalidated"] = None
+        self._unwritten = self.totals.step, metrics
+        self._write()
+        self.parts.times.lap()
         return reward
 
     async def _take_from_beside(self, beside: ValidationBeside, metrics: dict[str, float]) -> float | None:
@@ -310,13 +344,15 @@ class Session:
     # --- state
 
     def _state(self) -> dict[str, Any]:
-        """Everything but the learner's part and the tokens of open groups, as plain data."""
+        """Everything but the learner's part and the tokens of open groups, as plain data. ``unvalidated``: the step's
+        metrics, as long as the validation that is due at this boundary is missing in them."""
         return {
             **asdict(self.totals),
             "feed": self._feed.state_dict(),
             "open": [[p.ordinal, p.epoch, p.source, p.row, deadline] for p, deadline in self._open()],
             "groups_per_version": self._schedule_settings().groups_per_version,
             "training": self.parts.step.state_dict(),
+            "unvalidated": None,
         }
 
     def _schedule(self) -> Schedule:
@@ -397,7 +433,7 @@ class Session:
         ]
         self.parts.rollout.restored = unfinished.read(files, versions_later=later, keep=self.parts.shelf.put)
         self._restored_size = size
-        self._boundary = self._state()
+        self._boundary = self._state() | {"unvalidated": state.get("unvalidated")}
         self.checkpoint = checkpoint
         self._controls.standing.checkpointed(checkpoint, self.totals.version)
         seconds = float(self.parts.job.spec.deadlines.progress_seconds)

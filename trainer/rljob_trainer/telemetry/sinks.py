@@ -81,12 +81,14 @@ class JsonlSink:
     """``metrics.jsonl`` and ``samples/step-000010.jsonl`` in the output folder.
 
     ``restored_step`` is the step a resumed run continues from: what was written for later steps is removed, so that
-    no step appears twice. None starts a new record and removes the old one.
+    no step appears twice. Its own line is replaced when that step is told again. None starts a new record and removes
+    the old one.
     """
 
     def __init__(self, folder: Path, restored_step: int | None = None) -> None:
         self._folder = folder
         self._path = folder / run_folder.METRICS
+        self._restored_step = restored_step
         with writing(self._path):
             folder.mkdir(parents=True, exist_ok=True)
             _remove_later_samples(folder, restored_step)
@@ -98,6 +100,9 @@ class JsonlSink:
         self._told = False
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step == self._restored_step:
+            with writing(self._path):
+                _cut_back(self._path, step - 1)
         record = {"step": step, "time": _now(), **finite(metrics)}
         self._unwritten += json.dumps(record).encode() + b"\n"
         try:
@@ -175,7 +180,9 @@ class TensorBoardSink:
 
         self._event: Callable[..., Any] = event_pb2.Event
         self._summary: Callable[..., Any] = summary_pb2.Summary
+        self._session_log: Any = event_pb2.SessionLog
         self._folder = folder / run_folder.TENSORBOARD
+        self._restored_step = restored_step
         self._ended = False
         with writing(self._folder):
             if restored_step is None:
@@ -183,20 +190,25 @@ class TensorBoardSink:
                     path.unlink()
             self._writer = EventFileWriter(str(self._folder), flush_secs=30)
             if restored_step is not None:
-                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-                self._add(event_pb2.Event(wall_time=time.time(), step=restored_step + 1, session_log=start))
+                self._forget_from(restored_step + 1)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._ended:
             return
         values = [{"tag": name, "simple_value": value} for name, value in metrics.items()]
         try:
+            if step == self._restored_step:
+                self._forget_from(step)
             self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
         except OSError as problem:
             # Its thread has ended with the first write that failed, and takes no more.
             self._ended = True
             text = "the TensorBoard files in %s end before step %d (%s); metrics.jsonl goes on"
             _log.warning(text, self._folder, step, problem.strerror or problem)
+
+    def _forget_from(self, step: int) -> None:
+        start = self._session_log(status=self._session_log.START)
+        self._add(self._event(wall_time=time.time(), step=step, session_log=start))
 
     def _add(self, event: Any) -> None:
         self._writer.add_event(event)
