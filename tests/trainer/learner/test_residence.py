@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from rljob_trainer.learner.residence import Residence
@@ -53,9 +54,23 @@ def test_idle_parts_rest_in_host_memory() -> None:
     with home.working():
         assert on_device(where) == set(NAMES)
     home.evict(actor=True)
-    with home.working("actor", "actor optimizer"):
-        assert on_device(where) == {"actor", "actor optimizer"}
+    home.settle()
     assert on_device(where) == {"actor"}
+
+
+@pytest.mark.parametrize("idle_in_host", [False, True])
+def test_work_on_a_device_that_is_another_s_leaves_nothing_there(idle_in_host: bool) -> None:
+    home, where, _ = residence(idle_in_host)
+    home.evict(actor=False)
+    with home.working("actor", "reference"):
+        assert on_device(where) == {"actor", "reference"}
+    assert on_device(where) == {"actor"}
+    home.evict(actor=True)
+    with home.working("actor"):
+        assert on_device(where) == {"actor"}
+    assert on_device(where) == set()
+    home.settle()
+    assert on_device(where) == ({"actor"} if idle_in_host else set(NAMES))
 
 
 def test_a_cpu_has_one_place() -> None:

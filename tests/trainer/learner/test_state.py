@@ -10,8 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from rljob_trainer.errors import CheckpointError
+from rljob_trainer.learner import state as states
+from rljob_trainer.learner.adamw import AdamW
 from rljob_trainer.learner.parallel import full
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
@@ -71,6 +77,47 @@ def test_save_and_load_then_update_equals_going_on(
         assert ours.keys() == theirs.keys()
         for name, tensor in ours.items():
             assert torch.equal(tensor, theirs[name]), name
+
+
+class Resting:
+    """A sharded parameter of a learner on GPUs and its moments, all in host memory while an engine has the device."""
+
+    name, updates = "actor", 3
+
+    def __init__(self, rank: int) -> None:
+        # There is no such device here: whoever takes a shard to it fails.
+        mesh = DeviceMesh("cuda", torch.arange(2))
+        meta = TensorMeta(torch.Size((6, 2)), (2, 1), torch.float32)
+        shard = torch.randn(3, 2, generator=torch.Generator().manual_seed(rank))
+        whole = DTensor(shard, DTensorSpec(mesh, (Shard(0),), tensor_meta=meta), requires_grad=False)
+        self.parameter = torch.nn.Parameter(whole)
+        self.rule = AdamW([self.parameter], OptimizerSettings(learning_rate=1e-3))
+        self.rule.apply([0], [shard + 1], 1e-3)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"actor.parameter": self.parameter.detach(), **self.rule.state(0)}
+
+    def shards(self) -> dict[str, torch.Tensor]:
+        return {n: t.to_local() if isinstance(t, DTensor) else t for n, t in self.state().items()}
+
+
+def saved_at_rest(rank: int, address: str, folder: Path) -> tuple[State, State]:
+    dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=2)
+    model: Any = Resting(rank)
+    before = {name: shard.clone() for name, shard in model.shards().items()}
+    states.save(folder, [model], rank, 2)
+    dist.barrier()  # rank 0 writes the description last
+    for shard in model.shards().values():
+        shard.zero_()
+    states.load(folder, [model], rank, 2)
+    return before, model.shards()
+
+
+def test_what_rests_in_host_memory_is_saved_from_there(ranks: Any, tmp_path: Path) -> None:
+    for before, after in ranks.run(2, saved_at_rest, tmp_path):
+        assert set(before) == {"actor.parameter", "step", "exp_avg", "exp_avg_sq"}
+        assert all(shard.abs().sum() > 0 for shard in before.values())
+        assert all(torch.equal(after[name], shard) for name, shard in before.items())
 
 
 @pytest.mark.parametrize(("writers", "readers"), [(2, 1), (1, 2), (4, 2)])

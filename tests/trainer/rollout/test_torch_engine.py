@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import math
 from collections.abc import Callable
@@ -330,6 +331,43 @@ def test_sleep_keeps_the_tokens_and_wake_goes_on(llama: PreTrainedModel) -> None
     assert {n: r.token_ids.tolist() for n, r in results.items()} == {
         n: r.token_ids.tolist() for n, r in expected.items()
     }
+
+
+def bytes_of_tensors() -> int:
+    """Memory behind all tensors of this process."""
+    gc.collect()
+    storages = [t.untyped_storage() for t in gc.get_objects() if type(t) is torch.Tensor]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_sleeping_engine_holds_no_cache_and_the_same_weights(
+    shared: bool, llama: PreTrainedModel, llama_folder: Path
+) -> None:
+    engine = TorchEngine.from_model(llama) if shared else TorchEngine.from_folder(llama_folder)
+    asked = [ask(str(i), seed=i) for i in range(4)]
+    expected = run(engine, *asked)
+    weights = {name: tensor.clone() for name, tensor in engine.parameters.items()}
+    config = llama.config
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # Keys and values in float32 of at least 15 tokens for each that may run.
+    least = 2 * config.num_hidden_layers * config.num_key_value_heads * head * 15 * 4 * 256
+    awake = bytes_of_tensors()
+    engine.sleep()
+    asleep = bytes_of_tensors()
+    assert awake - asleep >= least
+    with pytest.raises(EngineError, match="wake"):
+        engine.score([((1, 2), (3,))], 1.0)
+    engine.wake_weights()
+    with pytest.raises(EngineError, match="wake"):
+        engine.step()
+    engine.wake()
+    again = run(engine, *asked)
+    assert bytes_of_tensors() - asleep >= least
+    for name, result in expected.items():
+        assert again[name].token_ids.tolist() == result.token_ids.tolist()
+        np.testing.assert_array_equal(again[name].log_probs, result.log_probs)
+    assert all(torch.equal(engine.parameters[name], tensor) for name, tensor in weights.items())
 
 
 # ---------------------------------------------------------------------- weights

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -310,6 +310,35 @@ def test_sleep_sets_requests_aside_and_wake_goes_on(engine: VLLMEngine) -> None:
         engine.step()
     engine.wake()
     assert {name: len(result.token_ids) for name, result in run(engine).items()} == {"a": 30, "b": 20}
+
+
+def test_weights_wake_for_an_update_before_the_cache_does(
+    engine: VLLMEngine, make_model: MakeModel, log_probs_of: LogProbsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What vLLM itself holds to be asleep; that its CPU worker frees nothing is no matter here."""
+    monkeypatch.setattr(engine, "_can_sleep", True)
+    inner: Any = engine._engine
+    asleep = inner.engine_core.engine_core.model_executor.sleeping_tags
+    engine.add(ask("a", seed=1))
+    engine.step()
+    engine.sleep()
+    assert asleep == {"weights", "kv_cache"}
+    engine.wake_weights()
+    engine.wake_weights()
+    assert asleep == {"kv_cache"}
+    for call in (engine.step, lambda: engine.score([((1, 2), (3,))], 1.0)):
+        with pytest.raises(EngineError, match="wake"):
+            call()
+    other = make_model("llama", seed=9)
+    update(engine, other, 4)
+    assert asleep == {"kv_cache"}
+    engine.wake()
+    engine.wake()
+    assert asleep == set()
+    result = run(engine, ask("b", seed=3))["b"]
+    assert set(result.versions.tolist()) == {4}
+    expected = log_probs_of(other, PROMPTS[0], tuple(result.token_ids.tolist()))
+    np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
 
 
 def test_what_cannot_fit_or_is_complete_already(engine: VLLMEngine) -> None:

@@ -22,6 +22,7 @@ from rljob_trainer.driver.limits import Limits
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer, Publication, QuietPublication
+from rljob_trainer.driver.turns import PublicationInTurns
 from rljob_trainer.driver.validating import Validator, held_out
 from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.errors import JobFileError
@@ -239,6 +240,10 @@ def canaries_of(
 def publication_of(spec: ResolvedSpec, engines: Engines, waits: Waits, canaries: Canaries | None) -> Publication:
     """What a publication does to running requests, where there can be any, and what is looked at after it."""
     publication = engines.publication
+    if engines.turns is not None:
+        # The trainer scores canaries while its actor is on the device anyway; engines need their cache for it.
+        asked = [] if canaries is None else [canaries.ask]
+        publication = PublicationInTurns(publication, engines.turns, *asked)
     if canaries is not None:
         publication = GuardedPublication(publication, canaries)
     if spec.pipeline.mode == "sync" or spec.pipeline.partial_rollout == "keepCache":

@@ -81,18 +81,28 @@ class Canaries:
         """Whether all engines were within the tolerance once."""
         self._trainer: FloatArray | None = None
         """What the trainer says under the present weights; None while it has yet to say."""
+        self._asked = False
+        """Whether it has said so for the next check."""
+
+    async def ask(self) -> None:
+        """The trainer's part of the next check, for a time at which engines cannot do theirs."""
+        if not self._pairs:
+            return
+        # An engine that joins meanwhile has the new weights: it must not be held against what was said of the old.
+        self._trainer = None
+        with self._waits.wait("trainer", "the learner to score the canaries", self._seconds):
+            scored = await self._learner.score(self._batch(), temperature=1.0, log_probs=True)
+        self._trainer, self._asked = scored.log_probs, True
 
     async def check(self) -> dict[str, float]:
         """Compares, repairs, and returns metrics. Raises ``EngineError`` when no engine agrees any more."""
         if not self._pairs:
             return {}
-        # An engine that joins meanwhile has the new weights: it must not be held against what was said of the old.
-        self._trainer = None
-        # At temperature 1 an engine can score while its requests run on.
-        with self._waits.wait("trainer", "the learner to score the canaries", self._seconds):
-            trainer = (await self._learner.score(self._batch(), temperature=1.0, log_probs=True)).log_probs
+        if not self._asked:
+            await self.ask()
+        trainer, self._asked = self._trainer, False
         assert trainer is not None
-        self._trainer = trainer
+        # At temperature 1 an engine can score while its requests run on.
         asked = list(self._pool.serving)
         distances = await asyncio.gather(*(self._distance(engine, trainer) for engine in asked))
         known = {e.name: distance for e, distance in zip(asked, distances, strict=True) if distance is not None}

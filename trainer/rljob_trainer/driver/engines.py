@@ -1,9 +1,11 @@
-"""The engines of a run: where they live, how weights reach them, and whose turn it is on shared devices.
+"""The engines of a run: where they live, and how weights reach them.
 
 placement   engine   lives in                      weights
 separate    both     actors of their own           broadcast, bucket by bucket
 colocated   torch    the learner ranks' processes  shared (one rank), or gathered beside each rank
-colocated   vllm     actors on the same devices    broadcast; engine and learner take turns with the memory
+colocated   vllm     actors on the same devices    broadcast
+
+Colocated engines and ranks take turns with a GPU's memory: ``turns.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from rljob_trainer.driver import colocated
 from rljob_trainer.driver.canaries import Resend
 from rljob_trainer.driver.sizing import EngineCount
 from rljob_trainer.driver.training import Publication, Turns
+from rljob_trainer.driver.turns import SharedDevices, takes_turns
 from rljob_trainer.learner.group import GroupOptions, LearnerGroup
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
@@ -33,10 +36,6 @@ from rljob_trainer.weights.publication import Held, WeightPublication
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob, ResolvedSpec
-
-
-_TURN_SECONDS = 300.0
-"""An engine falls asleep or wakes up by copying its weights between host and device."""
 
 
 def at_any_time(who: str, what: str, seconds: float) -> AbstractAsyncContextManager[object]:
@@ -148,6 +147,9 @@ async def _inside_ranks(
     job: ResolvedJob, model: ModelFolder, learner: LearnerGroup, shelf: Shelf, waits: Waits
 ) -> Engines:
     pool = RolloutPool(fixed_dispatch=job.spec.pipeline.mode == "sync", max_outstanding=1 << 20, shelf=shelf)
+    turns = _turns(job.spec, pool, learner, waits)
+    if turns is not None:
+        await turns.at_start()
     await learner.run(colocated.start_engine, engine_spec(job, model))
     names = []
     for number, actor in enumerate(learner.actors):
@@ -156,7 +158,20 @@ async def _inside_ranks(
     pool.activate(names)
     publication = colocated.ColocatedPublication(learner, pool, waits)
     # On one rank the engine samples from the learner's own weights.
-    return Engines(pool, publication, resend=publication.resend if len(learner.actors) > 1 else None)
+    return Engines(pool, publication, turns, resend=publication.resend if len(learner.actors) > 1 else None)
+
+
+def _turns(spec: ResolvedSpec, pool: RolloutPool, learner: LearnerGroup, waits: Waits) -> SharedDevices | None:
+    if not takes_turns(spec):
+        return None
+    return SharedDevices(
+        pool,
+        learner,
+        waits,
+        seconds=learner.options.call_seconds,
+        engines_sleep=spec.rollout.free_cache_engine,
+        actor_stays=inside_ranks(spec) and len(learner.actors) == 1,
+    )
 
 
 def _beside(actor: Any) -> Callable[..., Any]:
@@ -199,7 +214,10 @@ async def start_pool(
         replace=replacement if learner is not None else None,
         shelf=shelf,
     )
+    turns = None if learner is None else _turns(spec, pool, learner, waits)
     try:
+        if turns is not None:
+            await turns.at_start()
         names = [str(number) for number in range(engine_count(spec))]
         for engine in await asyncio.gather(*(start(name) for name in names)):
             pool.add(engine)
@@ -223,8 +241,6 @@ async def start_pool(
         raise
     between = publication.between
     if spec.placement == "colocated":
-        shared = spec.rollout.free_cache_engine and built.device == "cuda"
-        turns = SharedDevices(pool, learner, waits) if shared else None
         return Engines(pool, publication, turns, undisturbed=between, resend=publication.resend)
     count = EngineCount(pool, len(names), start=start, bring_up=publication.bring_up, between=between)
     return Engines(pool, publication, undisturbed=between, count=count, resend=publication.resend)
@@ -249,28 +265,3 @@ class _Nothing:
 
     async def publish(self, version: int) -> dict[str, float]:
         return {}
-
-
-class SharedDevices:
-    """``Turns`` of vLLM engines and learner ranks on the same GPUs: one sleeps while the other works."""
-
-    def __init__(self, pool: RolloutPool, learner: LearnerGroup, waits: Waits) -> None:
-        self._pool = pool
-        self._learner = learner
-        self._waits = waits
-
-    async def to_learner(self) -> None:
-        for engine in self._pool.engines:
-            with self._waits.wait("trainer", f"engine {engine.name} to free the device", _TURN_SECONDS):
-                await engine.call("sleep", seconds=_TURN_SECONDS)
-        with self._waits.wait("trainer", "the learner's state on the device", self._learner.options.call_seconds):
-            await self._learner.onload()
-
-    async def to_engines(self) -> None:
-        for engine in self._pool.engines:
-            with self._waits.wait("trainer", f"engine {engine.name} to take the device", _TURN_SECONDS):
-                await engine.call("wake", seconds=_TURN_SECONDS)
-
-    async def published(self) -> None:
-        with self._waits.wait("trainer", "the learner to free the device", self._learner.options.call_seconds):
-            await self._learner.offload()

@@ -436,6 +436,8 @@ class Session:
         self._boundary = self._state() | {"unvalidated": state.get("unvalidated")}
         self.checkpoint = checkpoint
         self._controls.standing.checkpointed(checkpoint, self.totals.version)
+        if self.parts.engines.turns is not None:
+            await self.parts.engines.turns.to_learner()
         seconds = float(self.parts.job.spec.deadlines.progress_seconds)
         with self.parts.waits.wait("driver", f"the learner to read {checkpoint.place}", seconds):
             await self.parts.learner.load(checkpoint.learner)

@@ -1,4 +1,4 @@
-"""The pipeline's trainer: a training step, the publication after it, and whose turn it is on shared devices."""
+"""The pipeline's trainer: a training step and the publication after it."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class Turns(Protocol):
     async def to_learner(self) -> None: ...
 
     async def to_engines(self) -> None:
-        """The learner's weights stay readable for the publication that follows."""
+        """Engines can take weights, but not sample yet; the learner's actor stays for the publication that follows."""
         ...
 
     async def published(self) -> None:
-        """The learner has nothing to do until the next batch."""
+        """Engines can sample; the learner has nothing to do until the next batch."""
         ...
 
 
@@ -91,7 +91,8 @@ class PipelineTrainer:
         *,
         undisturbed: Taken = lambda *_: nullcontext(),
     ) -> None:
-        """``undisturbed(...)`` waits until no engine that joins is being sent the present weights."""
+        """``turns``: the learner takes the devices for a step; the ``publication`` gives them back.
+        ``undisturbed(...)`` waits until no engine that joins is being sent the present weights."""
         self._undisturbed = undisturbed
         self.announce: Callable[[int], Awaitable[None]] = _to_nobody
         """Called with each version before it is published; raises when this driver must not publish any more."""
@@ -141,11 +142,7 @@ class PipelineTrainer:
 
     async def publish(self, version: int) -> dict[str, float]:
         await self.announce(version)
-        if self._turns is not None:
-            await self._turns.to_engines()
         metrics = await self._publication.publish(version)
-        if self._turns is not None:
-            await self._turns.published()
         self.busy = False
         return metrics
 

@@ -358,8 +358,8 @@ class LearnerRank:
 
     def save(self, place: str | Path) -> None:
         """Writes this rank's shards into an existing folder, or to an address. Raises ``CheckpointError``."""
-        with self._residence.working():
-            state.save(place, self._trained, self.rank, self.settings.ranks)
+        # From wherever the parts rest: a colocated engine may have the device.
+        state.save(place, self._trained, self.rank, self.settings.ranks)
 
     def load(self, place: str | Path) -> None:
         """Reads a saved state, whatever the number of ranks that wrote it. Raises ``CheckpointError``."""
@@ -393,9 +393,10 @@ class LearnerRank:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def offload(self, *, actor: bool = True) -> None:
-        """Frees the device for an engine: models and optimizer state go to host memory. Nothing happens on a CPU.
+        """Frees the device for an engine: models and optimizer state rest in host memory until ``onload``; what is
+        scored meanwhile comes for that and goes again. Nothing happens on a CPU.
 
-        With ``actor`` False the actor's parameters stay. Publication works either way.
+        With ``actor`` False the actor's parameters stay. Publication and ``save`` work either way.
         """
         self._residence.evict(actor=actor)
 

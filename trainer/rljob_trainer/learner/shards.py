@@ -12,9 +12,13 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def like(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """``shard`` as a distributed tensor laid out like ``parameter``; itself if that is not distributed."""
+    """``shard`` as a distributed tensor laid out like ``parameter``, sharing memory; itself if that is not
+    distributed."""
     if not isinstance(parameter, DTensor):
         return shard
+    if shard.device.type != parameter.device_mesh.device_type:
+        # Rests in host memory: ``from_local`` would make a copy of it on the mesh's device.
+        return DTensor(shard, parameter._spec, requires_grad=False)
     return DTensor.from_local(
         shard,
         parameter.device_mesh,

@@ -134,6 +134,9 @@ class EngineActor:
     def sleep(self) -> None:
         self._loop.sleep()
 
+    def wake_weights(self) -> None:
+        self._loop.wake_weights()
+
     def wake(self) -> None:
         self._loop.wake()
 

@@ -152,6 +152,9 @@ class EngineLoop:
 
         self.call(fall_asleep)
 
+    def wake_weights(self) -> None:
+        self.call(lambda engine: engine.wake_weights())
+
     def wake(self) -> None:
         def wake(engine: Engine) -> None:
             engine.wake()

@@ -48,6 +48,7 @@ _WORK: Mapping[str, tuple[str, str | None]] = {
     "collect": ("hand over what has finished", None),
     "abort": ("interrupt its requests", None),
     "sleep": ("free the device", None),
+    "wake_weights": ("take the device for its weights", None),
     "wake": ("take the device", None),
 }
 """What a call is for, and the setting that limits it; those without one get a fixed time."""

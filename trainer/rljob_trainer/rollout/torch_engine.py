@@ -330,6 +330,8 @@ class TorchEngine:
 
     @torch.inference_mode()
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
+        if self._asleep:
+            raise EngineError("torch engine: score() was called while it sleeps; call wake() first")
         for index, (prompt, response) in enumerate(sequences):
             if not prompt or len(prompt) + len(response) > self._context:
                 raise ValueError(
@@ -435,16 +437,34 @@ class TorchEngine:
 
     @torch.inference_mode()
     def sleep(self) -> None:
-        """Frees the cache. Running requests keep their tokens and are prefilled again after ``wake``."""
+        """Frees the cache; weights of its own go to host memory. Running requests keep their tokens and are prefilled
+        again after ``wake``."""
         requests = {entry.request.request_id: entry.request for entry in self._running}
         for partial in reversed(self._leave(dict.fromkeys(range(len(self._running)), "aborted"))):
             self._waiting.appendleft(continued(requests[partial.request_id], partial))
         self._cache = None
         self._rows = None
         self._asleep = True
+        self._move_weights(torch.device("cpu"))
+        if self._device.type == "cuda":
+            # Whoever takes the memory now would split what the allocator keeps for a cache.
+            torch.cuda.empty_cache()
+
+    def wake_weights(self) -> None:
+        self._move_weights(self._device)
 
     def wake(self) -> None:
+        """The cache comes back with the first request."""
+        self.wake_weights()
         self._asleep = False
+
+    @torch.inference_mode(mode=False)
+    def _move_weights(self, device: torch.device) -> None:
+        """Shared ones are the learner's to move."""
+        if not self._shared:
+            for tensor in self._decoder.tensors.values():
+                # The decoder's layers hold these very objects.
+                tensor.data = tensor.data.to(device)
 
     def close(self) -> None:
         self.abort()

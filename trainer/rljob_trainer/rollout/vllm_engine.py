@@ -130,6 +130,8 @@ class VLLMEngine:
         self._session = False
         """Whether vLLM has an update under way."""
         self._asleep = False
+        self._weights_away = False
+        """Whether the weights, too, are not on the device."""
         self._version = version
         self._updates = 0
         self._engine.set_weight_version(str(version))
@@ -251,6 +253,9 @@ class VLLMEngine:
 
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
         """Requests that are running go on meanwhile."""
+        if self._asleep:
+            # vLLM would take the sequences and never begin.
+            raise EngineError("vLLM engine: score() was called while it sleeps; call wake() first")
         if self._requests and temperature != 1:
             raise EngineError("vLLM engine: score() at another temperature than 1 while requests are running")
         # Prompt log-probs ignore the temperature, so the logits themselves are scaled for the while.
@@ -347,11 +352,17 @@ class VLLMEngine:
         self._take_back(list(self._requests))
         if self._can_sleep:
             self._engine.sleep(level=1)
-        self._asleep = True
+        self._asleep = self._weights_away = True
+
+    def wake_weights(self) -> None:
+        if self._weights_away and self._can_sleep:
+            self._engine.wake_up(tags=["weights"])
+        self._weights_away = False
 
     def wake(self) -> None:
-        if self._can_sleep:
-            self._engine.wake_up()
+        self.wake_weights()
+        if self._asleep and self._can_sleep:
+            self._engine.wake_up(tags=["kv_cache"])
         self._asleep = False
 
     def close(self) -> None:
