@@ -4,7 +4,8 @@
     DIR/samples/  tensorboard/  checkpoints/  model/  logs/
 
 ``samples/step-000000.jsonl`` is what the model generated before it was trained: for held-out prompts if the job
-validates it, else in the first batch. The last step's are there too, whatever ``logging.samplesEvery`` says (but for 0).
+validates it, else in the first batch. The last step's are there too, whatever ``logging.samplesEvery``
+says (but for 0).
 
 One run at a time: the folder is locked while a run is under way (the kernel drops the lock of a process that dies).
 """
