@@ -1,4 +1,5 @@
-"""From `kubectl apply` to the first step, against a plain RayJob, and from `kubectl scale` to the first request.
+"""From `kubectl apply` to the first step and from a loss to the next one, against a plain RayJob; and from `kubectl
+scale` to the first request.
 
     KUBECONFIG=... .venv/bin/python -m benchmarks.cluster            # a cluster with KubeRay and the operator
 
@@ -10,17 +11,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import time
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from namespaces import default_image, fresh_namespace
+from namespaces import fresh_namespace
 from world import Settings, World, program
 
-from benchmarks.cluster import plain_rayjob
+from benchmarks.cluster import sides
+from benchmarks.cluster.recovery import CHECKPOINT_EVERY, LOSSES, Loss, recover
 from benchmarks.cluster.sightings import Sightings, watched
 from benchmarks.machine import Machine
 from benchmarks.measuring import Spread, interleaved, ratios, table, write_results
@@ -75,21 +77,22 @@ def main() -> None:
     args = parser.parse_args()
     machine = Machine.here()
     with fresh_namespace(Settings()) as world:
-        sides = {
-            OURS: lambda number: start(world, f"ours-{number}", plain=False),
-            THEIRS: lambda number: start(world, f"theirs-{number}", plain=True),
-        }
-        starts = interleaved(sides, args.repetitions)
+        starts = interleaved(
+            {
+                OURS: lambda number: start(world, f"ours-{number}", plain=False),
+                THEIRS: lambda number: start(world, f"theirs-{number}", plain=True),
+            },
+            args.repetitions,
+        )
+        recoveries = {loss: recoveries_from(world, loss, args.repetitions) for loss in LOSSES}
         growths = [grow(world, f"grows-{number}") for number in range(args.repetitions)]
-    write_results(args.output, "cluster", machine, {"starts": starts, "growths": growths}, report(starts, growths))
+    found = {"starts": starts, "recoveries": recoveries, "growths": growths}
+    write_results(args.output, "cluster", machine, found, report(starts, recoveries, growths))
 
 
 def start(world: World, name: str, *, plain: bool) -> Start:
     """One job from `kubectl apply` to its first steps, all pods gone before and after."""
     job = world.job_document(name, stop={"steps": STEPS}, validation={"every": STEPS, "atStart": False})
-    documents = [job]
-    if plain:
-        documents = plain_rayjob.documents(job, world.namespace, world.settings.image or default_image(world))
     kubectl = [program(), "--namespace", world.namespace]
     ready = '.status.conditions[?(@.type=="Ready")].status'
     started = ".status.containerStatuses[0].state.running.startedAt"
@@ -99,16 +102,14 @@ def start(world: World, name: str, *, plain: bool) -> Start:
         watched(kubectl, "pods", role, ".metadata.name", started, ready) as pods,
     ):
         applied = time.time()
-        world.apply(*documents)
+        sides.apply(world, job, plain=plain)
+        folder = sides.state_folder(world, name, plain=plain)
         if plain:
-            folder = f"runs/{world.namespace}/{name}-{plain_rayjob.UID}"
             world.until(f"{name} is done", lambda: "jobStatus" in rayjob(world, name) and ended(world, name), 900)
         else:
-            folder = world.state_folder(name)
             world.until_finished(name, seconds=900)
     moments = [applied, clusters.seen[0][0], *stages(pods), *from_driver(world, folder)]
-    world.kubectl("delete", "rayjob" if plain else "rlj", name, "--timeout=120s", seconds=130)
-    world.until("its pods are gone", lambda: not world.list("pods", "rljob.dev/job"))
+    sides.remove(world, name, plain=plain)
     return Start(*(max(0.0, later - earlier) for earlier, later in itertools.pairwise(moments)))
 
 
@@ -143,11 +144,25 @@ def stages(pods: Sightings) -> list[float]:
 
 def from_driver(world: World, folder: str) -> list[float]:
     """When the driver had read its job, when the first step began, and when it was done."""
-    read = float(world.in_results("stat", "--format=%.Y", f"{folder}/job.yaml"))
-    lines = (json.loads(line) for line in world.in_results("cat", f"{folder}/metrics.jsonl").splitlines())
-    first = next(line for line in lines if line["step"] == 1)
+    first = next(line for line in sides.steps(world, folder) if line["step"] == 1)
     done = datetime.fromisoformat(first["time"]).timestamp()
-    return [read, done - first["timing/step_seconds"], done]
+    return [sides.began(world, folder), done - first["timing/step_seconds"], done]
+
+
+def recoveries_from(world: World, loss: Loss, repetitions: int) -> dict[str, list[float]]:
+    """Seconds, of both sides in turn."""
+
+    def side(number: int, *, plain: bool) -> float:
+        name = f"{'theirs' if plain else 'ours'}-loses-{loss}-{number}"
+        job = world.job_document(
+            name,
+            stop={"steps": FOREVER},
+            validation={"every": FOREVER, "atStart": False},
+            checkpoint={"everySteps": CHECKPOINT_EVERY},
+        )
+        return recover(world, job, loss, plain=plain)
+
+    return interleaved({OURS: partial(side, plain=False), THEIRS: partial(side, plain=True)}, repetitions)
 
 
 def grow(world: World, name: str) -> Growth:
@@ -165,8 +180,7 @@ def grow(world: World, name: str) -> Growth:
         world.kubectl("scale", f"rlj/{name}", "--replicas=2")
         works = float(world.kubectl("exec", head["metadata"]["name"], "--", *watch_driver(old), seconds=600))
     became = min(moment for moment, line in pods.seen if line[:2] == ["rollout", "True"] and line[2] != old)
-    world.kubectl("delete", "rlj", name, "--timeout=120s", seconds=130)
-    world.until("its pods are gone", lambda: not world.list("pods", "rljob.dev/job"))
+    sides.remove(world, name, plain=False)
     return Growth(became - begun, works - begun)
 
 
@@ -189,13 +203,23 @@ while True:
 """
 
 
-def report(starts: dict[str, list[Start]], growths: list[Growth]) -> str:
+def report(
+    starts: dict[str, list[Start]], recoveries: dict[Loss, dict[str, list[float]]], growths: list[Growth]
+) -> str:
     names = [field.name for field in fields(Start)]
     rows = [
         [side, *(Spread.of([getattr(run, name) for run in runs]).show(".1f") for name in [*names, "whole"])]
         for side, runs in starts.items()
     ]
     share = ratios([run.whole for run in starts[OURS]], [run.whole for run in starts[THEIRS]])
+    recovered = [
+        [
+            loss,
+            *(Spread.of(of_loss[side]).show(".1f") for side in (OURS, THEIRS)),
+            Spread.of(ratios(of_loss[OURS], of_loss[THEIRS])).show(),
+        ]
+        for loss, of_loss in recoveries.items()
+    ]
     grown = [
         ["new pod ready", Spread.of([growth.ready for growth in growths]).show(".1f")],
         ["new engine at work", Spread.of([growth.first_request for growth in growths]).show(".1f")],
@@ -208,6 +232,10 @@ def report(starts: dict[str, list[Start]], growths: list[Growth]) -> str:
             "",
             table(["side", *names, "whole"], rows),
             f"RLJob over RayJob, pair by pair: {Spread.of(share).show()}.",
+            "",
+            "Seconds from a loss to the end of the first step after it (RayJob: by its `backoffLimit`):",
+            "",
+            table(["lost", OURS, THEIRS, "RLJob over RayJob"], recovered),
             "",
             "Seconds from `kubectl scale` (1 to 2 engines, training goes on):",
             "",

@@ -15,10 +15,11 @@ INCARNATION = 1
 WITHOUT_OPERATOR = ("ownerReferences",)
 
 
-def documents(job: dict[str, Any], namespace: str, image: str) -> list[dict[str, Any]]:
+def documents(job: dict[str, Any], namespace: str, image: str, backoff_limit: int = 0) -> list[dict[str, Any]]:
     """RayJob, ConfigMap with the job file, and Secret with the driver's token, for the RLJob document ``job``.
 
-    KubeRay submits over HTTP: its default, a submitter pod, would take longer.
+    KubeRay submits over HTTP: its default, a submitter pod, would take longer. ``backoff_limit``: how often it begins
+    the job anew, on a new cluster.
     """
     placed = {**job, "metadata": {**job["metadata"], "namespace": namespace}}
     document, violations = check(placed)
@@ -55,6 +56,7 @@ def documents(job: dict[str, Any], namespace: str, image: str) -> list[dict[str,
                 "submissionMode": "HTTPMode",
                 "runtimeEnvYAML": json.dumps({"env_vars": environment}),
                 "shutdownAfterJobFinishes": True,
+                "backoffLimit": backoff_limit,
                 "rayClusterSpec": cluster["spec"],
             },
         },
