@@ -353,11 +353,6 @@ def test_what_cannot_fit_or_is_complete_already(engine: VLLMEngine) -> None:
         engine.load([])
 
 
-def test_a_long_prompt_is_read_in_chunks_beside_those_who_run(engine: VLLMEngine) -> None:
-    """Our arguments must not switch off what vLLM does by itself."""
-    assert engine._engine.vllm_config.scheduler_config.enable_chunked_prefill
-
-
 def test_a_second_one_in_the_process_is_refused(engine: VLLMEngine, llama_folder: Path) -> None:
     with pytest.raises(EngineError, match=r"another one is open in this process; close\(\)"):
         type(engine)(llama_folder)
