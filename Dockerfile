@@ -73,6 +73,9 @@ COPY --from=trainer-build /opt/rljob /opt/rljob
 # Ray looks for a home and a user name.
 RUN (getent passwd 1000 >/dev/null || echo 'rljob:x:1000:1000::/home/rljob:/bin/bash' >> /etc/passwd) \
     && mkdir -p /home/rljob && chown 1000:1000 /home/rljob
+# vLLM on CPUs asks it for the memory of each; Python's slim images don't have it.
+RUN python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null \
+    || (apt-get update && apt-get install --yes --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*)
 ENV PATH=/opt/rljob/bin:$PATH HOME=/home/rljob PYTHONUNBUFFERED=1
 USER 1000:1000
 WORKDIR /home/rljob

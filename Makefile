@@ -42,7 +42,7 @@ snapshots:       ## what the chart renders, anew (needs the helm of make program
 
 cluster-up: install  ## a test cluster with KubeRay and rljob: in Docker by kind where both work, else of plain processes (root, 20 s)
 	@if $(IN_DOCKER); \
-	then deploy/kind/up.sh; else $(CLUSTER) up; fi
+	then deploy/kind/up.sh; else $(CLUSTER) up $${PACKAGED:+--packaged}; fi
 
 cluster-down:    ## end it; nothing stays behind but its images
 	@if $(IN_DOCKER); \

@@ -1,5 +1,5 @@
 """From `kubectl apply` to the first step and from a loss to the next one, against a plain RayJob; and from `kubectl
-scale` to the first request.
+scale` to the first sample.
 
     KUBECONFIG=... .venv/bin/python -m benchmarks.cluster            # a cluster with KubeRay and the operator
 
@@ -65,7 +65,9 @@ class Growth:
     ready: float
     """The new pod is ready."""
     first_request: float
-    """The new engine works on its first request; the answer comes later."""
+    """The new engine works on its first request."""
+    first_sample: float
+    """It has answered one: it works on fewer than before."""
 
 
 def main() -> None:
@@ -178,14 +180,17 @@ def grow(world: World, name: str) -> Growth:
     with watched(kubectl, "pods", r".metadata.labels.rljob\.dev/role", ready, ".metadata.name") as pods:
         begun = time.time()
         world.kubectl("scale", f"rlj/{name}", "--replicas=2")
-        works = float(world.kubectl("exec", head["metadata"]["name"], "--", *watch_driver(old), seconds=600))
+        said = world.kubectl("exec", head["metadata"]["name"], "--", *watch_driver(old), seconds=600)
+        works, answered = (float(moment) for moment in said.split())
     became = min(moment for moment, line in pods.seen if line[:2] == ["rollout", "True"] and line[2] != old)
     sides.remove(world, name, plain=False)
-    return Growth(became - begun, works - begun)
+    return Growth(became - begun, works - begun, answered - begun)
 
 
 def watch_driver(old: str) -> list[str]:
-    """A command for the head pod: asks the driver until an engine in another pod than ``old`` has requests."""
+    """A command for the head pod: asks the driver about engines in other pods than ``old``, and prints when one has its
+    first request and when it has answered one.
+    """
     return ["python", "-c", ASK, old]
 
 
@@ -193,12 +198,17 @@ ASK = """
 import json, sys, time, urllib.request
 token = open("/etc/rljob/tokens/driver_token").read().strip()
 asked = urllib.request.Request("http://127.0.0.1:8470/v1/status", headers={"Authorization": f"Bearer {token}"})
+before = 0
 while True:
     with urllib.request.urlopen(asked, timeout=60) as answer:
         engines = json.load(answer)["pools"]["rollout"]["engines"]
-    if any(engine.get("running") and engine.get("pod") not in (None, sys.argv[1]) for engine in engines):
+    running = sum(engine.get("running", 0) for engine in engines if engine.get("pod") not in (None, sys.argv[1]))
+    if running > before == 0:
+        print(time.time())
+    elif running < before:
         print(time.time())
         break
+    before = running
     time.sleep(0.05)
 """
 
@@ -223,6 +233,7 @@ def report(
     grown = [
         ["new pod ready", Spread.of([growth.ready for growth in growths]).show(".1f")],
         ["new engine at work", Spread.of([growth.first_request for growth in growths]).show(".1f")],
+        ["its first sample", Spread.of([growth.first_sample for growth in growths]).show(".1f")],
     ]
     return "\n".join(
         [

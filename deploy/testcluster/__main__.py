@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from testcluster import building, control, layout, life
+from testcluster import building, control, layout, life, preconditions
 from testcluster.commands import CommandFailedError
-from testcluster.images import Ctr
 from testcluster.layout import MOST_WORKERS, Cluster
 from testcluster.namespaces import inside
 from testcluster.node import environment
@@ -39,9 +38,13 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(do=do)
         return made
 
+    verb("check", _check, "say whether this machine lets a cluster run")
     verb("programs", _programs, "build or unpack everything that is needed, and say where it lies")
     up = verb("up", _up, "start a cluster")
     up.add_argument("--workers", type=int, default=2, choices=range(1, MOST_WORKERS + 1), metavar="N")
+    up.add_argument(
+        "--packaged", action="store_true", help="jobs start from the trainer's image: 6 GB, imported into every node"
+    )
     image = verb("image", _image, "build a target of the Dockerfile without a registry, and say where its archive is")
     image.add_argument("target", choices=["operator", "trainer"])
     verb("kubeconfig", _kubeconfig, "print where the kubeconfig of an administrator is")
@@ -62,6 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check(_options: argparse.Namespace) -> None:
+    preconditions.check()
+    print("a cluster can run here")
+
+
 def _programs(_options: argparse.Namespace) -> None:
     programs = find(build=True, say=_say, cluster=True)
     oldest = find(build=True, say=_say, oldest=True)
@@ -70,15 +78,13 @@ def _programs(_options: argparse.Namespace) -> None:
 
 
 def _up(options: argparse.Namespace) -> None:
-    cluster = life.up(options.folder, options.workers, _say)
+    cluster = life.up(options.folder, options.workers, _say, packaged=options.packaged)
     kubectl = cluster.programs.path("kubectl")
     print(f"\n  export KUBECONFIG={cluster.kubeconfig} PATH={kubectl.parent}:$PATH\n  kubectl get nodes\n")
 
 
 def _image(options: argparse.Namespace) -> None:
-    # PyTorch's own index isn't among the package indexes here.
-    arguments = {"TORCH_BACKEND": ""} if options.target == "trainer" else {}
-    print(building.project_image(options.target, _say, arguments))
+    print(building.project_image(options.target, _say))
 
 
 def _kubeconfig(options: argparse.Namespace) -> None:
@@ -112,7 +118,7 @@ def _import(options: argparse.Namespace) -> None:
     cluster = layout.load(options.folder)
     nodes = [cluster.node(options.node)] if options.node else cluster.nodes
     for node in nodes:
-        Ctr(cluster, node, inside(_pid(cluster, node.name))).bring(options.archive.resolve())
+        life.bring(cluster, node, options.archive)
 
 
 def _pid(cluster: Cluster, name: str) -> int:

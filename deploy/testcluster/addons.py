@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testcluster.building import MOUNTED_IMAGE
 from testcluster.commands import CommandFailedError, run
 from testcluster.images import Image, pack
 from testcluster.layout import Cluster
@@ -97,7 +96,7 @@ class Kubectl:
         self("apply", *UNCHECKED, "-f", "-", text=json.dumps(items))
 
 
-def install(cluster: Cluster, environment: Path) -> None:
+def install(cluster: Cluster, environment: Path, trainer_image: str) -> None:
     """Installs everything into a cluster whose API server answers, and waits until it is ready."""
     kubectl = Kubectl(cluster, tries=12)
     with ThreadPoolExecutor() as pool:
@@ -110,7 +109,7 @@ def install(cluster: Cluster, environment: Path) -> None:
         for crd in crds:
             crd.result()
         kubectl("apply", *UNCHECKED, *roles, "-f", str(MANIFESTS / "kuberay.yaml"))
-    install_operator(cluster, MOUNTED_IMAGE)
+    install_operator(cluster, trainer_image)
     timeout = f"--timeout={READY_SECONDS}s"
     names = [node.name for node in cluster.nodes]
     deadline = time.monotonic() + READY_SECONDS
@@ -144,6 +143,14 @@ def install_operator(cluster: Cluster, trainer_image: str) -> None:
         ],
         environment=os.environ | {"KUBECONFIG": str(cluster.kubeconfig)},
     )
+
+
+def restart_operator(cluster: Cluster) -> None:
+    """Starts the operator's pods anew: a new image has the old one's tag, by which Kubernetes sees no change."""
+    kubectl = Kubectl(cluster)
+    deployment = (f"deployment/{OPERATOR}", "-n", OPERATOR_NAMESPACE)
+    kubectl("rollout", "restart", *deployment)
+    kubectl("rollout", "status", *deployment, f"--timeout={READY_SECONDS}s")
 
 
 def storage_class(name: str) -> dict[str, Any]:

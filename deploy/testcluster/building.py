@@ -21,6 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON_IMAGE = "rljob.test/python:3.11"
 MOUNTED_IMAGE = "rljob.test/mounted:1"
 VERSION = "0.1.0"
+ARGUMENTS: dict[str, dict[str, str]] = {
+    # PyTorch's own index isn't among the package indexes that this project asks.
+    "trainer": {"TORCH_BACKEND": ""},
+}
+"""Build arguments of a target."""
 BUILDAH_PACKAGES = ("buildah", "libgpgme11", "libassuan0", "libgpg-error0", "libdevmapper1.02.1", "libsubid4")
 BASE_PACKAGES = (
     *("base-files", "bash", "coreutils", "dash", "sed", "grep", "findutils", "ca-certificates", "netbase", "tzdata"),
@@ -67,18 +72,23 @@ def mounted_image(environment: Path) -> Path:
     return archive
 
 
-def project_image(target: str, say: Callable[[str], None], arguments: dict[str, str] | None = None) -> Path:
-    """Archive of a target of the Dockerfile, named `docker.io/rljob/TARGET:VERSION`.
+def image_name(target: str) -> str:
+    """What the image of a target of the Dockerfile is called, in its archive and on nodes."""
+    return f"docker.io/rljob/{target}:{VERSION}"
+
+
+def project_image(target: str, say: Callable[[str], None]) -> Path:
+    """Archive of a target of the Dockerfile.
 
     Raises:
         CommandFailedError: the build failed; the message has its last lines.
     """
-    arguments = {"PYTHON_IMAGE": PYTHON_IMAGE, **(arguments or {})}
+    arguments = {"PYTHON_IMAGE": PYTHON_IMAGE, **ARGUMENTS.get(target, {})}
     archive = _archive(target, f"{base_root().name} {json.dumps(arguments)} {_sources_hash(target)}")
     if archive.exists():
         return archive
     say(f"building the {target} image")
-    name = f"docker.io/rljob/{target}:{VERSION}"
+    name = image_name(target)
     store = cache_folder() / "buildah"
     store.mkdir(exist_ok=True)
     policy = store / "policy.json"

@@ -11,52 +11,48 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from testcluster import addons, building, certificates, cgroups, control, layout
+from testcluster import addons, building, certificates, cgroups, control, images, layout, preconditions
 from testcluster.commands import CommandFailedError
 from testcluster.layout import Cluster, Node
-from testcluster.namespaces import in_own_namespaces
-from testcluster.programs import find
+from testcluster.namespaces import in_own_namespaces, inside
+from testcluster.programs import Programs, find
 
 ENVIRONMENT = building.ROOT / ".venv"
 START_SECONDS = 300.0
 END_SECONDS = 20.0
 
 
-def up(folder: Path, workers: int, say: Callable[[str], None]) -> Cluster:
-    """Starts a cluster and installs what belongs into it; one that runs already is left as it is.
+def up(folder: Path, workers: int, say: Callable[[str], None], *, packaged: bool = False) -> Cluster:
+    """Starts a cluster and installs what belongs into it; one that runs already gets today's operator and chart.
+
+    Args:
+        packaged: jobs start from the trainer's image (6 GB, which is built and brought into every node); else from a
+            small one, and mount the checkout with its environment.
 
     Raises:
         CommandFailedError, ProgramMissingError: it can't be started here; what was started is ended again.
     """
-    cgroups.hierarchies()
-    if os.geteuid() != 0:
-        raise CommandFailedError(
-            "namespaces and control groups are made by root: run this as root, or install Docker and kind"
-        )
+    preconditions.check()
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         if control.listener_of(folder / "hub.sock") is not None:
             say("the cluster runs already")
-            running = layout.load(folder)
-            addons.free_volumes(running)
-            return running
+            return _renew(layout.load(folder), say, packaged=packaged)
         begun = time.monotonic()
         programs = find(build=True, say=say, cluster=True)
         with socket.create_server(("127.0.0.1", 0), backlog=64) as api:
-            images = (
-                *addons.program_images(programs),
-                building.mounted_image(ENVIRONMENT),
-                building.project_image("operator", say),
-            )
-            cluster = Cluster(folder, workers, api.getsockname()[1], programs, images)
+            cluster = Cluster(folder, workers, api.getsockname()[1], programs, _images(programs, say))
             _prepare(cluster)
             hub = _start_hub(cluster, api)
         try:
             _wait_for_nodes(cluster, hub)
             say(f"{len(cluster.nodes)} nodes started after {time.monotonic() - begun:.0f} s; installing operators")
-            addons.install(cluster, ENVIRONMENT)
+            if packaged:
+                _bring_trainer(cluster, say)
+            addons.install(cluster, ENVIRONMENT, _trainer_image(packaged))
         except BaseException:
             _end(folder)
             raise
@@ -87,6 +83,55 @@ def kill(node: Node) -> None:
         raise KeyError(f"{node.name} doesn't run")
     os.kill(pid, signal.SIGKILL)
     _wait_for_end(pid)
+
+
+def bring(cluster: Cluster, node: Node, *archives: Path) -> None:
+    """Imports image archives into a node, those that it doesn't have.
+
+    Raises:
+        KeyError: it doesn't run.
+    """
+    pid = control.listener_of(node.socket)
+    if pid is None:
+        raise KeyError(f"{node.name} doesn't run")
+    for archive in archives:
+        images.Ctr(cluster, node, inside(pid)).bring(archive.resolve())
+
+
+def _images(programs: Programs, say: Callable[[str], None]) -> tuple[Path, ...]:
+    """Archives of what every node has; those that nothing has changed for aren't made again."""
+    mounted = building.mounted_image(ENVIRONMENT)
+    return (*addons.program_images(programs), mounted, building.project_image("operator", say))
+
+
+def _trainer_image(packaged: bool) -> str:
+    return building.image_name("trainer") if packaged else building.MOUNTED_IMAGE
+
+
+def _bring_trainer(cluster: Cluster, say: Callable[[str], None]) -> None:
+    archive = building.project_image("trainer", say)
+    for node in cluster.nodes:
+        say(f"importing the trainer image into {node.name}")
+        bring(cluster, node, archive)
+
+
+def _renew(cluster: Cluster, say: Callable[[str], None], *, packaged: bool) -> Cluster:
+    """Frees volumes, and brings our images, chart and operator up to date with the checkout."""
+    addons.free_volumes(cluster)
+    renewed = replace(cluster, images=_images(cluster.programs, say))
+    if renewed.images != cluster.images:
+        # Saved first: a node that starts in between has to find archives that are there.
+        renewed.save()
+        for node in renewed.nodes:
+            if control.listener_of(node.socket) is not None:
+                bring(renewed, node, *renewed.images)
+    if packaged:
+        _bring_trainer(renewed, say)
+    addons.install_operator(renewed, _trainer_image(packaged))
+    if renewed.images != cluster.images:
+        addons.restart_operator(renewed)
+        say("its operator is renewed")
+    return renewed
 
 
 def _prepare(cluster: Cluster) -> None:

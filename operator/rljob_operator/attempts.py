@@ -10,7 +10,14 @@ from rljob_operator import names, progress
 from rljob_operator.actions import BeginAttempt, StopDriver, SubmitDriver, TellDriver
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
-from rljob_operator.endings import attempt_failed, finish, mark_disruptions, new_incarnation, pause_of
+from rljob_operator.endings import (
+    attempt_failed,
+    finish,
+    mark_disruptions,
+    new_incarnation,
+    note_crashes,
+    pause_of,
+)
 from rljob_operator.observed import ClusterView, PodView, RayJobView, RayView
 from rljob_operator.readiness import Readiness
 
@@ -155,7 +162,9 @@ def _begin(draft: Draft, cluster: ClusterView, ready: Readiness, number: int) ->
 
 def _watch(draft: Draft, cluster: ClusterView) -> None:
     ray = draft.observed.ray
-    mark_disruptions(draft, draft.observed.pods_of(cluster.name))
+    pods = draft.observed.pods_of(cluster.name)
+    mark_disruptions(draft, pods)
+    note_crashes(draft, pods)
     if ray is None or not ray.reachable:
         _unreachable(draft, cluster, ray)
         return
@@ -264,6 +273,9 @@ def _suspended(draft: Draft, message: str) -> None:
 def _failed(draft: Draft, message: str) -> None:
     last = draft.status.last
     assert last is not None
+    if last.message:
+        # What the driver says of an actor that is gone doesn't tell what became of the container.
+        message = f"{message}; {last.message}"
     stalled = draft.job.status.has(Type.PROGRESSING, Reason.STALLED)
     reason = Reason.STALLED if stalled else Reason.DRIVER_FAILED
     if not attempt_failed(draft, reason, message, counts=not last.disrupted):

@@ -13,6 +13,9 @@ from rljob_operator.settings import Settings
 from rljob_operator.status import Attempt
 
 LINES_IN_MESSAGE = 3
+CRASHED = "crashed pods: "
+CRASHES_IN_MESSAGE = 3
+OUT_OF_MEMORY = "OOMKilled"
 AT_ONCE = {reason.title for reason in (Reason.JOB_SUSPENDED, Reason.LEFTOVER_PROCESSES, Reason.QUOTA_TAKEN_BACK)}
 """After an attempt that ended like this the next one needs no pause."""
 
@@ -109,6 +112,28 @@ def mark_disruptions(draft: Draft, pods: list[PodView]) -> None:
     last = draft.status.last
     if last is not None and last.ended is None and not last.disrupted and any(pod.disrupted for pod in pods):
         draft.change_last_attempt(lambda attempt: replace(attempt, disrupted=True))
+
+
+def note_crashes(draft: Draft, pods: list[PodView]) -> None:
+    """Remembers on the running attempt which pods crashed, and of what: KubeRay has others in their place at once.
+
+    A pod that is taken away ends with an exit code too: once it is being deleted, only a lack of memory is its own.
+    """
+    last = draft.status.last
+    if last is None or last.ended is not None:
+        return
+    known = last.message.removeprefix(CRASHED).split("; ") if last.message else []
+    found = [f"{pod.name}: {pod.message}" for pod in pods if _has_crashed(pod)]
+    crashes = list(dict.fromkeys([*known, *found]))
+    if crashes != known:
+        message = CRASHED + "; ".join(crashes[-CRASHES_IN_MESSAGE:])
+        draft.change_last_attempt(lambda attempt: replace(attempt, message=message))
+
+
+def _has_crashed(pod: PodView) -> bool:
+    if not pod.ended or pod.trouble != "crash" or pod.disrupted:
+        return False
+    return pod.deleting_since is None or OUT_OF_MEMORY in pod.message
 
 
 def pause_of(draft: Draft, settings: Settings) -> datetime | None:

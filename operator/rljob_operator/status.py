@@ -27,6 +27,7 @@ class Attempt:
     ended: datetime | None = None
     reason: str = ""
     message: str = ""
+    """Why it ended; while it runs, which pods have crashed."""
     exit_code: int | None = None
     checkpoint_step: int | None = None
     """Step of the newest checkpoint when it ended."""

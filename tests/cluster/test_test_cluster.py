@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from testcluster import control, life
-from testcluster.addons import BUSYBOX_IMAGE, Kubectl
+from testcluster import control, layout, life
+from testcluster.addons import BUSYBOX_IMAGE, OPERATOR_NAMESPACE, Kubectl
 from testcluster.commands import CommandFailedError
 from testcluster.layout import Cluster
 from testcluster.programs import find
@@ -104,6 +105,21 @@ def test_a_second_start_finds_the_cluster_running(cluster: Cluster) -> None:
     again = life.up(cluster.folder, workers=2, say=said.append)
     assert again.api_port == cluster.api_port
     assert said == ["the cluster runs already"]
+
+
+def test_a_second_start_brings_the_operator_up_to_date(cluster: Cluster, kubectl: Kubectl) -> None:
+    def operators() -> set[str]:
+        pods = kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "jsonpath={.items[*].metadata.uid}")
+        return set(pods.split())
+
+    before = operators()
+    # As if the operator's image had been another one so far.
+    replace(cluster, images=cluster.images[:-1]).save()
+    said: list[str] = []
+    again = life.up(cluster.folder, workers=2, say=said.append)
+    assert said == ["the cluster runs already", "its operator is renewed"]
+    assert layout.load(cluster.folder).images == again.images == cluster.images
+    assert operators() - before
 
 
 def test_a_killed_node_is_noticed_and_returns(cluster: Cluster, kubectl: Kubectl) -> None:

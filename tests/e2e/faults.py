@@ -22,7 +22,7 @@ from testcluster.layout import Cluster
 @contextmanager
 def without_node(world: World, name: str) -> Iterator[None]:
     """A node is gone with everything on it; it is back when the context ends."""
-    cluster = _test_cluster(world)
+    cluster = own_cluster(world)
     if cluster is not None:
         life.kill(cluster.node(name))
     elif _is_kind(world):
@@ -42,7 +42,7 @@ def without_node(world: World, name: str) -> Iterator[None]:
 @contextmanager
 def without_api_server(world: World) -> Iterator[None]:
     """Nobody reaches the API server while the context lasts."""
-    cluster = _test_cluster(world)
+    cluster = own_cluster(world)
     if cluster is None:
         pytest.skip("the API server can be stopped in the test cluster only")
     node, *_ = cluster.nodes
@@ -86,11 +86,11 @@ def _is_ready(pod: dict[str, Any]) -> bool:
 
 def nodes_folder(world: World) -> Path | None:
     """On the test cluster: the folder with a folder of each node, in which the logs of its programs are."""
-    cluster = _test_cluster(world)
+    cluster = own_cluster(world)
     return None if cluster is None else cluster.folder / "nodes"
 
 
-def _test_cluster(world: World) -> Cluster | None:
+def own_cluster(world: World) -> Cluster | None:
     """The test cluster, if the suite runs on one: its kubeconfig lies in its folder."""
     folder = Path(world.kubeconfig).parent
     if not (folder / "cluster.json").exists():

@@ -94,3 +94,13 @@ def test_a_suspended_job_goes_on_where_it_was_and_ends_the_same(world: World) ->
     assert [line["step"] for line in paused] == list(range(1, steps + 1))
     for ours, theirs in zip(paused, straight, strict=True):
         assert {name: ours[name] for name in RESULTS_OF_A_STEP} == {name: theirs[name] for name in RESULTS_OF_A_STEP}
+    # The final state is the same to the bit: weights and optimizers.
+    assert checksums(world, "paused", steps) == checksums(world, "straight", steps)
+
+
+def checksums(world: World, job: str, step: int) -> str:
+    """Of the files that hold weights and optimizers in a checkpoint, by name."""
+    folder = f"{world.state_folder(job)}/checkpoints/step-{step:08}/learner"
+    sums = world.in_results("bash", "-c", f"cd {folder} && sha256sum *.distcp")
+    assert sums
+    return sums

@@ -11,7 +11,7 @@ import pytest
 from faults import kill_operator, without_api_server, without_node
 from ledger import assert_every_prompt_once
 from resumes import assert_resumed
-from world import KUBERAY, RLJOB, World
+from world import KUBERAY, RLJOB, World, told
 
 pytestmark = pytest.mark.timeout(1500)
 STEPS = 120
@@ -19,20 +19,24 @@ UNWATCHED_STEPS = 400
 """Two minutes: training must not end before who is away is back, also where steps are fast."""
 
 
+TRAINING, COMPLETED = ("True", "Training"), ("False", "Completed")
+
+
 @pytest.mark.parametrize(
-    ("role", "engines", "lost", "incarnation"),
+    ("role", "engines", "lost", "between", "incarnation"),
     [
         # One of two engines: the other makes its samples again, and a new one joins.
-        ("rollout", 2, [], 1),
+        ("rollout", 2, [], [], 1),
         # Weights are lost: the next attempt goes on from the last checkpoint, on the same cluster.
-        pytest.param("trainer", 1, ["DriverFailed"], 1, marks=pytest.mark.smoke),
+        pytest.param("trainer", 1, ["DriverFailed"], ["BackingOff", "Starting"], 1, marks=pytest.mark.smoke),
         # All that Ray knew is lost: a new cluster, the same checkpoint.
-        ("head", 1, ["HeadLost"], 2),
+        ("head", 1, ["HeadLost"], ["HeadLost", "Pending", "Starting"], 2),
     ],
 )
 def test_training_survives_the_loss_of_a_pod(
-    world: World, role: str, engines: int, lost: list[str], incarnation: int
+    world: World, role: str, engines: int, lost: list[str], between: list[str], incarnation: int
 ) -> None:
+    """``lost``: why attempts ended; ``between``: what `Running` says from then until the next one trains."""
     name = f"loses-{role}"
     world.apply(
         world.job_document(
@@ -45,8 +49,15 @@ def test_training_survives_the_loss_of_a_pod(
     )
     world.until_condition(name, "CheckpointAvailable", "True")
     pod, *_ = world.pods(name, role)
-    world.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
-    job = world.until_finished(name)
+    with world.watching("rlj") as seen:
+        world.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
+        job = world.until_finished(name)
+    interrupted = [TRAINING, *(("False", reason) for reason in between)] if lost else []
+    assert told(seen, name, "Running") == [*interrupted, TRAINING, COMPLETED]
+    if incarnation > 1:
+        ready = told(seen, name, "ClusterReady")
+        assert ready[:2] == [("True", "PoolsReady"), ("False", "ReplacingCluster")]
+        assert ready[-2:] == [("True", "PoolsReady"), ("False", "ClusterFreed")]
     assert _story(job) == [*lost, "Completed"]
     assert job["status"]["incarnation"] == incarnation
     assert ("is lost" in world.driver_log(name, attempt=1)) == (role == "rollout")
@@ -71,10 +82,15 @@ def test_training_survives_the_loss_of_a_node(world: World) -> None:
     world.apply(document)
     world.until_condition(name, "CheckpointAvailable", "True")
     node = world.pods(name, "trainer")[0]["spec"]["nodeName"]
-    with without_node(world, node):
-        # Pods are given up half a minute after their node; until another has room for them the job waits.
-        world.until("the lost pods are given up", lambda: node not in _nodes_of(world, name), seconds=240)
-    job = world.until_finished(name)
+    with world.watching("rlj") as seen:
+        with without_node(world, node):
+            # Pods are given up half a minute after their node; until another has room for them the job waits.
+            world.until("the lost pods are given up", lambda: node not in _nodes_of(world, name), seconds=240)
+        job = world.until_finished(name)
+    story = told(seen, name, "Running")
+    assert story[0] == TRAINING
+    assert story[-2:] == [TRAINING, COMPLETED]
+    assert ("False", "BackingOff") in story
     assert len(_story(job)) > 1
     assert job["status"]["incarnation"] == 1
     assert_resumed(world, name, assert_all_trained_once(world, name))

@@ -5,6 +5,7 @@ Everything goes through kubectl, as a user would do it, so the tests run against
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -184,13 +185,24 @@ class World:
             "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}},
             "sharedMemory": "256Mi",
             "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
-            "template": {"spec": {"securityContext": {"runAsNonRoot": True}}},
         }
         if self.settings.mounts_environment:
             claim = {"claimName": ENVIRONMENT, "readOnly": True}
             pod["volumes"] = [{"name": ENVIRONMENT, "persistentVolumeClaim": claim}]
             pod["volumeMounts"] = [{"name": ENVIRONMENT, "mountPath": self.environment_path, "readOnly": True}]
         return pod
+
+
+def told(seen: list[dict[str, Any]], job: str, kind: str) -> list[tuple[str, str]]:
+    """Status and reason of a condition as they followed each other in what was seen of a job."""
+    states = [
+        (condition["status"], condition["reason"])
+        for state in seen
+        if state["metadata"]["name"] == job
+        for condition in state.get("status", {}).get("conditions", [])
+        if condition["type"] == kind
+    ]
+    return [state for before, state in itertools.pairwise([None, *states]) if state != before]
 
 
 def documents(text: str) -> list[dict[str, Any]]:

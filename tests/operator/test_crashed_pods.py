@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from simulation import World
+from dataclasses import replace
+
+from simulation import World, job_spec
 
 from rljob_operator.views import pod_view
 
@@ -56,6 +58,51 @@ def test_a_pod_that_was_taken_away_is_no_error_of_its_own() -> None:
     world.lose_pod(one_of(world, "rollout"), disrupted=True, message="Error, exit code 143")
     world.look()
     assert world.reason("ClusterReady") == "WaitingForPods"
+
+
+def training(**sections: object) -> World:
+    world = World(spec=job_spec(**sections))
+    world.settle(8)
+    assert world.reason("Running") == "Training"
+    return world
+
+
+def test_a_pod_that_runs_out_of_memory_is_named_when_its_attempt_fails() -> None:
+    world = training(retry={"limit": 0})
+    victim = one_of(world, "trainer")
+    world.lose_pod(victim, message=KILLED)
+    world.look()
+    # KubeRay has put another in its place before the driver has noticed.
+    world.kuberay()
+    assert victim not in world.pods
+    world.end(world.running()[0], "failed", 1)
+    world.settle(6)
+    assert world.reason("Failed") == "RetryLimitExceeded"
+    assert f"{victim}: {KILLED}" in world.status.conditions["Failed"].message
+    assert f"{victim}: {KILLED}" in world.status.attempts[0].message
+
+
+def test_an_attempt_names_each_crashed_pod_once_and_the_newest_three() -> None:
+    world = training(retry={"limit": 0})
+    victims = []
+    for _ in range(5):
+        victims.append(one_of(world, "rollout"))
+        world.lose_pod(victims[-1], message=KILLED)
+        world.look()
+        world.look()
+        world.kuberay()
+        world.kubelet()
+    message = world.status.attempts[0].message
+    assert [victim for victim in victims if message.count(f"{victim}: {KILLED}") == 1] == victims[2:]
+
+
+def test_a_pod_that_is_taken_away_while_it_trains_did_not_crash() -> None:
+    world = training(retry={"limit": 0})
+    victim = one_of(world, "rollout")
+    world.lose_pod(victim, message="Error, exit code 143")
+    world.pods[victim] = replace(world.pods[victim], deleting_since=world.now)
+    world.look()
+    assert world.status.attempts[0].message == ""
 
 
 def test_the_view_of_a_pod_that_was_killed_for_its_memory_says_so() -> None:
