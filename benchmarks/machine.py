@@ -76,13 +76,18 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def _commit() -> str:
+    """The checkout's commit, with `-dirty` where a file of it was changed that isn't a result of a benchmark."""
     try:
-        asked = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
-        )
+        commit = _git("describe", "--always")
+        changed = _git("diff", "--name-only", "HEAD", "--", ":!benchmarks/*/results/*")
     except FileNotFoundError:
         return "unknown"
-    return asked.stdout.strip() or "unknown"
+    return f"{commit}-dirty" if commit and changed else commit or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    asked = subprocess.run(["git", *arguments], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    return asked.stdout.strip()
 
 
 def _accelerator() -> str | None:

@@ -96,13 +96,7 @@ def start(world: World, name: str, *, plain: bool) -> Start:
     """One job from `kubectl apply` to its first steps, all pods gone before and after."""
     job = world.job_document(name, stop={"steps": STEPS}, validation={"every": STEPS, "atStart": False})
     kubectl = [program(), "--namespace", world.namespace]
-    ready = '.status.conditions[?(@.type=="Ready")].status'
-    started = ".status.containerStatuses[0].state.running.startedAt"
-    role = r".metadata.labels.rljob\.dev/role"
-    with (
-        watched(kubectl, "rayclusters", ".metadata.name") as clusters,
-        watched(kubectl, "pods", role, ".metadata.name", started, ready) as pods,
-    ):
+    with watched(kubectl, "rayclusters") as clusters, watched(kubectl, "pods") as pods:
         applied = time.time()
         sides.apply(world, job, plain=plain)
         folder = sides.state_folder(world, name, plain=plain)
@@ -110,7 +104,7 @@ def start(world: World, name: str, *, plain: bool) -> Start:
             world.until(f"{name} is done", lambda: "jobStatus" in rayjob(world, name) and ended(world, name), 900)
         else:
             world.until_finished(name, seconds=900)
-    moments = [applied, clusters.seen[0][0], *stages(pods), *from_driver(world, folder)]
+    moments = [applied, clusters[0][0], *stages(pods), *from_driver(world, folder)]
     sides.remove(world, name, plain=plain)
     return Start(*(max(0.0, later - earlier) for earlier, later in itertools.pairwise(moments)))
 
@@ -131,17 +125,28 @@ def stages(pods: Sightings) -> list[float]:
     exists: dict[str, float] = {}
     runs: dict[str, float] = {}
     ready: dict[str, float] = {}
-    for moment, (role, name, started, is_ready) in pods.seen:
-        if role:
-            exists.setdefault(name, moment)
-        if role and started:
+    for moment, pod in pods:
+        if not role_of(pod):
+            continue
+        name = pod["metadata"]["name"]
+        exists.setdefault(name, moment)
+        if any("running" in container.get("state", {}) for container in pod["status"].get("containerStatuses", ())):
             runs.setdefault(name, moment)
-        if role and is_ready == "True":
+        if is_ready(pod):
             ready.setdefault(name, moment)
     found = [max(stage.values()) for stage in (exists, runs, ready) if len(stage) == PODS]
     if len(found) < 3:
         raise RuntimeError(f"{len(exists)} pods were seen, {len(runs)} running and {len(ready)} ready, of {PODS}")
     return found
+
+
+def role_of(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"].get("labels", {}).get("rljob.dev/role", ""))
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions", ())
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def from_driver(world: World, folder: str) -> list[float]:
@@ -176,13 +181,15 @@ def grow(world: World, name: str) -> Growth:
     (head,) = world.pods(name, "head")
     old = before["metadata"]["name"]
     kubectl = [program(), "--namespace", world.namespace]
-    ready = '.status.conditions[?(@.type=="Ready")].status'
-    with watched(kubectl, "pods", r".metadata.labels.rljob\.dev/role", ready, ".metadata.name") as pods:
+    with watched(kubectl, "pods") as pods:
         begun = time.time()
         world.kubectl("scale", f"rlj/{name}", "--replicas=2")
         said = world.kubectl("exec", head["metadata"]["name"], "--", *watch_driver(old), seconds=600)
         works, answered = (float(moment) for moment in said.split())
-    became = min(moment for moment, line in pods.seen if line[:2] == ["rollout", "True"] and line[2] != old)
+    new = [
+        moment for moment, pod in pods if role_of(pod) == "rollout" and pod["metadata"]["name"] != old and is_ready(pod)
+    ]
+    became = min(new)
     sides.remove(world, name, plain=False)
     return Growth(became - begun, works - begun, answered - begun)
 

@@ -1,42 +1,36 @@
-"""When something was first seen: lines of `kubectl get --watch`, each with the moment at which it arrived."""
+"""When something was first seen: the states of objects that `kubectl get --watch` told, each with its moment."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import Any
 
-
-@dataclass
-class Sightings:
-    """The states of objects as a watch told them: (seconds since the epoch, fields of the line)."""
-
-    seen: list[tuple[float, list[str]]] = field(default_factory=list)
-
-    def first(self, *fields: str) -> float:
-        """When a line began with these fields for the first time. Raises ``LookupError`` when none did."""
-        for moment, line in self.seen:
-            if line[: len(fields)] == list(fields):
-                return moment
-        raise LookupError(f"never seen: {' '.join(fields)}")
+Sightings = list[tuple[float, dict[str, Any]]]
+"""Seconds since the epoch, and the object as it was then."""
 
 
 @contextmanager
-def watched(kubectl: Sequence[str], kind: str, *paths: str) -> Iterator[Sightings]:
-    """Notes every state of the objects of a kind while the context lasts. ``paths`` are JSONPath expressions."""
-    template = "{'\\t'}".join(f"{{{path}}}" for path in paths) + "{'\\n'}"
-    command = [*kubectl, "get", kind, "--watch", f"--output=jsonpath={template}"]
-    found = Sightings()
+def watched(kubectl: Sequence[str], kind: str) -> Iterator[Sightings]:
+    """Notes every state of the objects of a kind while the context lasts."""
+    found: Sightings = []
+    command = [*kubectl, "get", kind, "--watch", "--output=json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = process.stdout
 
         def note() -> None:
+            text = []
             for line in lines:
-                found.seen.append((time.time(), line.rstrip("\n").split("\t")))
+                text.append(line)
+                # Only the last line of an object has a brace at its beginning and no more.
+                if line == "}\n":
+                    found.append((time.time(), json.loads("".join(text))))
+                    text.clear()
 
         reader = threading.Thread(target=note, daemon=True)
         reader.start()
