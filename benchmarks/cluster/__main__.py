@@ -186,12 +186,20 @@ def grow(world: World, name: str) -> Growth:
         world.kubectl("scale", f"rlj/{name}", "--replicas=2")
         said = world.kubectl("exec", head["metadata"]["name"], "--", *watch_driver(old), seconds=600)
         works, answered = (float(moment) for moment in said.split())
-    new = [
-        moment for moment, pod in pods if role_of(pod) == "rollout" and pod["metadata"]["name"] != old and is_ready(pod)
-    ]
-    became = min(new)
+        # The engine doesn't wait for the pod's probe, nor does its first sample.
+        world.until("the new pod is ready", lambda: bool(ready_beside(pods, old)))
+    became = min(ready_beside(pods, old))
     sides.remove(world, name, plain=False)
     return Growth(became - begun, works - begun, answered - begun)
+
+
+def ready_beside(pods: Sightings, old: str) -> list[float]:
+    """When another rollout pod than ``old`` was seen to be ready."""
+    return [
+        moment
+        for moment, pod in list(pods)
+        if role_of(pod) == "rollout" and pod["metadata"]["name"] != old and is_ready(pod)
+    ]
 
 
 def watch_driver(old: str) -> list[str]:
