@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,8 +193,10 @@ class World:
         return pod
 
 
-def told(seen: list[dict[str, Any]], job: str, kind: str) -> list[tuple[str, str]]:
-    """Status and reason of a condition as they followed each other in what was seen of a job."""
+def story(
+    seen: list[dict[str, Any]], job: str, kind: str, without: Collection[tuple[str, str]] = ()
+) -> list[tuple[str, str]]:
+    """Status and reason of a condition as they followed each other in what was seen of a job, but for some."""
     states = [
         (condition["status"], condition["reason"])
         for state in seen
@@ -202,7 +204,8 @@ def told(seen: list[dict[str, Any]], job: str, kind: str) -> list[tuple[str, str
         for condition in state.get("status", {}).get("conditions", [])
         if condition["type"] == kind
     ]
-    return [state for before, state in itertools.pairwise([None, *states]) if state != before]
+    told = [state for state in states if state not in without]
+    return [state for before, state in itertools.pairwise([None, *told]) if state != before]
 
 
 def documents(text: str) -> list[dict[str, Any]]:
