@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from rljob_api import ResolvedJob
+from rljob_api.cluster import RAY_ENVIRONMENT
 from rljob_api.rules.pods import is_reserved
 from rljob_api.spec.pod import Pod
 from rljob_api.status import DRIVER_PORT
@@ -106,8 +107,7 @@ def _environment(job: ResolvedJob, role: Role) -> list[dict[str, Any]]:
     ours = {
         "RLJOB_NAME": job.metadata.name,
         "RLJOB_ROLE": role.name,
-        # Ray would report its use to its makers.
-        "RAY_USAGE_STATS_ENABLED": "0",
+        **RAY_ENVIRONMENT,
     }
     folders = [f"{names.CODE_FOLDER}/{index}" for index in range(len(job.spec.code))]
     paths = [item["value"] for item in theirs if item["name"] == "PYTHONPATH" and item.get("value")]

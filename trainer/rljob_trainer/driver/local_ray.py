@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from rljob_api.cluster import RAY_ENVIRONMENT
 from rljob_trainer.errors import RLJobError
 
 PRIVATE_ENVIRONMENT = {
+    **RAY_ENVIRONMENT,
     # The default writes a token under the user's home, after which other local clusters refuse connections.
     "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
     # Ray would otherwise rebuild a uv environment in every worker when started by `uv run`.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # Ray's default of 15 would let anything else on the machine go before training.

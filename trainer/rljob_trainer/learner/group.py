@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 _GRACE_SECONDS = 3.0
 """After a first failure: how long to wait for news of a rank that died, which is then the one to blame."""
 
+
+_QUICK_SEQUENCES = 256
+"""So many are cut in a millisecond, which the event loop can spare; a thread takes half of that to begin and to end."""
 
 _BESIDE = "beside"
 """A thread of its own for what must not wait for the call that is under way."""
@@ -161,7 +165,7 @@ class LearnerGroup:
         }
         if not any(wanted.values()) or not len(batch):
             return ScoreResult()
-        work = await asyncio.to_thread(self._cut, batch, [range(len(batch))])
+        work = await self._cut(batch, [range(len(batch))])
         shares = [(share, temperature) for share in work.shares]
         parts = await self.call("score", per_rank=shares, anchored=anchored, **wanted)
         streams = {
@@ -181,7 +185,7 @@ class LearnerGroup:
         continues: bool = False,
         keep_anchor: bool = False,
     ) -> UpdateResult:
-        work = await asyncio.to_thread(self._cut, batch, mini_batches)
+        work = await self._cut(batch, mini_batches)
         reports = await self.call(
             "update",
             per_rank=[(share, loss) for share in work.shares],
@@ -236,8 +240,9 @@ class LearnerGroup:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _cut(self, batch: SequenceBatch, mini_batches: Sequence[Sequence[int]]) -> Cut:
-        return cut(
+    async def _cut(self, batch: SequenceBatch, mini_batches: Sequence[Sequence[int]]) -> Cut:
+        planned = partial(
+            cut,
             batch,
             mini_batches,
             ranks=self.settings.ranks,
@@ -245,6 +250,8 @@ class LearnerGroup:
             share_prompts=self.settings.share_prompts,
             halved_from=self.settings.halved_from_tokens,
         )
+        quick = sum(map(len, mini_batches)) <= _QUICK_SEQUENCES
+        return planned() if quick else await asyncio.to_thread(planned)
 
     def _alive(self) -> list[Any]:
         if self._failed is not None:

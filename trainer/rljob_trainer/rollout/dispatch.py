@@ -33,13 +33,6 @@ CALL_SECONDS = 60.0
 """Longest wait for an answer that takes no generation; an engine answers between two steps."""
 
 
-def _tell(
-    finished: Callable[[int, GenerationResult], None], position: int, done: asyncio.Future[GenerationResult]
-) -> None:
-    if _is_there(done):
-        finished(position, done.result())
-
-
 class Dispatch(ABC):
     """Hands groups of requests to the members that serve, and their results to who asked."""
 
@@ -86,10 +79,10 @@ class Dispatch(ABC):
         """
         self._check()
         loop = asyncio.get_running_loop()
-        group = [Pending(request, loop.create_future()) for request in requests]
-        if finished is not None:
-            for position, pending in enumerate(group):
-                pending.done.add_done_callback(functools.partial(_tell, finished, position))
+        group = [
+            Pending(request, loop.create_future(), finished and functools.partial(finished, position))
+            for position, request in enumerate(requests)
+        ]
         self._queue.append(group)
         self._groups[id(group)] = group
         self._wake()
@@ -223,8 +216,12 @@ class Dispatch(ABC):
     async def _submit(self, member: Member, groups: list[list[Pending]]) -> None:
         """All groups in one message; if the engine refuses one of them, one by one."""
         requests = Requests(pending.request for group in groups for pending in group)
+        submitted = asyncio.ensure_future(member.handle.call("submit", requests, seconds=CALL_SECONDS))
         try:
-            await member.handle.call("submit", requests, seconds=CALL_SECONDS)
+            # Its results are asked for right behind it, not after an answer that says nothing.
+            await asyncio.sleep(0)
+            member.work.set()
+            await submitted
         except (EngineError, DeadlineError) as error:
             self.report_lost(member.handle.name, str(error))
         except ValueError as error:
@@ -236,8 +233,8 @@ class Dispatch(ABC):
                 member.pending.pop(pending.request.request_id, None)
                 if not pending.done.done():
                     pending.done.set_exception(error)
-        else:
-            member.work.set()
+        finally:
+            submitted.cancel()
 
     # ------------------------------------------------------------------ and back
 
@@ -272,6 +269,8 @@ class Dispatch(ABC):
                 if self._shelf is not None:
                     self._shelf.keep(result)
                 pending.done.set_result(result)
+                if pending.finished is not None:
+                    pending.finished(result)
         if results and member.state != "lent":
             self.finished_at = asyncio.get_running_loop().time()
         self._handed_back.set()

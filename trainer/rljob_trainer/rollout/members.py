@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,6 +37,8 @@ class Pending:
 
     request: GenerationRequest
     done: asyncio.Future[GenerationResult]
+    finished: Callable[[GenerationResult], None] | None = None
+    """To be told of the result before those who wait for ``done`` are."""
     since: float = field(default_factory=time.monotonic)
     running_since: float | None = None
     """Since when an engine has it; interruptions count, what was lost with an engine does not. None: it waits."""

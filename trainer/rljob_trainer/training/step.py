@@ -9,6 +9,7 @@ the KL and entropy coefficients.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -130,21 +131,28 @@ class TrainingStep:
             inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored)
             estimated = advantages(self._estimator.name, inputs, **self.algorithm.advantage.params)
             self._fill(batch, scored, estimated, version)
-            metrics = self._batch_metrics(batch, inputs, version) | corrected
         critic = self.algorithm.critic
         with self._stage("update"):
             loss = self._loss
             if self.entropy is not None:
                 loss = replace(loss, entropy_coefficient=self.entropy.coefficient)
-            result = await self._learner.update(
-                batch.sequences,
-                loss,
-                mini_batches,
-                update_actor=critic is None or number > critic.warmup_steps,
-                update_critic=critic is not None,
-                continues=continues,
-                keep_anchor=self.keeps_first_weights and not continues,
+            update = asyncio.ensure_future(
+                self._learner.update(
+                    batch.sequences,
+                    loss,
+                    mini_batches,
+                    update_actor=critic is None or number > critic.warmup_steps,
+                    update_critic=critic is not None,
+                    continues=continues,
+                    keep_anchor=self.keeps_first_weights and not continues,
+                )
             )
+            try:
+                await asyncio.sleep(0)  # it is sent off; what it doesn't change is looked at while the learner works
+                metrics = self._batch_metrics(batch, inputs, version) | corrected
+                result = await update
+            finally:
+                update.cancel()
         metrics.update(scored.metrics)
         metrics.update(result.metrics)
         metrics.update(
