@@ -130,10 +130,9 @@ def _create(draft: Draft) -> None:
             draft.say(Type.RUNNING, False, Reason.PENDING, message)
         draft.wake_in(draft.settings.start_poll_seconds)
         return
-    job = draft.job
-    problems = kuberay_limits.problems(
-        ray_cluster(draft.resolved, job.fingerprint, job.uid, job.generation, draft.status.incarnation, draft.settings)
-    )
+    job, incarnation = draft.job, draft.status.incarnation
+    cluster = ray_cluster(draft.resolved, job.fingerprint, job.uid, job.generation, incarnation, draft.settings)
+    problems = [*storage.problems(draft.resolved), *kuberay_limits.problems(cluster)]
     if problems:
         draft.say(Type.ACCEPTED, False, Reason.INVALID_SPEC, "; ".join(problems))
         draft.say(Type.RUNNING, False, Reason.INVALID_SPEC, "; ".join(problems))

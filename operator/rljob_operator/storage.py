@@ -58,6 +58,16 @@ def used_claims(job: ResolvedJob) -> list[Claim]:
     return _claims([*_locations(job), *code])
 
 
+def problems(job: ResolvedJob) -> list[str]:
+    """What no volume that comes later will mend, in sentences."""
+    if job.spec.model.random is None or job.spec.checkpoint.uri is not None:
+        return []
+    return [
+        "spec.checkpoint.uri: the head pod makes the random model, and the other pods need a place to find it in; set "
+        "pvc://claim/path or s3://bucket/path"
+    ]
+
+
 def obstacles(job: ResolvedJob, found: Mapping[str, ClaimView]) -> list[Obstacle]:
     """What is in the way, worst first. `found` are the claims that exist, by name."""
     here = [obstacle for claim in used_claims(job) if (obstacle := _obstacle(job, claim, found.get(claim.name)))]

@@ -186,3 +186,16 @@ def test_a_claim_wakes_exactly_the_jobs_that_name_it() -> None:
     assert store.claims(key) == ()
     store.drop_job(document(**STATE))
     assert store.put_claim({**claim("state", 9), "metadata": {**claim("state", 9)["metadata"], "uid": "new"}}) == set()
+
+
+def test_a_random_model_needs_a_place_where_all_pods_find_it() -> None:
+    random = {"model": {"source": None, "random": {"tokenizer": {"characters": "ab"}, "contextLength": 64}}}
+    short = {"data": {"maxPromptTokens": 32}, "rollout": {"engine": "torch", "maxResponseTokens": 32}}
+    made = world(**random, **short, checkpoint={"uri": None})
+    assert not creates(made)
+    accepted = made.status.conditions["Accepted"]
+    assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
+    assert "spec.checkpoint.uri" in accepted.message
+    assert "pvc://claim/path or s3://bucket/path" in accepted.message
+    for uri in ("pvc://state/runs", "s3://bucket/runs"):
+        assert creates(world(bound("state", RWX), **random, **short, checkpoint={"uri": uri}))

@@ -23,8 +23,8 @@ _LOOKED_AT = 1 << 20
 def on_shared_storage(model: ModelFolder, storage: Path, target: Path | None) -> ModelFolder:
     """``model`` itself when all its files lie below ``storage``, else a copy of it in ``target``.
 
-    ``target`` is a folder on that storage; None when the job has none. Then only a folder that the image may hold on
-    every node will do, and what this process has made or fetched raises ``JobFileError``.
+    ``target`` is a folder on that storage; None when the job has none: then a model that lies elsewhere raises
+    ``JobFileError``.
     """
     if is_below(model, storage):
         return model

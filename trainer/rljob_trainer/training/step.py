@@ -131,25 +131,14 @@ class TrainingStep:
             inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored)
             estimated = advantages(self._estimator.name, inputs, **self.algorithm.advantage.params)
             self._fill(batch, scored, estimated, version)
-        critic = self.algorithm.critic
         with self._stage("update"):
-            loss = self._loss
-            if self.entropy is not None:
-                loss = replace(loss, entropy_coefficient=self.entropy.coefficient)
-            update = asyncio.ensure_future(
-                self._learner.update(
-                    batch.sequences,
-                    loss,
-                    mini_batches,
-                    update_actor=critic is None or number > critic.warmup_steps,
-                    update_critic=critic is not None,
-                    continues=continues,
-                    keep_anchor=self.keeps_first_weights and not continues,
-                )
-            )
+            update = asyncio.ensure_future(self._update(batch, mini_batches, number, continues=continues))
             try:
                 await asyncio.sleep(0)  # it is sent off; what it doesn't change is looked at while the learner works
                 metrics = self._batch_metrics(batch, inputs, version) | corrected
+                if scored.log_probs is not None:
+                    scored_with = version if not continues or self._anchors else None
+                    metrics |= self._agreement(groups, batch, made, scored.log_probs, scored_with)
                 result = await update
             finally:
                 update.cancel()
@@ -159,8 +148,9 @@ class TrainingStep:
             optimizer_step_metrics(self._moved(batch, version), mini_batches, batch.groups, result.actor_steps)
         )
         self._steps_taken[-1] += result.actor_steps
-        same_weights = not continues or (self._anchors and scored.log_probs is not None)
-        metrics.update(self._agreement(groups, batch, made, scored, result, version if same_weights else None))
+        if scored.log_probs is None:
+            updated_from = None if continues else version
+            metrics.update(self._agreement(groups, batch, made, result.first_log_probs, updated_from))
         self._trained_version = version
         if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
             of_batch = torch.from_numpy(batch.sequences.advantages)
@@ -235,6 +225,22 @@ class TrainingStep:
                 values=algorithm.needs_critic,
                 anchored=continues and self._anchors,
             )
+
+    async def _update(
+        self, batch: TrainingBatch, mini_batches: list[list[int]], number: int, *, continues: bool
+    ) -> UpdateResult:
+        loss, critic = self._loss, self.algorithm.critic
+        if self.entropy is not None:
+            loss = replace(loss, entropy_coefficient=self.entropy.coefficient)
+        return await self._learner.update(
+            batch.sequences,
+            loss,
+            mini_batches,
+            update_actor=critic is None or number > critic.warmup_steps,
+            update_critic=critic is not None,
+            continues=continues,
+            keep_anchor=self.keeps_first_weights and not continues,
+        )
 
     def _correct(self, batch: TrainingBatch, scored: ScoreResult) -> dict[str, float]:
         """Decoupled mode: weights and a narrowed mask for what engine and trainer disagree about; its diagnostics."""
@@ -391,21 +397,19 @@ class TrainingStep:
         groups: Sequence[Group],
         batch: TrainingBatch,
         mask: npt.NDArray[np.bool_],
-        scored: ScoreResult,
-        result: UpdateResult,
+        trainer: FloatArray | None,
         version: int | None,
     ) -> dict[str, float]:
         """``mismatch/...``: trainer against engine, on the tokens that both saw with the same weights.
 
         ``drift/...``: on all tokens, where some are of other weights.
 
-        The trainer's log-probs are those that were scored before the update, else those of its first forward pass.
+        ``trainer [tokens]``: its log-probs, scored before the update, else those of the update's first forward pass.
         ``version`` is that of their weights; None: no engine has these, since a batch has been trained since the
         publication. Tokens of other versions differ because the policy has moved, which is no error. ``mask`` has the
         rejected tokens, too: limits are there for these above all.
         """
         sequences = batch.sequences
-        trainer = result.first_log_probs if scored.log_probs is None else scored.log_probs
         if trainer is None or sequences.rollout_log_probs is None:
             return {}
         known = mask & np.isfinite(trainer)
