@@ -23,6 +23,8 @@ from rljob_operator.storage import claims
 CONTAINER = "ray"
 SHARED_MEMORY_SHARE = Fraction(3, 10)
 NODE_LOSS_TOLERATION_SECONDS = 30
+TERMINATION_SECONDS = 5
+"""Ray is a pod's first process and doesn't hear SIGTERM: Kubernetes' 30 s would only keep the next cluster waiting."""
 HEAD_PORTS = {
     "gcs-server": 6379,
     "dashboard": names.DASHBOARD_PORT,
@@ -41,6 +43,7 @@ def template(job: ResolvedJob, role: Role, tokens: str, settings: Settings) -> d
         # With Never KubeRay replaces a crashed pod as a whole; with Always the kubelet would restart Ray in place, and
         # a head that has forgotten everything would look like the old one.
         "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": TERMINATION_SECONDS,
         "enableServiceLinks": False,
         # For an image whose user is root the job's own template says otherwise.
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
