@@ -74,6 +74,13 @@ def test_every_pod_is_without_api_credentials_and_privileges() -> None:
         }
 
 
+def test_no_cluster_waits_long_for_the_pods_of_the_one_before_unless_the_job_says_so() -> None:
+    slow = {"pod": {"template": {"spec": {"terminationGracePeriodSeconds": 90}}}}
+    spec = cluster(trainer=slow)["spec"]
+    parts = (spec["headGroupSpec"], *spec["workerGroupSpecs"])  # type: ignore[index]
+    assert [part["template"]["spec"]["terminationGracePeriodSeconds"] for part in parts] == [5, 5, 90]
+
+
 def test_pods_are_not_root_unless_the_job_says_so() -> None:
     override = {"pod": {"template": {"spec": {"securityContext": {"runAsNonRoot": False, "runAsUser": 0}}}}}
     head, rollout, trainer = (
