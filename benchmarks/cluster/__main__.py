@@ -75,10 +75,15 @@ def main() -> None:
         prog="python -m benchmarks.cluster", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--only-loss", choices=LOSSES, help="measure nothing but the recovery from this")
     parser.add_argument("--output", type=Path, default=HERE / "results")
     args = parser.parse_args()
     machine = Machine.here()
     with fresh_namespace(Settings()) as world:
+        if args.only_loss:
+            recovery = {args.only_loss: recoveries_from(world, args.only_loss, args.repetitions)}
+            write_results(args.output, f"lost_{args.only_loss}", machine, recovery, recoveries_table(recovery))
+            return
         starts = interleaved(
             {
                 OURS: lambda number: start(world, f"ours-{number}", plain=False),
@@ -237,14 +242,6 @@ def report(
         for side, runs in starts.items()
     ]
     share = ratios([run.whole for run in starts[OURS]], [run.whole for run in starts[THEIRS]])
-    recovered = [
-        [
-            loss,
-            *(Spread.of(of_loss[side]).show(".1f") for side in (OURS, THEIRS)),
-            Spread.of(ratios(of_loss[OURS], of_loss[THEIRS])).show(),
-        ]
-        for loss, of_loss in recoveries.items()
-    ]
     grown = [
         ["new pod ready", Spread.of([growth.ready for growth in growths]).show(".1f")],
         ["new engine at work", Spread.of([growth.first_request for growth in growths]).show(".1f")],
@@ -261,13 +258,25 @@ def report(
             "",
             "Seconds from a loss to the end of the first step after it (RayJob: by its `backoffLimit`):",
             "",
-            table(["lost", OURS, THEIRS, "RLJob over RayJob"], recovered),
+            recoveries_table(recoveries),
             "",
             "Seconds from `kubectl scale` (1 to 2 engines, training goes on):",
             "",
             table(["until", "seconds"], grown),
         ]
     )
+
+
+def recoveries_table(recoveries: dict[Loss, dict[str, list[float]]]) -> str:
+    rows = [
+        [
+            loss,
+            *(Spread.of(of_loss[side]).show(".1f") for side in (OURS, THEIRS)),
+            Spread.of(ratios(of_loss[OURS], of_loss[THEIRS])).show(),
+        ]
+        for loss, of_loss in recoveries.items()
+    ]
+    return table(["lost", OURS, THEIRS, "RLJob over RayJob"], rows)
 
 
 if __name__ == "__main__":
