@@ -24,7 +24,7 @@ CONTAINER = "ray"
 SHARED_MEMORY_SHARE = Fraction(3, 10)
 NODE_LOSS_TOLERATION_SECONDS = 30
 TERMINATION_SECONDS = 5
-"""Ray is a pod's first process and doesn't hear SIGTERM: Kubernetes' 30 s would only keep the next cluster waiting."""
+"""No pod of ours ends at SIGTERM: Kubernetes' 30 s passed to the last, and kept the next cluster waiting."""
 HEAD_PORTS = {
     "gcs-server": 6379,
     "dashboard": names.DASHBOARD_PORT,

@@ -106,6 +106,23 @@ async def test_results_come_in_the_order_of_the_requests_from_several_engines(sp
         assert pool.waiting_for() == "no request is under way"
 
 
+async def test_each_result_is_told_of_once_with_its_position_while_siblings_run(slow: EngineSpec) -> None:
+    told: dict[int, GenerationResult] = {}
+    finished: list[list[int]] = []
+    requests = [*group(1, length=1)[:1], *group(2, length=200)[:2]]
+
+    def tell(position: int, result: GenerationResult) -> None:
+        assert position not in told
+        told[position] = result
+        finished.append(pool.progress())
+
+    async with pool_of(slow, 1) as pool:
+        results = await pool.generate(requests, tell)
+    assert [told[position] is result for position, result in enumerate(results)] == [True] * 3
+    assert next(iter(told)) == 0
+    assert finished == [[1], [2], [3]]
+
+
 async def test_fixed_dispatch_is_bitwise_repeatable(spec: EngineSpec) -> None:
     groups = [group(number, length=20) for number in range(7)]
     async with pool_of(spec, 2, fixed_dispatch=True) as pool:
