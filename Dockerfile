@@ -7,8 +7,8 @@
 # the wheels bring the libraries, and the node's runtime the driver.
 
 # Any image with Python 3.11 as `python`, its pip, bash, and lscpu (vLLM on CPUs asks it). `make images` passes one made
-# of Debian packages.
-ARG PYTHON_IMAGE=docker.io/library/python:3.11.13-slim-bookworm
+# of Debian packages. The digest is that of the list of architectures (`docker buildx imagetools inspect` prints it).
+ARG PYTHON_IMAGE=docker.io/library/python:3.11.13-slim-bookworm@sha256:86adf8dbadc3d6e82ee5dd2c74bec2e1c2467cdad47886280501df722372d2e1
 
 FROM ${PYTHON_IMAGE} AS build
 # Where the package index is a mirror, or its certificate isn't one that everybody trusts. None of it stays in the image.

@@ -5,10 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 
+import yaml
+
 from testcluster.images import Image, pack
+
+ROOT = Path(__file__).parents[2]
+PINNED = re.compile(r"[a-z0-9./-]+:[A-Za-z0-9._-]+@sha256:[0-9a-f]{64}")
+"""A tag for people, and the digest, which nobody can move."""
 
 
 def packed(folder: Path, name: str = "image.tar") -> Path:
@@ -43,3 +50,15 @@ def test_the_same_files_make_the_same_archive_layers(tmp_path: Path) -> None:
             return opened.getnames()
 
     assert layer_names(packed(tmp_path, "one.tar")) == layer_names(packed(tmp_path, "two.tar"))
+
+
+def test_what_comes_from_a_registry_is_pinned_by_its_digest() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    bases = dict(re.findall(r"^ARG (\w+_IMAGE)=(.*)$", text, flags=re.MULTILINE))
+    stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, flags=re.MULTILINE)
+    ours = {name for _, name in stages}
+    foreign = {image for image, _ in stages if image not in ours}
+    assert foreign == {f"${{{name}}}" for name in bases}
+    nodes = yaml.safe_load((ROOT / "deploy/kind/cluster.yaml").read_text())["nodes"]
+    for image in [*bases.values(), *(node["image"] for node in nodes)]:
+        assert PINNED.fullmatch(image), image

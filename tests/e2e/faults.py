@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import World
+from world import World, program
 
 from testcluster import control, layout, life
 from testcluster.layout import Cluster
@@ -69,6 +69,17 @@ def kill_operator(world: World, selector: str) -> None:
         return len(pods) >= len(killed) and all(_is_ready(pod) for pod in pods)
 
     world.until(f"{selector} runs again", replaced)
+
+
+def run_out_of_memory(world: World, pod: str) -> None:
+    """Takes all the memory that a pod's container may have; the kernel ends the container for it.
+
+    Control groups v2 end everything in the container. Those of v1 end one process, which is made to be the first one.
+    """
+    command = "echo 1000 > /proc/1/oom_score_adj && tail /dev/zero"
+    command = [program(), "--namespace", world.namespace, "exec", pod, "--", "bash", "-c", command]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert said.returncode == 137, f"the container of {pod} lives on: {said.stderr}"
 
 
 def operator_pods(world: World, selector: str) -> list[dict[str, Any]]:

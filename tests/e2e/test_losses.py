@@ -8,13 +8,14 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from faults import kill_operator, without_api_server, without_node
+from faults import kill_operator, run_out_of_memory, without_api_server, without_node
 from ledger import assert_every_prompt_once
 from resumes import assert_resumed
 from world import KUBERAY, RLJOB, World, story
 
 pytestmark = pytest.mark.timeout(1500)
 STEPS = 120
+OUT_OF_MEMORY = "OOMKilled, exit code 137"
 UNWATCHED_STEPS = 400
 """Two minutes: training must not end before who is away is back, also where steps are fast."""
 
@@ -67,6 +68,43 @@ def test_training_survives_the_loss_of_a_pod(
     rows = assert_all_trained_once(world, name)
     if lost:
         assert_resumed(world, name, rows)
+
+
+def test_a_container_that_runs_out_of_memory_while_it_trains_is_named_and_tried_again(world: World) -> None:
+    name, seldom = "starved", 100
+    world.apply(
+        world.job_document(
+            name,
+            # No second checkpoint before the second loss: with one, failures count from there.
+            checkpoint={"everySteps": seldom},
+            stop={"steps": 100 * seldom},
+            validation={"every": 100 * seldom, "atStart": False},
+            retry={"limit": 1, "backoffSeconds": 1},
+        )
+    )
+    world.until_condition(name, "CheckpointAvailable", "True")
+    starved = []
+    for attempt in (1, 2):
+        world.until(f"attempt {attempt} trains", lambda number=attempt: _trains(world, name, number))
+        pod, *_ = world.pods(name, "trainer")
+        starved.append(pod["metadata"]["name"])
+        run_out_of_memory(world, starved[-1])
+    failed = world.until_condition(name, "Failed", "True", "RetryLimitExceeded")
+    assert f"{starved[1]}: {OUT_OF_MEMORY}" in failed["message"]
+    status = world.get("rlj", name)["status"]
+    first, second = status["attempts"]
+    assert f"{starved[0]}: {OUT_OF_MEMORY}" in first["message"]
+    assert (first["checkpointStep"], second["checkpointStep"], status["checkpoint"]["step"]) == (seldom,) * 3
+    # What the second attempt did after the checkpoint it went on from is in no checkpoint.
+    steps = [line["step"] for line in world.metrics(name)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) >= seldom
+    assert_resumed(world, name, assert_every_prompt_once(world, name, seldom, may_be_open=True))
+
+
+def _trains(world: World, job: str, attempt: int) -> bool:
+    running = world.get("rlj", job)["status"]["attempt"] == attempt
+    return running and world.condition(job, "Running")["reason"] == "Training"
 
 
 def test_training_survives_the_loss_of_a_node(world: World) -> None:
