@@ -75,6 +75,7 @@ def test_a_container_that_runs_out_of_memory_while_it_trains_is_named_and_tried_
     world.apply(
         world.job_document(
             name,
+            trainer={"pod": all_reserved(world)},
             # No second checkpoint before the second loss: with one, failures count from there.
             checkpoint={"everySteps": seldom},
             stop={"steps": 100 * seldom},
@@ -100,6 +101,12 @@ def test_a_container_that_runs_out_of_memory_while_it_trains_is_named_and_tried_
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) >= seldom
     assert_resumed(world, name, assert_every_prompt_once(world, name, seldom, may_be_open=True))
+
+
+def all_reserved(world: World) -> dict[str, Any]:
+    """Pod settings that reserve all the memory that the pod may have."""
+    room = {"cpu": "1", "memory": "3Gi"}
+    return world.pod() | {"resources": {"requests": room, "limits": room}}
 
 
 def _trains(world: World, job: str, attempt: int) -> bool:
