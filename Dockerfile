@@ -2,9 +2,12 @@
 #   docker build --target operator --tag rljob/operator:0.1.0 .
 #   docker build --target trainer --tag rljob/trainer:0.1.0 .                                  # CPUs
 #   docker build --target trainer --build-arg ACCELERATOR=gpu --tag rljob/trainer:0.1.0-gpu .
+# and with --build-arg REVISION=$(git rev-parse HEAD) they say which commit they were built from.
 #
-# Packages are those that requirements/*.txt pins, checked against the hashes there. The GPU variant needs no CUDA base:
-# the wheels bring the libraries, and the node's runtime the driver.
+# Packages are those that requirements/*.txt pins, and one without a hash there is refused, be it installed or only used to
+# build ours. Two things have none: torch's CPU build (TORCH_BACKEND), and Debian's packages, whose signatures apt checks
+# and whose versions are those of the day. The GPU variant needs no CUDA base: the wheels bring the libraries, and the
+# node's runtime the driver.
 
 # Any image with Python 3.11 as `python`, its pip, bash, and lscpu (vLLM on CPUs asks it). `make images` passes one made
 # of Debian packages. The digest is that of the list of architectures (`docker buildx imagetools inspect` prints it).
@@ -22,18 +25,20 @@ RUN python -m pip install --quiet --no-cache-dir --target /opt/uv --require-hash
     && python -m venv --without-pip /opt/rljob
 ENV PATH=/opt/rljob/bin:/opt/uv/bin:$PATH VIRTUAL_ENV=/opt/rljob
 COPY pyproject.toml README.md LICENSE ./
+COPY requirements/build.txt requirements/
 COPY deploy/images/sbom.py ./
 
 FROM build AS operator-build
 ARG UV_DEFAULT_INDEX
 ARG SSL_CERT_FILE
 COPY requirements/cpu.txt requirements/
-RUN uv pip install --quiet --constraints requirements/cpu.txt --requirement pyproject.toml --extra operator
+RUN uv pip install --quiet --require-hashes --no-build --constraints requirements/cpu.txt --requirement pyproject.toml \
+        --extra operator
 COPY api api
 COPY operator operator
 COPY trainer trainer
 # The distribution is one; what the operator must not import isn't installed, so its code may as well not be there.
-RUN uv pip install --quiet --no-deps . \
+RUN uv pip install --quiet --no-deps --build-constraints requirements/build.txt --require-build-hashes . \
     && rm -r /opt/rljob/lib/python3.11/site-packages/rljob_trainer /opt/rljob/bin/rljob \
     && python sbom.py > /opt/rljob/sbom.spdx.json
 
@@ -41,20 +46,25 @@ FROM build AS trainer-build
 ARG UV_DEFAULT_INDEX
 ARG SSL_CERT_FILE
 ARG ACCELERATOR=cpu
-# "cpu" takes torch's CPU build from PyTorch's own index; empty takes the ordinary wheel, where that index is out of reach.
+# "cpu" takes torch's CPU build from PyTorch's own index. requirements/torch.txt has the hashes of the ordinary wheels alone,
+# so torch is then not checked, and hashes can't be required; those of all else are still compared, and tests find all else
+# to have one. Empty takes the ordinary wheel, where that index is out of reach, and requires all hashes.
 ARG TORCH_BACKEND=cpu
 COPY requirements requirements
 RUN case "${ACCELERATOR}" in \
-        cpu) set -- ${TORCH_BACKEND:+--torch-backend "${TORCH_BACKEND}"} --overrides requirements/cpu-overrides.txt ;; \
-        gpu) set -- ;; \
+        cpu) set -- --overrides requirements/cpu-overrides.txt; backend=${TORCH_BACKEND} ;; \
+        gpu) set --; backend= ;; \
         *) echo "ACCELERATOR is cpu or gpu, not ${ACCELERATOR}" >&2; exit 64 ;; \
     esac \
-    && uv pip install --quiet "$@" --constraints "requirements/${ACCELERATOR}.txt" --requirement pyproject.toml \
+    && if [ -n "${backend}" ]; then set -- "$@" --torch-backend "${backend}"; \
+    else set -- "$@" --require-hashes --constraints requirements/torch.txt; fi \
+    && uv pip install --quiet --no-build "$@" --constraints "requirements/${ACCELERATOR}.txt" --requirement pyproject.toml \
         --extra trainer --extra "${ACCELERATOR}"
 COPY api api
 COPY operator operator
 COPY trainer trainer
-RUN uv pip install --quiet --no-deps . && python sbom.py > /opt/rljob/sbom.spdx.json
+RUN uv pip install --quiet --no-deps --build-constraints requirements/build.txt --require-build-hashes . \
+    && cp sbom.py /opt/rljob/
 
 FROM ${PYTHON_IMAGE} AS operator
 LABEL org.opencontainers.image.title="rljob operator" \
@@ -64,6 +74,9 @@ COPY --from=operator-build /opt/rljob /opt/rljob
 ENV PATH=/opt/rljob/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "rljob_operator"]
+ARG REVISION=
+LABEL org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.revision="${REVISION}"
 
 FROM ${PYTHON_IMAGE} AS trainer
 LABEL org.opencontainers.image.title="rljob trainer" \
@@ -73,10 +86,24 @@ COPY --from=trainer-build /opt/rljob /opt/rljob
 # Ray looks for a home and a user name.
 RUN (getent passwd 1000 >/dev/null || echo 'rljob:x:1000:1000::/home/rljob:/bin/bash' >> /etc/passwd) \
     && mkdir -p /home/rljob && chown 1000:1000 /home/rljob
-# vLLM on CPUs asks it for the memory of each; Python's slim images don't have it.
-RUN python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null \
-    || (apt-get update && apt-get install --yes --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*)
+# vLLM on CPUs asks libnuma for the memory of each; Python's slim images don't have it. On GPUs Triton compiles C against
+# Python's headers before its first kernel, and torch and FlashInfer may compile C++; slim images have no compiler.
+ARG ACCELERATOR=cpu
+RUN if [ "${ACCELERATOR}" = gpu ]; then set -- gcc g++ libc6-dev; else set --; fi \
+    && if ! python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then set -- "$@" libnuma1; fi \
+    && if [ $# -gt 0 ]; then \
+        apt-get update && apt-get install --yes --no-install-recommends "$@" && rm -rf /var/lib/apt/lists/*; \
+    fi \
+    && if [ "${ACCELERATOR}" = gpu ]; then \
+        echo '#include <Python.h>' | gcc -fsyntax-only -x c \
+            -I "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')" -; \
+    fi
 ENV PATH=/opt/rljob/bin:$PATH HOME=/home/rljob PYTHONUNBUFFERED=1
+# Here and not where the packages were installed: Debian's of this stage belong in it.
+RUN python /opt/rljob/sbom.py > /opt/rljob/sbom.spdx.json
 USER 1000:1000
 WORKDIR /home/rljob
 CMD ["rljob", "--help"]
+ARG REVISION=
+LABEL org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.revision="${REVISION}"

@@ -1,8 +1,9 @@
 """Makes the project's virtual environment: `python3.11 requirements/install.py [--accelerator gpu]`.
 
-Needs nothing but Python 3.11 and a package index. Says what it does, checks every download against the hashes in
-the constraints files, compiles bytecode (the first import of vLLM takes a minute without) and does nothing at all when
-the environment is already right. Only the standard library: it runs before anything is installed.
+Needs nothing but Python 3.11 and a package index. Says what it does, refuses downloads without a hash in requirements/
+(but for torch where it isn't the index's ordinary wheel; it says so then), compiles bytecode (the first import of vLLM
+takes a minute without) and does nothing at all when the environment is already right. Only the standard library: it
+runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "rljob-installed"
 REQUIREMENTS = ROOT / "requirements"
+TORCH = "2.13.0"
+CPU_BUILD = f"{TORCH}+cpu"
 
 
 def main() -> int:
@@ -45,7 +49,10 @@ def main() -> int:
     environment = index_settings()
     command = install_command(accelerator, environment)
     say(f"installing pinned packages for {accelerator} (0.9 to 7 GB, 1 to 10 minutes)")
-    run(*command, "--editable", f".[trainer,{accelerator},operator,dev]", environment=environment)
+    extras = [f"--extra={extra}" for extra in ("trainer", accelerator, "operator", "dev")]
+    run(*command, "--requirement", "pyproject.toml", *extras, environment=environment)
+    built = ["--build-constraints", REQUIREMENTS / "build.txt", "--require-build-hashes"]
+    run(*uv("install"), "--quiet", "--no-deps", *built, "--editable", ".", environment=environment)
     STAMP.write_text(wanted)
     say(f"done: {VENV.name}/bin/rljob")
     return 0
@@ -81,25 +88,56 @@ def install_command(accelerator: str, environment: dict[str, str]) -> list[str |
     """What installs packages, whose names come next, in the pinned versions."""
     overrides = ["--overrides", REQUIREMENTS / "cpu-overrides.txt"] if accelerator == "cpu" else []
     pinned = ["--constraints", REQUIREMENTS / f"{accelerator}.txt"]
-    # The pin alone would take a CPU build for a GPU where a wheel folder has one.
-    build = torch_backend(environment) if accelerator == "cpu" else ["torch!=2.13.0+cpu"]
-    return [*uv("install"), *build, *overrides, "--quiet", "--compile-bytecode", *pinned]
+    options = torch_options(accelerator, environment)
+    return [*uv("install"), *options, *overrides, "--quiet", "--no-build", "--compile-bytecode", *pinned]
 
 
-def torch_backend(environment: dict[str, str]) -> list[str]:
-    """Takes torch's CPU build (0.2 GB instead of 3 GB) where PyTorch's own index can be reached.
+def torch_options(accelerator: str, environment: dict[str, str]) -> list[str | Path]:
+    """Chooses the build of torch: for CPUs theirs (0.2 GB instead of 3 GB) where it is on offer.
 
-    A CPU wheel in one of pip's find-links folders needs nothing from us: ``torch==2.13.0`` takes it.
+    It comes from PyTorch's own index, or from one of pip's find-links folders, where the pin alone takes it. The
+    ordinary wheels of the package index are known by their hashes, and with one of them whatever has none is refused.
+    Of another build there is no hash; all else is checked then, too, and tests see to it that all else has one.
     """
-    # --reinstall: a torch that is there already says nothing about the index.
-    options = ["--reinstall", "--dry-run", "--no-deps", "--quiet"]
-    probe = [*uv("install"), "--torch-backend", "cpu", *options, "torch==2.13.0"]
-    try:
-        reached = subprocess.run(probe, cwd=ROOT, env=environment, capture_output=True, timeout=60).returncode == 0
-    except subprocess.TimeoutExpired:
-        reached = False
-    say(f"torch: {'the CPU build' if reached else 'the ordinary build (no index with CPU builds in reach)'}")
-    return ["--torch-backend", "cpu"] if reached else []
+    installed = installed_torch()
+    kept = installed.partition("+")[0] == TORCH and (accelerator, installed) != ("gpu", CPU_BUILD)
+    taken, way = (installed, []) if kept else torch_on_offer(accelerator, environment)
+    told = {TORCH: "the ordinary build", CPU_BUILD: "the CPU build"}.get(taken, taken or "not found")
+    hashed = taken in (TORCH, "")
+    say(f"torch: {told}{'' if hashed else ', which has no hash in requirements/'}")
+    options: list[str | Path] = [*way]
+    if hashed:
+        options += ["--constraints", REQUIREMENTS / "torch.txt"]
+        # uv requires hashes of exact versions only.
+        options += [] if way else ["--require-hashes"]
+    if installed and not kept:
+        options += ["--reinstall-package", "torch"]
+    return options
+
+
+def installed_torch() -> str:
+    """The version of torch in the environment; empty where there is none."""
+    for about in VENV.glob("lib/python3.11/site-packages/torch-*.dist-info"):
+        return about.name.removeprefix("torch-").removesuffix(".dist-info")
+    return ""
+
+
+def torch_on_offer(accelerator: str, environment: dict[str, str]) -> tuple[str, list[str]]:
+    """The build of torch that an empty environment would get, and the options that it takes to get it."""
+    # The pin alone would take a CPU build for a GPU where a wheel folder has one.
+    ways = [["--torch-backend", "cpu"], []] if accelerator == "cpu" else [[], [f"torch!={CPU_BUILD}"]]
+    for way in ways:
+        # --reinstall: a torch that is there already says nothing about the index.
+        options = ["--reinstall", "--dry-run", "--no-deps", "--color", "never"]
+        probe = [*uv("install"), *way, *options, f"torch=={TORCH}"]
+        try:
+            done = subprocess.run(probe, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        except subprocess.TimeoutExpired:
+            continue
+        found = re.search(r"^ [+~] torch==(\S+)", done.stderr, flags=re.MULTILINE)
+        if found and (accelerator, found[1]) != ("gpu", CPU_BUILD):
+            return found[1], way
+    return "", []
 
 
 def uv(verb: str) -> list[str | Path]:

@@ -1,21 +1,29 @@
-"""Writes the constraints files: every version pinned, with hashes and without download addresses.
+"""Writes the files of pins: every version and every hash of it, without download addresses.
 
     .venv/bin/python requirements/lock.py            # after a change of pyproject.toml; what is pinned stays
     .venv/bin/python requirements/lock.py --upgrade  # everything as new as pyproject.toml allows
 
-Constraints instead of uv.lock, because that file records the address of every download. torch alone carries no
-hash: the same version is taken as a CPU build where one is offered and as the ordinary build elsewhere.
+    cpu.txt, gpu.txt  constraints: whatever any extra of pyproject.toml needs, for an accelerator
+    torch.txt         hashes of torch's ordinary wheels, apart: the same version is taken as a CPU build where one is
+                      offered, and that isn't among them
+    build.txt         what the project's own wheel is built with
+
+Constraints instead of uv.lock, because that file records the address of every download.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 UNHASHED = {"torch"}
+EDITABLE = "editables~=0.3"
+"""hatchling asks for it, in these words, when it installs a checkout (make install)."""
 
 COMMON = [
     "--generate-hashes",
@@ -30,15 +38,37 @@ COMMON = [
 
 def lock(output: str, extras: list[str], overrides: str | None) -> None:
     """Resolves ``pyproject.toml`` with the extras into ``requirements/<output>``."""
-    target = HERE / output
-    command = ["uv", "pip", "compile", "pyproject.toml", *COMMON, *(f"--extra={e}" for e in extras)]
+    options = [f"--extra={e}" for e in extras]
     if overrides:
-        command.append(f"--overrides={HERE.relative_to(ROOT) / overrides}")
+        options.append(f"--overrides={HERE.relative_to(ROOT) / overrides}")
+    resolve("pyproject.toml", output, *options)
+    target = HERE / output
+    target.write_text(without_hashes(target.read_text(), UNHASHED))
+
+
+def resolve(source: str, output: str, *options: str, text: str | None = None) -> None:
+    """Pins what a file needs, or with "-" what the text does, in ``requirements/<output>``."""
+    command = ["uv", "pip", "compile", source, *COMMON, *options, "--quiet"]
     if "--upgrade" in sys.argv:
         command.append("--upgrade")
     # uv keeps the versions that it finds in its output.
-    subprocess.run([*command, "--quiet", f"--output-file={target.relative_to(ROOT)}"], cwd=ROOT, check=True)
-    target.write_text(without_hashes(target.read_text(), UNHASHED))
+    command.append(f"--output-file={(HERE / output).relative_to(ROOT)}")
+    subprocess.run(command, cwd=ROOT, check=True, input=text, text=True)
+
+
+def build_requirements() -> list[str]:
+    """What building the project asks for before it is resolved."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return [*project["build-system"]["requires"], EDITABLE]
+
+
+def pins(text: str) -> dict[str, tuple[str, list[str]]]:
+    """Version and hashes of each package in a compiled requirements file."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for entry in re.split(r"\n(?=\S)", text.strip()):
+        name, version = re.match(r"([\w.-]+)==([^\s;]+)", entry).groups()  # type: ignore[union-attr]
+        found[name] = version, re.findall(r"--hash=sha256:([0-9a-f]{64})\b", entry)
+    return found
 
 
 def without_hashes(text: str, names: set[str]) -> str:
@@ -56,5 +86,8 @@ def without_hashes(text: str, names: set[str]) -> str:
 
 if __name__ == "__main__":
     lock("cpu.txt", ["trainer", "cpu", "operator", "dev"], "cpu-overrides.txt")
+    version, _ = pins((HERE / "cpu.txt").read_text())["torch"]
+    resolve("-", "torch.txt", "--no-deps", text=f"torch=={version}\n")
+    resolve("-", "build.txt", text="\n".join(build_requirements()) + "\n")
     if "--all" in sys.argv:
         lock("gpu.txt", ["trainer", "gpu", "operator", "dev"], None)

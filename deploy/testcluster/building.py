@@ -37,13 +37,15 @@ BASE_PACKAGES = (
     *("python3.11", "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"),
     *("python3-pip", "python3-setuptools", "python3-wheel", "python3-distutils", "python3-lib2to3"),
 )
+BASE_LAYOUT = "2"
+"""Another one where `_make_base` makes something else of the same packages."""
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 
 
 def base_root() -> Path:
     """Root of the base image: Python 3.11, pip, bash and what they need, from Debian."""
-    return cached(_name("base", BASE_PACKAGES), True, _make_base)
+    return cached(_name("base", (*BASE_PACKAGES, BASE_LAYOUT)), True, _make_base)
 
 
 def mounted_image(environment: Path) -> Path:
@@ -130,9 +132,13 @@ def _make_base(to: Path) -> None:
     for folder in ("bin", "sbin", "lib", "lib64"):
         (to / "usr" / folder).mkdir(parents=True)
         (to / folder).symlink_to(f"usr/{folder}")
-    debian.unpack(BASE_PACKAGES, to)
+    controls = debian.unpack(BASE_PACKAGES, to)
     for name in ("doc", "man", "locale", "info"):
         run(["rm", "-rf", str(to / "usr/share" / name)])
+    # What dpkg would note: the bill of materials is made from it, and scanners of images look for it.
+    status = to / "var/lib/dpkg/status"
+    status.parent.mkdir(parents=True, exist_ok=True)
+    status.write_text("".join(f"{control.rstrip()}\nStatus: install ok installed\n\n" for control in controls))
     # What the packages' scripts would do when they are installed.
     for name in ("python", "python3"):
         (to / "usr/bin" / name).symlink_to("python3.11")

@@ -11,8 +11,11 @@ from pathlib import Path
 from testcluster.commands import CommandFailedError, run
 
 
-def unpack(packages: Sequence[str], to: Path) -> None:
+def unpack(packages: Sequence[str], to: Path) -> list[str]:
     """Downloads the packages and unpacks them over each other into a folder.
+
+    Returns:
+        The control file of each.
 
     Raises:
         CommandFailedError: there is no apt-get, or it doesn't have one of them.
@@ -25,10 +28,13 @@ def unpack(packages: Sequence[str], to: Path) -> None:
         except CommandFailedError:
             run(["apt-get", "update"])
             run(["apt-get", "download", *packages], Path(downloads))
+        controls: list[str] = []
         for archive in sorted(Path(downloads).glob("*.deb")):
+            controls.append(run(["dpkg-deb", "--field", str(archive)]))
             # As `dpkg -x`, but a folder that is a link (/bin -> /usr/bin) stays one.
             with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE) as package:
                 unpacking = ["tar", "-x", "--keep-directory-symlink", "-C", str(to)]
                 done = subprocess.run(unpacking, stdin=package.stdout, capture_output=True, text=True)
             if done.returncode or package.returncode:
                 raise CommandFailedError(f"{archive.name} can't be unpacked: {done.stderr.strip()}")
+    return controls

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from testcluster.commands import run
 from testcluster.layout import Cluster, Node
@@ -30,6 +31,14 @@ class Image:
     environment: Mapping[str, str] = field(default_factory=lambda: {"PATH": DEFAULT_PATH})
     user: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_configuration(archive: Path) -> dict[str, Any]:
+    """What an archive says of its image: architecture, layers, and below `config` how it is run and its labels."""
+    with tarfile.open(archive) as image:
+        (manifest,) = json.load(image.extractfile("manifest.json"))  # type: ignore[arg-type]
+        configuration: dict[str, Any] = json.load(image.extractfile(manifest["Config"]))  # type: ignore[arg-type]
+    return configuration
 
 
 def pack(image: Image, layers: Sequence[Path], archive: Path) -> None:

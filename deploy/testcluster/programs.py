@@ -159,7 +159,7 @@ def _fingerprint(program: GoProgram) -> str:
     return digest.hexdigest()[:12]
 
 
-def cached(name: str, build: bool, make: Callable[[Path], None]) -> Path:
+def cached(name: str, build: bool, make: Callable[[Path], object]) -> Path:
     """The cache folder `name`, made whole by `make` or not at all; concurrent callers wait for the first.
 
     Raises:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import tarfile
+import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
+from requirements.lock import pins
 
 from testcluster.addons import OPERATOR, OPERATOR_NAMESPACE, Kubectl
-from testcluster.building import project_image
+from testcluster.building import ROOT, project_image
+from testcluster.images import read_configuration
 
 pytestmark = pytest.mark.timeout(600)
 MEGABYTES = 1_000_000
@@ -21,23 +22,20 @@ def archive() -> Path:
     return project_image("operator", say=print)
 
 
-def config_of(archive: Path) -> dict[str, Any]:
-    with tarfile.open(archive) as image:
-        (manifest,) = json.load(image.extractfile("manifest.json"))  # type: ignore[arg-type]
-        config: dict[str, Any] = json.load(image.extractfile(manifest["Config"]))  # type: ignore[arg-type]
-    return config
-
-
 def test_the_operators_image_is_small_and_not_roots(archive: Path) -> None:
     assert archive.stat().st_size < 200 * MEGABYTES
-    config = config_of(archive)["config"]
+    config = read_configuration(archive)["config"]
     assert config["User"] == "65532:65532"
     assert config["Entrypoint"] == ["python", "-m", "rljob_operator"]
-    assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+    labels = {name.removeprefix("org.opencontainers.image."): value for name, value in config["Labels"].items()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (labels["version"], labels["licenses"]) == (project["version"], project["license"])
+    # Nobody said which commit this is.
+    assert labels["revision"] == ""
 
 
 def test_nothing_of_the_machine_it_was_built_on_is_in_the_image(archive: Path) -> None:
-    variables = {entry.partition("=")[0] for entry in config_of(archive)["config"]["Env"]}
+    variables = {entry.partition("=")[0] for entry in read_configuration(archive)["config"]["Env"]}
     assert variables == {"PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"}
 
 
@@ -50,4 +48,17 @@ def test_the_image_carries_its_bill_of_materials_and_no_trainer(kubectl: Kubectl
     packages = {package["name"] for package in bill["packages"]}
     assert {"rljob", "kopf", "aiohttp", "pydantic"} <= packages
     assert not packages & {"torch", "ray", "transformers", "vllm", "kubernetes", "pip"}
+    assert {"libc6", "python3.11"} <= packages  # the base's
+    # Nothing came in but what has a hash.
+    installed = {
+        (package["name"], package["versionInfo"])
+        for package in bill["packages"]
+        if package["externalRefs"][0]["referenceLocator"].startswith("pkg:pypi/")
+    }
+    hashed = {
+        (name, version)
+        for name, (version, hashes) in pins((ROOT / "requirements/cpu.txt").read_text()).items()
+        if hashes
+    }
+    assert {name for name, _ in installed - hashed} == {"rljob"}
     assert "rljob_trainer" not in read("ls", "/opt/rljob/lib/python3.11/site-packages")

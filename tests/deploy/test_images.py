@@ -7,11 +7,13 @@ import io
 import json
 import re
 import tarfile
+import tomllib
 from pathlib import Path
 
 import yaml
 
-from testcluster.images import Image, pack
+from testcluster import building
+from testcluster.images import Image, pack, read_configuration
 
 ROOT = Path(__file__).parents[2]
 PINNED = re.compile(r"[a-z0-9./-]+:[A-Za-z0-9._-]+@sha256:[0-9a-f]{64}")
@@ -62,3 +64,16 @@ def test_what_comes_from_a_registry_is_pinned_by_its_digest() -> None:
     nodes = yaml.safe_load((ROOT / "deploy/kind/cluster.yaml").read_text())["nodes"]
     for image in [*bases.values(), *(node["image"] for node in nodes)]:
         assert PINNED.fullmatch(image), image
+
+
+def test_the_images_carry_the_projects_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    labels = re.findall(r'org.opencontainers.image.version="([^"]*)"', (ROOT / "Dockerfile").read_text())
+    assert {*labels, building.VERSION} == {project["version"]}
+    assert len(labels) == 2
+
+
+def test_an_archive_says_how_its_image_is_run(tmp_path: Path) -> None:
+    configuration = read_configuration(packed(tmp_path))
+    assert configuration["config"]["User"] == "65532"
+    assert configuration["config"]["Labels"] == {"a": "b"}

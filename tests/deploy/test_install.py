@@ -1,7 +1,10 @@
-"""Which build of torch `make install` takes: the real installer and uv, with wheels of a few bytes and no network."""
+"""Which build of torch `make install` takes, and which wheels it refuses: the real installer and uv, with wheels of a
+few bytes and no network."""
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 import subprocess
 import sys
 import venv
@@ -16,6 +19,10 @@ CPU, ORDINARY = "2.13.0+cpu", "2.13.0"
 """PyTorch's builds of one version: that for CPUs carries a local label, that of the ordinary index has none."""
 
 Installed = Callable[..., str]
+
+
+class RefusedError(Exception):
+    """uv installed nothing; the message is its own."""
 
 
 def wheel(folder: Path, name: str, version: str, *needs: str) -> Path:
@@ -41,6 +48,12 @@ def index(folder: Path, *wheels: Path) -> str:
     return folder.as_uri()
 
 
+def pin(file: Path) -> str:
+    """A line of a constraints file."""
+    name, version = file.name.split("-")[:2]
+    return f"{name.replace('_', '-')}=={version} --hash=sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+
+
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
     """The build of torch that an empty environment gets with an engine. That for CPUs asks for their build, as
@@ -49,15 +62,23 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
     binaries = tmp_path / "environment" / "bin"
     (binaries / "uv").symlink_to(Path(sys.executable).with_name("uv"))
     elsewhere = tmp_path / "elsewhere"
-    wheels = [
-        wheel(elsewhere, "torch", ORDINARY),
-        wheel(elsewhere, "engine_cpu", "1.0", f"torch=={CPU}"),
-        wheel(elsewhere, "engine_gpu", "1.0", f"torch=={ORDINARY}"),
+    torch = wheel(elsewhere, "torch", ORDINARY)
+    helper = wheel(elsewhere, "helper", "1.0")
+    engines = [
+        wheel(elsewhere, "engine_cpu", "1.0", f"torch=={CPU}", "helper"),
+        wheel(elsewhere, "engine_gpu", "1.0", f"torch=={ORDINARY}", "helper"),
     ]
+    pinned = tmp_path / "requirements"
+    pinned.mkdir()
+    shutil.copy(install.REQUIREMENTS / "cpu-overrides.txt", pinned)
+    (pinned / "torch.txt").write_text(pin(torch))
+    for name in ("cpu.txt", "gpu.txt"):
+        (pinned / name).write_text("".join(map(pin, [helper, *engines])) + f"torch=={ORDINARY}\n")
+    monkeypatch.setattr(install, "REQUIREMENTS", pinned)
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_DEFAULT_INDEX", "UV_FIND_LINKS", "UV_INDEX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", index(tmp_path / "index", *wheels))
+    monkeypatch.setenv("PIP_INDEX_URL", index(tmp_path / "index", torch, helper, *engines))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     # PyTorch's own index is out of reach.
     monkeypatch.setenv("UV_OFFLINE", "1")
@@ -69,8 +90,12 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
         environment = install.index_settings()
         monkeypatch.setattr(install, "VENV", binaries.parent)
         monkeypatch.setattr(install, "PYTHON", binaries / "python")
-        command = [*install.install_command(accelerator, environment), f"engine_{accelerator}"]
-        subprocess.run(command, check=True, env=environment, cwd=install.ROOT)
+        project = tmp_path / "pyproject.toml"
+        project.write_text(f'[project]\nname = "x"\nversion = "1"\ndependencies = ["engine_{accelerator}==1.0"]\n')
+        command = [*install.install_command(accelerator, environment), "--requirement", project]
+        done = subprocess.run(command, env=environment, cwd=install.ROOT, capture_output=True, text=True)
+        if done.returncode:
+            raise RefusedError(done.stderr)
         (about,) = binaries.parent.glob("lib/*/site-packages/torch-*.dist-info")
         return about.name.removeprefix("torch-").removesuffix(".dist-info")
 
@@ -113,3 +138,51 @@ def test_a_folder_of_other_wheels_and_one_that_is_not_there_change_nothing(
     """pip passes over a folder that is not there; uv would end with an error."""
     wheel(tmp_path / "wheels", "torch", "2.12.0+cpu")
     assert installed(tmp_path / "nowhere", tmp_path / "wheels") == ORDINARY
+
+
+def test_a_gpu_gets_the_ordinary_wheel_in_an_environment_that_was_made_for_cpus(
+    installed: Installed, tmp_path: Path
+) -> None:
+    wheel(tmp_path / "wheels", "torch", CPU)
+    assert installed(tmp_path / "wheels") == CPU
+    shutil.rmtree(tmp_path / "wheels")
+    assert installed(accelerator="gpu") == ORDINARY
+
+
+def test_a_cpu_build_stays_when_it_is_no_longer_on_offer(installed: Installed, tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "torch", CPU)
+    assert installed(tmp_path / "wheels") == CPU
+    shutil.rmtree(tmp_path / "wheels")
+    assert installed() == CPU
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "gpu"])
+@pytest.mark.parametrize("package", ["torch", "helper"])
+def test_a_wheel_that_is_not_the_pinned_one_is_refused(
+    installed: Installed, tmp_path: Path, package: str, accelerator: str
+) -> None:
+    tampered = next((tmp_path / "elsewhere").glob(f"{package}-*.whl"))
+    with zipfile.ZipFile(tampered, "a") as file:
+        file.writestr(f"{package}.py", "import os")
+    with pytest.raises(RefusedError, match=f"Hash mismatch for `{package}"):
+        installed(accelerator=accelerator)
+
+
+def test_beside_a_build_of_torch_without_a_hash_all_else_is_checked(
+    installed: Installed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel(tmp_path / "wheels", "torch", CPU)
+    with zipfile.ZipFile(next((tmp_path / "elsewhere").glob("helper-*.whl")), "a") as file:
+        file.writestr("helper.py", "import os")
+    with pytest.raises(RefusedError, match="Hash mismatch for `helper"):
+        installed(tmp_path / "wheels")
+    assert "the CPU build, which has no hash" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "gpu"])
+def test_a_package_that_is_not_pinned_is_refused(installed: Installed, tmp_path: Path, accelerator: str) -> None:
+    for name in ("cpu.txt", "gpu.txt"):
+        file = tmp_path / "requirements" / name
+        file.write_text("".join(line for line in file.read_text().splitlines(True) if "helper" not in line))
+    with pytest.raises(RefusedError, match="no trusted hash was provided for: `helper`"):
+        installed(accelerator=accelerator)

@@ -1,0 +1,89 @@
+"""The pins in requirements/: all have hashes, and they are all that an installation takes. Asks the package index."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+from requirements import install
+from requirements.lock import pins
+
+ROOT = Path(__file__).parents[2]
+REQUIREMENTS = ROOT / "requirements"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+UV = Path(sys.executable).with_name("uv")
+
+
+def pinned(name: str) -> dict[str, tuple[str, list[str]]]:
+    return pins((REQUIREMENTS / name).read_text())
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The interpreter of an environment with nothing in it; a wheel folder of this machine isn't looked into."""
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setattr(install, "PYTHON", sys.executable)
+    venv.create(tmp_path / "environment", symlinks=True)
+    return tmp_path / "environment" / "bin" / "python"
+
+
+def uv(environment: Path, *arguments: str | Path) -> str:
+    command = [UV, "pip", "install", "--python", environment, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=install.index_settings(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("name", ["cpu.txt", "gpu.txt", "torch.txt", "build.txt", "uv.txt"])
+def test_every_pin_has_hashes(name: str) -> None:
+    without = {package for package, (_, hashes) in pinned(name).items() if not hashes}
+    assert without == ({"torch"} if name in ("cpu.txt", "gpu.txt") else set())
+    # Counted another way, so that no pin is passed over.
+    assert len(pinned(name)) == len(re.findall("^[a-z0-9]", (REQUIREMENTS / name).read_text(), flags=re.MULTILINE))
+
+
+def test_torch_is_one_version_everywhere() -> None:
+    (wanted,) = (need for need in PROJECT["project"]["optional-dependencies"]["trainer"] if need.startswith("torch=="))
+    files = ("cpu.txt", "gpu.txt", "torch.txt")
+    assert {f"torch=={pinned(name)['torch'][0]}" for name in files} == {wanted}
+
+
+def test_the_build_back_end_is_pinned_as_pyproject_says() -> None:
+    for need in PROJECT["build-system"]["requires"]:
+        name, version = need.split("==")
+        assert pinned("build.txt")[name][0] == version
+
+
+@pytest.mark.parametrize(
+    ("file", "extras"),
+    [
+        ("cpu.txt", ["operator"]),
+        ("cpu.txt", ["trainer", "cpu", "operator", "dev"]),
+        ("gpu.txt", ["trainer", "gpu"]),
+        ("gpu.txt", ["trainer", "gpu", "operator", "dev"]),
+    ],
+    ids=["the operator", "for CPUs", "for GPUs", "for GPUs, to develop on"],
+)
+def test_whatever_is_needed_has_a_hash_and_a_wheel(environment: Path, file: str, extras: list[str]) -> None:
+    """As the Dockerfile and the installer say it, but that nothing is downloaded."""
+    overrides = ["--overrides", REQUIREMENTS / "cpu-overrides.txt"] if "cpu" in extras else []
+    hashed = ["--constraints", REQUIREMENTS / file, "--constraints", REQUIREMENTS / "torch.txt", "--require-hashes"]
+    wanted = ["--requirement", "pyproject.toml", *(f"--extra={extra}" for extra in extras)]
+    said = uv(environment, "--dry-run", "--no-build", *overrides, *hashed, *wanted)
+    taken = dict(re.findall(r"^ \+ (\S+)==(\S+)", said, flags=re.MULTILINE))
+    known = pinned(file)
+    assert "pydantic" in taken
+    assert taken == {name: known[name][0] for name in taken}
+
+
+@pytest.mark.parametrize("editable", [[], ["--editable"]], ids=["wheel", "checkout"])
+def test_the_project_is_built_with_hashed_packages_alone(environment: Path, editable: list[str]) -> None:
+    built = ["--build-constraints", REQUIREMENTS / "build.txt", "--require-build-hashes"]
+    uv(environment, "--no-deps", "--no-cache", *built, *editable, str(ROOT))
+    asking = "from importlib.metadata import version; print(version('rljob'))"
+    assert subprocess.check_output([environment, "-c", asking], text=True).strip() == PROJECT["project"]["version"]
