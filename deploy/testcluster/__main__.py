@@ -92,7 +92,7 @@ def next_commands(cluster: Cluster) -> list[str]:
         return [
             export,
             "kubectl get nodes",
-            "make e2e-smoke    # jobs mount the checkout here; those of examples/cluster need make cluster-up PACKAGED=1",
+            "make e2e-smoke  # jobs mount the checkout; those of examples/cluster need make cluster-up PACKAGED=1",
         ]
     return [
         export,
