@@ -25,8 +25,8 @@ _begun: set[Path] = set()
 def gather_namespace(world: World, folder: Path) -> None:
     """Writes into a folder named like the namespace: objects, events, logs of pods and of Ray, the small files of runs.
 
-    What can't be had is said in its place, or in a file of such problems; nothing is raised for it. What is there already
-    stays: it was gathered nearer to the failure.
+    What can't be had is said in its place, or in a file of such problems; nothing is raised for it. What is there
+    already stays: it was gathered nearer to the failure.
     """
     _begin(folder)
     place = folder / world.namespace
