@@ -38,12 +38,12 @@ class Release:
         assert done.returncode == 0, f"helm {' '.join(arguments)}: {done.stderr.strip()}"
         return done.stdout
 
-    def install(self, **values: Any) -> None:
+    def install(self, chart: Path = CHART, **values: Any) -> None:
         """Installs the release, or upgrades it, with its values and these; returns when the new pods are ready."""
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             yaml.safe_dump(self.values | values, file)
             file.flush()
-            self.helm("upgrade", "--install", self.name, str(CHART), f"--values={file.name}")
+            self.helm("upgrade", "--install", self.name, str(chart), f"--values={file.name}")
         self.world.kubectl(
             *("rollout", "status", "deployment", "--namespace", self.namespace, "--selector", RLJOB, "--timeout=180s"),
             seconds=190,

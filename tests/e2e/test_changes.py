@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,10 +15,21 @@ pytestmark = pytest.mark.timeout(1500)
 FOREVER = 100_000
 RESULTS_OF_A_STEP = ("reward/mean", "actor/grad_norm", "response/length/mean")
 """Numbers of a step that depend on every token and every weight before it, and on no clock."""
+HAS_LEFT = re.compile(r"engine \S+ on (\S+) has left")
+"""How the driver says that an engine has handed back what it had begun."""
 
 
 def names(pods: list[dict[str, Any]]) -> set[str]:
     return {pod["metadata"]["name"] for pod in pods}
+
+
+def started(pods: Iterable[dict[str, Any]]) -> set[tuple[str, str]]:
+    """Pods, and when the containers that run in them began."""
+    return {
+        (pod["metadata"]["uid"], container["state"]["running"]["startedAt"])
+        for pod in pods
+        for container in pod["status"]["containerStatuses"]
+    }
 
 
 @pytest.mark.smoke
@@ -24,6 +37,7 @@ def test_rollout_replicas_grow_and_shrink_while_training_goes_on(world: World) -
     world.apply(world.job_document("scaled", stop={"steps": FOREVER}, validation={"every": FOREVER, "atStart": False}))
     world.until_condition("scaled", "Running", "True", "Training")
     world.until_step("scaled", 3)
+    before = world.pods("scaled")
     first = names(world.pods("scaled", "rollout"))
 
     world.kubectl("scale", "rlj/scaled", "--replicas=3")
@@ -43,7 +57,10 @@ def test_rollout_replicas_grow_and_shrink_while_training_goes_on(world: World) -
     (left,) = names(world.pods("scaled", "rollout"))
     named = {pod for cluster in seen for pod in removed_by_name(cluster)}
     assert named == grown - {left}
-    assert world.get("rlj", "scaled")["status"]["attempt"] == 1
+    assert set(HAS_LEFT.findall(world.driver_log("scaled", attempt=1))) == named
+    assert started(world.pods("scaled")) == started(pod for pod in before if pod["metadata"]["name"] not in named)
+    status = world.get("rlj", "scaled")["status"]
+    assert (status["attempt"], status["pools"]["rollout"]["desired"]) == (1, 1)
 
     world.kubectl("patch", "rlj", "scaled", "--type=merge", "--patch", '{"spec": {"suspend": true}}')
     world.until_condition("scaled", "Suspended", "True")
@@ -80,6 +97,8 @@ def test_a_suspended_job_goes_on_where_it_was_and_ends_the_same(world: World) ->
     assert (world.pods("paused"), world.list("rayclusters")) == ([], [])
     reached = world.get("rlj", "paused")["status"]["checkpoint"]["step"]
     assert 3 <= reached < steps, "the job ended before it was suspended"
+    saved = world.in_results("ls", f"{world.state_folder('paused')}/checkpoints").split()
+    assert saved[-1] == f"step-{reached:08}"
 
     # The same job without a pause, in the meantime.
     world.apply(world.job_document("straight", **common))

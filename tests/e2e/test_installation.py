@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
-from installation import release
+from installation import CHART, release
 from ledger import assert_every_prompt_once
 from namespaces import fresh_namespace
-from world import World
+from world import World, story
 
 pytestmark = pytest.mark.timeout(1500)
 STEPS = 400
 """Two minutes: longer than an operator takes to be replaced, also where steps are fast."""
+LATER_COLUMN = "ATTEMPT"
+TRAINED_AND_ENDED = [("True", "Training"), ("False", "Completed")]
 COMMON: dict[str, Any] = {"stop": {"steps": STEPS}, "validation": {"every": STEPS, "atStart": False}}
 
 
-def test_helm_upgrade_does_not_disturb_a_job_that_trains(world: World) -> None:
-    world.apply(world.job_document("upgraded", **COMMON))
-    world.until_condition("upgraded", "CheckpointAvailable", "True")
-    pods = _identities(world, "upgraded")
+def test_helm_upgrade_does_not_disturb_a_job_that_trains(world: World, tmp_path: Path) -> None:
     with release(world) as installed:
-        installed.install(logLevel="debug", networkPolicy={"enabled": True})
-        policies = ("get", "networkpolicies", "--namespace", installed.namespace, "-o", "name")
-        assert world.kubectl(*policies).split() == [f"networkpolicy.networking.k8s.io/{installed.name}"]
-        world.until_step("upgraded", world.step("upgraded") + 5)
-        assert _identities(world, "upgraded") == pods
-        _assert_undisturbed(world, "upgraded")
+        installed.install(chart=older_chart(tmp_path / "older"))
+        world.apply(world.job_document("upgraded", **COMMON))
+        world.until_condition("upgraded", "CheckpointAvailable", "True")
+        assert LATER_COLUMN not in _columns(world)
+        pods = _identities(world, "upgraded")
+        with world.watching("rlj") as seen:
+            # Another CRD, another operator, and an object that was not there.
+            installed.install(logLevel="debug", networkPolicy={"enabled": True})
+            world.until("the CRD is today's", lambda: LATER_COLUMN in _columns(world))
+            policies = ("get", "networkpolicies", "--namespace", installed.namespace, "-o", "name")
+            assert world.kubectl(*policies).split() == [f"networkpolicy.networking.k8s.io/{installed.name}"]
+            world.until_step("upgraded", world.step("upgraded") + 5)
+            assert _identities(world, "upgraded") == pods
+            _assert_undisturbed(world, "upgraded")
+        assert story(seen, "upgraded", "Running", without=[("Unknown", "RayUnreachable")]) == TRAINED_AND_ENDED
 
 
 def test_helm_uninstall_keeps_jobs_and_what_they_do(world: World) -> None:
@@ -62,6 +73,22 @@ def test_an_operator_confined_to_namespaces_leaves_others_alone(world: World) ->
             assert_every_prompt_once(place, "confined", 4)
         assert "status" not in elsewhere.get("rlj", "confined")
         assert not elsewhere.list("rayclusters")
+
+
+def older_chart(folder: Path) -> Path:
+    """A chart like ours from before the CRD had one of its columns."""
+    shutil.copytree(CHART, folder)
+    crd = folder / "files" / "rljob.yaml"
+    today = crd.read_text()
+    column = re.compile(r"\{name: " + LATER_COLUMN + r", [^}]*\}, ", re.IGNORECASE)
+    before, removed = column.subn("", today)
+    assert removed == 1
+    crd.write_text(before)
+    return folder
+
+
+def _columns(world: World) -> list[str]:
+    return world.kubectl("get", "rlj").splitlines()[0].split()
 
 
 def _identities(world: World, job: str) -> set[str]:

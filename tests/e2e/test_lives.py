@@ -44,6 +44,9 @@ def test_two_jobs_side_by_side_do_not_meet(world: World) -> None:
         world.apply(world.job_document(name, stop={"steps": last}, validation=validation, seed=last))
     for name in steps:
         world.until_condition(name, "ClusterReady", "True")
+        pods = world.pods(name)
+        assert [pod["metadata"]["labels"]["ray.io/cluster"] for pod in pods] == [f"{name}-c1"] * 3
+        assert {pod["metadata"]["labels"]["rljob.dev/role"] for pod in pods} == {"head", "rollout", "trainer"}
     for name, last in steps.items():
         job = world.until_finished(name)
         assert [attempt["reason"] for attempt in job["status"]["attempts"]] == ["Completed"]

@@ -75,6 +75,7 @@ def test_a_container_that_runs_out_of_memory_while_it_trains_is_named_and_tried_
     world.apply(
         world.job_document(
             name,
+            trainer={"pod": all_reserved(world)},
             # No second checkpoint before the second loss: with one, failures count from there.
             checkpoint={"everySteps": seldom},
             stop={"steps": 100 * seldom},
@@ -100,6 +101,12 @@ def test_a_container_that_runs_out_of_memory_while_it_trains_is_named_and_tried_
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) >= seldom
     assert_resumed(world, name, assert_every_prompt_once(world, name, seldom, may_be_open=True))
+
+
+def all_reserved(world: World) -> dict[str, Any]:
+    """Pod settings that reserve all the memory that the pod may have."""
+    room = {"cpu": "1", "memory": "3Gi"}
+    return world.pod() | {"resources": {"requests": room, "limits": room}}
 
 
 def _trains(world: World, job: str, attempt: int) -> bool:
@@ -140,12 +147,18 @@ def test_training_goes_on_while_the_api_server_is_away(world: World) -> None:
     name = "unwatched"
     world.apply(unwatched(world, name))
     world.until_condition(name, "CheckpointAvailable", "True")
+    pods, running = _identities(world, name), world.condition(name, "Running")
     with without_api_server(world):
         away = time.time()
         time.sleep(20)
         back = time.time()
+    world.until_step(name, world.step(name) + 5)
+    assert _identities(world, name) == pods
+    # Nobody took the silence for an end: the condition is as old as it was.
+    assert world.condition(name, "Running")["lastTransitionTime"] == running["lastTransitionTime"]
     job = world.until_finished(name)
     assert _ends(job) == ["Completed"]
+    assert job["status"]["incarnation"] == 1
     moments = [datetime.fromisoformat(line["time"]).timestamp() for line in world.metrics(name)]
     assert any(away < moment < back for moment in moments), "no step was done while the API server was away"
     assert_all_trained_once(world, name, UNWATCHED_STEPS)
@@ -153,18 +166,18 @@ def test_training_goes_on_while_the_api_server_is_away(world: World) -> None:
 
 def test_a_killed_operator_goes_on_where_it_was(world: World) -> None:
     name = "unattended"
-    world.apply(unwatched(world, name))
-    # Once between creating the cluster and starting the driver, once while it trains.
-    world.until("there is a RayCluster", lambda: bool(world.list("rayclusters")))
-    kill_operator(world, RLJOB)
-    world.until_condition(name, "CheckpointAvailable", "True")
-    pods = _identities(world, name)
-    kill_operator(world, RLJOB)
-    world.until_step(name, world.step(name) + 5)
-    assert _identities(world, name) == pods
-    job = world.until_finished(name)
-    assert _ends(job) == ["Completed"]
-    assert job["status"]["incarnation"] == 1
+    with world.watching("rlj") as seen:
+        world.apply(unwatched(world, name))
+        # Once between creating the cluster and starting the driver, once while it trains.
+        world.until("there is a RayCluster", lambda: bool(world.list("rayclusters")))
+        kill_operator(world, RLJOB)
+        world.until_condition(name, "CheckpointAvailable", "True")
+        pods = _identities(world, name)
+        kill_operator(world, RLJOB)
+        world.until_step(name, world.step(name) + 5)
+        assert _identities(world, name) == pods
+        job = world.until_finished(name)
+    assert_undisturbed(seen, job)
     assert_all_trained_once(world, name, UNWATCHED_STEPS)
 
 
@@ -173,11 +186,12 @@ def test_a_killed_kuberay_operator_is_not_missed(world: World) -> None:
     world.apply(unwatched(world, name))
     world.until_condition(name, "CheckpointAvailable", "True")
     pods = _identities(world, name)
-    kill_operator(world, KUBERAY)
-    world.until_step(name, world.step(name) + 5)
-    assert _identities(world, name) == pods
-    job = world.until_finished(name)
-    assert _ends(job) == ["Completed"]
+    with world.watching("rlj") as seen:
+        kill_operator(world, KUBERAY)
+        world.until_step(name, world.step(name) + 5)
+        assert _identities(world, name) == pods
+        job = world.until_finished(name)
+    assert_undisturbed(seen, job)
     assert_all_trained_once(world, name, UNWATCHED_STEPS)
 
 
@@ -185,6 +199,13 @@ def unwatched(world: World, name: str) -> dict[str, Any]:
     """A job that trains for longer than an operator or the API server is away."""
     validation = {"every": UNWATCHED_STEPS, "atStart": False}
     return world.job_document(name, stop={"steps": UNWATCHED_STEPS}, validation=validation)
+
+
+def assert_undisturbed(seen: list[dict[str, Any]], job: dict[str, Any]) -> None:
+    """The job trained in one attempt on one cluster, and none of its states said otherwise."""
+    assert story(seen, job["metadata"]["name"], "Running", without=ON_THE_WAY) == [TRAINING, COMPLETED]
+    assert _ends(job) == ["Completed"]
+    assert job["status"]["incarnation"] == 1
 
 
 def assert_all_trained_once(world: World, name: str, steps: int = STEPS) -> list[dict[str, Any]]:

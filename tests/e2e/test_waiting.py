@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from ledger import assert_every_prompt_once
+from namespaces import default_image
 from world import World
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = {"steps": 3}
 TOLD_SECONDS = 15
 """From `kubectl apply` until a job says that there is no room for it."""
+OUT_OF_MEMORY = re.compile(r"engine \S+ is gone \(.*(out of memory|OOM)", re.DOTALL)
 GPU = "rljob.test/gpu"
 """A resource that no node has until it says so, and that Ray takes for GPUs as it does with `nvidia.com/gpu`."""
 
@@ -26,8 +29,7 @@ def test_a_job_without_gpus_says_so_and_runs_once_there_are_some(world: World) -
     told = world.until_condition("roomless", "ClusterReady", "False", "Unschedulable", seconds=TOLD_SECONDS)
     assert "rollout" in told["message"]
     assert f"Insufficient {GPU}" in told["message"]
-    header, row = world.kubectl("get", "rlj", "roomless").splitlines()
-    assert dict(zip(header.split(), row.split(), strict=False))["STATUS"] == "Pending"
+    assert shown_status(world, "roomless") == "Pending"
     node = world.pods("roomless", "head")[0]["spec"]["nodeName"]
     with gpus(world, node, 1):
         world.until_condition("roomless", "ClusterReady", "True")
@@ -52,11 +54,32 @@ def gpus(world: World, node: str, count: int) -> Iterator[None]:
         say(*({"op": "remove", "path": f"/status/{kind}{path}"} for kind in ("capacity", "allocatable")))
 
 
-def test_an_image_that_is_nowhere_is_named(world: World) -> None:
+def test_a_job_for_real_gpus_where_there_are_none_says_so(world: World) -> None:
+    # What users write: a number, from which the resource follows.
+    world.apply(world.job_document("gpuless", trainer={"gpusPerReplica": 1}, stop=STEPS))
+    told = world.until_condition("gpuless", "ClusterReady", "False", "Unschedulable", seconds=TOLD_SECONDS)
+    assert "trainer" in told["message"]
+    assert "Insufficient nvidia.com/gpu" in told["message"]
+
+
+def test_an_image_that_is_nowhere_is_named_until_there_is_another(world: World) -> None:
     image = "rljob.invalid/nobody:1"
-    world.apply(world.job_document("imageless", image=image, stop=STEPS))
+    document = world.job_document("imageless", stop=STEPS)
+    right = document["spec"].get("image") or default_image(world)
+    document["spec"]["image"] = image
+    world.apply(document)
     told = world.until_condition("imageless", "ClusterReady", "False", "ImageError")
     assert image in told["message"]
+    assert shown_status(world, "imageless") == "Pending"
+    assert "ImageError" in world.kubectl("describe", "rlj", "imageless")
+    # As conditions.md says: an image may be changed while the job is suspended.
+    merge = ("patch", "rlj", "imageless", "--type=merge", "--patch")
+    world.kubectl(*merge, '{"spec": {"suspend": true}}')
+    world.until_condition("imageless", "Suspended", "True")
+    world.kubectl(*merge, json.dumps({"spec": {"image": right, "suspend": False}}))
+    world.until_finished("imageless")
+    assert [line["step"] for line in world.metrics("imageless")] == [1, 2, 3]
+    assert_every_prompt_once(world, "imageless", 3)
 
 
 def test_a_container_that_is_out_of_memory_is_named(world: World) -> None:
@@ -67,6 +90,8 @@ def test_a_container_that_is_out_of_memory_is_named(world: World) -> None:
     assert "OOMKilled" in told["message"]
     failed = world.until_condition("cramped", "Failed", "True", "StartDeadlineExceeded")
     assert "OOMKilled" in failed["message"]
+    assert shown_status(world, "cramped") == "StartDeadlineExceeded"
+    assert_nothing_was_trained(world, "cramped")
 
 
 def test_an_engine_that_is_out_of_memory_is_named(world: World) -> None:
@@ -75,9 +100,27 @@ def test_an_engine_that_is_out_of_memory_is_named(world: World) -> None:
     retry = {"limit": 1, "backoffSeconds": 1}
     world.apply(world.job_document("tight", rollout=rollout, stop=STEPS, retry=retry))
     failed = world.until_condition("tight", "Failed", "True", "RetryLimitExceeded", seconds=600)
-    assert "memory" in failed["message"]
-    assert "engine" in failed["message"]
-    assert len(world.get("rlj", "tight")["status"]["attempts"]) == 2
+    assert OUT_OF_MEMORY.search(failed["message"])
+    assert shown_status(world, "tight") == "RetryLimitExceeded"
+    attempts = world.get("rlj", "tight")["status"]["attempts"]
+    assert [attempt["reason"] for attempt in attempts] == ["DriverFailed", "DriverFailed"]
+    for attempt in attempts:
+        assert OUT_OF_MEMORY.search(attempt["message"])
+        assert OUT_OF_MEMORY.search(world.driver_log("tight", attempt["attempt"]))
+    assert_nothing_was_trained(world, "tight")
+
+
+def shown_status(world: World, job: str) -> str:
+    """The word that `kubectl get rlj` prints of a job."""
+    header, row = world.kubectl("get", "rlj", job).splitlines()
+    return dict(zip(header.split(), row.split(), strict=False))["STATUS"]
+
+
+def assert_nothing_was_trained(world: World, job: str) -> None:
+    """The volume has no step and no checkpoint of a job."""
+    folder = world.state_folder(job)
+    files = world.in_results("bash", "-c", f"find {folder} -name metrics.jsonl -o -name 'step-*' 2>/dev/null || true")
+    assert files == ""
 
 
 def with_memory(world: World, limit: str) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class EngineCount:
             log.warning("engine %s does not come up: %s", name, error)
             await asyncio.sleep(_PAUSE_SECONDS)
             return
-        log.info("engine %s has joined: %d serve", name, len(self._pool.serving))
+        log.info("%s has joined: %d serve", _called(handle), len(self._pool.serving))
 
     async def _leave(self, name: str) -> None:
         async with self._between(f"engine {name}", f"engine {name} leaves", _LEAVE_SECONDS):
@@ -132,7 +132,7 @@ class EngineCount:
                 return
             await self._pool.remove(name)
             self._gone(handle)
-        log.info("engine %s has left: %d serve", name, len(self._pool.serving))
+        log.info("%s has left: %d serve", _called(handle), len(self._pool.serving))
 
     def _gone(self, handle: EngineHandle) -> None:
         """Remembers where an engine was, unless another one is there too."""
@@ -140,6 +140,11 @@ class EngineCount:
         pods = {engine.place.pod for engine in there if engine.place is not None}
         if handle.place is None or handle.place.pod not in pods:
             self.drained.append(Drained(handle.name, handle.place))
+
+
+def _called(handle: EngineHandle) -> str:
+    """An engine's name, and where it is: kubectl knows pods only."""
+    return f"engine {handle.name}" + ("" if handle.place is None else f" on {handle.place.pod}")
 
 
 def _order(name: str) -> tuple[int, ...]:
