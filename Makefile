@@ -2,11 +2,14 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
+INSTALL := $(PYTHON) requirements/install.py
 
 CLUSTER := PYTHONPATH=deploy $(BIN)/python -m testcluster
 # Whether a cluster of ours is kind's.
 IN_DOCKER := [ -z "$$PLAIN" ] && docker info >/dev/null 2>&1 && kind version >/dev/null 2>&1
 KIND_CONFIG := $(HOME)/.cache/rljob/kind-kubeconfig
+# PACKAGED=1: jobs start from the trainer's image; 0: no longer; not said: as the cluster was started.
+PACKAGED_OPTION = $(if $(PACKAGED),$(if $(filter 0,$(PACKAGED)),--no-packaged,--packaged))
 
 .PHONY: help install quickstart test lint unit programs integration snapshots cluster-up cluster-down cluster-test images e2e e2e-smoke generate constraints clean
 
@@ -14,7 +17,7 @@ help:            ## what there is
 	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 install:         ## make or mend the virtual environment (.venv); nothing to do when it is right
-	@$(PYTHON) requirements/install.py
+	@$(INSTALL)
 
 quickstart: install  ## train a small language model to add two numbers, from random weights, and write a report
 	$(BIN)/rljob run examples/quickstart.yaml --output runs/quickstart --resume never
@@ -40,9 +43,9 @@ integration: programs  ## the operator against a real API server
 snapshots:       ## what the chart renders, anew (needs the helm of make programs); look at the difference before committing it
 	PYTHONPATH=deploy $(BIN)/python tests/integration/snapshots.py
 
-cluster-up: install  ## a test cluster with KubeRay and rljob: in Docker by kind where both work, else of plain processes (root, 20 s)
-	@if $(IN_DOCKER); \
-	then deploy/kind/up.sh; else $(CLUSTER) up $${PACKAGED:+--packaged}; fi
+cluster-up:      ## a test cluster with KubeRay and rljob: in Docker by kind where both work, else of plain processes (root, 20 s)
+	@if $(IN_DOCKER); then deploy/kind/up.sh; \
+	else PYTHONPATH=deploy $(PYTHON) -m testcluster check >/dev/null && $(INSTALL) && $(CLUSTER) up $(PACKAGED_OPTION); fi
 
 cluster-down:    ## end it; nothing stays behind but its images
 	@if $(IN_DOCKER); \
@@ -61,7 +64,8 @@ e2e: install     ## RLJobs in real pods on the test cluster, which stays up; or 
 	    kind get clusters 2>/dev/null | grep -qx rljob || deploy/kind/up.sh; \
 	    mkdir -p "$(dir $(KIND_CONFIG))"; (umask 077; kind get kubeconfig --name rljob > "$(KIND_CONFIG)"); \
 	    export KUBECONFIG="$(KIND_CONFIG)" RLJOB_E2E_IMAGE="$${RLJOB_E2E_IMAGE:-rljob/trainer:0.1.0}"; \
-	else $(CLUSTER) up; KUBECONFIG=$$($(CLUSTER) kubeconfig); export KUBECONFIG; fi; \
+	else $(CLUSTER) up; KUBECONFIG=$$($(CLUSTER) kubeconfig); \
+	    export KUBECONFIG RLJOB_E2E_IMAGE="$${RLJOB_E2E_IMAGE-$$($(CLUSTER) trainer-image)}"; fi; \
 	$(BIN)/python -m pytest tests/e2e $(E2E)
 
 e2e-smoke:       ## the end-to-end cases that say most in the least time: sync, async, scale, suspend, a lost pod

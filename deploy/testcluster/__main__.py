@@ -43,11 +43,14 @@ def _parser() -> argparse.ArgumentParser:
     up = verb("up", _up, "start a cluster")
     up.add_argument("--workers", type=int, default=2, choices=range(1, MOST_WORKERS + 1), metavar="N")
     up.add_argument(
-        "--packaged", action="store_true", help="jobs start from the trainer's image: 6 GB, imported into every node"
+        "--packaged",
+        action=argparse.BooleanOptionalAction,
+        help="jobs start from the trainer's image: 6 GB, imported into every node; until --no-packaged or down",
     )
     image = verb("image", _image, "build a target of the Dockerfile without a registry, and say where its archive is")
     image.add_argument("target", choices=["operator", "trainer"])
     verb("kubeconfig", _kubeconfig, "print where the kubeconfig of an administrator is")
+    verb("trainer-image", _trainer_image, "print the trainer's image, if jobs start from it (--packaged); else nothing")
     verb("down", _down, "end it; images stay for the next time")
     verb("kill", _kill, "end a node as a power cut would").add_argument("node")
     verb("start", _start, "start a killed node again").add_argument("node")
@@ -79,8 +82,24 @@ def _programs(_options: argparse.Namespace) -> None:
 
 def _up(options: argparse.Namespace) -> None:
     cluster = life.up(options.folder, options.workers, _say, packaged=options.packaged)
-    kubectl = cluster.programs.path("kubectl")
-    print(f"\n  export KUBECONFIG={cluster.kubeconfig} PATH={kubectl.parent}:$PATH\n  kubectl get nodes\n")
+    print("\n" + "".join(f"  {line}\n" for line in next_commands(cluster)))
+
+
+def next_commands(cluster: Cluster) -> list[str]:
+    """What a person types once a cluster is there."""
+    export = f"export KUBECONFIG={cluster.kubeconfig} PATH={cluster.programs.path('kubectl').parent}:$PATH"
+    if not cluster.packaged:
+        return [
+            export,
+            "kubectl get nodes",
+            "make e2e-smoke  # jobs mount the checkout; those of examples/cluster need make cluster-up PACKAGED=1",
+        ]
+    return [
+        export,
+        "kubectl apply -f examples/cluster/storage.yaml",
+        "kubectl apply -f examples/cluster/quickstart.yaml",
+        "kubectl wait rlj/quickstart --for=condition=Finished --timeout=30m",
+    ]
 
 
 def _image(options: argparse.Namespace) -> None:
@@ -89,6 +108,12 @@ def _image(options: argparse.Namespace) -> None:
 
 def _kubeconfig(options: argparse.Namespace) -> None:
     print(layout.load(options.folder).kubeconfig)
+
+
+def _trainer_image(options: argparse.Namespace) -> None:
+    cluster = layout.load(options.folder)
+    if cluster.packaged:
+        print(life.trainer_image(cluster))
 
 
 def _down(options: argparse.Namespace) -> None:

@@ -68,6 +68,8 @@ class Cluster:
     programs: Programs = field(repr=False)
     images: tuple[Path, ...] = ()
     """Archives that every node imports when it starts."""
+    packaged: bool = False
+    """Jobs start from the trainer's image; else from a small one, and mount the checkout with its environment."""
 
     @property
     def nodes(self) -> list[Node]:
@@ -122,7 +124,13 @@ class Cluster:
             "debian": str(self.programs.debian),
         }
         images = [str(path) for path in self.images]
-        record = {"workers": self.workers, "apiPort": self.api_port, "images": images, "programs": programs}
+        record = {
+            "workers": self.workers,
+            "apiPort": self.api_port,
+            "images": images,
+            "packaged": self.packaged,
+            "programs": programs,
+        }
         (self.folder / "cluster.json").write_text(json.dumps(record, indent=2))
 
 
@@ -141,7 +149,9 @@ def load(folder: Path) -> Cluster:
         Path(said["debian"]),
     )
     images = tuple(Path(path) for path in record["images"])
-    return Cluster(folder, record["workers"], record["apiPort"], programs, images)
+    # The file of a cluster that an older checkout started doesn't say it.
+    packaged = record.get("packaged", False)
+    return Cluster(folder, record["workers"], record["apiPort"], programs, images, packaged)
 
 
 def default_folder() -> Path:

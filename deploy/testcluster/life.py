@@ -25,12 +25,13 @@ START_SECONDS = 300.0
 END_SECONDS = 20.0
 
 
-def up(folder: Path, workers: int, say: Callable[[str], None], *, packaged: bool = False) -> Cluster:
+def up(folder: Path, workers: int, say: Callable[[str], None], *, packaged: bool | None = None) -> Cluster:
     """Starts a cluster and installs what belongs into it; one that runs already gets today's operator and chart.
 
     Args:
-        packaged: jobs start from the trainer's image (6 GB, which is built and brought into every node); else from a
-            small one, and mount the checkout with its environment.
+        packaged: jobs start from the trainer's image (6 GB, which is built and brought into every node); if not, from
+            a small one, and mount the checkout with its environment. None: as it is in a cluster that runs; a new one
+            has the small image.
 
     Raises:
         CommandFailedError, ProgramMissingError: it can't be started here; what was started is ended again.
@@ -44,15 +45,16 @@ def up(folder: Path, workers: int, say: Callable[[str], None], *, packaged: bool
         begun = time.monotonic()
         programs = find(build=True, say=say, cluster=True)
         with socket.create_server(("127.0.0.1", 0), backlog=64) as api:
-            cluster = Cluster(folder, workers, api.getsockname()[1], programs, _images(programs, say))
+            port = api.getsockname()[1]
+            cluster = Cluster(folder, workers, port, programs, _images(programs, say), bool(packaged))
             _prepare(cluster)
             hub = _start_hub(cluster, api)
         try:
             _wait_for_nodes(cluster, hub)
             say(f"{len(cluster.nodes)} nodes started after {time.monotonic() - begun:.0f} s; installing operators")
-            if packaged:
+            if cluster.packaged:
                 _bring_trainer(cluster, say)
-            addons.install(cluster, ENVIRONMENT, _trainer_image(packaged))
+            addons.install(cluster, ENVIRONMENT, trainer_image(cluster))
         except BaseException:
             _end(folder)
             raise
@@ -104,34 +106,44 @@ def _images(programs: Programs, say: Callable[[str], None]) -> tuple[Path, ...]:
     return (*addons.program_images(programs), mounted, building.project_image("operator", say))
 
 
-def _trainer_image(packaged: bool) -> str:
-    return building.image_name("trainer") if packaged else building.MOUNTED_IMAGE
+def trainer_image(cluster: Cluster) -> str:
+    """What jobs start from that name no image themselves."""
+    return building.image_name("trainer") if cluster.packaged else building.MOUNTED_IMAGE
 
 
 def _bring_trainer(cluster: Cluster, say: Callable[[str], None]) -> None:
     archive = building.project_image("trainer", say)
-    for node in cluster.nodes:
+    for node in _running(cluster):
         say(f"importing the trainer image into {node.name}")
         bring(cluster, node, archive)
 
 
-def _renew(cluster: Cluster, say: Callable[[str], None], *, packaged: bool) -> Cluster:
+def _running(cluster: Cluster) -> list[Node]:
+    return [node for node in cluster.nodes if control.listener_of(node.socket) is not None]
+
+
+def _renew(cluster: Cluster, say: Callable[[str], None], *, packaged: bool | None) -> Cluster:
     """Frees volumes, and brings our images, chart and operator up to date with the checkout."""
     addons.free_volumes(cluster)
-    renewed = replace(cluster, images=_images(cluster.programs, say))
-    if renewed.images != cluster.images:
+    renewed = renewal(cluster, _images(cluster.programs, say), packaged=packaged)
+    if renewed != cluster:
         # Saved first: a node that starts in between has to find archives that are there.
         renewed.save()
-        for node in renewed.nodes:
-            if control.listener_of(node.socket) is not None:
-                bring(renewed, node, *renewed.images)
-    if packaged:
+    if renewed.images != cluster.images:
+        for node in _running(renewed):
+            bring(renewed, node, *renewed.images)
+    if renewed.packaged:
         _bring_trainer(renewed, say)
-    addons.install_operator(renewed, _trainer_image(packaged))
+    addons.install_operator(renewed, trainer_image(renewed))
     if renewed.images != cluster.images:
         addons.restart_operator(renewed)
         say("its operator is renewed")
     return renewed
+
+
+def renewal(cluster: Cluster, images: tuple[Path, ...], *, packaged: bool | None) -> Cluster:
+    """A running cluster as it is to be; whether jobs start from the trainer's image stays unless it is said."""
+    return replace(cluster, images=images, packaged=cluster.packaged if packaged is None else packaged)
 
 
 def _prepare(cluster: Cluster) -> None:

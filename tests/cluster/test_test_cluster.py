@@ -107,6 +107,13 @@ def test_a_second_start_finds_the_cluster_running(cluster: Cluster) -> None:
     assert said == ["the cluster runs already"]
 
 
+def test_a_second_start_goes_back_from_the_trainers_image_when_it_is_told_to(cluster: Cluster) -> None:
+    # As if the cluster had been started with the trainer's image, which takes gigabytes and minutes.
+    replace(cluster, packaged=True).save()
+    again = life.up(cluster.folder, workers=2, say=lambda _line: None, packaged=False)
+    assert again == layout.load(cluster.folder) == cluster
+
+
 def test_a_second_start_brings_the_operator_up_to_date(cluster: Cluster, kubectl: Kubectl) -> None:
     def operators() -> set[str]:
         pods = kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "jsonpath={.items[*].metadata.uid}")

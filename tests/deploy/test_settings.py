@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from testcluster import certificates, layout, node_settings
+from testcluster import certificates, layout, life, node_settings
+from testcluster.__main__ import main, next_commands
 from testcluster.layout import MOST_WORKERS, NODE_NETWORK, POD_NETWORK, Cluster
 from testcluster.programs import Programs
 
@@ -33,8 +35,43 @@ def test_addresses_lie_in_their_networks_and_differ(cluster: Cluster) -> None:
 
 
 def test_what_is_saved_is_loaded(cluster: Cluster) -> None:
-    cluster.save()
-    assert layout.load(cluster.folder) == cluster
+    for written in (cluster, replace(cluster, packaged=True)):
+        written.save()
+        assert layout.load(cluster.folder) == written
+
+
+def test_a_renewed_cluster_starts_jobs_from_the_image_it_did_unless_another_is_asked_for(cluster: Cluster) -> None:
+    """`make cluster-up PACKAGED=1`, then `make e2e`, which renews the cluster without a word about images."""
+    images = (cluster.folder / "two.tar",)
+    asked = {None: {False: False, True: True}, True: {False: True, True: True}, False: {False: False, True: False}}
+    for packaged, became in asked.items():
+        for before, after in became.items():
+            renewed = life.renewal(replace(cluster, packaged=before), images, packaged=packaged)
+            assert (renewed.packaged, renewed.images) == (after, images)
+            assert ("rljob/trainer" in life.trainer_image(renewed)) == after
+
+
+@pytest.mark.parametrize(("packaged", "printed"), [(True, "docker.io/rljob/trainer:0.1.0\n"), (False, "")])
+def test_the_trainers_image_is_printed_where_jobs_start_from_it(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], packaged: bool, printed: str
+) -> None:
+    replace(cluster, packaged=packaged).save()
+    assert main([f"--folder={cluster.folder}", "trainer-image"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_the_commands_that_come_next_point_kubectl_at_the_cluster_and_are_the_laptop_pages(tmp_path: Path) -> None:
+    programs = Programs({"kubectl": tmp_path / "bin" / "kubectl"})
+    made = Cluster(tmp_path, workers=2, api_port=40123, programs=programs, packaged=True)
+    export, *applied = next_commands(made)
+    assert export == f"export KUBECONFIG={tmp_path}/kubeconfig PATH={tmp_path}/bin:$PATH"
+    page = (Path(__file__).parents[2] / "docs" / "laptop.md").read_text().splitlines()
+    assert len(applied) == 3
+    assert [line for line in page if line in applied] == applied
+    # Without the trainer's image those jobs would find no trainer.
+    assert not any(
+        "examples/cluster/" in line.partition("#")[0] for line in next_commands(replace(made, packaged=False))
+    )
 
 
 def test_an_unknown_node_is_named_with_those_there_are(cluster: Cluster) -> None:

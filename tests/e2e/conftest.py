@@ -12,11 +12,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gathering import gather
-from namespaces import fresh_namespace
+import namespaces
+from gathering import gather_cluster, gather_namespace
+from namespaces import LIVE, fresh_namespace
 from world import Settings, World
 
 LOGS = Path(os.environ.get("RLJOB_E2E_LOGS", "e2e-logs"))
+
+_told: list[BaseException] = []
+"""What tests failed of so far. A session's fixture that failed fails each test with the same object."""
 
 
 @pytest.fixture(scope="session")
@@ -36,11 +40,31 @@ def no_jobs_left(world: World) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    """A namespace that ends because a test fails in it, or because it can't be made, is looked at before."""
+
+    def look(world: World, problem: BaseException) -> None:
+        if not isinstance(problem, (KeyboardInterrupt, GeneratorExit, pytest.skip.Exception)):
+            gather_namespace(world, LOGS / item.name)
+
+    namespaces.on_failure = look
+    try:
+        return (yield)
+    finally:
+        namespaces.on_failure = namespaces.ignore
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
-    made = getattr(item, "funcargs", {}).get("world")
-    if report.when in ("setup", "call") and report.failed and isinstance(made, World):
-        folder = LOGS / item.name
-        gather(made, folder)
-        report.sections.append(("where to look", f"everything the cluster says is in {folder}"))
+    if report.failed and call.excinfo is not None and "KUBECONFIG" in os.environ:
+        # A test that has failed may fail once more while its jobs are removed.
+        folder = LOGS / (f"{item.name}-teardown" if report.when == "teardown" else item.name)
+        problem = call.excinfo.value
+        if not any(problem is told for told in _told):
+            _told.append(problem)
+            for world in [*LIVE]:
+                gather_namespace(world, folder)
+            gather_cluster(folder)
+            report.sections.append(("where to look", f"everything the cluster says is in {folder}"))
     return report

@@ -9,6 +9,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ from world import World, program
 from testcluster import control, layout, life
 from testcluster.layout import Cluster
 
+KIND = "kind-"
+"""What kind puts before a cluster's name in the name of its context."""
+MANIFEST, ASIDE = "/etc/kubernetes/manifests/kube-apiserver.yaml", "/etc/kubernetes/kube-apiserver.yaml"
+"""Where kubeadm leaves the API server's static pod, and a place beside it that no kubelet looks at."""
 EXHAUST = """
 # Ray looks four times a second and ends one of its own processes when little is left: it may not look.
 for process in /proc/[0-9]*; do
@@ -34,7 +39,7 @@ def without_node(world: World, name: str) -> Iterator[None]:
     cluster = own_cluster(world)
     if cluster is not None:
         life.kill(cluster.node(name))
-    elif _is_kind(world):
+    elif kind_cluster(world):
         _docker("kill", name)
     else:
         pytest.skip("nodes can be killed in the test cluster and in kind only")
@@ -52,15 +57,23 @@ def without_node(world: World, name: str) -> Iterator[None]:
 def without_api_server(world: World) -> Iterator[None]:
     """Nobody reaches the API server while the context lasts."""
     cluster = own_cluster(world)
-    if cluster is None:
-        pytest.skip("the API server can be stopped in the test cluster only")
-    node, *_ = cluster.nodes
-    control.ask(node.socket, "stop kube-apiserver")
+    if cluster is not None:
+        ask = partial(control.ask, cluster.nodes[0].socket)
+        stop, start = partial(ask, "stop kube-apiserver"), partial(ask, "start kube-apiserver")
+    elif kind := kind_cluster(world):
+        # The kubelet runs what lies in its folder of manifests, and ends what has gone from there.
+        move = partial(_docker, "exec", f"{kind}-control-plane", "mv")
+        stop, start = partial(move, MANIFEST, ASIDE), partial(move, ASIDE, MANIFEST)
+    else:
+        pytest.skip("the API server can be stopped in the test cluster and in kind only")
+    stop()
     try:
+        # A kubelet takes its time.
+        world.until("the API server is away", lambda: not _answers(world), seconds=120)
         yield
     finally:
-        control.ask(node.socket, "start kube-apiserver")
-        world.until("the API server answers", lambda: _answers(world), seconds=120)
+        start()
+        world.until("the API server answers", lambda: _answers(world), seconds=180)
 
 
 def kill_operator(world: World, selector: str) -> None:
@@ -109,12 +122,6 @@ def _is_ready(pod: dict[str, Any]) -> bool:
     return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
 
 
-def nodes_folder(world: World) -> Path | None:
-    """On the test cluster: the folder with a folder of each node, in which the logs of its programs are."""
-    cluster = own_cluster(world)
-    return None if cluster is None else cluster.folder / "nodes"
-
-
 def own_cluster(world: World) -> Cluster | None:
     """The test cluster, if the suite runs on one: its kubeconfig lies in its folder."""
     folder = Path(world.kubeconfig).parent
@@ -123,16 +130,19 @@ def own_cluster(world: World) -> Cluster | None:
     return layout.load(folder)
 
 
-def _is_kind(world: World) -> bool:
-    return world.kubectl("config", "current-context").startswith("kind-")
+def kind_cluster(world: World) -> str:
+    """The name of the cluster, if it is one of kind's; else nothing."""
+    context = world.kubectl("config", "current-context").strip()
+    return context.removeprefix(KIND) if context.startswith(KIND) else ""
 
 
-def _docker(verb: str, container: str) -> None:
-    subprocess.run(["docker", verb, container], check=True, capture_output=True)
+def _docker(*arguments: str) -> None:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stderr.strip()}"
 
 
 def _answers(world: World) -> bool:
     try:
-        return world.kubectl("get", "--raw", "/readyz") == "ok"
-    except AssertionError:
+        return world.kubectl("get", "--raw", "/readyz", "--request-timeout=10s") == "ok"
+    except (AssertionError, subprocess.TimeoutExpired):
         return False

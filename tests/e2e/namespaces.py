@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,14 +13,26 @@ from world import ENVIRONMENT, RESULTS, RLJOB, Settings, World, claim, reader
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 PROVISIONED = "pv.kubernetes.io/provisioned-by"
 """By which a volume is known that was made for its claim."""
+LIVE: list[World] = []
+"""The worlds whose namespaces are there."""
+
+
+def ignore(_world: World, _problem: BaseException) -> None:
+    """What becomes of a failure unless somebody wants to know."""
+
+
+on_failure: Callable[[World, BaseException], None] = ignore
+"""Called before a namespace is deleted because of a failure: afterwards nobody can look at it."""
 
 
 @contextmanager
 def fresh_namespace(settings: Settings) -> Iterator[World]:
     """A namespace that is gone, with everything in it, when the context ends; its volumes may be claimed again."""
     made = World(f"rljob-e2e-{secrets.token_hex(3)}", settings)
-    made.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": made.namespace, "labels": RESTRICTED}})
+    LIVE.append(made)
     try:
+        labels = {"name": made.namespace, "labels": RESTRICTED}
+        made.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": labels})
         made.apply(claim(RESULTS, settings.storage_class, "ReadWriteMany"))
         if settings.mounts_environment:
             made.apply(claim(ENVIRONMENT, settings.environment_class, "ReadOnlyMany"))
@@ -30,10 +42,15 @@ def fresh_namespace(settings: Settings) -> Iterator[World]:
         made.apply(reader(settings.image or default_image(made)))
         made.kubectl("wait", "pod/reader", "--for=condition=Ready", "--timeout=120s", seconds=130)
         yield made
+    except BaseException as problem:
+        on_failure(made, problem)
+        raise
     finally:
         made.kubectl("delete", "rlj", "--all", "--wait=false")
-        made.kubectl("delete", "namespace", made.namespace, "--timeout=180s", seconds=190)
+        gone = ("--ignore-not-found", "--timeout=180s")
+        made.kubectl("delete", "namespace", made.namespace, *gone, seconds=190)
         free_volumes(made)
+        LIVE.remove(made)
 
 
 def free_volumes(world: World) -> None:

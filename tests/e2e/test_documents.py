@@ -21,6 +21,7 @@ pytestmark = pytest.mark.timeout(4500)
 PAGE = Path(__file__).parents[2] / "docs" / "laptop.md"
 STEP_LINE = re.compile(r"^ *\d+/\d+ ", re.MULTILINE)
 """How a line of the driver about a step begins."""
+SCALE = re.compile(r"^kubectl scale .* --replicas=(\d+)$")
 LEARNED = 0.9
 """Share of held-out additions that the quick start gets right at its end, with every seed."""
 
@@ -59,23 +60,42 @@ def test_the_laptop_page_holds(world: World, tmp_path: Path) -> None:
         if command.startswith("kubectl logs "):
             # The job is running before its first step is done; until then the log has Ray's own lines alone.
             world.until("the head's log has a step of the driver", partial(shows_a_step, command))
-        if command.endswith("--replicas=2"):
-            assert world.get("rlj", "quickstart")["spec"]["rollout"]["replicas"] == 2
+        if scaled := SCALE.match(command):
+            size = int(scaled[1])
+            world.until(f"the rollout pool has {size} pods", partial(has_size, world, "quickstart", size))
         if "condition=Finished" in command:
-            # The page deletes the job afterwards.
+            # On the page the job goes afterwards.
             assert_ended_well(world, "quickstart")
     assert any(command.startswith("kubectl wait ") and "condition=Finished" in command for command in said)
     assert any(command.startswith("kubectl logs ") for command in said)
     assert "staleness" in said["kubectl explain rljob.spec.pipeline"]
-    assert "Normal" in said["kubectl describe rlj quickstart"]
-    assert said["kubectl get rlj quickstart -o jsonpath='{.status.checkpoint.uri}'"].startswith("pvc://results/runs/")
+    header, row = said["kubectl get rlj"].splitlines()
+    assert header.split()[:3] == ["NAME", "ALGORITHM", "STATUS"]
+    assert row.split()[:3] == ["quickstart", "ppo", "Training"]
+    _, *pods = said["kubectl get pods --selector rljob.dev/job=quickstart"].splitlines()
+    assert [line.split()[1:3] for line in pods] == [["1/1", "Running"]] * 3
+    events = said["kubectl describe rlj quickstart"].partition("\nEvents:")[2].splitlines()
+    # A table: type, reason, age, who says it, and a sentence.
+    told = {tuple(line.split()[:2]) for line in events if len(line.split()) > 5}
+    assert told >= {("Normal", "PoolsReady"), ("Normal", "Training")}
+    checkpoint = said["kubectl get rlj quickstart -o jsonpath='{.status.checkpoint.uri}'"]
+    assert checkpoint.startswith("pvc://results/runs/")
     (text,) = (text for command, text in said.items() if "summary.json" in command)
     summary = json.loads(text)
     assert summary["outcome"] == "succeeded"
     ((quantity, exact),) = (item for item in summary["validation"]["held-out"].items() if item[0].startswith("mean@"))
     assert exact["last"]["value"] >= LEARNED, f"{quantity} of the held-out set is {exact}"
     assert "<html" in (tmp_path / "report.html").read_text()
+    # By its time to live: the page deletes nothing. What it wrote stays.
+    assert not any(command.startswith("kubectl delete ") for command in said)
     assert not world.list("rlj")
+    assert "ledger.sqlite" in world.in_results("ls", checkpoint.removeprefix("pvc://results/")).split()
+
+
+def has_size(world: World, job: str, size: int) -> bool:
+    """As many rollout pods are wanted, there and ready."""
+    pool = world.get("rlj", job)["status"]["pools"]["rollout"]
+    return [pool["desired"], pool["replicas"], pool["ready"]] == [size] * 3
 
 
 def assert_ended_well(world: World, name: str) -> None:
