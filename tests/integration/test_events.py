@@ -28,7 +28,7 @@ async def test_the_server_takes_notes_of_any_length_and_language(
     async with ApiServer(connection) as api:
         await Poster(api).post(job, [Event("Warning", reason, note) for reason, note in notes.items()])
     assert caplog.messages == []
-    found = {item["reason"]: item.get("note", "") for item in await world.events("told")}
+    found = {item["reason"]: item.get("message", "") for item in await world.events("told")}
     assert found.keys() == notes.keys()
     for reason, note in found.items():
         assert notes[reason].startswith(note.removesuffix("…"))
@@ -44,6 +44,7 @@ async def test_a_life_is_told_to_whoever_describes_the_job(world: World) -> None
         return done.stdout if "Completed" in done.stdout.partition("\nEvents:")[2] else ""
 
     text = (await world.until("the end is told", described)).partition("\nEvents:")[2]
-    for reason in ("PoolsReady", "Starting", "Training", "Completed"):
-        (line,) = [line for line in text.splitlines() if line.split()[1:2] == [reason]]
-        assert line.split()[0] == "Normal"
+    life = ("PoolsReady", "Starting", "Training", "Completed")
+    lines = [line.split()[:2] for line in text.splitlines() if line.split()[1:2] and line.split()[1] in life]
+    # From top to bottom, as it happened.
+    assert lines == [["Normal", reason] for reason in life]

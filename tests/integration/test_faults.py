@@ -173,7 +173,7 @@ async def test_tokens_are_nowhere_to_be_read(world: World, caplog: pytest.LogCap
     values = [base64.b64decode(value).decode() for item in secrets for value in item["data"].values()]
     assert len(values) == 2
     job = await world.until_condition("secretive", "Succeeded", "True")
-    events = await world.call("GET", f"/apis/events.k8s.io/v1/namespaces/{world.namespace}/events")
+    events = await world.call("GET", f"/api/v1/namespaces/{world.namespace}/events")
     driver = world.drivers("secretive")[0]
     everywhere = f"{job}{events}{driver.entrypoint}{driver.environment}{caplog.text}"
     for value in itertools.chain(values, ["k" * 64]):

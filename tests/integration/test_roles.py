@@ -44,7 +44,7 @@ IN_ALL_NAMESPACES: dict[Resource, set[str]] = {
     ("", "configmaps"): {"create", "patch"},
     ("networking.k8s.io", "networkpolicies"): {"create", "patch", "delete"},
     ("", "secrets"): {"create"},
-    ("events.k8s.io", "events"): {"create"},
+    ("", "events"): {"create"},
 }
 IN_THE_CLUSTER: dict[Resource, set[str]] = {
     ("apiextensions.k8s.io", "customresourcedefinitions"): {"list", "watch"},

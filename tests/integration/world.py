@@ -181,8 +181,12 @@ class World:
 
     async def events(self, name: str) -> list[Object]:
         """What was told about a job."""
-        items = (await self.call("GET", f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"))["items"]
-        return [item for item in items if (item["regarding"]["kind"], item["regarding"]["name"]) == ("RLJob", name)]
+        items = (await self.call("GET", f"/api/v1/namespaces/{self.namespace}/events"))["items"]
+        return [
+            item
+            for item in items
+            if (item["involvedObject"]["kind"], item["involvedObject"]["name"]) == ("RLJob", name)
+        ]
 
     async def owned_objects(self) -> list[str]:
         """Everything in the namespace that belongs to a job, as kind/name."""

@@ -34,7 +34,7 @@ class Posts:
     @property
     def told(self) -> list[tuple[str, str]]:
         """Job and reason of each."""
-        return [(post["regarding"]["uid"], post["reason"]) for post in self.got]
+        return [(post["involvedObject"]["uid"], post["reason"]) for post in self.got]
 
 
 @asynccontextmanager
@@ -42,7 +42,7 @@ async def posting() -> AsyncIterator[Posts]:
     posts = Posts()
 
     async def take(request: web.Request, _number: int) -> web.Response:
-        assert request.path == "/apis/events.k8s.io/v1/namespaces/space/events"
+        assert request.path == "/api/v1/namespaces/space/events"
         if posts.refused:
             return web.json_response({"reason": "Forbidden", "message": "space is being terminated"}, status=403)
         posts.got.append(await request.json())
@@ -98,7 +98,7 @@ async def test_a_lost_event_is_logged_and_forgotten(caplog: pytest.LogCaptureFix
 async def test_a_note_has_at_most_the_bytes_that_kubernetes_takes(message: str, kept: str) -> None:
     async with posting() as posts:
         await posts.poster.post(job(), [Event("Warning", "InvalidSpec", message)])
-        assert posts.got[0]["note"] == kept
+        assert posts.got[0]["message"] == kept
         assert len(kept.encode()) <= 1024
 
 
