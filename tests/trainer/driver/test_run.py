@@ -101,6 +101,8 @@ def test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same(
     printed = runner.run("eval", job, "--run", whole, "--json")
     metrics = json.loads(printed[printed.index("{") :])
     assert metrics["validation/mean"] == records[-1]["validation/mean"]
+    printed = runner.run("eval", job, "--model", exported.name, "--json")
+    assert json.loads(printed[printed.index("{") :])["validation/mean"] == metrics["validation/mean"]
 
 
 DIES_AFTER_STEP_3 = """
