@@ -174,7 +174,16 @@ def test_examples_are_valid(example: Path) -> None:
     assert main(["validate", str(example)]) == 0
 
 
-@pytest.mark.parametrize("arguments", [["validate", "job.yaml"], ["explain", "-r"], ["--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["validate", "job.yaml"],
+        ["validate", "job.yaml", "--set", "model.source=owner/name"],
+        ["explain", "-r"],
+        ["--help"],
+        ["--version"],
+    ],
+)
 def test_nothing_slow_is_imported(folder: Path, arguments: list[str]) -> None:
     code = (
         "import sys; from rljob_trainer.cli import main; code = main(sys.argv[1:]); "

@@ -4,7 +4,9 @@ Each line reads `path: what is wrong; what to do`. The exit code is 0 when all f
 Files and data that a job names are looked at too, unless --schema-only is given; relative paths start at the job file.
 That is done also when the job file itself has mistakes: what can be read of it is looked at, and what depends on a
 value of the wrong type is not (a mistake in one item of a list hides the other items). Of JSON Lines files beyond 64 MB
-the first 4096 rows and the last are looked at, of smaller ones all.
+the first 4096 rows and the last are looked at, of smaller ones all. Lengths are held against the context of random
+models, local folders and hub ids in this machine's Hugging Face cache; for other models the run does that before it
+starts anything.
 Several files are several jobs, or with --merge one job and its overlays, as for rljob run.
 """
 
