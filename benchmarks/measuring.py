@@ -93,9 +93,12 @@ def plain(value: Any) -> Any:
 
 
 def write_results(folder: Path, name: str, machine: Machine, results: Any, text: str) -> None:
-    """``<name>.json`` with everything and ``<name>.md`` with what a reader wants, the machine in both."""
+    """``<name>.json`` with everything and ``<name>.md`` with what a reader wants, the machine in both. Warns of results
+    that should not be kept."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = {"machine": machine.to_json(), "results": plain(results)}
     (folder / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     (folder / f"{name}.md").write_text(f"{text.rstrip()}\n\n{machine.sentence()}.\n")
     print(f"\n{text.rstrip()}\n\nwritten: {folder / name}.json and .md")
+    for doubt in machine.doubts():
+        print(f"warning: {doubt}")

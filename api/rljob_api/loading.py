@@ -67,8 +67,9 @@ def load_jobs(path_or_text: str | Path, assignments: Sequence[str] = (), overlay
     Objects of other kinds in the same file are left out. Raises ``JobInvalid`` with every violation of every job, and
     ``OSError`` when the file cannot be read.
     """
-    text = path_or_text if isinstance(path_or_text, str) and "\n" in path_or_text else _read(Path(path_or_text))
-    outcomes = check_text(text, assignments, [read_overlay(path) for path in overlays])
+    name = None if isinstance(path_or_text, str) and "\n" in path_or_text else str(path_or_text)
+    text = str(path_or_text) if name is None else _read(Path(name))
+    outcomes = check_text(text, assignments, [read_overlay(path) for path in overlays], name)
     found = [violation for outcome in outcomes for violation in outcome.violations]
     if found:
         raise JobInvalid(found)
@@ -97,17 +98,20 @@ def read_overlay(path: Path) -> dict[str, Any]:
     return documents[0].data
 
 
-def check_text(text: str, assignments: Sequence[str] = (), overlays: Sequence[dict[str, Any]] = ()) -> list[Checked]:
+def check_text(
+    text: str, assignments: Sequence[str] = (), overlays: Sequence[dict[str, Any]] = (), name: str | None = None
+) -> list[Checked]:
     """Every RLJob in the text, with overlays and assignments applied, and what is wrong with it. Never raises for a bad
-    text. With overlays the document is left out, since lines would name one file of several."""
+    text. With overlays the document is left out, since lines would name one file of several. ``name``: what the text is
+    called where all of it is wrong."""
     try:
         documents = read_documents(text)
     except YamlError as problem:
-        place = f"line {problem.line}, column {problem.column}"
+        place = f"{f'{name}, ' if name else ''}line {problem.line}, column {problem.column}"
         return [Checked(None, [Violation(place, problem.problem, "mend the YAML there")])]
     jobs = [document for document in documents if not _is_another_kind(document.data)]
     if not jobs:
-        return [Checked(None, [Violation("the file", f"there is no {KIND} in it", f"write kind: {KIND}")])]
+        return [Checked(None, [Violation(name or "the file", f"there is no {KIND} in it", f"write kind: {KIND}")])]
     outcomes = []
     for document in jobs:
         data, source = document.data, None if overlays else document

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -72,7 +73,9 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where environments and models are kept")
     parser.add_argument("--only", choices=[s.name for s in SETTINGS], nargs="*", help="these settings alone")
     parser.add_argument("--repetitions", type=int, default=5, help="runs of each side (default 5)")
-    parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of every process (default 1)")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count() or 1, help="OMP_NUM_THREADS of every process (default: all cores)"
+    )
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where the tables are written")
     arguments = parser.parse_args()
     chosen = [setting for setting in SETTINGS if not arguments.only or setting.name in arguments.only]

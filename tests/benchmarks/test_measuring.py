@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,25 @@ def test_results_are_written_with_the_machine_for_programs_and_for_readers(tmp_p
     text = (tmp_path / "speed.md").read_text()
     assert text.startswith("|  | x |\n| --- | ---: |\n| a | 1 |\n")
     assert "torch 2.13.0" in text
+
+
+@pytest.mark.parametrize(
+    ("commit", "load", "warnings"),
+    [
+        ("abc123", 0.5, []),
+        ("abc123-dirty", 0.5, ["not committed was measured (abc123-dirty)"]),
+        ("abc123", 0.6, ["busy (load 0.6 at the start, 2 cores)"]),
+        ("abc123-dirty", 2.0, ["not committed", "busy"]),
+    ],
+)
+def test_results_of_changed_code_or_of_a_busy_machine_are_written_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], commit: str, load: float, warnings: list[str]
+) -> None:
+    write_results(tmp_path, "speed", replace(MACHINE, commit=commit, load=load), {}, "text")
+    assert (tmp_path / "speed.json").exists()
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(printed) == len(warnings)
+    assert all(said in line for said, line in zip(warnings, printed, strict=True))
 
 
 def test_a_steps_time_is_from_the_end_of_the_one_before(tmp_path: Path) -> None:

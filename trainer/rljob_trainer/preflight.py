@@ -1,8 +1,8 @@
 """What can be known before a run starts by looking at the files that a job names: data, model, rewards, checkpoints.
 
-Neither torch nor the network is touched: hub ids and remote addresses are left to the run itself. The schema and the
-rules between fields are ``rljob_api``'s. A job that is not valid by those is looked at as far as it can be read, so
-that everything is said at once.
+Neither torch nor the network is touched: remote addresses are left to the run itself, and so are hub ids of models that
+are not in this machine's cache. The schema and the rules between fields are ``rljob_api``'s. A job that is not valid by
+those is looked at as far as it can be read, so that everything is said at once.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rljob_trainer.errors import DataError, JobFileError, RLJobError
 
 if TYPE_CHECKING:
     from rljob_trainer.data.feed import Rows
+    from rljob_trainer.models.folder import Shape
 
 
 def preflight(found: Readable, *, base: Path | None = None, code: Sequence[Path] = ()) -> list[Violation]:
@@ -63,11 +64,19 @@ def _model(found: Readable, base: Path) -> Iterator[Violation]:
         return
     yield from _tokenizer("spec.model.tokenizer", model.tokenizer, base)
     path = "spec.model.source"
-    folder = _local(model.source or "", base)
-    if folder is None or not model.source or not found.says(path):
+    source = model.source
+    if not source or not found.says(path):
+        return
+    if source.startswith("hf://"):
+        yield from _model_of_the_hub(found, source.removeprefix("hf://"))
+        return
+    folder = _local(source, base)
+    if folder is None:
         return
     if not folder.is_dir():
-        if not _may_be_hub_id(model.source):
+        if _may_be_hub_id(source):
+            yield from _model_of_the_hub(found, source)
+        else:
             yield Violation(path, f"there is no folder {folder}", "write a model folder or a hub id (owner/name)")
         return
     from rljob_trainer.models.folder import read_folder
@@ -77,10 +86,30 @@ def _model(found: Readable, base: Path) -> Iterator[Violation]:
     except JobFileError as error:
         yield _split(error, path)
         return
-    yield from _context(found, facts.context_length)
-    if found.job.spec.rollout.engine == "vllm" and found.says("spec.rollout.engine") and facts.head_dim < 32:
+    yield from _shape(found, facts)
+
+
+def _model_of_the_hub(found: Readable, name: str) -> Iterator[Violation]:
+    """A model that an earlier run or download has left in this machine's cache; of others the run itself finds out."""
+    from rljob_trainer.models.folder import read_shape
+    from rljob_trainer.models.hub_cache import cached_file
+
+    config = cached_file(name, "config.json", found.job.spec.model.revision)
+    if config is None or not found.says("spec.model.revision"):
+        return
+    try:
+        yield from _shape(found, read_shape(config))
+    except JobFileError as error:
+        yield _split(error, "spec.model.source")
+
+
+def _shape(found: Readable, shape: Shape) -> Iterator[Violation]:
+    yield from _context(found, shape.context_length)
+    if found.job.spec.rollout.engine == "vllm" and found.says("spec.rollout.engine") and shape.head_dim < 32:
         yield Violation(
-            path, f"its heads are {facts.head_dim} wide, and vLLM needs 32 or more", "use rollout.engine: torch"
+            "spec.model.source",
+            f"its heads are {shape.head_dim} wide, and vLLM needs 32 or more",
+            "use rollout.engine: torch",
         )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
 
-STATE_PLACES = r"(pvc://|s3://[a-z0-9][a-z0-9.-]+(/|$))"
-"""How addresses of state begin. Models and data are read from other stores too."""
+STATE_PLACES = r"(pvc://|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/|$))"
+"""How addresses of state begin. Models and data are read from other stores too. Names of buckets are as S3 has them."""
 
 
 @rule
@@ -25,7 +25,17 @@ def locations_have_known_schemes(job: Job) -> Iterator[Violation]:
         places["spec.restore.from"] = job.spec.restore.from_
     for path, location in places.items():
         scheme = re.match(r"([A-Za-z][A-Za-z0-9+.\-]*)://", location or "")
-        if scheme and not re.match(STATE_PLACES, location or ""):
+        if not scheme or re.match(STATE_PLACES, location or ""):
+            continue
+        if scheme[0] == "s3://":
+            bucket = (location or "").removeprefix("s3://").partition("/")[0]
+            yield Violation(
+                path,
+                f'"{bucket}" is not the name of a bucket: those have 3 to 63 lower-case letters, digits, "-" and ".", '
+                "with a letter or digit at both ends",
+                "write s3://bucket/path",
+            )
+        else:
             yield Violation(
                 path,
                 f'state can\'t be kept in "{scheme[0]}..."',

@@ -135,6 +135,71 @@ def test_lengths_beyond_the_models_context(edited: Edit) -> None:
     )
 
 
+@pytest.fixture
+def cached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder's model, in a cache of the hub as ``owner/name``, fetched once as main and once by commit."""
+    from huggingface_hub import try_to_load_from_cache
+
+    cache = folder / "cache"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    of_model = cache / "models--owner--name"
+    (of_model / "snapshots").mkdir(parents=True)
+    (of_model / "refs").mkdir()
+    (of_model / "refs" / "main").write_text("a" * 40)
+    (folder / "model").rename(of_model / "snapshots" / ("a" * 40))
+    older = of_model / "snapshots" / ("b" * 40)
+    older.mkdir()
+    text = (of_model / "snapshots" / ("a" * 40) / "config.json").read_text()
+    (older / "config.json").write_text(json.dumps(json.loads(text) | {"max_position_embeddings": 128}))
+    for revision, snapshot in ((None, "a" * 40), ("main", "a" * 40), ("b" * 40, "b" * 40)):
+        found = try_to_load_from_cache("owner/name", "config.json", cache_dir=cache, revision=revision)
+        assert found == str(of_model / "snapshots" / snapshot / "config.json")
+    return cache
+
+
+@pytest.mark.parametrize("source", ["owner/name", "hf://owner/name"])
+def test_lengths_beyond_the_context_of_a_hubs_model_that_is_here(edited: Edit, cached: Path, source: str) -> None:
+    file = edited("./model", source)
+    assert found(file) == []
+    edited("maxResponseTokens: 156", "maxResponseTokens: 157")
+    one(file, "spec.rollout.maxResponseTokens", "157 and data.maxPromptTokens = 100", "context of 256")
+
+
+def test_the_revision_of_a_hubs_model_counts(edited: Edit, cached: Path) -> None:
+    file = edited("source: ./model", f"source: owner/name, revision: {'b' * 40}")
+    one(file, "spec.rollout.maxResponseTokens", "context of 128", "lower it to 28")
+    assert found(edited("b" * 40, "v2")) == []
+
+
+@pytest.mark.parametrize(
+    ("home", "cache"),
+    [
+        ({"HF_HOME": "x"}, "x/hub"),
+        ({"XDG_CACHE_HOME": "x"}, "x/huggingface/hub"),
+        ({"HOME": "x"}, "x/.cache/huggingface/hub"),
+        ({"HUGGINGFACE_HUB_CACHE": "x/y"}, "x/y"),
+    ],
+)
+def test_the_cache_is_where_the_hub_has_it(
+    edited: Edit, cached: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, home: dict[str, str], cache: str
+) -> None:
+    """As huggingface_hub documents its environment variables."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(folder / "nobody"))
+    file = edited("source: ./model", f"source: owner/name, revision: {'b' * 40}")
+    assert found(file) == []
+    for name, value in home.items():
+        monkeypatch.setenv(name, str(folder / value))
+    (folder / cache).parent.mkdir(parents=True)
+    cached.rename(folder / cache)
+    one(file, "spec.rollout.maxResponseTokens", "context of 128")
+
+
+def test_a_hubs_model_that_is_not_here_is_left_to_the_run(edited: Edit, cached: Path) -> None:
+    assert found(edited("./model", "owner/other")) == []
+
+
 def test_heads_too_narrow_for_vllm(folder: Path) -> None:
     config = json.loads((folder / "model" / "config.json").read_text())
     (folder / "model" / "config.json").write_text(json.dumps(config | {"num_attention_heads": 8}))

@@ -120,8 +120,28 @@ def test_several_files_are_told_apart(folder: Path, capsys: pytest.CaptureFixtur
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "job.yaml: valid"
     assert lines[1].startswith("bad.yaml:13: spec.algorithm.preset: ")
-    assert lines[2].startswith("worse.yaml: line 2, column 1: ")
+    assert lines[2].startswith("worse.yaml, line 2, column 1: ")
     assert lines[3] == "absent.yaml: cannot be read (No such file or directory); check the path"
+
+
+def test_a_file_that_is_no_job_is_named_also_when_it_is_the_only_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "broken.yaml").write_text("a: [\n")
+    (folder / "other.yaml").write_text("apiVersion: v1\nkind: ConfigMap\n")
+    assert main(["validate", "broken.yaml"]) == 2
+    assert main(["validate", "other.yaml"]) == 2
+    with (folder / "broken.yaml").open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert main(["validate", "-"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0] for line in lines] == [
+        "broken.yaml, line 2, column 1",
+        "other.yaml",
+        "standard input, line 2, column 1",
+    ]
+    assert main(["eval", "broken.yaml"]) == 64
+    assert "broken.yaml, line 2, column 1: " in capsys.readouterr().err
 
 
 def test_assignments_are_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +174,16 @@ def test_examples_are_valid(example: Path) -> None:
     assert main(["validate", str(example)]) == 0
 
 
-@pytest.mark.parametrize("arguments", [["validate", "job.yaml"], ["explain", "-r"], ["--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["validate", "job.yaml"],
+        ["validate", "job.yaml", "--set", "model.source=owner/name"],
+        ["explain", "-r"],
+        ["--help"],
+        ["--version"],
+    ],
+)
 def test_nothing_slow_is_imported(folder: Path, arguments: list[str]) -> None:
     code = (
         "import sys; from rljob_trainer.cli import main; code = main(sys.argv[1:]); "

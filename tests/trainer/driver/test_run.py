@@ -101,6 +101,8 @@ def test_a_run_leaves_everything_and_one_that_was_killed_thrice_leaves_the_same(
     printed = runner.run("eval", job, "--run", whole, "--json")
     metrics = json.loads(printed[printed.index("{") :])
     assert metrics["validation/mean"] == records[-1]["validation/mean"]
+    printed = runner.run("eval", job, "--model", exported.name, "--json")
+    assert json.loads(printed[printed.index("{") :])["validation/mean"] == metrics["validation/mean"]
 
 
 DIES_AFTER_STEP_3 = """
@@ -135,19 +137,40 @@ def test_actor_critic_muon_and_the_kl_controller_are_after_a_kill_what_they_woul
             stop={"steps": 4},
         )
     )
+    whole, killed = whole_and_killed(runner, job)
+    assert len({record["kl/coefficient"] for record in metrics_of(whole)}) == 4
+    expected = same_state(whole, killed)
+    kinds = {name.split(".")[0] + "." + name.rpartition(".")[2] for name in expected}
+    assert {"actor.momentum", "critic.momentum"} <= kinds
+
+
+def test_two_ranks_are_after_a_kill_what_they_would_have_been(runner: Runner) -> None:
+    trainer = {"replicas": 2, "optimizer": {"learningRate": 1e-3}}
+    job = runner.write(copy_job(trainer=trainer, validation={"atStart": False}, stop={"steps": 4}))
+    whole, killed = whole_and_killed(runner, job)
+    for output in (whole, killed):
+        shards = list((output / "checkpoints" / "step-00000004" / "learner").glob("*.distcp"))
+        assert {shard.name.split("_")[2] for shard in shards} == {"0", "1"}, "both ranks write"
+    same_state(whole, killed)
+
+
+def whole_and_killed(runner: Runner, job: Path) -> tuple[Path, Path]:
+    """The folders of an untouched run and of one that was killed after step 3 and went on from step 2. Their records
+    are the same."""
     whole, killed = runner.folder / "whole", runner.folder / "killed"
     runner.run("run", job, "--output", whole)
     runner.run("run", job, "--output", killed, program=("-c", DIES_AFTER_STEP_3), expect=-signal.SIGKILL)
     assert "resuming from the checkpoint of step 2" in runner.run("run", job, "--output", killed)
+    assert [repeatable(r) for r in metrics_of(killed)] == [repeatable(r) for r in metrics_of(whole)]
+    return whole, killed
 
-    records = metrics_of(whole)
-    assert len({record["kl/coefficient"] for record in records}) == 4
-    assert [repeatable(r) for r in metrics_of(killed)] == [repeatable(r) for r in records]
-    expected, actual = learner_state(whole), learner_state(killed)
-    kinds = {name.split(".")[0] + "." + name.rpartition(".")[2] for name in expected}
-    assert {"actor.momentum", "critic.momentum"} <= kinds
+
+def same_state(one: Path, other: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the last checkpoint of either of two runs, which are bitwise the same."""
+    expected, actual = learner_state(one), learner_state(other)
     assert expected.keys() == actual.keys()
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    return expected
 
 
 def learner_state(output: Path) -> dict[str, torch.Tensor]:

@@ -63,6 +63,18 @@ async def judge(response: str) -> float:
     return 2.0
 
 
+_under_way = 0
+
+
+async def meets(response: str, expected: int) -> float:
+    """Returns once so many calls are under way at the same time, and how many there were."""
+    global _under_way
+    _under_way += 1
+    while _under_way < expected:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return _under_way
+
+
 def counts_calls(response: str, journal: str) -> float:
     """Notes every call in the file ``journal``; crashes when asked to."""
     with open(journal, "a") as file:

@@ -17,6 +17,7 @@ import pytest
 
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.rollout import dispatch
 from rljob_trainer.rollout.actor import EnginePlace, EngineSpec
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle, EngineLostError, RayEngine
@@ -133,7 +134,11 @@ async def test_fixed_dispatch_is_bitwise_repeatable(spec: EngineSpec) -> None:
         assert np.array_equal(a.log_probs, b.log_probs)
 
 
-async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_its_place(slow: EngineSpec) -> None:
+async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_its_place(
+    slow: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Longer than a test may take: a death that only the end of a poll shows is never noticed.
+    monkeypatch.setattr(dispatch, "_POLL_SECONDS", 1000.0)
     replaced: list[str] = []
     reissued: list[str] = []
 
@@ -150,9 +155,7 @@ async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_
         await made_by("0", pool)
         assert pool.waiting_for() in ("oldest running 0 s on engine 0", "oldest running 0 s on engine 1")
         os.kill(process, signal.SIGKILL)
-        killed = time.monotonic()
         await until(lambda: bool(pool.lost))
-        assert time.monotonic() - killed < 5, "the death was noticed too late"
         assert tokens(await running) == expected(slow.folder, groups)
         await until(lambda: len(pool.serving) == 2)
         assert pool.lost == replaced == ["0"]

@@ -1,6 +1,7 @@
 """Runs the validation of a job on a model: the job's own, another one, or what a run has trained.
 
-Prints one line per data source; --json prints all metrics as one object.
+Prints one line per data source; --json prints all metrics as one object. Another model comes with its own tokenizer:
+model.revision and model.tokenizer of the job are left out then, and can be given with --set.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+from rljob_api.resolved import ResolvedJob
 from rljob_trainer.commands.job_file import add_job_arguments, read_job
 from rljob_trainer.errors import JobFileError
 
@@ -17,7 +19,9 @@ from rljob_trainer.errors import JobFileError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--model", metavar="PATH", help="a Hugging Face folder or hub id instead of the job's model")
+    which.add_argument(
+        "--model", metavar="MODEL", help="a Hugging Face folder, hub id or s3:// address instead of the job's model"
+    )
     which.add_argument(
         "--run", metavar="DIR", help="output folder of a run or address of its state, or one of its checkpoints"
     )
@@ -28,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.model is not None:
-        args.set += ["model.random=null", f"model.source={json.dumps(str(Path(args.model).absolute()))}"]
-    job, base = read_job(args)
-    if not job.spec.data.validation:
-        raise JobFileError(f"{args.file} has no spec.data.validation; say there what to evaluate on")
+    job, base = job_to_evaluate(args)
     import asyncio
 
     from rljob_trainer.driver.evaluation import evaluate
@@ -44,6 +44,30 @@ def run(args: argparse.Namespace) -> int:
     for name, value in metrics.items():
         print(f"{name:<50} {value:.4g}")
     return 0
+
+
+def job_to_evaluate(args: argparse.Namespace) -> tuple[ResolvedJob, Path]:
+    """The job with the model that was asked for, and the folder that its relative paths start from.
+
+    Raises ``JobInvalid`` and ``JobFileError``.
+    """
+    if args.model is not None:
+        # First, so that what the user sets for this model counts.
+        args.set = [*_in_place_of_the_jobs(args.model), *args.set]
+    job, base = read_job(args)
+    if not job.spec.data.validation:
+        raise JobFileError(f"{args.file} has no spec.data.validation; say there what to evaluate on")
+    return job, base
+
+
+def _in_place_of_the_jobs(model: str) -> list[str]:
+    """Assignments that put another model into a job."""
+    path = Path(model).expanduser()
+    if path.exists() or model.startswith((".", "/", "~")):
+        # As the user sees it from here; relative paths of the job start at its file.
+        model = str(path.absolute())
+    others = [f"model.{field}=null" for field in ("random", "revision", "tokenizer")]
+    return [*others, f"model.source={json.dumps(model)}"]
 
 
 def _report(text: str) -> None:

@@ -4,7 +4,9 @@ Each line reads `path: what is wrong; what to do`. The exit code is 0 when all f
 Files and data that a job names are looked at too, unless --schema-only is given; relative paths start at the job file.
 That is done also when the job file itself has mistakes: what can be read of it is looked at, and what depends on a
 value of the wrong type is not (a mistake in one item of a list hides the other items). Of JSON Lines files beyond 64 MB
-the first 4096 rows and the last are looked at, of smaller ones all.
+the first 4096 rows and the last are looked at, of smaller ones all. Lengths are held against the context of random
+models, local folders and hub ids in this machine's Hugging Face cache; for other models the run does that before it
+starts anything.
 Several files are several jobs, or with --merge one job and its overlays, as for rljob run.
 """
 
@@ -35,9 +37,8 @@ def run(args: argparse.Namespace) -> int:
     invalid = 0
     for file in files:
         found = list(_violations(file, args.set, args.schema_only, overlays))
-        for line, violation in found:
-            named = not several or violation.path == file
-            print("" if named else f"{file}:{line}: " if line else f"{file}: ", violation, sep="")
+        for place, violation in found:
+            print(f"{place}: " if several and place else "", violation, sep="")
         if found:
             invalid += 1
         elif not args.quiet:
@@ -47,8 +48,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _violations(
     file: str, assignments: list[str], schema_only: bool, overlays: list[str]
-) -> list[tuple[int | None, Violation]]:
-    """What is wrong with one file, overlays laid over it, with the line where that can be told."""
+) -> list[tuple[str | None, Violation]]:
+    """What is wrong with one file, overlays laid over it, with file and line. None: of the file as a whole, which the
+    violation itself names, or of several files laid over one another."""
+    name = "standard input" if file == "-" else file
     try:
         patches = [read_overlay(Path(overlay)) for overlay in overlays]
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
@@ -57,14 +60,15 @@ def _violations(
     except JobInvalid as problem:
         return [(None, violation) for violation in problem.violations]
     except UnicodeDecodeError as problem:
-        return [(None, Violation(file, f"is not UTF-8 text (byte {problem.start})", "save it as UTF-8"))]
-    found: list[tuple[int | None, Violation]] = []
-    for outcome in check_text(text, assignments, patches):
+        return [(None, Violation(name, f"is not UTF-8 text (byte {problem.start})", "save it as UTF-8"))]
+    found: list[tuple[str | None, Violation]] = []
+    for outcome in check_text(text, assignments, patches, name):
         violations = list(outcome.violations)
         if outcome.readable is not None and not schema_only:
             said = {violation.path for violation in violations}
             violations += [v for v in _beyond_the_schema(outcome.readable, file) if v.path not in said]
-        found += [(outcome.document.line_of(v.parts) if outcome.document else None, v) for v in violations]
+        document = outcome.document
+        found += [(f"{file}:{document.line_of(v.parts)}" if document else None, v) for v in violations]
     return found
 
 

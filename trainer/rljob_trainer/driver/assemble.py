@@ -35,7 +35,7 @@ from rljob_trainer.pipeline.shape import schedule_settings
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rollout.protocol import SamplingSettings
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.rollout.size import engine_count
+from rljob_trainer.rollout.size import engine_count, response_lengths
 from rljob_trainer.samples import Group
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
@@ -67,12 +67,12 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path) -> Inputs:
     """``base`` is where the job file's relative paths start. Raises ``JobFileError`` and ``DataError``."""
     spec = job.spec
     model = materialise(spec.model, model_folder, base=base)
-    longest = spec.data.max_prompt_tokens + spec.rollout.max_response_tokens
-    if longest > model.context_length:
-        raise JobFileError(
-            f"spec.data.maxPromptTokens + spec.rollout.maxResponseTokens = {longest}, "
-            f"but the model's context is {model.context_length} tokens; lower one of them"
-        )
+    for field, length in response_lengths(spec).items():
+        if spec.data.max_prompt_tokens + length > model.context_length:
+            raise JobFileError(
+                f"{field}: {length} and spec.data.maxPromptTokens = {spec.data.max_prompt_tokens} together exceed the "
+                f"model's context of {model.context_length} tokens; lower one of them"
+            )
     tokenizer = load_tokenizer(model.path, trust_remote_code=spec.model.trust_remote_code)
     feed = training_feed(spec.data, tokenizer, base=base, epochs=spec.stop.epochs)
     validation = validation_sets(spec.data, tokenizer, base=base)

@@ -30,7 +30,7 @@ from rljob_trainer.rollout.actor import EngineSpec
 from rljob_trainer.rollout.handle import RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.rollout.size import engine_count, in_hand, max_concurrent
+from rljob_trainer.rollout.size import engine_count, in_hand, max_concurrent, response_lengths
 from rljob_trainer.telemetry.waits import Taken, Waits
 from rljob_trainer.weights.publication import Held, WeightPublication
 
@@ -105,7 +105,7 @@ def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> En
     """How each engine is built. Its context holds the longest prompt and response of training and validation."""
     spec = job.spec
     rollout = spec.rollout
-    longest = max([rollout.max_response_tokens, *(v.sampling.max_response_tokens or 0 for v in spec.data.validation)])
+    longest = max(response_lengths(spec).values())
     on_gpu = spec.trainer.gpus_per_replica if spec.placement == "colocated" else rollout.gpus_per_replica
     return EngineSpec(
         kind=rollout.engine,

@@ -1,8 +1,9 @@
-"""Log-probs and entropy of given tokens from hidden states, in chunks: logits of all tokens never exist at once.
+"""Log-probs and entropy of given tokens from hidden states, in chunks: logits of many tokens never exist at once.
 
 The output layer and the softmax are one autograd function. Logits are computed in the dtype of the weights and turned
 into float32 (or kept in float64) for the softmax, ``chunk`` tokens at a time; the backward pass computes them again.
-When all tokens fit into one chunk they are kept instead, which saves that third matrix product.
+When all tokens fit into one chunk they are kept whole instead, which saves that third matrix product: on a CPU when all
+logits take no more than 4 MiB.
 """
 
 from __future__ import annotations

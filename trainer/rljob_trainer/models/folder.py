@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,9 @@ from rljob_trainer.errors import JobFileError
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """A local Hugging Face folder and the facts that other parts plan with."""
+class Shape:
+    """What the configuration alone says about a model."""
 
-    path: Path
     family: str
     """``model_type`` of the configuration: llama, qwen2 ..."""
     context_length: int
@@ -31,6 +30,13 @@ class ModelFolder:
     kv_heads: int
     head_dim: int
     """vLLM on the CPU needs 32 or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder(Shape):
+    """A local Hugging Face folder and the facts that other parts plan with."""
+
+    path: Path
     tied: bool
     """Input and output embeddings share one matrix."""
     parameters: int
@@ -43,11 +49,13 @@ class ModelFolder:
     """Where a node that has no such folder takes it from (``sharing.py``); None: every node has it."""
 
 
-def read_folder(path: Path) -> ModelFolder:
-    """Reads a model folder. Raises ``JobFileError`` naming the file that is missing or malformed."""
-    path = Path(path)
-    config = _json(path / "config.json")
-    text = config.get("text_config", config)
+def read_shape(file: Path) -> Shape:
+    """Reads a ``config.json``. Raises ``JobFileError`` naming it when it is missing, malformed or not a decoder's."""
+    return _shape(_json(file), file)
+
+
+def _shape(config: dict[str, Any], file: Path) -> Shape:
+    text = _text_part(config)
     try:
         hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
         context, vocabulary, layers = (
@@ -55,8 +63,26 @@ def read_folder(path: Path) -> ModelFolder:
         )
     except KeyError as missing:
         raise JobFileError(
-            f"{path / 'config.json'} has no {missing}; spec.model.source must be a decoder-only language model"
+            f"{file} has no {missing}; spec.model.source must be a decoder-only language model"
         ) from None
+    return Shape(
+        family=str(config.get("model_type", "unknown")),
+        context_length=context,
+        vocabulary_size=vocabulary,
+        hidden_size=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=int(text.get("num_key_value_heads") or heads),
+        head_dim=int(text.get("head_dim") or hidden // heads),
+    )
+
+
+def read_folder(path: Path) -> ModelFolder:
+    """Reads a model folder. Raises ``JobFileError`` naming the file that is missing or malformed."""
+    path = Path(path)
+    config = _json(path / "config.json")
+    shape = _shape(config, path / "config.json")
+    text = _text_part(config)
     sizes = _tensor_sizes(path)
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", "lm_head.weight" not in sizes)))
     if tied:
@@ -66,20 +92,18 @@ def read_folder(path: Path) -> ModelFolder:
     eos = _eos_token_ids(path, config, of_tokenizer.get("eos_token"))
     pad = of_tokenizer.get("pad_token", config.get("pad_token_id"))
     return ModelFolder(
+        **asdict(shape),
         path=path,
-        family=str(config.get("model_type", "unknown")),
-        context_length=context,
-        vocabulary_size=vocabulary,
-        hidden_size=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=int(text.get("num_key_value_heads") or heads),
-        head_dim=int(text.get("head_dim") or hidden // heads),
         tied=tied,
         parameters=sum(sizes.values()),
         eos_token_ids=eos,
         pad_token_id=eos[0] if pad is None else int(pad),
     )
+
+
+def _text_part(config: dict[str, Any]) -> dict[str, Any]:
+    part: dict[str, Any] = config.get("text_config", config)
+    return part
 
 
 def _eos_token_ids(path: Path, config: dict[str, Any], of_tokenizer: int | None) -> tuple[int, ...]:

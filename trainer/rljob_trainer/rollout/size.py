@@ -15,6 +15,16 @@ def engine_count(spec: ResolvedSpec) -> int:
     return spec.trainer.ranks if spec.placement == "colocated" else spec.rollout.replicas
 
 
+def response_lengths(spec: ResolvedSpec) -> dict[str, int]:
+    """The longest responses of training and of each validation set that says its own, tokens, by field."""
+    lengths = {"spec.rollout.maxResponseTokens": spec.rollout.max_response_tokens}
+    for index, part in enumerate(spec.data.validation):
+        if part.sampling.max_response_tokens is not None:
+            field = f"spec.data.validation[{index}].sampling.maxResponseTokens"
+            lengths[field] = part.sampling.max_response_tokens
+    return lengths
+
+
 def max_concurrent(rollout: Rollout) -> int:
     """Sequences that are sampled side by side in one engine."""
     return rollout.max_concurrent or (_TORCH_CONCURRENT if rollout.engine == "torch" else _VLLM_CONCURRENT)

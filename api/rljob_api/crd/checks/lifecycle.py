@@ -35,7 +35,7 @@ def checks() -> Iterator[Check]:
             "locations_have_known_schemes",
             at,
             f"!has({value}) || !{value}.matches('^[A-Za-z][A-Za-z0-9+.-]*://') || {value}.matches({known})",
-            "state can't be kept there; use pvc://claim/path, s3://bucket/path, or a folder for rljob run",
+            "state can't be kept there; use pvc://claim/path, s3://bucket/path (3 to 63 of a-z 0-9 - .) or a folder",
             f".{field}",
         )
     sources = (
@@ -52,7 +52,7 @@ def checks() -> Iterator[Check]:
             at,
             f"!has({value}) || !{value}.startsWith('pvc://') || "
             f"({value}.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/|$)') && !{value}.matches('(^|/)[.][.](/|$)'))",
-            "is not a place in a volume; write pvc://claim/path, without ..",
+            "is no place in a volume; write pvc://claim/path, without ..",
             f".{field}",
         )
     yield Check(
@@ -67,6 +67,6 @@ def checks() -> Iterator[Check]:
             "parts_of_the_run_fit_its_deadline",
             ("spec", "deadlines"),
             f"!has(self.runSeconds) || self.{field} <= self.runSeconds",
-            "is more than runSeconds, so it never counts; lower it",
+            "is more than runSeconds: it never counts; lower it",
             f".{field}",
         )

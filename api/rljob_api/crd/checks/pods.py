@@ -73,7 +73,7 @@ def checks() -> Iterator[Check]:
                 "gpus_are_counted_once",
                 pod,
                 f"!has(self.resources.{kind}) || !(self.gpuResource in self.resources.{kind})",
-                "GPUs are counted by gpusPerReplica (the head uses none); remove them here",
+                "gpusPerReplica counts GPUs (the head uses none); remove them here",
                 f".resources.{kind}",
             )
         for kind in ("labels", "annotations"):

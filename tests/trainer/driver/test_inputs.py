@@ -1,0 +1,53 @@
+"""What the driver finds out about a job's model before it starts anything: it has it whole, wherever it came from."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_runs import copy_job
+
+from rljob_api import check, resolve
+from rljob_api.spec.model import Model
+from rljob_trainer.driver.assemble import read_inputs
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.models import materialise
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The tiny job on a folder with a model whose context is 16."""
+    document = copy_job()
+    folder = tmp_path_factory.mktemp("model") / "model"
+    materialise(Model.model_validate(document["spec"]["model"]), folder)
+    document["spec"]["model"] = {"source": str(folder)}
+    return document
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "field"),
+    [
+        (10, None, None),
+        (11, None, "spec.rollout.maxResponseTokens"),
+        (10, 10, None),
+        (3, 11, r"spec.data.validation\[0\].sampling.maxResponseTokens"),
+    ],
+)
+def test_lengths_are_held_against_the_models_context(
+    document: dict[str, Any], tmp_path: Path, training: int, validation: int | None, field: str | None
+) -> None:
+    """6 tokens of prompt and 10 of response are 16."""
+    spec = copy.deepcopy(document["spec"])
+    spec["rollout"]["maxResponseTokens"] = training
+    if validation is not None:
+        spec["data"]["validation"][0]["sampling"] = {"maxResponseTokens": validation}
+    job, violations = check({**document, "spec": spec})
+    assert job is not None
+    assert violations == []
+    if field is None:
+        assert read_inputs(resolve(job), tmp_path, tmp_path / "model").model.context_length == 16
+        return
+    with pytest.raises(JobFileError, match=f"{field}: 11 and spec.data.maxPromptTokens = 6 .* context of 16 tokens"):
+        read_inputs(resolve(job), tmp_path, tmp_path / "model")
