@@ -49,13 +49,21 @@ class Start:
     driver: float
     """The driver has read its job: the submission, Ray's job supervisor, Python's imports."""
     load: float
-    """The first step begins: model, learner and engine together are loaded."""
+    """The first step begins: learner and engine are loaded."""
     step: float
     """The first step is trained."""
+    learner: float
+    """Of `load`: the learner's part, by the driver's own clock."""
+    engine: float
+    """Of `load`: the engine's, which starts at the same time."""
 
     @property
     def whole(self) -> float:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(getattr(self, name) for name in STAGES)
+
+
+WITHIN_LOAD = ("learner", "engine")
+STAGES = tuple(field.name for field in fields(Start) if field.name not in WITHIN_LOAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +118,9 @@ def start(world: World, name: str, *, plain: bool) -> Start:
         else:
             world.until_finished(name, seconds=900)
     moments = [applied, clusters[0][0], *stages(pods), *from_driver(world, folder)]
+    within = sides.loaded(world, folder)
     sides.remove(world, name, plain=plain)
-    return Start(*(max(0.0, later - earlier) for earlier, later in itertools.pairwise(moments)))
+    return Start(*(max(0.0, later - earlier) for earlier, later in itertools.pairwise(moments)), *within)
 
 
 def rayjob(world: World, name: str) -> dict[str, Any]:
@@ -236,9 +245,9 @@ while True:
 def report(
     starts: dict[str, list[Start]], recoveries: dict[Loss, dict[str, list[float]]], growths: list[Growth]
 ) -> str:
-    names = [field.name for field in fields(Start)]
+    names = [*STAGES, "whole", *WITHIN_LOAD]
     rows = [
-        [side, *(Spread.of([getattr(run, name) for run in runs]).show(".1f") for name in [*names, "whole"])]
+        [side, *(Spread.of([getattr(run, name) for run in runs]).show(".1f") for name in names)]
         for side, runs in starts.items()
     ]
     share = ratios([run.whole for run in starts[OURS]], [run.whole for run in starts[THEIRS]])
@@ -253,7 +262,7 @@ def report(
             "",
             "Seconds from `kubectl apply` to the end of the first step, by stage; images are on the nodes.",
             "",
-            table(["side", *names, "whole"], rows),
+            table(["side", *STAGES, "whole", *(f"{name}, of load" for name in WITHIN_LOAD)], rows),
             f"RLJob over RayJob, pair by pair: {Spread.of(share).show()}.",
             "",
             "Seconds from a loss to the end of the first step after it (RayJob: by its `backoffLimit`):",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from namespaces import default_image
 from world import World
 
 from benchmarks.cluster import plain_rayjob
+
+LOADED = re.compile(r"the learner was ready after ([0-9.]+) s, the engines after ([0-9.]+) s")
+"""How the driver says it."""
 
 
 def apply(world: World, job: dict[str, Any], *, plain: bool, backoff_limit: int = 0) -> None:
@@ -34,6 +38,15 @@ def steps(world: World, folder: str) -> list[dict[str, Any]]:
 def began(world: World, folder: str) -> float:
     """When the driver of the present attempt had read its job; 0 before the first one has."""
     return float(world.in_results("bash", "-c", f"stat --format=%.Y {folder}/job.yaml 2>/dev/null || echo 0"))
+
+
+def loaded(world: World, folder: str) -> tuple[float, float]:
+    """Seconds that the learner and the engines took to start in the first attempt."""
+    log = world.in_results("cat", f"{folder}/logs/attempt-1.log")
+    found = LOADED.search(log)
+    if found is None:
+        raise RuntimeError(f"the driver's log doesn't say how long learner and engines took to start: {log[-500:]}")
+    return float(found[1]), float(found[2])
 
 
 def remove(world: World, name: str, *, plain: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,12 +13,13 @@ from rljob_trainer.checkpoints.checkpoint import Checkpoints
 from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.tokenisation import load_tokenizer, response_decoder
 from rljob_trainer.driver.canaries import Canaries, GuardedPublication
-from rljob_trainer.driver.engines import Engines, learner_lanes, learner_options, start_engines
+from rljob_trainer.driver.engines import Engines
 from rljob_trainer.driver.fence import Fence
 from rljob_trainer.driver.generation import Decode, GenerationSettings, GroupRollout, ordinals_of
 from rljob_trainer.driver.ledger import ENGINE_LOST, Ledger
 from rljob_trainer.driver.limits import Limits
 from rljob_trainer.driver.parts import Parts
+from rljob_trainer.driver.starting import start_learner_and_engines
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer, Publication, QuietPublication
 from rljob_trainer.driver.turns import PublicationInTurns
@@ -27,7 +27,6 @@ from rljob_trainer.driver.validating import Validator, held_out
 from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.group import LearnerGroup
-from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.models.materialise import materialise
 from rljob_trainer.pipeline.loop import Keep, Stage, keep_all
@@ -104,24 +103,17 @@ async def assemble(
         RewardPool(spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base])
     )
     rewards.check_sources([*inputs.feed.source_names, *inputs.validation])
-    options = learner_options(spec, by_role)
-    lanes = learner_lanes(spec, None if by_role else len(os.sched_getaffinity(0)))
-    with waits.wait("driver", f"{spec.trainer.ranks} learner ranks to start", options.start_seconds):
-        settings = LearnerSettings.from_job(job, inputs.model.path, lanes=lanes, model_address=inputs.model.address)
-        learner = await LearnerGroup.start(settings, options)
-    stack.push_async_callback(learner.close)
     trainer: PipelineTrainer | None = None
-    with waits.wait("driver", f"{engine_count(spec)} engines to start", float(spec.deadlines.start_seconds)):
-        engines = await start_engines(
-            job,
-            inputs.model,
-            learner,
-            holds=lambda: "present" if trainer is None else trainer.holds,
-            shelf=shelf,
-            waits=waits,
-            by_role=by_role,
-        )
-    stack.push_async_callback(engines.close)
+    learner, engines = await start_learner_and_engines(
+        job,
+        inputs.model,
+        holds=lambda: "present" if trainer is None else trainer.holds,
+        shelf=shelf,
+        waits=waits,
+        stack=stack,
+        by_role=by_role,
+        report=view.message,
+    )
     engines.pool.activity.report = times.trace.span
     engines.pool.reissued = lambda requests: ledger.resampled(ordinals_of(requests), ENGINE_LOST)
     sampling = training_sampling(spec, inputs)

@@ -10,9 +10,8 @@ Colocated engines and ranks take turns with a GPU's memory: ``turns.py``.
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +20,7 @@ from rljob_api import cluster
 from rljob_trainer.driver import colocated
 from rljob_trainer.driver.canaries import Resend
 from rljob_trainer.driver.sizing import EngineCount
+from rljob_trainer.driver.together import together
 from rljob_trainer.driver.training import Publication, Turns
 from rljob_trainer.driver.turns import SharedDevices, takes_turns
 from rljob_trainer.learner.group import GroupOptions, LearnerGroup
@@ -36,6 +36,8 @@ from rljob_trainer.weights.publication import Held, WeightPublication
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob, ResolvedSpec
+
+Starting = Coroutine[Any, Any, RayEngine]
 
 
 def at_any_time(who: str, what: str, seconds: float) -> AbstractAsyncContextManager[object]:
@@ -132,15 +134,38 @@ async def start_engines(
     shelf: Shelf,
     waits: Waits,
     by_role: bool = False,
+    actors: Sequence[RayEngine] = (),
 ) -> Engines:
     """Starts the engines with the model folder's weights as version 0. ``holds``: see ``WeightPublication``.
-    ``shelf``: where finished responses wait.
+    ``shelf``: where finished responses wait. ``actors``: what ``start_actors`` has started already.
 
     Raises ``EngineError`` and ``DeadlineError`` naming the engine.
     """
     if inside_ranks(job.spec):
         return await _inside_ranks(job, model, learner, shelf, waits)
-    return await start_pool(job, model, learner, holds, shelf=shelf, waits=waits, by_role=by_role)
+    return await start_pool(job, model, learner, holds, shelf=shelf, waits=waits, by_role=by_role, actors=actors)
+
+
+async def start_actors(job: ResolvedJob, model: ModelFolder, *, waits: Waits, by_role: bool = False) -> list[RayEngine]:
+    """Starts all engines of ``job`` as actors of their own, side by side; when one fails the others are ended.
+
+    Raises ``EngineError`` and ``DeadlineError`` naming the engine.
+    """
+    start = _starter(job, model, waits, by_role)
+    return await together(*(start(str(number)) for number in range(engine_count(job.spec))))
+
+
+def _starter(job: ResolvedJob, model: ModelFolder, waits: Waits, by_role: bool) -> Callable[[str], Starting]:
+    """Starts an engine of a name as an actor of its own."""
+    options = _engine_options(job.spec, by_role)
+    built = engine_spec(job, model)
+    seconds = float(job.spec.deadlines.start_seconds)
+
+    async def start(name: str) -> RayEngine:
+        with waits.wait(f"engine {name}", "a place in the cluster, its process and its model", seconds):
+            return await RayEngine.start(name, built, seconds=seconds, **options)
+
+    return start
 
 
 async def _inside_ranks(
@@ -188,19 +213,14 @@ async def start_pool(
     shelf: Shelf | None = None,
     waits: Waits | None = None,
     by_role: bool = False,
+    actors: Sequence[RayEngine] = (),
 ) -> Engines:
-    """Engines in actors of their own. Without a learner (evaluation) they keep the folder's weights."""
+    """Engines in actors of their own. Without a learner (evaluation) they keep the folder's weights. ``actors``: those
+    that run already; without any they are started."""
     spec = job.spec
-    options = _engine_options(spec, by_role)
     built = engine_spec(job, model)
-
     waits = waits or Waits()
-
-    async def start(name: str) -> RayEngine:
-        seconds = float(spec.deadlines.start_seconds)
-        with waits.wait(f"engine {name}", "a place in the cluster, its process and its model", seconds):
-            return await RayEngine.start(name, built, seconds=seconds, **options)
-
+    start = _starter(job, model, waits, by_role)
     starts = 0
 
     async def replacement(name: str) -> RayEngine:
@@ -218,9 +238,9 @@ async def start_pool(
     try:
         if turns is not None:
             await turns.at_start()
-        names = [str(number) for number in range(engine_count(spec))]
-        for engine in await asyncio.gather(*(start(name) for name in names)):
+        for engine in actors or await start_actors(job, model, waits=waits, by_role=by_role):
             pool.add(engine)
+        names = [engine.name for engine in pool.engines]
         pool.activate(names)
         if learner is None:
             return Engines(pool, _Nothing())
