@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,3 +187,13 @@ async def test_results_come_in_the_order_of_the_starts() -> None:
         return turns
 
     assert await together(after(3), after(0), after(1)) == [3, 0, 1]
+
+
+def test_the_driver_needs_no_model_library() -> None:
+    """Its imports are part of every start and every retry; ranks and engines import that for themselves."""
+    program = (
+        "import sys, rljob_trainer.driver.run; "
+        "print({'transformers', 'torch._dynamo', 'torch.distributed.tensor', 'vllm'} & set(sys.modules) or 'none')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "none"

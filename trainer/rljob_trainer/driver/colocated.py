@@ -6,12 +6,11 @@ has no request while the learner updates, so an optimizer step never happens und
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rljob_trainer.learner.group import LearnerGroup
-from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.side_by_side import take_share
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.engine_loop import EngineLoop
@@ -20,6 +19,10 @@ from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.telemetry.waits import Waits
+
+if TYPE_CHECKING:
+    # The driver, which imports this module too, needs no model library: seconds of every start.
+    from rljob_trainer.learner.rank import LearnerRank
 
 _NAME = "engine"
 
