@@ -5,54 +5,51 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from installation import CHART, release
 from ledger import assert_every_prompt_once
 from namespaces import fresh_namespace
+from undisturbed import assert_undisturbed, endless, identities
 from world import World
 
 pytestmark = pytest.mark.timeout(1500)
-STEPS = 400
-"""Two minutes: longer than an operator takes to be replaced, also where steps are fast."""
 LATER_COLUMN = "ATTEMPT"
-COMMON: dict[str, Any] = {"stop": {"steps": STEPS}, "validation": {"every": STEPS, "atStart": False}}
 
 
 def test_helm_upgrade_does_not_disturb_a_job_that_trains(world: World, tmp_path: Path) -> None:
     with release(world) as installed:
         installed.install(chart=older_chart(tmp_path / "older"))
-        world.apply(world.job_document("upgraded", **COMMON))
+        world.apply(endless(world, "upgraded"))
         world.until_condition("upgraded", "CheckpointAvailable", "True")
         assert LATER_COLUMN not in _columns(world)
-        pods, running = _identities(world, "upgraded"), world.condition("upgraded", "Running")
+        pods, running = identities(world, "upgraded"), world.condition("upgraded", "Running")
         # Another CRD, another operator, and an object that was not there.
         installed.install(logLevel="debug", networkPolicy={"enabled": True})
         world.until("the CRD is today's", lambda: LATER_COLUMN in _columns(world))
         policies = ("get", "networkpolicies", "--namespace", installed.namespace, "-o", "name")
         assert world.kubectl(*policies).split() == [f"networkpolicy.networking.k8s.io/{installed.name}"]
         world.until_step("upgraded", world.step("upgraded") + 5)
-        assert _identities(world, "upgraded") == pods
+        assert identities(world, "upgraded") == pods
         # (A new CRD ends every watch: what happened meanwhile is seen by the age of the condition.)
         assert world.condition("upgraded", "Running")["lastTransitionTime"] == running["lastTransitionTime"]
-        _assert_undisturbed(world, "upgraded")
+        assert_undisturbed(world, "upgraded")
 
 
 def test_helm_uninstall_keeps_jobs_and_what_they_do(world: World) -> None:
-    world.apply(world.job_document("orphaned", **COMMON))
+    world.apply(endless(world, "orphaned"))
     world.until_condition("orphaned", "CheckpointAvailable", "True")
-    pods = _identities(world, "orphaned")
+    pods = identities(world, "orphaned")
     with release(world) as installed:
         installed.uninstall()
         # `crds.keep` is the default: the CRD stays, and with it every job.
         kept = world.kubectl("get", "crd", "rljobs.rljob.dev", "-o", "jsonpath={.metadata.annotations}")
         assert '"helm.sh/resource-policy":"keep"' in kept
-        assert _identities(world, "orphaned") == pods
+        assert identities(world, "orphaned") == pods
         done = len(world.metrics("orphaned"))
         world.until("training goes on without an operator", lambda: len(world.metrics("orphaned")) > done)
         installed.install()
-        _assert_undisturbed(world, "orphaned")
+        assert_undisturbed(world, "orphaned")
 
 
 def test_an_operator_confined_to_namespaces_leaves_others_alone(world: World) -> None:
@@ -88,16 +85,3 @@ def older_chart(folder: Path) -> Path:
 
 def _columns(world: World) -> list[str]:
     return world.kubectl("get", "rlj").splitlines()[0].split()
-
-
-def _identities(world: World, job: str) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in world.pods(job)}
-
-
-def _assert_undisturbed(world: World, job: str) -> None:
-    """The job ends well, in the attempt and the cluster in which it began, and every prompt was trained once."""
-    status = world.until_finished(job)["status"]
-    assert [attempt["reason"] for attempt in status["attempts"]] == ["Completed"]
-    assert status["incarnation"] == 1
-    assert [line["step"] for line in world.metrics(job)] == list(range(1, STEPS + 1))
-    assert_every_prompt_once(world, job, STEPS)

@@ -11,14 +11,12 @@ import pytest
 from faults import kill_operator, run_out_of_memory, without_api_server, without_node
 from ledger import assert_every_prompt_once
 from resumes import assert_resumed
+from undisturbed import assert_undisturbed, endless, identities
 from world import KUBERAY, RLJOB, World, story
 
 pytestmark = pytest.mark.timeout(1500)
 STEPS = 120
 OUT_OF_MEMORY = "OOMKilled, exit code 137"
-UNWATCHED_STEPS = 400
-"""Two minutes: training must not end before who is away is back, also where steps are fast."""
-
 
 TRAINING, COMPLETED = ("True", "Training"), ("False", "Completed")
 ON_THE_WAY = {("False", "Pending"), ("False", "Starting"), ("Unknown", "RayUnreachable")}
@@ -145,67 +143,49 @@ def test_training_survives_the_loss_of_a_node(world: World) -> None:
 
 def test_training_goes_on_while_the_api_server_is_away(world: World) -> None:
     name = "unwatched"
-    world.apply(unwatched(world, name))
+    world.apply(endless(world, name))
     world.until_condition(name, "CheckpointAvailable", "True")
-    pods, running = _identities(world, name), world.condition(name, "Running")
+    pods, running = identities(world, name), world.condition(name, "Running")
     with without_api_server(world):
         away = time.time()
         time.sleep(20)
         back = time.time()
     world.until_step(name, world.step(name) + 5)
-    assert _identities(world, name) == pods
+    assert identities(world, name) == pods
     # Nobody took the silence for an end: the condition is as old as it was.
     assert world.condition(name, "Running")["lastTransitionTime"] == running["lastTransitionTime"]
-    job = world.until_finished(name)
-    assert _ends(job) == ["Completed"]
-    assert job["status"]["incarnation"] == 1
+    assert_undisturbed(world, name)
     moments = [datetime.fromisoformat(line["time"]).timestamp() for line in world.metrics(name)]
     assert any(away < moment < back for moment in moments), "no step was done while the API server was away"
-    assert_all_trained_once(world, name, UNWATCHED_STEPS)
 
 
 def test_a_killed_operator_goes_on_where_it_was(world: World) -> None:
     name = "unattended"
     with world.watching("rlj") as seen:
-        world.apply(unwatched(world, name))
+        world.apply(endless(world, name))
         # Once between creating the cluster and starting the driver, once while it trains.
         world.until("there is a RayCluster", lambda: bool(world.list("rayclusters")))
         kill_operator(world, RLJOB)
         world.until_condition(name, "CheckpointAvailable", "True")
-        pods = _identities(world, name)
+        pods = identities(world, name)
         kill_operator(world, RLJOB)
         world.until_step(name, world.step(name) + 5)
-        assert _identities(world, name) == pods
-        job = world.until_finished(name)
-    assert_undisturbed(seen, job)
-    assert_all_trained_once(world, name, UNWATCHED_STEPS)
+        assert identities(world, name) == pods
+    assert story(seen, name, "Running", without=ON_THE_WAY) == [TRAINING]
+    assert_undisturbed(world, name)
 
 
 def test_a_killed_kuberay_operator_is_not_missed(world: World) -> None:
     name = "untended"
-    world.apply(unwatched(world, name))
+    world.apply(endless(world, name))
     world.until_condition(name, "CheckpointAvailable", "True")
-    pods = _identities(world, name)
+    pods = identities(world, name)
     with world.watching("rlj") as seen:
         kill_operator(world, KUBERAY)
         world.until_step(name, world.step(name) + 5)
-        assert _identities(world, name) == pods
-        job = world.until_finished(name)
-    assert_undisturbed(seen, job)
-    assert_all_trained_once(world, name, UNWATCHED_STEPS)
-
-
-def unwatched(world: World, name: str) -> dict[str, Any]:
-    """A job that trains for longer than an operator or the API server is away."""
-    validation = {"every": UNWATCHED_STEPS, "atStart": False}
-    return world.job_document(name, stop={"steps": UNWATCHED_STEPS}, validation=validation)
-
-
-def assert_undisturbed(seen: list[dict[str, Any]], job: dict[str, Any]) -> None:
-    """The job trained in one attempt on one cluster, and none of its states said otherwise."""
-    assert story(seen, job["metadata"]["name"], "Running", without=ON_THE_WAY) == [TRAINING, COMPLETED]
-    assert _ends(job) == ["Completed"]
-    assert job["status"]["incarnation"] == 1
+        assert identities(world, name) == pods
+    assert story(seen, name, "Running", without=ON_THE_WAY) == [TRAINING]
+    assert_undisturbed(world, name)
 
 
 def assert_all_trained_once(world: World, name: str, steps: int = STEPS) -> list[dict[str, Any]]:
@@ -217,10 +197,6 @@ def assert_all_trained_once(world: World, name: str, steps: int = STEPS) -> list
 def _ends(job: dict[str, Any]) -> list[str]:
     """Why each attempt ended."""
     return [attempt["reason"] for attempt in job["status"]["attempts"]]
-
-
-def _identities(world: World, job: str) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in world.pods(job)}
 
 
 def _not_beside_the_head(job: str) -> dict[str, object]:

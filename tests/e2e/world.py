@@ -149,6 +149,12 @@ class World:
         """Waits until a job has done that many steps."""
         self.until(f"{job} has done step {step}", lambda: self.step(job) >= step, seconds)
 
+    def suspend(self, job: str) -> dict[str, Any]:
+        """Suspends a job, and returns it when its pods are gone."""
+        self.kubectl("patch", "rlj", job, "--type=merge", "--patch", '{"spec": {"suspend": true}}')
+        self.until_condition(job, "Suspended", "True")
+        return self.get("rlj", job)
+
     def until_finished(self, job: str, seconds: float = 600) -> dict[str, Any]:
         """Waits for the job's end, which must be a good one."""
         timeout = f"--timeout={seconds:.0f}s"
