@@ -40,10 +40,11 @@ else
     sed "s|SHARED_FOLDER|$shared|" deploy/kind/cluster.yaml | kind create cluster --config - --wait 120s
 fi
 
+revision=$(git rev-parse HEAD 2>/dev/null || true)
 # Pods run on workers only: the control plane is tainted, and the trainer's image has gigabytes.
 workers=$(kind get nodes --name rljob | grep -v -e '-control-plane$')
 for target in operator trainer; do
-    docker build --target "$target" --tag "rljob/$target:$VERSION" .
+    docker build --target "$target" --tag "rljob/$target:$VERSION" --build-arg "REVISION=$revision" .
     kind load docker-image --name rljob --nodes "${workers//$'\n'/,}" "rljob/$target:$VERSION"
 done
 
