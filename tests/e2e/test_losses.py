@@ -161,8 +161,8 @@ def test_training_goes_on_while_the_api_server_is_away(world: World) -> None:
 
 def test_a_killed_operator_goes_on_where_it_was(world: World) -> None:
     name = "unattended"
+    world.apply(endless(world, name))
     with world.watching("rlj") as seen:
-        world.apply(endless(world, name))
         # Once between creating the cluster and starting the driver, once while it trains.
         world.until("there is a RayCluster", lambda: bool(world.list("rayclusters")))
         kill_operator(world, RLJOB)

@@ -132,12 +132,15 @@ class World:
 
     @contextmanager
     def watching(self, kind: str) -> Iterator[list[dict[str, Any]]]:
-        """Collects every state in which objects of a kind are seen while the context lasts; full when it has ended."""
+        """Collects every state in which objects of a kind are seen while the context lasts; full when it has ended.
+
+        There must be one when it begins: before the first one a watch says nothing.
+        """
         seen: list[dict[str, Any]] = []
         command = [program(), "--namespace", self.namespace, "get", kind, "--watch", "--output=json"]
         with tempfile.TemporaryFile("w+") as said, subprocess.Popen(command, stdout=said) as watch:
-            self.until("the watch has begun", lambda: os.fstat(said.fileno()).st_size > 0)
             try:
+                self.until("the watch has begun", lambda: os.fstat(said.fileno()).st_size > 0, seconds=60)
                 yield seen
             finally:
                 watch.terminate()

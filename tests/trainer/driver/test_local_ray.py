@@ -1,4 +1,4 @@
-"""A private Ray: it fights over no port of the machine, and starts no process that nobody needs."""
+"""A private Ray: nobody reaches it from the network, it fights over no port and starts no process that nobody needs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,26 @@ USUAL_AGENT_PORT = 52365
 def test_a_private_ray_is_frugal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with ray_for_run(cpus=1):
+
+        @ray.remote
+        class Worker:
+            def answer(self) -> int:
+                return 1
+
+        assert ray.get(Worker.remote().answer.remote()) == 1
         session = Path(ray._private.worker._global_node.get_session_dir_path())
         (written,) = session.glob("dashboard_agent_listen_port_*")
         assert int(written.read_text()) not in (0, USUAL_AGENT_PORT)
         assert "Failed to bind" not in (session / "logs" / "dashboard_agent.log").read_text()
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        open_to = {
+            socket.laddr.ip
+            for process in processes
+            for socket in process.net_connections("inet")
+            if socket.status == psutil.CONN_LISTEN
+        }
+        # (An IPv6 socket says ::ffff:127.0.0.1.) Whoever reaches Ray may run what they like.
+        assert {address.rpartition(":")[2] for address in open_to} == {"127.0.0.1"}
         commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
         assert any("raylet" in command for command in commands)
         assert not [command for command in commands if "monitor.py" in command]

@@ -9,10 +9,10 @@ import fcntl
 import logging
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from rljob_api.cluster import RAY_ENVIRONMENT
@@ -29,6 +29,8 @@ PRIVATE_ENVIRONMENT = {
     # Actors of one process per core: more threads only get in each other's way.
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Ranks would otherwise meet on the network that the host's name belongs to.
+    "GLOO_SOCKET_IFNAME": next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), ""),
 }
 
 _PREFIX = "rljob-ray-"
@@ -75,7 +77,7 @@ def _start(folder: Path, cpus: int) -> None:
 
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _nothing_to_spare():
+            with _as_no_argument_says():
                 ray.init(
                     address="local",
                     num_cpus=cpus,
@@ -83,7 +85,6 @@ def _start(folder: Path, cpus: int) -> None:
                     log_to_driver=False,
                     configure_logging=False,
                     _temp_dir=str(folder),
-                    _node_ip_address="127.0.0.1",
                 )
             return
         except Exception as error:  # noqa: BLE001  Ray raises the bare class when its processes are late
@@ -96,17 +97,24 @@ def _start(folder: Path, cpus: int) -> None:
 
 
 @contextmanager
-def _nothing_to_spare() -> Iterator[None]:
+def _as_no_argument_says() -> Iterator[None]:
     """What ``ray.init`` has no argument for (``ray start`` has, and takes twice as long).
 
-    Ray's agent wants one port of the machine, and when another Ray has it tries for 3 s before anything goes on: any
-    port will do. Nobody reads what the autoscaler and the log monitor find, two Python processes of 60 MB.
+    Ray runs whatever it is sent, and its servers listen where the node's address says: ``ray.init`` makes an address of
+    the network of it, even of 127.0.0.1. Ray's agent wants one port of the machine, and when another Ray has it tries
+    for 3 s before anything goes on: any port will do. Nobody reads what the autoscaler and the log monitor find, two
+    Python processes of 60 MB.
     """
     from ray._private import parameter
 
     usual = parameter.RayParams
-    spare = {"dashboard_agent_listen_port": 0, "no_monitor": True, "include_log_monitor": False}
-    parameter.RayParams = partial(usual, **spare)  # type: ignore[misc,assignment,arg-type]
+    ours = {
+        "node_ip_address": "127.0.0.1",
+        "dashboard_agent_listen_port": 0,
+        "no_monitor": True,
+        "include_log_monitor": False,
+    }
+    parameter.RayParams = lambda **said: usual(**{**said, **ours})  # type: ignore[misc,assignment]
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.stores import reach_store, serve_store
 
 
 def needs_process_group(settings: LearnerSettings) -> bool:
@@ -30,12 +31,18 @@ def join(settings: LearnerSettings, rank: int, address: str, timeout_seconds: fl
     if not needs_process_group(settings):
         return None
     cuda = settings.device == "cuda"
+    timeout = timedelta(seconds=timeout_seconds)
+    if rank == 0:
+        host, port = address.rsplit(":", 1)
+        store, _ = serve_store(host, int(port), timeout)
+    else:
+        store = reach_store(address, timeout)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        init_method=f"tcp://{address}",
+        store=store,
         rank=rank,
         world_size=settings.ranks,
-        timeout=timedelta(seconds=timeout_seconds),
+        timeout=timeout,
     )
     shards = settings.ranks // settings.replicate
     if settings.replicate == 1:

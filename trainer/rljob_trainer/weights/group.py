@@ -20,6 +20,7 @@ import torch.distributed
 from torch import Tensor
 
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.stores import reach_store
 
 dist: Any = torch.distributed
 """Stores, groups and their options are missing from its type annotations."""
@@ -57,25 +58,13 @@ class WeightLink:
     """``gloo``, or ``nccl`` where every member has a GPU of its own."""
 
 
-def serve_store(host: str) -> tuple[Any, str]:
-    """A store that listens on ``host`` alone, and its ``host:port``."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, 0))
-    listener.listen(1024)
-    port = listener.getsockname()[1]
-    store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    return store, f"{host}:{port}"
-
-
 def call_off(link: WeightLink, reason: str) -> None:
     """Ends the waiting of all members of a group, from outside: they raise ``EngineError`` with the reason.
 
     When it was the sender that failed, its store may be gone with it: then the members' own connections have broken.
     """
-    host, port = link.address.rsplit(":", 1)
     with suppress(dist.DistError):
-        store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_REACH_SECONDS))
+        store = reach_store(link.address, timedelta(seconds=_REACH_SECONDS))
         dist.PrefixStore(_prefix(link), store).set("called off", reason)
 
 
@@ -96,11 +85,10 @@ class WeightGroup:
         device: torch.device | str = "cpu",
     ) -> None:
         self.link, self.rank, self.names = link, rank, link.names
-        host, port = link.address.rsplit(":", 1)
         deadline = time.monotonic() + timeout
         if store is None:
             try:
-                store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
+                store = reach_store(link.address, timedelta(seconds=timeout))
             except (dist.DistNetworkError, dist.DistStoreError) as error:
                 raise DeadlineError(
                     f"weights: {self.names[rank]} could not reach the learner at {link.address} within "
@@ -115,6 +103,7 @@ class WeightGroup:
             self._store.set("go", "")
         else:
             self.read("go", deadline, f"the other members of weight group {link.generation}")
+        host, _, _ = link.address.rpartition(":")
         self._group = self._open(host, max(1.0, timeout))
 
     def _open(self, host: str, timeout: float) -> Any:

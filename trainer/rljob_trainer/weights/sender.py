@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.errors import EngineError
+from rljob_trainer.stores import serve_store
 from rljob_trainer.weights.blocks import block_of
 from rljob_trainer.weights.checksum import checksum
-from rljob_trainer.weights.group import WeightGroup, WeightLink, serve_store
+from rljob_trainer.weights.group import WeightGroup, WeightLink
 from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan
 
 SENDER = "the learner"

@@ -1,0 +1,23 @@
+"""A run on one machine can be reached from that machine alone: Ray and torch run or believe what they are sent."""
+
+from __future__ import annotations
+
+import psutil
+from real_runs import Runner, copy_job, metrics_of, wait_for
+
+
+def test_a_run_listens_on_the_loopback_device_alone(runner: Runner) -> None:
+    """Two ranks and an engine of its own, which meet, publish weights and sample; and the driver's status."""
+    job = copy_job(placement="separate", trainer={"replicas": 2}, rollout={"engine": "torch", "maxResponseTokens": 3})
+    job["spec"]["stop"] = {"steps": 1_000_000}
+    output = runner.folder / "run"
+    process = runner.start("run", runner.write(job), "--output", output, "--status-port", "0")
+    wait_for(lambda: len(metrics_of(output)) > 2, process)
+    everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    open_to = {
+        socket.laddr.ip.removeprefix("::ffff:")
+        for one in everyone
+        for socket in one.net_connections("inet")
+        if socket.status == psutil.CONN_LISTEN
+    }
+    assert open_to == {"127.0.0.1"}
