@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import psutil
+from listening import listening
 from real_runs import Runner, copy_job, metrics_of, wait_for
 
 
@@ -13,11 +13,4 @@ def test_a_run_listens_on_the_loopback_device_alone(runner: Runner) -> None:
     output = runner.folder / "run"
     process = runner.start("run", runner.write(job), "--output", output, "--status-port", "0")
     wait_for(lambda: len(metrics_of(output)) > 2, process)
-    everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    open_to = {
-        socket.laddr.ip.removeprefix("::ffff:")
-        for one in everyone
-        for socket in one.net_connections("inet")
-        if socket.status == psutil.CONN_LISTEN
-    }
-    assert open_to == {"127.0.0.1"}
+    assert {address for address, _ in listening(process.pid)} == {"127.0.0.1"}
