@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 
-from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
 
 DEATHS = (RayActorError, OutOfMemoryError)
 """What a call of an actor raises when its process is gone. Ray's memory monitor has an error of its own."""
+KILLED = "its process was killed (by the system when its host was out of memory, perhaps) or crashed"
+"""All that is known of a process that is gone: the system kills without a word, and may be faster than Ray's monitor of
+memory."""
+_REASON = "The actor is dead because "
+_PROCESS = "its worker process has died"
 _MEMORY = re.compile(r"was (?P<used>\S+) used / (?P<limit>\S+) limit")
 
 
@@ -22,4 +27,7 @@ def cause_of_death(error: BaseException) -> str:
     if isinstance(error, RayActorError) and error.actor_init_failed:
         # The whole traceback; what was raised stands at its end.
         return f"it could not be built: {lines[-1]}"
-    return lines[0] if lines else type(error).__name__
+    if isinstance(error, ActorUnavailableError) or not isinstance(error, RayActorError):
+        return lines[0] if lines else type(error).__name__
+    reasons = [line.removeprefix(_REASON) for line in lines if line.startswith(_REASON)]
+    return reasons[0] if reasons and not reasons[0].startswith(_PROCESS) else KILLED

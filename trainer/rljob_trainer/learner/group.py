@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import OutOfMemoryError, RayTaskError
 
-from rljob_trainer.actor_deaths import DEATHS, cause_of_death
+from rljob_trainer.actor_deaths import DEATHS, KILLED, cause_of_death
 from rljob_trainer.errors import LearnerError, RLJobError
 from rljob_trainer.garbage import settle
 from rljob_trainer.learner.metrics import update_result, usage_metrics
@@ -290,10 +290,7 @@ class LearnerGroup:
         if starved is not None:
             message = f"learner rank {listed} died during {what}: {cause_of_death(starved)}"
         elif dead:
-            message = (
-                f"learner rank {listed} died during {what}: its process was killed (by the system when its host was "
-                "out of memory, perhaps) or crashed; start again from the last checkpoint"
-            )
+            message = f"learner rank {listed} died during {what}: {KILLED}; start again from the last checkpoint"
         elif errors:
             rank, error = next(iter(errors.items()))
             cause = error.cause if isinstance(error, RayTaskError) else error
