@@ -120,8 +120,8 @@ def shown_status(world: World, job: str) -> str:
 def assert_nothing_was_trained(world: World, job: str) -> None:
     """The volume has no step and no checkpoint of a job."""
     folder = world.state_folder(job)
-    files = world.in_results("bash", "-c", f"find {folder} -name metrics.jsonl -o -name 'step-*' 2>/dev/null || true")
-    assert files == ""
+    written = "'(' -name metrics.jsonl -not -empty ')' -o -name 'step-*'"
+    assert world.in_results("bash", "-c", f"find {folder} {written} 2>/dev/null || true") == ""
 
 
 def with_memory(world: World, limit: str) -> dict[str, Any]:
