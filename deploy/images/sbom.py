@@ -20,7 +20,9 @@ DPKG_STATUS = Path("/var/lib/dpkg/status")
 
 
 def main() -> None:
-    packages = sorted(map(_of_python, distributions()), key=lambda package: str(package["name"]))
+    # Of two with the same name the first on the path is the one that is imported.
+    found = {package["name"]: package for package in reversed([*map(_of_python, distributions())])}
+    packages = sorted(found.values(), key=lambda package: str(package["name"]))
     if DPKG_STATUS.exists():
         packages += sorted(of_debian(DPKG_STATUS.read_text()), key=lambda package: str(package["name"]))
     digest = hashlib.sha256(json.dumps(packages).encode()).hexdigest()

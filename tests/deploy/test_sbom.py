@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -78,3 +79,15 @@ def test_without_dpkg_there_are_those_of_python_alone(
     packages = bill(sbom, capsys)
     assert packages
     assert all(locator.startswith("pkg:pypi/") for locator in packages)
+
+
+def test_a_second_copy_that_nobody_imports_is_not_listed(
+    sbom: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "pydantic-0.1.dist-info"
+    copy.mkdir()
+    (copy / "METADATA").write_text("Metadata-Version: 2.1\nName: Pydantic\nVersion: 0.1\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    packages = bill(sbom, capsys)
+    assert f"pkg:pypi/pydantic@{version('pydantic')}" in packages
+    assert "pkg:pypi/pydantic@0.1" not in packages
