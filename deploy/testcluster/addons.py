@@ -184,13 +184,34 @@ def environment_volumes(environment: Path) -> list[dict[str, Any]]:
     return [_volume(name, ENVIRONMENT_CLASS, checkout, "ReadOnlyMany") for name in names]
 
 
-def free_volumes(cluster: Cluster) -> None:
-    """Volumes whose claim is gone may be claimed again. What was written to them stays."""
+def renew_volumes(cluster: Cluster, environment: Path) -> None:
+    """Volumes whose claim is gone may be claimed again, and those with an environment have this checkout's.
+
+    What was written to them stays.
+
+    Raises:
+        CommandFailedError: something still claims another checkout's environment, which the image won't run.
+    """
     kubectl = Kubectl(cluster)
+    others = []
     for volume in json.loads(kubectl("get", "pv", "-o", "json"))["items"]:
-        if volume["status"]["phase"] == "Released":
+        name, spec, phase = volume["metadata"]["name"], volume["spec"], volume["status"]["phase"]
+        if spec.get("storageClassName") == ENVIRONMENT_CLASS and Path(spec["hostPath"]["path"]) != environment.parent:
+            if phase == "Bound":
+                claim = spec["claimRef"]
+                raise CommandFailedError(
+                    f"this cluster runs jobs of the checkout {spec['hostPath']['path']} (claim {claim['name']} in "
+                    f"{claim['namespace']}): delete that claim's namespace, or start anew with make cluster-down"
+                )
+            others.append(name)
+        elif phase == "Released":
             remove = json.dumps([{"op": "remove", "path": "/spec/claimRef"}])
-            kubectl("patch", "pv", volume["metadata"]["name"], "--type=json", "--patch", remove)
+            kubectl("patch", "pv", name, "--type=json", "--patch", remove)
+    if others:
+        # A volume's folder can't be changed.
+        kubectl("delete", "pv", *others, "--timeout=60s")
+    # Whether or not some were deleted now: an earlier call may have ended in between.
+    kubectl.apply(*environment_volumes(environment))
 
 
 def _volume(name: str, storage: str, folder: Path, mode: str) -> dict[str, Any]:

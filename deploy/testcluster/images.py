@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from testcluster.commands import run
 from testcluster.layout import Cluster, Node
@@ -39,6 +40,16 @@ def read_configuration(archive: Path) -> dict[str, Any]:
         (manifest,) = json.load(image.extractfile("manifest.json"))  # type: ignore[arg-type]
         configuration: dict[str, Any] = json.load(image.extractfile(manifest["Config"]))  # type: ignore[arg-type]
     return configuration
+
+
+def read_names(archive: Path) -> list[str]:
+    """Names and tags of the images in an archive; none where they have none, or it has another form."""
+    with tarfile.open(archive) as images:
+        try:
+            manifests = json.load(images.extractfile("manifest.json"))  # type: ignore[arg-type]
+        except KeyError:
+            return []
+    return [name for manifest in manifests for name in manifest["RepoTags"] or ()]
 
 
 def pack(image: Image, layers: Sequence[Path], archive: Path) -> None:
@@ -109,14 +120,21 @@ class Ctr:
             self("containers", "remove", *left)
 
     def bring(self, archive: Path) -> None:
-        """Imports an archive unless this node has it already."""
-        digest = f"{archive.stat().st_size}-{archive.stat().st_mtime_ns}"
-        mark = self.node.folder / "imported" / archive.name
-        if mark.exists() and mark.read_text() == digest:
+        """Imports an archive unless its images are what this node has under their names.
+
+        Archives of one name follow each other, in any order: a checkout whose image the node had earlier comes back.
+        """
+        digest = f"{archive.name} {archive.stat().st_size}-{archive.stat().st_mtime_ns}"
+        marks = [self.node.folder / "imported" / quote(name, safe="") for name in read_names(archive)]
+        if marks and all(mark.exists() and mark.read_text() == digest for mark in marks):
             return
+        for mark in marks:
+            # First: whoever is interrupted here must not believe in what was there before.
+            mark.unlink(missing_ok=True)
         self("images", "import", str(archive))
-        mark.parent.mkdir(exist_ok=True)
-        mark.write_text(digest)
+        for mark in marks:
+            mark.parent.mkdir(exist_ok=True)
+            mark.write_text(digest)
 
 
 def _digest(path: Path) -> str:

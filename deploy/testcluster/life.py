@@ -123,8 +123,8 @@ def _running(cluster: Cluster) -> list[Node]:
 
 
 def _renew(cluster: Cluster, say: Callable[[str], None], *, packaged: bool | None) -> Cluster:
-    """Frees volumes, and brings our images, chart and operator up to date with the checkout."""
-    addons.free_volumes(cluster)
+    """Renews volumes, and brings our images, chart and operator up to date with the checkout."""
+    addons.renew_volumes(cluster, ENVIRONMENT)
     renewed = renewal(cluster, _images(cluster.programs, say), packaged=packaged)
     if renewed != cluster:
         # Saved first: a node that starts in between has to find archives that are there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from testcluster import control, layout, life
+from testcluster import addons, building, control, layout, life
 from testcluster.addons import BUSYBOX_IMAGE, OPERATOR_NAMESPACE, Kubectl
 from testcluster.commands import CommandFailedError
+from testcluster.images import Image, pack
 from testcluster.layout import Cluster
 from testcluster.programs import find
 
@@ -29,10 +31,10 @@ RESTRICTED = {
 }
 
 
-def pod(name: str, node: str, script: str, **spec: object) -> dict[str, object]:
+def pod(name: str, node: str, script: str, image: str = BUSYBOX_IMAGE, **spec: object) -> dict[str, object]:
     container = {
         "name": "main",
-        "image": BUSYBOX_IMAGE,
+        "image": image,
         "command": ["/bin/sh", "-c", script],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         **({"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]} if "volumes" in spec else {}),
@@ -72,7 +74,8 @@ def test_pods_on_different_nodes_find_each_other_by_name(kubectl: Kubectl) -> No
         "spec": {"selector": {"app": "greeter"}, "ports": [{"port": 80, "targetPort": 8080}]},
     }
     serve = "mkdir /tmp/www && echo hello > /tmp/www/index.html && httpd -f -p 8080 -h /tmp/www"
-    ask = "until wget -q -O - http://greeter.default.svc.cluster.local/; do sleep 0.5; done"
+    # The server may come later than who asks.
+    ask = "until wget -q -O - http://greeter.default.svc.cluster.local/ 2>/dev/null; do sleep 0.5; done"
     kubectl.apply(service, pod("greeter", "worker1", serve), pod("guest", "worker2", ask))
     kubectl("wait", "pod/guest", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s")
     assert kubectl("logs", "guest") == "hello\n"
@@ -127,6 +130,60 @@ def test_a_second_start_brings_the_operator_up_to_date(cluster: Cluster, kubectl
     assert said == ["the cluster runs already", "its operator is renewed"]
     assert layout.load(cluster.folder).images == again.images == cluster.images
     assert operators() - before
+
+
+def test_an_image_that_another_one_of_its_name_replaced_comes_back(
+    cluster: Cluster, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    # As two checkouts have it, whose images differ in their search paths.
+    shell = tmp_path / "layer" / "bin" / "sh"
+    shell.parent.mkdir(parents=True)
+    shutil.copy(cluster.programs.debian / "bin/busybox", shell)
+    for folder in (tmp_path / "layer", shell.parent, shell):
+        folder.chmod(0o755)
+    for name in ("first", "second"):
+        image = Image("rljob.test/checkout:1", environment={"CHECKOUT": name})
+        pack(image, [tmp_path / "layer"], tmp_path / f"{name}.tar")
+    node = cluster.node("worker1")
+    for turn, name in enumerate(("first", "second", "first")):
+        life.bring(cluster, node, tmp_path / f"{name}.tar")
+        asked = pod(f"checkout{turn}", node.name, "echo $CHECKOUT", image="rljob.test/checkout:1")
+        kubectl.apply(asked)
+        kubectl("wait", f"pod/checkout{turn}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s")
+        assert kubectl("logs", f"checkout{turn}") == f"{name}\n"
+
+
+def test_a_cluster_that_runs_gets_the_environment_of_the_checkout_that_asks(cluster: Cluster, kubectl: Kubectl) -> None:
+    def folders() -> set[str]:
+        paths = "jsonpath={.items[?(@.spec.storageClassName=='rljob-environment')].spec.hostPath.path}"
+        return set(kubectl("get", "pv", "-o", paths).split())
+
+    here = folders()
+    try:
+        addons.renew_volumes(cluster, Path("/elsewhere/.venv"))
+        assert folders() == {"/elsewhere"}
+        claim = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "environment", "namespace": "default"},
+            "spec": {
+                "accessModes": ["ReadOnlyMany"],
+                "storageClassName": "rljob-environment",
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        }
+        kubectl.apply(claim)
+        kubectl("wait", "pvc/environment", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
+        with pytest.raises(CommandFailedError, match=r"jobs of the checkout /elsewhere .*make cluster-down"):
+            life.up(cluster.folder, workers=2, say=lambda _line: None)
+        assert folders() == {"/elsewhere"}
+    finally:
+        kubectl("delete", "pvc", "environment", "--ignore-not-found")
+        # Kubernetes notices some moments later that the claim is gone.
+        phases = "jsonpath={.items[?(@.spec.storageClassName=='rljob-environment')].status.phase}"
+        until("no environment is bound", lambda: "Bound" not in kubectl("get", "pv", "-o", phases))
+        life.up(cluster.folder, workers=2, say=lambda _line: None)
+    assert folders() == here == {str(building.ROOT)}
 
 
 def test_a_killed_node_is_noticed_and_returns(cluster: Cluster, kubectl: Kubectl) -> None:

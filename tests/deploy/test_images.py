@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from testcluster import building
-from testcluster.images import Image, pack, read_configuration
+from testcluster.images import Image, pack, read_configuration, read_names
 
 ROOT = Path(__file__).parents[2]
 PINNED = re.compile(r"[a-z0-9./-]+:[A-Za-z0-9._-]+@sha256:[0-9a-f]{64}")
@@ -44,6 +44,22 @@ def test_layers_are_named_by_their_digests(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(layers[1])) as layer:
         assert layer.extractfile("./second.txt").read() == b"second"  # type: ignore[union-attr]
         assert {(member.uid, member.gid, member.mtime) for member in layer.getmembers()} == {(0, 0, 0)}
+
+
+def test_names_are_those_of_all_images_in_an_archive(tmp_path: Path) -> None:
+    def archive(entry: str, content: object) -> Path:
+        data = json.dumps(content).encode()
+        with tarfile.open(tmp_path / "saved.tar", "w") as out:
+            member = tarfile.TarInfo(entry)
+            member.size = len(data)
+            out.addfile(member, io.BytesIO(data))
+        return tmp_path / "saved.tar"
+
+    assert read_names(packed(tmp_path)) == ["rljob.test/example:1"]
+    # As `docker save` writes two images, one of them without a name; and the form that has an index instead.
+    saved = archive("manifest.json", [{"RepoTags": ["a:1", "b:2"]}, {"RepoTags": None}])
+    assert read_names(saved) == ["a:1", "b:2"]
+    assert read_names(archive("index.json", {})) == []
 
 
 def test_the_same_files_make_the_same_archive_layers(tmp_path: Path) -> None:
