@@ -216,6 +216,48 @@ class Paced:
         self.loop.close()
 
 
+async def test_an_engine_that_ends_with_the_pool_while_it_is_asked_something_is_not_lost(
+    spec: EngineSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when a run is suspended: the engine is told of cancelled groups, and the pool ends before it answers."""
+    engine = Paced("slow", spec.folder, 0.3)
+    async with RolloutPool() as pool:
+        pool.add(engine)
+        pool.activate(["slow"])
+        running = asyncio.create_task(pool.generate(group(1)))
+        await until(lambda: engine.loop.status().running > 0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await asyncio.sleep(0)  # until it is being told
+    assert (pool.lost, pool.standings()) == ([], [])
+    assert "lost" not in caplog.text
+
+
+async def test_no_replacement_is_started_for_a_pool_that_ends(spec: EngineSpec) -> None:
+    starting, ending, started = asyncio.Event(), asyncio.Event(), []
+
+    class Last(Paced):
+        async def call(self, method: str, *args: Any, seconds: float) -> Any:
+            if method == "close":
+                ending.set()
+                await asyncio.sleep(0.05)  # long enough for a start that had only waited for this
+            return await super().call(method, *args, seconds=seconds)
+
+    async def replace(name: str) -> EngineHandle:
+        starting.set()
+        await ending.wait()
+        started.append(name)
+        return Paced(f"{name}.1", spec.folder, 0.01)
+
+    async with RolloutPool(replace=replace) as pool:
+        pool.add(Last("0", spec.folder, 0.01))
+        pool.add(Paced("1", spec.folder, 0.01))
+        pool.report_lost("1", "a test says so")
+        await starting.wait()
+    assert (started, pool.standings()) == ([], [])
+
+
 async def test_work_goes_past_a_slow_engine_to_one_that_has_room(spec: EngineSpec) -> None:
     groups = [group(number, length=20, size=1) for number in range(60)]
     async with RolloutPool(max_outstanding=in_hand(2)) as pool:

@@ -61,6 +61,7 @@ class RolloutPool(Dispatch):
         """Names of the engines lost so far."""
         self.reissued: Callable[[Sequence[str]], None] | None = None
         """Called with the requests that are made again for want of their engine."""
+        self._closing = False
 
     async def __aenter__(self) -> RolloutPool:
         return self
@@ -130,7 +131,7 @@ class RolloutPool(Dispatch):
     def report_lost(self, name: str, reason: str) -> None:
         """An engine is gone: its requests are made again elsewhere, and a new one is started if the pool can."""
         member = self._members.get(name)
-        if member is None:
+        if member is None or self._closing:  # it was ended, and somebody had still asked it something
             return
         log.warning("engine %s is lost (%s); %d requests are made again", name, reason, len(member.pending))
         self.lost.append(name)
@@ -187,18 +188,21 @@ class RolloutPool(Dispatch):
 
     async def close(self) -> None:
         """Ends all engines; requests that are under way fail."""
+        self._closing = True
         self._fail(EngineError("the pool has been closed"))
-        for member in self._members.values():
-            # An engine that ends now is not lost.
-            member.state = "leaving"
-            member.unfollow()
+        # First who might still start an engine.
+        await self._end_tasks()
         for member in list(self._members.values()):
             with suppress(EngineError, DeadlineError):
                 await member.handle.call("close", seconds=5.0)
             self._drop(member)
-        for task in list(self._tasks):
+        await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # ------------------------------------------------------------------ lending
 
