@@ -80,8 +80,7 @@ def _fail(draft: Draft, cluster: ClusterView, first: datetime, crashes: str) -> 
 
 
 def _sentence(pods: list[PodView]) -> str:
-    """Workers also crash because of a head that does: it comes first."""
-    ordered = sorted(pods, key=lambda pod: pod.group != names.HEAD_ROLE)[:CRASHES_IN_MESSAGE]
+    named = pods[:CRASHES_IN_MESSAGE]
     return "; ".join(
-        f"{pod.name}: " + (f"container {pod.container}: " if pod.container else "") + pod.message for pod in ordered
+        f"{pod.name}: " + (f"container {pod.container}: " if pod.container else "") + pod.message for pod in named
     )

@@ -193,6 +193,21 @@ def test_pods_that_an_attempt_can_do_without_are_not_waited_for() -> None:
     assert (world.reason("Running"), world.submissions, world.status.failures) == ("Training", [1], 0)
 
 
+def test_while_a_retry_pauses_pods_that_it_can_do_without_may_crash() -> None:
+    world = World(spec=job_spec(rollout={"replicas": 2, "minReplicas": 1}, retry={"limit": 1, "backoffSeconds": 200}))
+    world.settle(8)
+    world.end(world.running()[0], "failed", 1)
+    for _ in range(60):
+        world.kubelet()
+        world.lose_pod(max(name for name, pod in world.pods.items() if pod.group == "rollout"), message=KILLED)
+        world.look()
+        world.kuberay()
+        world.wait(EVERY_SECONDS)
+    assert (world.reason("Running"), world.status.incarnation) == ("BackingOff", 1)
+    world.settle(30)
+    assert (world.reason("Running"), world.submissions, world.status.failures) == ("Training", [1, 2], 1)
+
+
 def test_pods_that_keep_crashing_between_two_attempts_end_the_second() -> None:
     world = World(spec=job_spec(retry={"limit": 1, "backoffSeconds": 5}))
     world.settle(8)
@@ -206,11 +221,14 @@ def test_pods_that_keep_crashing_between_two_attempts_end_the_second() -> None:
 
 
 def test_a_crash_before_the_last_attempt_says_nothing_about_the_next_start() -> None:
-    world = starting(retry={"limit": 1, "backoffSeconds": 0})
+    world = starting(retry={"limit": 1, "backoffSeconds": 10})
     keep_crashing(world, "trainer", seconds=EVERY_SECONDS)
     world.settle(8)
-    world.end(world.running()[0], "failed", 1)
     world.wait(SETTINGS.crash_loop_seconds)
+    # Somebody deletes the trainer's pod, so that there is one that was made long after the crash.
+    world._end_pod(next(name for name, pod in world.pods.items() if pod.group == "trainer"))
+    world.settle(2)
+    world.end(world.running()[0], "failed", 1)
     world.look()
     keep_crashing(world, "trainer", seconds=EVERY_SECONDS)
     world.settle(8)
@@ -266,10 +284,11 @@ def test_a_job_may_be_suspended_and_mended_while_its_retry_pauses() -> None:
     assert (world.reason("Running"), world.submissions, list(world.clusters)) == ("Training", [2], ["job-c2"])
 
 
-def test_the_head_is_named_before_the_workers_that_crash_with_it() -> None:
+def test_of_a_head_and_the_workers_that_crash_with_it_the_head_is_named() -> None:
     world = starting(retry={"limit": 0})
     keep_crashing(world, "head", "rollout", "trainer", seconds=90)
-    assert ": job-c1-head-" in message(world, "Failed")
+    assert "now: job-c1-head-" in message(world, "Failed")
+    assert message(world, "Failed").count(KILLED) == 1
 
 
 def test_what_is_noted_on_the_cluster_is_read_again() -> None:
