@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from rljob_api.status import Desired
 from rljob_operator import names
+from rljob_operator.conditions import timestamp
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,16 @@ class BeginAttempt:
     before: int
     attempt: int
     head_uid: str
+
+
+@dataclass(frozen=True)
+class NoteFirstCrash:
+    """Notes on the RayCluster since when its pods crash with no attempt running."""
+
+    cluster: str
+    attempt: int
+    """The newest that has run on the cluster."""
+    time: datetime
 
 
 @dataclass(frozen=True)
@@ -134,6 +146,7 @@ Action = (
     | RemovePod
     | NoteGeneration
     | BeginAttempt
+    | NoteFirstCrash
     | SubmitDriver
     | StopDriver
     | TellDriver
@@ -152,7 +165,9 @@ class Event:
     message: str
 
 
-def cluster_patch(action: NoteGeneration | BeginAttempt | ResizeGroup | ClearRemoved) -> list[Mapping[str, Any]]:
+def cluster_patch(
+    action: NoteGeneration | BeginAttempt | NoteFirstCrash | ResizeGroup | ClearRemoved,
+) -> list[Mapping[str, Any]]:
     """The JSON Patch of an action on a RayCluster: first the tests, then the change.
 
     The list of worker groups is never applied as a whole: Kueue and autoscalers write into it too.
@@ -174,6 +189,11 @@ def cluster_patch(action: NoteGeneration | BeginAttempt | ResizeGroup | ClearRem
                 {"op": "test", "path": path, "value": str(action.before)},
                 {"op": "replace", "path": path, "value": str(action.attempt)},
                 {"op": "add", "path": annotation(names.ATTEMPT_HEAD_ANNOTATION), "value": action.head_uid},
+            ]
+        case NoteFirstCrash():
+            return [
+                {"op": "test", "path": annotation(names.ATTEMPT_ANNOTATION), "value": str(action.attempt)},
+                {"op": "add", "path": annotation(names.FIRST_CRASH_ANNOTATION), "value": timestamp(action.time)},
             ]
         case ResizeGroup() | ClearRemoved():
             group = f"/spec/workerGroupSpecs/{action.index}"

@@ -96,19 +96,10 @@ def advance(draft: Draft, cluster: ClusterView, ready: Readiness) -> None:
 
 
 def _begin_next(draft: Draft, cluster: ClusterView, ready: Readiness) -> None:
-    last, settings = draft.status.last, draft.settings
+    last = draft.status.last
     draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
     if last is not None and last.ended is not None:
-        start = pause_of(draft, settings)
-        if start is not None and draft.now < start:
-            seconds = round((start - draft.now).total_seconds())
-            message = f"attempt {last.number}: {last.message}; attempt {draft.status.attempt + 1} begins in {seconds} s"
-            # The remaining time isn't repeated every second: the message stays as it was first written.
-            before = draft.job.status.conditions.get(Type.RUNNING.title)
-            if before is not None and before.reason == Reason.BACKING_OFF.title:
-                message = before.message
-            draft.say(Type.RUNNING, False, Reason.BACKING_OFF, message)
-            draft.wake_at(start)
+        if is_pausing(draft):
             return
         if last.incarnation == cluster.incarnation and not _is_clean(draft, cluster):
             return
@@ -118,6 +109,32 @@ def _begin_next(draft: Draft, cluster: ClusterView, ready: Readiness) -> None:
     number = max(draft.status.attempt, cluster.attempt) + 1
     draft.add_attempt(number, cluster.incarnation)
     _begin(draft, cluster, ready, number)
+
+
+def is_pausing(draft: Draft) -> bool:
+    """Whether the pause after the last attempt isn't over; then the status says so."""
+    start = pause_of(draft, draft.settings)
+    if start is None or draft.now >= start:
+        return False
+    before = draft.job.status.conditions.get(Type.RUNNING.title)
+    if before is not None and before.reason == Reason.BACKING_OFF.title:
+        # The remaining time isn't repeated every second: the message stays as it was first written.
+        draft.say(Type.RUNNING, False, Reason.BACKING_OFF, before.message)
+        draft.wake_at(start)
+    else:
+        back_off(draft)
+    return True
+
+
+def back_off(draft: Draft) -> None:
+    """Says why the last attempt failed and when the next one begins."""
+    start, last = pause_of(draft, draft.settings), draft.status.last
+    assert start is not None
+    assert last is not None
+    seconds = round((start - draft.now).total_seconds())
+    message = f"attempt {last.number}: {last.message}; attempt {draft.status.attempt + 1} begins in {seconds} s"
+    draft.say(Type.RUNNING, False, Reason.BACKING_OFF, message)
+    draft.wake_at(start)
 
 
 def _is_clean(draft: Draft, cluster: ClusterView) -> bool:
@@ -278,11 +295,5 @@ def _failed(draft: Draft, message: str) -> None:
         message = f"{message}; {last.message}"
     stalled = draft.job.status.has(Type.PROGRESSING, Reason.STALLED)
     reason = Reason.STALLED if stalled else Reason.DRIVER_FAILED
-    if not attempt_failed(draft, reason, message, counts=not last.disrupted):
-        return
-    start = pause_of(draft, draft.settings)
-    assert start is not None
-    seconds = round((start - draft.now).total_seconds())
-    text = f"attempt {last.number}: {message}; attempt {draft.status.attempt + 1} begins in {seconds} s"
-    draft.say(Type.RUNNING, False, Reason.BACKING_OFF, text)
-    draft.wake_at(start)
+    if attempt_failed(draft, reason, message, counts=not last.disrupted):
+        back_off(draft)

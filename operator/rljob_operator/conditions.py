@@ -105,7 +105,7 @@ class Reason(Enum):
     )
     POD_ERROR = (
         "PodError",
-        "A pod cannot start or crashed.",
+        "A pod cannot start or crashed. Pods that keep crashing before the driver starts are a failed attempt.",
         "Look at the pod that the message names: `kubectl describe pod`, `kubectl logs --previous`.",
     )
     POOL_DEGRADED = (
@@ -161,8 +161,9 @@ class Reason(Enum):
     # Failed
     RETRY_LIMIT_EXCEEDED = (
         "RetryLimitExceeded",
-        "The driver failed more often since the last checkpoint than spec.retry.limit allows.",
-        "Read the last lines in status.attempts, correct the cause, and create the job again (restore.from continues).",
+        "More attempts failed since the last checkpoint than spec.retry.limit allows.",
+        "Read messages and last lines in status.attempts, correct the cause, and create the job again (restore.from "
+        "continues).",
     )
     BAD_JOB_FILE = (
         "BadJobFile",

@@ -124,9 +124,9 @@ class Draft:
         *others, last = self.status.attempts
         self.set(attempts=(*others, change(last)))
 
-    def add_attempt(self, number: int, incarnation: int) -> None:
-        """Opens the record of a new attempt."""
-        opened = Attempt(number=number, incarnation=incarnation, started=self.now)
+    def add_attempt(self, number: int, incarnation: int, started: datetime | None = None) -> None:
+        """Opens the record of a new attempt, started now unless it says otherwise."""
+        opened = Attempt(number=number, incarnation=incarnation, started=started or self.now)
         attempts = (*self.status.attempts, opened)[-self.settings.attempts_kept :]
         self.set(attempts=attempts, attempt=max(self.status.attempt, number))
 

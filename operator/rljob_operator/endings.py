@@ -9,6 +9,7 @@ from rljob_operator.actions import RemovePod
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
 from rljob_operator.observed import ClusterView, PodView
+from rljob_operator.pods import CONTAINER
 from rljob_operator.settings import Settings
 from rljob_operator.status import Attempt
 
@@ -123,15 +124,16 @@ def note_crashes(draft: Draft, pods: list[PodView]) -> None:
     if last is None or last.ended is not None:
         return
     known = last.message.removeprefix(CRASHED).split("; ") if last.message else []
-    found = [f"{pod.name}: {pod.message}" for pod in pods if _has_crashed(pod)]
+    found = [f"{pod.name}: {pod.message}" for pod in pods if has_crashed(pod)]
     crashes = list(dict.fromkeys([*known, *found]))
     if crashes != known:
         message = CRASHED + "; ".join(crashes[-CRASHES_IN_MESSAGE:])
         draft.change_last_attempt(lambda attempt: replace(attempt, message=message))
 
 
-def _has_crashed(pod: PodView) -> bool:
-    if not pod.ended or pod.trouble != "crash" or pod.disrupted:
+def has_crashed(pod: PodView) -> bool:
+    """Whether a pod ended by itself, and with an error: as a whole, or Ray in it while a sidecar lives on."""
+    if not (pod.ended or pod.container == CONTAINER) or pod.trouble != "crash" or pod.disrupted:
         return False
     return pod.deleting_since is None or OUT_OF_MEMORY in pod.message
 

@@ -242,7 +242,7 @@ class Executor:
                 await self._check_pods(action, job, resolved, memory)
             case do.CreateCluster() if resolved is not None:
                 await self._create_cluster(action, job, resolved, memory)
-            case do.NoteGeneration() | do.BeginAttempt() | do.ResizeGroup() | do.ClearRemoved():
+            case do.NoteGeneration() | do.BeginAttempt() | do.NoteFirstCrash() | do.ResizeGroup() | do.ClearRemoved():
                 path = api_server.clusters(space, action.cluster)
                 self._store.put_cluster(await self._api.patch(path, do.cluster_patch(action)))
                 memory.changed = True

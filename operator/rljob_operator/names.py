@@ -33,6 +33,8 @@ ATTEMPT_ANNOTATION: Final = "rljob.dev/attempt"
 the operator between two writes can start the same attempt twice or reuse a number."""
 ATTEMPT_HEAD_ANNOTATION: Final = "rljob.dev/attempt-head"
 """UID of the head pod the attempt was started on: another head means that the attempt is lost."""
+FIRST_CRASH_ANNOTATION: Final = "rljob.dev/first-crash"
+"""Since when pods of the cluster crash with no attempt running (`crash_loops`)."""
 
 RAY_CLUSTER_LABEL: Final = "ray.io/cluster"
 RAY_GROUP_LABEL: Final = "ray.io/group"

@@ -68,6 +68,8 @@ class ClusterView:
     spec_hash: str
     attempt: int
     attempt_head: str
+    first_crash: datetime | None = None
+    """Since when pods crash with no attempt running."""
     groups: tuple[GroupView, ...] = ()
     suspended: bool = False
     """Kueue holds it back."""
@@ -94,6 +96,8 @@ class PodView:
     """Phase Failed or Succeeded."""
     trouble: Trouble | None = None
     message: str = ""
+    container: str = ""
+    """The container whose end the message tells of, where it does."""
     disrupted: bool = False
     """Evicted, preempted, or on a lost node: not the job's fault."""
     replica: str = ""

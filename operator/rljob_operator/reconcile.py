@@ -5,8 +5,8 @@
 Nothing is remembered between two calls but what the job's status and the cluster's annotations say, so it doesn't
 matter how often it is called, what was missed, or when the operator was replaced. The stages, in order:
 
-    finished?  valid?  KubeRay?  too late?  old clusters gone?  suspend?  volumes?  cluster?  admitted?  head?  pools?
-    attempt
+    finished?  valid?  KubeRay?  too late?  old clusters gone?  suspend?  volumes?  pause?  cluster?  admitted?  head?
+    pools?  crash loop?  attempt
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from rljob_operator import attempts, kuberay_limits, progress, storage
+from rljob_operator import attempts, crash_loops, kuberay_limits, progress, storage
 from rljob_operator.actions import ApplyConfigMap, CheckPods, CreateCluster, DeleteJob, NoteGeneration, StopDriver
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.deadlines import too_late
@@ -144,6 +144,12 @@ def _create(draft: Draft) -> None:
             draft.say(kind, False, obstacle.reason, obstacle.sentence)
         draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
         return
+    last = draft.status.last
+    if last is not None and last.reason == Reason.POD_ERROR.title and attempts.is_pausing(draft):
+        # On any other cluster of the job these pods would crash as well.
+        draft.say(Type.CLUSTER_READY, False, Reason.POD_ERROR, last.message)
+        draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+        return
     draft.do(CheckPods(draft.status.incarnation), CreateCluster(draft.status.incarnation))
     rejection = draft.observed.rejection
     if rejection:
@@ -160,6 +166,8 @@ def _operate(draft: Draft, cluster: ClusterView) -> None:
     if not _admitted(draft, cluster) or attempts.head_lost(draft, cluster):
         return
     ready = _cluster_ready(draft, cluster)
+    if crash_loops.start_failed(draft, cluster, ready):
+        return
     attempts.advance(draft, cluster, ready)
     if _finishes(draft) or draft.status.incarnation != cluster.incarnation:
         return

@@ -44,6 +44,11 @@ class Settings:
     """How long actors of a failed attempt may take to end before the pods are replaced."""
     lost_node_seconds: float = 30.0
     """How long a pod may outlive its termination grace period before it is removed by force (its node is gone)."""
+    crash_loop_seconds: float = 60.0
+    """Pods that still crash this long after the first one did fail a start. A minute is what a node may need that has
+    just come up, until its devices, network and volumes work."""
+    crash_memory_seconds: float = 1800.0
+    """Crashes in a start that are further apart than this have nothing to do with each other."""
     kuberay_retry_seconds: float = 30.0
     """Between two looks for a KubeRay that is missing."""
     resync_seconds: float = 1800.0

@@ -76,6 +76,7 @@ def cluster_view(raw: Object) -> ClusterView:
         spec_hash=str(annotations.get(names.SPEC_HASH_ANNOTATION, "")),
         attempt=_number(annotations.get(names.ATTEMPT_ANNOTATION), 0),
         attempt_head=str(annotations.get(names.ATTEMPT_HEAD_ANNOTATION, "")),
+        first_crash=parse_time(annotations.get(names.FIRST_CRASH_ANNOTATION)),
         groups=tuple(_group(index, group) for index, group in groups),
         suspended=bool(spec.get("suspend", False)),
         deleting="deletionTimestamp" in metadata,
@@ -128,7 +129,7 @@ def pod_view(raw: Object) -> PodView:
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     ended = status.get("phase") in ("Failed", "Succeeded")
     ready = conditions.get("Ready", {}).get("status") == "True" and not ended
-    trouble, message = (None, "") if ready else _trouble(status, conditions)
+    trouble, message, container = (None, "", "") if ready else _trouble(status, conditions)
     head = labels.get(names.RAY_NODE_TYPE_LABEL) == "head"
     return PodView(
         name=str(metadata.get("name", "")),
@@ -140,6 +141,7 @@ def pod_view(raw: Object) -> PodView:
         ended=ended,
         trouble=trouble,
         message=message[:LONGEST_POD_MESSAGE],
+        container=container,
         disrupted=status.get("reason") in DISRUPTIONS or conditions.get("DisruptionTarget", {}).get("status") == "True",
         replica=str(labels.get("ray.io/worker-group-replica-name", "")),
         deleting_since=parse_time(metadata.get("deletionTimestamp")),
@@ -192,27 +194,29 @@ def trimmed_workload(raw: Object) -> dict[str, Any]:
     }
 
 
-def _trouble(status: Object, conditions: Mapping[Any, Object]) -> tuple[Trouble | None, str]:
-    """Why a pod isn't ready, as far as Kubernetes says."""
+def _trouble(status: Object, conditions: Mapping[Any, Object]) -> tuple[Trouble | None, str, str]:
+    """Why a pod isn't ready, as far as Kubernetes says: what kind of trouble, in words, and which container ended."""
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         gated = scheduled.get("reason") == "SchedulingGated"
-        return ("waiting" if gated else "unschedulable"), str(scheduled.get("message") or scheduled.get("reason", ""))
+        kind: Trouble = "waiting" if gated else "unschedulable"
+        return kind, str(scheduled.get("message") or scheduled.get("reason", "")), ""
     for container in _containers(status):
         state = container.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
         before = (container.get("lastState") or {}).get("terminated") or {}
         reason = waiting.get("reason", "")
         if reason in IMAGE_TROUBLE:
-            return "image", f"{reason}: {waiting.get('message', '')}".strip(": ")
+            return "image", f"{reason}: {waiting.get('message', '')}".strip(": "), ""
         if reason in CRASH_TROUBLE:
             why = f" (last time {before.get('reason')}, exit code {before.get('exitCode')})" if before else ""
-            return "crash", f"{reason}: {waiting.get('message', '')}".strip(": ") + why
+            return "crash", f"{reason}: {waiting.get('message', '')}".strip(": ") + why, ""
         if ended and ended.get("exitCode"):
-            return "crash", f"{ended.get('reason', 'Error')}, exit code {ended['exitCode']}"
+            code = f"{ended.get('reason', 'Error')}, exit code {ended['exitCode']}"
+            return "crash", code, str(container.get("name", ""))
     if status.get("phase") == "Failed":
-        return "crash", f"{status.get('reason', 'Failed')}: {status.get('message', '')}".strip(": ")
-    return None, ""
+        return "crash", f"{status.get('reason', 'Failed')}: {status.get('message', '')}".strip(": "), ""
+    return None, "", ""
 
 
 def _containers(status: Object) -> Iterable[Object]:

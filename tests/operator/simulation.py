@@ -193,6 +193,12 @@ class World:
                 if cluster.attempt != action.before:
                     return False
                 self.clusters[cluster.name] = replace(cluster, attempt=action.attempt, attempt_head=action.head_uid)
+            case do.NoteFirstCrash():
+                cluster = self.clusters[action.cluster]
+                if cluster.attempt != action.attempt:
+                    return False
+                # As the annotation has it: in whole seconds.
+                self.clusters[cluster.name] = replace(cluster, first_crash=action.time.replace(microsecond=0))
             case do.ResizeGroup():
                 return self._resize(action)
             case do.ClearRemoved():

@@ -79,6 +79,19 @@ class Lives(RuleBasedStateMachine):
         self.world.lose_pod(name, disrupted=disrupted)
 
     @precondition(lambda self: self.world.pods)
+    @rule(data=st.data(), rounds=st.integers(1, 50), writes=CRASHES)
+    def keep_crashing(self, data: st.DataObject, rounds: int, writes: int | None) -> None:
+        """Pods of one group, while all others are ready."""
+        group = data.draw(st.sampled_from(sorted({pod.group for pod in self.world.pods.values()})))
+        for _ in range(rounds):
+            for name in [pod.name for pod in self.world.pods.values() if pod.group == group and not pod.ended]:
+                self.world.lose_pod(name, message="Error, exit code 1")
+            self.world.kubelet()
+            self.world.look(writes)
+            self.world.kuberay()
+            self.world.wait(2)
+
+    @precondition(lambda self: self.world.pods)
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
         self.world._end_pod(data.draw(st.sampled_from(sorted(self.world.pods))))
