@@ -32,18 +32,17 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", "HF_HUB_OFF
 
 
 class Forked:
-    """A run's process, with what tests ask of a ``subprocess.Popen``."""
+    """A run's process, with what tests ask of a ``subprocess.Popen``: its number is its own until it is polled."""
 
     def __init__(self, warm: Warm, pid: int, printed: Path) -> None:
         self.pid, self.printed = pid, printed
+        self.returncode: int | None = None
         self._warm = warm
 
-    @property
-    def returncode(self) -> int | None:
-        return self._warm.ended.get(self.pid)
-
     def poll(self) -> int | None:
-        self._warm.listen(0.0)
+        if self.returncode is None:
+            self._warm.listen(0.0)
+            self.returncode = self._warm.end_of(self.pid)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -71,10 +70,10 @@ class Warm:
     """Starts the process that forks, and ends it."""
 
     def __init__(self, home: Path) -> None:
-        self.ended: dict[int, int] = {}
-        """Exit codes by process, negative for a signal."""
         self._home = home
         self._began: list[int] = []
+        self._ended: dict[int, int] = {}
+        """Exit codes by process, negative for a signal."""
 
     def __enter__(self) -> Warm:
         self._orders, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -109,6 +108,13 @@ class Warm:
             self.listen(None)
         return Forked(self, self._began.pop(), printed)
 
+    def end_of(self, pid: int) -> int | None:
+        """The exit code of a process that has ended, which then is gone altogether."""
+        code = self._ended.pop(pid, None)
+        if code is not None:
+            self._orders.send(json.dumps({"reap": pid}).encode())
+        return code
+
     def listen(self, seconds: float | None) -> None:
         """Waits for news at most so long."""
         while select.select([self._orders], [], [], seconds)[0]:
@@ -116,10 +122,9 @@ class Warm:
             assert news, "the process that forks has ended"
             kind, pid, code = json.loads(news)
             if kind == "began":
-                self.ended.pop(pid, None)
                 self._began.append(pid)
             else:
-                self.ended[pid] = code
+                self._ended[pid] = code
             seconds = 0.0
 
 
@@ -129,39 +134,44 @@ def serve(orders: socket.socket) -> tuple[dict[str, Any], int]:
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: set[int] = set()
     while True:
         ready, _, _ = select.select([orders, woken], [], [])
         if woken in ready:
             os.read(woken, _LONGEST)
-            for pid, code in ended_children():
+            for pid, code in ended(running):
+                running.remove(pid)
                 orders.send(json.dumps(["ended", pid, code]).encode())
         if orders not in ready:
             continue
         text, files, _, _ = socket.recv_fds(orders, _LONGEST, 1)
         if not text:
             os._exit(0)
-        if pid := os.fork():
+        order = json.loads(text)
+        if "reap" in order:
+            os.waitpid(order["reap"], 0)
+        elif pid := os.fork():
             os.close(files[0])
+            running.add(pid)
             orders.send(json.dumps(["began", pid, None]).encode())
-            continue
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for descriptor in (woken, wake):
-            os.close(descriptor)
-        orders.close()
-        return json.loads(text), files[0]
+        else:
+            break
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for descriptor in (woken, wake):
+        os.close(descriptor)
+    orders.close()
+    return order, files[0]
 
 
-def ended_children() -> list[tuple[int, int]]:
-    ended = []
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if not pid:
-            return ended
-        ended.append((pid, os.waitstatus_to_exitcode(status)))
+def ended(running: set[int]) -> list[tuple[int, int]]:
+    """Those that have ended, and their exit codes; they stay zombies until somebody wants to know."""
+    found = []
+    for pid in running:
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if end is not None:
+            found.append((pid, end.si_status if end.si_code == os.CLD_EXITED else -end.si_status))
+    return found
 
 
 def become(order: dict[str, Any], printed: int) -> None:
