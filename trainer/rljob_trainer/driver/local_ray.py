@@ -119,7 +119,7 @@ def _as_no_argument_says() -> Iterator[None]:
     }
     with (
         _replaced(parameter, "RayParams", lambda **said: usual(**{**said, **ours})),
-        _replaced(services, "start_api_server", lambda *_, **__: (None, None)),  # what it says if it could not start one
+        _replaced(services, "start_api_server", lambda *_, **__: (None, None)),  # as if it could not be started
         _replaced(utils, "get_dashboard_dependency_error", lambda: None),
     ):
         yield
