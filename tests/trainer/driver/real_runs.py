@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from warm import Forked, Warm
 
 SECONDS = 500
 
@@ -70,9 +71,10 @@ class Process(subprocess.Popen[str]):
 class Runner:
     """Starts `rljob` with a home of its own and waits for it, never for ever."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: Warm) -> None:
         self.folder = folder
-        self._started: list[Process] = []
+        self._warm = warm
+        self._started: list[Process | Forked] = []
         self._left: list[Path] = []
 
     def leaves(self, folder: Path) -> None:
@@ -89,9 +91,11 @@ class Runner:
         *arguments: str | Path,
         environment: Mapping[str, str] | None = None,
         program: Sequence[str] = ("-m", "rljob_trainer.cli"),
-        interpreter: Sequence[str] = (sys.executable,),
-    ) -> Process:
-        """``program`` is what the interpreter runs: `rljob`, or a test's own version of it."""
+        interpreter: Sequence[str] | None = None,
+        cold: bool = False,
+    ) -> Process | Forked:
+        """``program`` is what the interpreter runs: `rljob`, or a test's own version of it. ``cold``, and with an
+        ``interpreter`` of the test's own: in one that has imported nothing yet."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         whole = {
@@ -102,8 +106,13 @@ class Runner:
             "HF_HUB_OFFLINE": "1",
             **(environment or {}),
         }
-        command = [*interpreter, *program, *map(str, arguments)]
-        process = Process(command, self.folder / f"printed-{len(self._started)}", env=whole, cwd=self.folder)
+        given, printed = [str(argument) for argument in arguments], self.folder / f"printed-{len(self._started)}"
+        process: Process | Forked
+        if cold or interpreter is not None:
+            command = [*(interpreter or [sys.executable]), *program, *given]
+            process = Process(command, printed, env=whole, cwd=self.folder)
+        else:
+            process = self._warm.start(program, given, printed, env=whole, cwd=self.folder)
         self._started.append(process)
         return process
 
@@ -137,7 +146,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_for(condition: Callable[[], bool], process: Process | Forked) -> None:
     """Waits until ``condition`` holds, as long as the process lives; one that raises ``OSError`` does not hold yet."""
     deadline = time.monotonic() + SECONDS
 

@@ -14,7 +14,8 @@ from uuid import uuid4
 import pytest
 from driver_client import TOKEN, Client
 from ray_nodes import RayNodes, ray_nodes
-from real_runs import Runner, copy_job, free_port, metrics_of, wait_for
+from real_runs import Process, Runner, copy_job, free_port, metrics_of, wait_for
+from warm import Forked
 
 from rljob_api import cluster
 from rljob_api.status import EngineStatus
@@ -49,7 +50,7 @@ class Attempts:
         self._job["metadata"]["annotations"] = {cluster.GENERATION_ANNOTATION: str(generation)}
         (self.folder / "job.json").write_text(json.dumps(self._job))
 
-    def start(self, attempt: int, generation: int) -> subprocess.Popen[str]:
+    def start(self, attempt: int, generation: int) -> Process | Forked:
         environment = {
             "RAY_ADDRESS": self._nodes.address,
             "RLJOB_NAMESPACE": "team",

@@ -265,7 +265,7 @@ def test_a_run_in_turns_computes_the_same(runner: Runner) -> None:
     ours = {"program": (str(Path(__file__).with_name("in_turns.py")),)}
     metrics, told = {}, {}
     for name, frees, options, ends in (
-        ("plain", True, {}, "4"),
+        ("plain", True, {"cold": True}, "4"),
         ("keeps", False, ours, "4"),
         ("frees", True, ours, "24"),
     ):

@@ -64,7 +64,7 @@ def check_export(runner: Runner, output: Path) -> None:
     assert main(["export", str(output), "--to", str(exported)]) == 0
     first, last = (load_file(folder / "model.safetensors") for folder in (output / "model", exported))
     assert max(float((last[name] - first[name]).abs().max()) for name in first) > 1e-3
-    runner.run(exported, json.dumps(PROMPTS), made, program=("-c", GREEDY))
+    runner.run(exported, json.dumps(PROMPTS), made, program=("-c", GREEDY), cold=True)
     learner = load_actor(find_trained(output, None, runner.folder / "scratch", report=print)).actor_model
     loaded = AutoModelForCausalLM.from_pretrained(exported)
     tokenizer = AutoTokenizer.from_pretrained(exported)

@@ -26,7 +26,8 @@ from rljob_trainer.weights.sender import Publisher
 if TYPE_CHECKING:
     from rljob_trainer.rollout.vllm_engine import VLLMEngine
 
-pytestmark = pytest.mark.vllm
+# In one process, which imports vLLM once and starts every engine once.
+pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
 
 MakeModel = Callable[..., PreTrainedModel]
 LogProbsOf = Callable[..., np.ndarray]

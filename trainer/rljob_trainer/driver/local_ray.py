@@ -11,9 +11,10 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from rljob_api.cluster import RAY_ENVIRONMENT
 from rljob_trainer.errors import RLJobError
@@ -103,9 +104,11 @@ def _as_no_argument_says() -> Iterator[None]:
     Ray runs whatever it is sent, and its servers listen where the node's address says: ``ray.init`` makes an address of
     the network of it, even of 127.0.0.1. Ray's agent wants one port of the machine, and when another Ray has it tries
     for 3 s before anything goes on: any port will do. Nobody reads what the autoscaler and the log monitor find, two
-    Python processes of 60 MB.
+    Python processes of 60 MB, nor asks the dashboard's server, a third one of 120 MB that Ray starts and waits for even
+    where there is to be no dashboard. That its libraries are there, which ``pyproject.toml`` says, costs a third of a
+    second to see.
     """
-    from ray._private import parameter
+    from ray._private import parameter, services, utils
 
     usual = parameter.RayParams
     ours = {
@@ -114,11 +117,22 @@ def _as_no_argument_says() -> Iterator[None]:
         "no_monitor": True,
         "include_log_monitor": False,
     }
-    parameter.RayParams = lambda **said: usual(**{**said, **ours})  # type: ignore[misc,assignment]
+    with (
+        _replaced(parameter, "RayParams", lambda **said: usual(**{**said, **ours})),
+        _replaced(services, "start_api_server", lambda *_, **__: (None, None)),  # as if it could not be started
+        _replaced(utils, "get_dashboard_dependency_error", lambda: None),
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(module: ModuleType, name: str, by: Callable[..., object]) -> Iterator[None]:
+    usual = getattr(module, name)
+    setattr(module, name, by)
     try:
         yield
     finally:
-        parameter.RayParams = usual  # type: ignore[misc]
+        setattr(module, name, usual)
 
 
 @contextmanager

@@ -1,0 +1,209 @@
+"""A process that has imported what a driver imports, and forks one for every run that a test starts.
+
+An interpreter of its own takes four seconds of CPU time until it has done that, a third of what a tiny run needs in
+all. From there on it is the same: a process of its own with its own arguments, environment, folder and output, which
+ends as an interpreter ends. What all forks have in common is the seed of Python's hashes: of runs that are compared bit
+by bit one is started otherwise (``Runner.start(..., cold=True)``).
+
+Started with `python warm.py FD` this file is that process, whose orders come through the socket FD.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+_LONGEST = 1 << 20
+_ENDING_SECONDS = 10.0
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", "HF_HUB_OFFLINE": "1"}
+"""What the libraries look at while they are imported, as every run has it."""
+
+
+class Forked:
+    """A run's process, with what tests ask of a ``subprocess.Popen``: its number is its own until it is polled."""
+
+    def __init__(self, warm: Warm, pid: int, printed: Path) -> None:
+        self.pid, self.printed = pid, printed
+        self.returncode: int | None = None
+        self._warm = warm
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self._warm.listen(0.0)
+            self.returncode = self._warm.end_of(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise subprocess.TimeoutExpired([], timeout or 0.0)
+            self._warm.listen(left)
+        return code
+
+    def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        return self.printed.read_text(), ""
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Warm:
+    """Starts the process that forks, and ends it."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._began: list[int] = []
+        self._ended: dict[int, int] = {}
+        """Exit codes by process, negative for a signal."""
+
+    def __enter__(self) -> Warm:
+        self._orders, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(there.fileno())],
+                env={**os.environ, **_ENVIRONMENT, "HOME": str(self._home)},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._orders.close()
+        try:
+            self._process.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def start(
+        self, program: Sequence[str], arguments: Sequence[str], printed: Path, *, env: Mapping[str, str], cwd: Path
+    ) -> Forked:
+        """``program`` is ``-m`` and a module, ``-c`` and its text, or a file."""
+        order = {"program": [*program], "arguments": [*arguments], "env": {**env}, "cwd": str(cwd)}
+        with printed.open("w") as file:
+            socket.send_fds(self._orders, [json.dumps(order).encode()], [file.fileno()])
+        while not self._began:
+            self.listen(None)
+        return Forked(self, self._began.pop(), printed)
+
+    def end_of(self, pid: int) -> int | None:
+        """The exit code of a process that has ended, which then is gone altogether."""
+        code = self._ended.pop(pid, None)
+        if code is not None:
+            self._orders.send(json.dumps({"reap": pid}).encode())
+        return code
+
+    def listen(self, seconds: float | None) -> None:
+        """Waits for news at most so long."""
+        while select.select([self._orders], [], [], seconds)[0]:
+            news = self._orders.recv(_LONGEST)
+            assert news, "the process that forks has ended"
+            kind, pid, code = json.loads(news)
+            if kind == "began":
+                self._began.append(pid)
+            else:
+                self._ended[pid] = code
+            seconds = 0.0
+
+
+def serve(orders: socket.socket) -> tuple[dict[str, Any], int]:
+    """Forks for every order, for ever; in the fork it returns the order and where to print."""
+    # Whoever waits below is woken by the end of a child.
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: set[int] = set()
+    while True:
+        ready, _, _ = select.select([orders, woken], [], [])
+        if woken in ready:
+            os.read(woken, _LONGEST)
+            for pid, code in ended(running):
+                running.remove(pid)
+                orders.send(json.dumps(["ended", pid, code]).encode())
+        if orders not in ready:
+            continue
+        text, files, _, _ = socket.recv_fds(orders, _LONGEST, 1)
+        if not text:
+            os._exit(0)
+        order = json.loads(text)
+        if "reap" in order:
+            os.waitpid(order["reap"], 0)
+        elif pid := os.fork():
+            os.close(files[0])
+            running.add(pid)
+            orders.send(json.dumps(["began", pid, None]).encode())
+        else:
+            break
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for descriptor in (woken, wake):
+        os.close(descriptor)
+    orders.close()
+    return order, files[0]
+
+
+def ended(running: set[int]) -> list[tuple[int, int]]:
+    """Those that have ended, and their exit codes; they stay zombies until somebody wants to know."""
+    found = []
+    for pid in running:
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if end is not None:
+            found.append((pid, end.si_status if end.si_code == os.CLD_EXITED else -end.si_status))
+    return found
+
+
+def become(order: dict[str, Any], printed: int) -> None:
+    """What the interpreter does before a program's first line."""
+    for descriptor in (1, 2):
+        os.dup2(printed, descriptor)
+    os.close(printed)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["env"])
+    kind, *program = order["program"]
+    sys.path[0] = {"-m": order["cwd"], "-c": ""}.get(kind, str(Path(kind).parent))
+    sys.argv = [kind, *order["arguments"]]
+    if kind == "-m":
+        runpy.run_module(*program, run_name="__main__", alter_sys=True)
+    else:
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        text = program[0] if program else Path(kind).read_text()
+        exec(compile(text, "<string>" if program else kind, "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    # What `rljob run`, `drive`, `eval` and `export` import, down to the models that random weights make.
+    import transformers.models.llama.modeling_llama
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+
+    import rljob_trainer.commands.drive
+    import rljob_trainer.commands.eval
+    import rljob_trainer.commands.export
+    import rljob_trainer.commands.run
+    import rljob_trainer.driver.run  # noqa: F401
+
+    gc.freeze()
+    become(*serve(socket.socket(fileno=int(sys.argv[1]))))
