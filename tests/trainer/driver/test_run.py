@@ -283,6 +283,38 @@ def test_an_update_that_is_too_long_for_a_signal_is_given_up_and_the_step_before
     assert [r["step"] for r in metrics_of(output)] == [1, 2, 3]
 
 
+ASKED_TO_STOP_WHEN_WEIGHTS_HAVE_CHANGED = """
+import asyncio, os, signal, sys
+from rljob_trainer.cli import main
+from rljob_trainer.driver.training import PipelineTrainer
+
+train = PipelineTrainer.train
+
+async def never_done(self, groups, *, step, version):
+    metrics = await train(self, groups, step=step, version=version)
+    if step == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(600)
+    return metrics
+
+PipelineTrainer.train = never_done
+sys.exit(main())
+"""
+
+
+def test_a_signal_that_leaves_no_checkpoint_says_why_and_the_same_command_begins_anew(runner: Runner) -> None:
+    """The update has changed the weights, is not done within the grace, and no step was saved before."""
+    job = runner.write(copy_job(validation={"atStart": False}, checkpoint={"everySteps": 0}, stop={"steps": 3}))
+    output, ended = runner.folder / "output", 128 + signal.SIGTERM
+    dies = ("-c", ASKED_TO_STOP_WHEN_WEIGHTS_HAVE_CHANGED)
+    printed = runner.run("run", job, "--output", output, program=dies, expect=ended)
+    assert "so step 1 cannot be saved any more: there is no checkpoint (checkpoint.everySteps)" in printed
+    assert "SIGTERM at step 1; there is no checkpoint" in json.loads((output / "summary.json").read_text())["reason"]
+    assert not (output / "checkpoints").exists()
+    assert "resuming" not in runner.run("run", job, "--output", output)
+    assert [r["step"] for r in metrics_of(output)] == [1, 2, 3]
+
+
 SLOW_REWARD = """
 import pathlib, time
 
