@@ -78,6 +78,8 @@ def index_settings() -> dict[str, str]:
     for option, variable in uv_names.items():
         if option in settings:
             environment.setdefault(variable, settings[option])
+    if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        environment.setdefault("UV_OFFLINE", "1")
     folders = [f for f in settings.get("find-links", "").split() if "://" in f or Path(f).is_dir()]
     if folders:
         environment.setdefault("UV_FIND_LINKS", ",".join(folders))

@@ -51,7 +51,15 @@ def ours(model: Path, count: int, tokens: int, device: str) -> list[tuple[int, f
     from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
 
     arguments = {} if device == "cpu" else ENGINE_ARGUMENTS
-    spec = EngineSpec("vllm", str(model), _dtype(device), device, CONTEXT, count, engine_args=arguments)
+    spec = EngineSpec(
+        "vllm",
+        str(model),
+        dtype=_dtype(device),
+        device=device,
+        max_context=CONTEXT,
+        max_concurrent=count,
+        engine_args=arguments,
+    )
     loop = EngineLoop(lambda: build_engine(spec), "0")
     sampling = SamplingSettings(temperature=1.0, max_tokens=tokens)
     rounds = []

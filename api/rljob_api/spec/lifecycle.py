@@ -18,7 +18,7 @@ class Checkpoint(SpecModel):
         "on a cluster none, so that suspend and retry start again.",
     )
     every_steps: Annotated[int, SUSPENDED] = Field(
-        default=50, ge=0, le=1000000, description="Steps between checkpoints. 0: only at the end."
+        default=50, ge=0, le=1000000, description="Steps between checkpoints. 0: only when the run ends or is stopped."
     )
     keep: Annotated[int, SUSPENDED] = Field(default=3, ge=1, le=1000, description="How many of the newest stay.")
 

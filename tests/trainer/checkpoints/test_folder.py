@@ -59,6 +59,18 @@ async def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path
     assert named in reports[0]
 
 
+async def test_when_none_is_whole_the_last_that_was_tried_says_so(tmp_path: Path) -> None:
+    store = FolderCheckpoints(tmp_path, keep=3)
+    for step in (1, 2):
+        (await write(store, step) / "manifest.json").unlink()
+    reports: list[str] = []
+    assert latest(store, reports.append) is None
+    assert [report.partition("manifest.json. ")[2] for report in reports] == [
+        "Trying the checkpoint before it.",
+        "There is no checkpoint before it.",
+    ]
+
+
 async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(tmp_path: Path) -> None:
     store = FolderCheckpoints(tmp_path, keep=3)
     await write(store, 1)

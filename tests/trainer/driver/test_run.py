@@ -154,6 +154,48 @@ def test_two_ranks_are_after_a_kill_what_they_would_have_been(runner: Runner) ->
     same_state(whole, killed)
 
 
+DIES_BEFORE_STEP_4_HAS_ITS_NAME = """
+import os, signal, sys
+from rljob_trainer.checkpoints.folder import FolderCheckpoints
+from rljob_trainer.cli import main
+
+write = FolderCheckpoints.write
+
+async def write_or_die(self, step, state, learner, rest, may_commit):
+    die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    return await write(self, step, state, learner, rest, die if step == 4 else may_commit)
+
+FolderCheckpoints.write = write_or_die
+sys.exit(main())
+"""
+
+
+@pytest.mark.vllm
+def test_with_a_vllm_engine_a_run_is_after_a_kill_what_it_would_have_been(runner: Runner) -> None:
+    """Two starts instead of three: what the killed one had done of steps 3 and 4, the next one does again."""
+    task = {"type": "copy", "digits": 40, "size": 16}
+    job = copy_job(
+        # Prompts longer than a block of vLLM's cache, which come again in step 3: an engine that had served steps 1 and
+        # 2 would answer from its cache, were it not dropped; the one after the kill has none.
+        data={"train": {"task": task}, "prompt": "question", "answer": "answer", "maxPromptTokens": 44},
+        # More samples than run at once: who runs beside whom is the same again.
+        rollout={"engine": "vllm", "maxResponseTokens": 24, "maxConcurrent": 12, "engineArgs": {"block_size": 32}},
+        stop={"steps": 4},
+    )
+    job["spec"]["model"]["random"]["contextLength"] = 80
+    path, output = runner.write(job), runner.folder / "output"
+    dies = ("-c", DIES_BEFORE_STEP_4_HAS_ITS_NAME)
+    runner.run("run", path, "--output", output, program=dies, expect=-signal.SIGKILL)
+    records = metrics_of(output)
+    [nameless] = (output / "checkpoints").glob(".writing-step-00000004-*")
+    expected = tensors_of(nameless)
+    assert "resuming from the checkpoint of step 2" in runner.run("run", path, "--output", output)
+    assert [repeatable(r) for r in metrics_of(output)] == [repeatable(r) for r in records]
+    actual = learner_state(output)
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
 def whole_and_killed(runner: Runner, job: Path) -> tuple[Path, Path]:
     """The folders of an untouched run and of one that was killed after step 3 and went on from step 2. Their records
     are the same."""
@@ -175,9 +217,12 @@ def same_state(one: Path, other: Path) -> dict[str, torch.Tensor]:
 
 def learner_state(output: Path) -> dict[str, torch.Tensor]:
     """All tensors of a run's last checkpoint: weights and optimizers of actor and critic."""
-    written = max((output / "checkpoints").iterdir()) / "learner"
-    together = output / "learner.pt"
-    dcp_to_torch_save(written, together)
+    return tensors_of(max((output / "checkpoints").iterdir()))
+
+
+def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:
+    together = checkpoint.parents[1] / "learner.pt"
+    dcp_to_torch_save(checkpoint / "learner", together)
     tensors: dict[str, torch.Tensor] = torch.load(together)
     return tensors
 
@@ -235,6 +280,38 @@ def test_an_update_that_is_too_long_for_a_signal_is_given_up_and_the_step_before
     assert "Traceback" not in printed
     assert [path.name for path in (output / "checkpoints").iterdir()] == ["step-00000001"]
     runner.run("run", job, "--output", output)
+    assert [r["step"] for r in metrics_of(output)] == [1, 2, 3]
+
+
+ASKED_TO_STOP_WHEN_WEIGHTS_HAVE_CHANGED = """
+import asyncio, os, signal, sys
+from rljob_trainer.cli import main
+from rljob_trainer.driver.training import PipelineTrainer
+
+train = PipelineTrainer.train
+
+async def never_done(self, groups, *, step, version):
+    metrics = await train(self, groups, step=step, version=version)
+    if step == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(600)
+    return metrics
+
+PipelineTrainer.train = never_done
+sys.exit(main())
+"""
+
+
+def test_a_signal_that_leaves_no_checkpoint_says_why_and_the_same_command_begins_anew(runner: Runner) -> None:
+    """The update has changed the weights, is not done within the grace, and no step was saved before."""
+    job = runner.write(copy_job(validation={"atStart": False}, checkpoint={"everySteps": 0}, stop={"steps": 3}))
+    output, ended = runner.folder / "output", 128 + signal.SIGTERM
+    dies = ("-c", ASKED_TO_STOP_WHEN_WEIGHTS_HAVE_CHANGED)
+    printed = runner.run("run", job, "--output", output, program=dies, expect=ended)
+    assert "so step 1 cannot be saved any more: there is no checkpoint (checkpoint.everySteps)" in printed
+    assert "SIGTERM at step 1; there is no checkpoint" in json.loads((output / "summary.json").read_text())["reason"]
+    assert not (output / "checkpoints").exists()
+    assert "resuming" not in runner.run("run", job, "--output", output)
     assert [r["step"] for r in metrics_of(output)] == [1, 2, 3]
 
 

@@ -90,13 +90,14 @@ def latest(checkpoints: Checkpoints, report: Report) -> Checkpoint | None:
     Raises ``BucketError`` when the store does not answer: that is no reason to go back behind a good checkpoint, which
     would be removed as one of a run that was rolled back.
     """
-    for step in reversed(checkpoints.steps()):
+    left = checkpoints.steps()
+    while left:
         try:
-            return checkpoints.open(step)
+            return checkpoints.open(left.pop())
         except BucketError:
             raise
         except CheckpointError as error:
-            report(f"{error} Trying the checkpoint before it.")
+            report(f"{error} {'Trying the checkpoint before it.' if left else 'There is no checkpoint before it.'}")
     return None
 
 

@@ -108,7 +108,9 @@ class Session:
         stopped = await self._train(reward)
         self._write()
         await self._checkpoint_boundary(last=stopped is None, must=True)
-        return stopped or Ending("succeeded", self._reason)
+        if stopped is None:
+            return Ending("succeeded", self._reason)
+        return stopped if self._is_saved else replace(stopped, reason=f"{stopped.reason}; {self._last_saved}")
 
     async def _train(self, reward: float | None) -> Ending | None:
         """Runs the pipeline to its end, or until a request to stop, of which the ending then tells. ``reward``: what a
@@ -448,6 +450,11 @@ class Session:
         return 0 if self.checkpoint is None else self.checkpoint.step
 
     @property
+    def _last_saved(self) -> str:
+        saved = self._saved_step
+        return f"the last checkpoint is that of step {saved}" if saved else "there is no checkpoint"
+
+    @property
     def _is_saved(self) -> bool:
         """Whether nothing would be lost of the last boundary."""
         return self.parts.checkpoints is None or int(self._boundary["step"]) == self._saved_step
@@ -461,17 +468,16 @@ class Session:
         """
         if self.parts.checkpoints is None:
             return
-        step, saved = int(self._boundary["step"]), self._saved_step
-        if step == saved:
+        step = int(self._boundary["step"])
+        if step == self._saved_step:
             return
         if self.parts.limits.suspect and not last:
-            self.parts.view.message(
-                f"no checkpoint of step {step}: {self.parts.limits.sentence}; the last one is that of step {saved}"
-            )
+            self.parts.view.message(f"no checkpoint of step {step}: {self.parts.limits.sentence}; {self._last_saved}")
             return
         if self.parts.trainer.busy:
             self.parts.view.message(
-                f"step {step + 1} was interrupted in its update: the last checkpoint is that of step {saved}"
+                f"step {step + 1} was interrupted when its update had changed the weights and was not done, so step "
+                f"{step} cannot be saved any more: {self._last_saved} (checkpoint.everySteps)"
             )
             return
         seconds = float(self.parts.job.spec.deadlines.progress_seconds)
@@ -492,8 +498,7 @@ class Session:
             except (CheckpointError, OutputError) as error:
                 if must:
                     raise
-                left = f"the last checkpoint is that of step {saved}" if saved else "there is no checkpoint yet"
-                self.parts.view.message(f"{error} Training goes on; {left}.")
+                self.parts.view.message(f"{error} Training goes on; {self._last_saved}.")
                 self._controls.standing.unsaved = str(error)
                 return
         self._controls.standing.checkpointed(self.checkpoint, int(self._boundary["version"]))
