@@ -83,15 +83,22 @@ def test_an_image_that_is_nowhere_is_named_until_there_is_another(world: World) 
     assert_every_prompt_once(world, "imageless", 3)
 
 
-def test_a_container_that_is_out_of_memory_is_named(world: World) -> None:
-    # Ray itself doesn't fit.
+def test_a_container_that_is_out_of_memory_is_named_and_tried_again(world: World) -> None:
+    # Ray itself doesn't fit. KubeRay makes one pod after the other; after a minute of it an attempt has failed.
     rollout = {"pod": with_memory(world, "96Mi")}
-    world.apply(world.job_document("cramped", rollout=rollout, stop=STEPS, deadlines={"startSeconds": 60}))
+    world.apply(
+        world.job_document("cramped", rollout=rollout, stop=STEPS, retry={"limit": 1, "backoffSeconds": 1}),
+    )
     told = world.until_condition("cramped", "ClusterReady", "False", "PodError")
     assert "OOMKilled" in told["message"]
-    failed = world.until_condition("cramped", "Failed", "True", "StartDeadlineExceeded")
+    failed = world.until_condition("cramped", "Failed", "True", "RetryLimitExceeded", seconds=600)
     assert "OOMKilled" in failed["message"]
-    assert shown_status(world, "cramped") == "StartDeadlineExceeded"
+    assert shown_status(world, "cramped") == "RetryLimitExceeded"
+    attempts = world.get("rlj", "cramped")["status"]["attempts"]
+    assert [attempt["reason"] for attempt in attempts] == ["PodError", "PodError"]
+    for attempt in attempts:
+        assert "OOMKilled" in attempt["message"]
+    world.until("nobody makes pods any more", lambda: not world.list("rayclusters"), seconds=30)
     assert_nothing_was_trained(world, "cramped")
 
 
