@@ -35,6 +35,13 @@ def standing_of(waits: Waits, *engines: Standing, paused: bool = False) -> RunSt
     return standing
 
 
+def test_before_there_are_parts_the_run_is_starting_and_not_between_two_steps() -> None:
+    standing = standing_of(Waits(lambda: 0.0))
+    assert standing.status().doing == "the trainer is between two steps"
+    standing.engines = None
+    assert standing.status().doing.startswith("the run is starting")
+
+
 def test_engines_that_do_the_same_share_a_line() -> None:
     waits = Waits(lambda: 0.0)
     alike = standing_of(waits, engine("0", 4, 3), engine("1", 8, 38), engine("2", 1, 2)).present()

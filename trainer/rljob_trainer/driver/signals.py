@@ -1,6 +1,7 @@
-"""SIGINT, SIGTERM and the operator's suspend as a wish to stop, which the run fulfils at the next safe point.
+"""SIGINT, SIGTERM, SIGHUP and the operator's suspend as a wish to stop, which the run fulfils at the next safe point.
 
-The first signal asks; a second one within the grace period ends the process at once (the last checkpoint remains).
+The first signal asks; a second one within the grace period ends the process at once (the last checkpoint remains). A
+closed terminal (SIGHUP) only ever asks: shells and the system send it one after the other.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
@@ -27,11 +28,15 @@ class StopRequest:
         """Takes the signals from whoever handles them now: Ray, for one, installs a handler that ends the process."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # the user said nohup
             loop.add_signal_handler(number, self.ask, number)
 
     def ask(self, number: int) -> None:
         """What a signal does."""
         if self.signal is not None:
+            if number == signal.SIGHUP:
+                return
             os._exit(128 + number)
         self.signal = signal.Signals(number)
         self.suspended = False
@@ -54,7 +59,7 @@ class StopRequest:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Inside, both signals set the request instead of ending the process."""
+    """Inside, signals set the request instead of ending the process."""
     request = StopRequest()
     request.listen()
     try:

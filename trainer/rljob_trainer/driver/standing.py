@@ -264,6 +264,8 @@ class RunStanding:
         if wait is not None:
             return self._said(wait.sentence, wait)
         stage = self._times.current
+        if stage is None and self.engines is None:
+            return "the run is starting: it reads its inputs, then starts its parts"
         if stage is None:
             return "the trainer is between two steps"
         return f"the trainer works: {stage[0].replace('_', ' ')} for {duration(stage[1])}"

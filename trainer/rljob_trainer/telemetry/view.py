@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Protocol, Self, TextIO, cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +117,19 @@ class Views:
 def open_view(stream: TextIO | None = None, *, plain: bool | None = None) -> View:
     """The live view when ``stream`` (default: standard output) is a terminal that can move its cursor, else plain.
 
-    ``plain`` True or False overrides the choice.
+    ``plain`` True or False overrides the choice. A stream that cannot be written to any more stops nobody.
     """
     from rich.console import Console
 
     from rljob_trainer.telemetry.live import LiveView
     from rljob_trainer.telemetry.plain import PlainView
+    from rljob_trainer.telemetry.steady import SteadyStream
 
-    stream = stream or sys.stdout
-    console = Console(file=stream)
+    steady = cast(TextIO, SteadyStream(stream or sys.stdout))
+    console = Console(file=steady)
     if plain is None:
         plain = not console.is_terminal or console.is_dumb_terminal
-    return PlainView(stream) if plain else LiveView(console)
+    return PlainView(steady) if plain else LiveView(console)
 
 
 VALIDATION_MEAN = "validation/mean"
