@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.abc import InspectLoader
 from typing import Protocol, cast
 
 from rljob_api.violations import JobInvalid
@@ -97,8 +98,19 @@ def _command(verb: str) -> Command | None:
 def _helps() -> dict[str, str]:
     from importlib.metadata import entry_points
 
-    others = {entry.name: f"from {entry.value}" for entry in entry_points(group=GROUP)}
+    others = {entry.name: _first_sentence(entry.module) for entry in entry_points(group=GROUP)}
     return {name: text for name, (_, text) in VERBS.items()} | others
+
+
+def _first_sentence(module: str) -> str:
+    """Of a module's docstring, as the list of verbs has it. The module is read and not run: others may be slow."""
+    import ast
+    from importlib.util import find_spec
+
+    spec = find_spec(module)
+    source = spec.loader.get_source(module) if spec and isinstance(spec.loader, InspectLoader) else None
+    first = (ast.get_docstring(ast.parse(source or "")) or f"from {module}").partition("\n")[0].rstrip(".")
+    return first[:1].lower() + first[1:]
 
 
 def _overview() -> str:

@@ -34,6 +34,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     for name, (_, summary) in cli.VERBS.items():
         assert name in text
         assert summary in text
+    assert "render    print the Kubernetes objects that the operator would create for a job\n" in text
 
 
 def test_no_verb_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
