@@ -24,8 +24,6 @@ from rljob_trainer.learner.work import cut
 from rljob_trainer.models.sharing import send_model
 from rljob_trainer.storage.bucket import Bucket
 
-pytestmark = pytest.mark.xdist_group("learner group")  # in one process, which starts Ray once
-
 OPTIONS = GroupOptions(start_seconds=120, call_seconds=60)
 
 

@@ -27,8 +27,6 @@ from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import in_hand
 from rljob_trainer.rollout.torch_engine import TorchEngine
 
-pytestmark = pytest.mark.xdist_group("pool")  # in one process, which starts Ray once
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray() -> Iterator[None]:

@@ -26,8 +26,7 @@ from rljob_trainer.weights.sender import Publisher
 if TYPE_CHECKING:
     from rljob_trainer.rollout.vllm_engine import VLLMEngine
 
-# In one process, which imports vLLM once and starts every engine once.
-pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.vllm
 
 MakeModel = Callable[..., PreTrainedModel]
 LogProbsOf = Callable[..., np.ndarray]

@@ -20,8 +20,7 @@ from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, 
 if TYPE_CHECKING:
     from rljob_trainer.rollout.vllm_engine import VLLMEngine
 
-# In one process, which imports vLLM once and starts every engine once.
-pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.vllm
 
 # vLLM caches whole blocks of tokens (128 of them on a CPU, 16 on a GPU): the prompt has to fill one.
 PROMPT = tuple(3 + i % 90 for i in range(150))

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-# In one process, which imports vLLM once and starts every engine once.
-pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.vllm
 
 
 def test_an_output_layer_that_shares_the_embedding_is_loaded_with_it(

@@ -27,8 +27,6 @@ from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.weights.publication import WeightPublication
 
-pytestmark = pytest.mark.xdist_group("publication")  # in one process, which starts Ray once
-
 PAIR = ((1, 2, 3), (4, 5, 6, 7, 8))
 
 

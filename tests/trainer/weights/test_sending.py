@@ -25,8 +25,6 @@ from rljob_trainer.weights.group import WeightGroup, WeightLink, call_off
 from rljob_trainer.weights.plan import TensorMeta, WeightPlan, describe
 from rljob_trainer.weights.sender import Publisher, SendReport
 
-pytestmark = pytest.mark.xdist_group("sending")  # in one process, which starts each receiver once
-
 SCRIPT = Path(__file__).with_name("weight_member.py")
 _spec = importlib.util.spec_from_file_location("weight_member", SCRIPT)
 assert _spec is not None
