@@ -69,7 +69,7 @@ def test_it_is_there_until_it_is_asked_and_others_do_not_wait_for_it(runner: Run
         slow.wait(0.5)
     os.kill(quick.pid, signal.SIGTERM)
     assert quick.wait() in (0, -signal.SIGTERM)
-    wait_for(lambda: not psutil.pid_exists(quick.pid), slow)
+    assert not psutil.pid_exists(quick.pid)
     assert slow.poll() is None
     slow.kill()
     assert slow.wait() == -signal.SIGKILL

@@ -74,6 +74,7 @@ class Warm:
         self._began: list[int] = []
         self._ended: dict[int, int] = {}
         """Exit codes by process, negative for a signal."""
+        self._gone: set[int] = set()
 
     def __enter__(self) -> Warm:
         self._orders, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -113,6 +114,9 @@ class Warm:
         code = self._ended.pop(pid, None)
         if code is not None:
             self._orders.send(json.dumps({"reap": pid}).encode())
+            while pid not in self._gone:
+                self.listen(None)
+            self._gone.remove(pid)
         return code
 
     def listen(self, seconds: float | None) -> None:
@@ -123,8 +127,10 @@ class Warm:
             kind, pid, code = json.loads(news)
             if kind == "began":
                 self._began.append(pid)
-            else:
+            elif kind == "ended":
                 self._ended[pid] = code
+            else:
+                self._gone.add(pid)
             seconds = 0.0
 
 
@@ -150,6 +156,7 @@ def serve(orders: socket.socket) -> tuple[dict[str, Any], int]:
         order = json.loads(text)
         if "reap" in order:
             os.waitpid(order["reap"], 0)
+            orders.send(json.dumps(["gone", order["reap"], None]).encode())
         elif pid := os.fork():
             os.close(files[0])
             running.add(pid)
