@@ -112,8 +112,9 @@ class Policy(nn.Module):
         """Log-probs and entropy, and what else is asked for. ``reference``: for the exact KL to it."""
         hidden = row.outputs(_hidden(self.language_model.base_model, row))
         weight = self.language_model.get_output_embeddings().weight
-        chunk = self.chunk or default_chunk(len(hidden), weight)
-        log_probs, entropy = log_probs_and_entropy(hidden, weight, row.targets, temperature=temperature, chunk=chunk)
+        log_probs, entropy = log_probs_and_entropy(
+            hidden, weight, row.targets, temperature=temperature, chunk=self.chunk
+        )
         kl = None
         if reference is not None:
             kl = chunked_kl(
@@ -122,12 +123,12 @@ class Policy(nn.Module):
                 reference.states,
                 lambda x: x @ reference.weight.T,
                 temperature=temperature,
-                chunk=chunk,
+                chunk=self.chunk or default_chunk(weight),
             )
         return PolicyStreams(
             log_probs,
             entropy,
-            sum_squared_probs(hidden, weight, temperature=temperature, chunk=chunk) if squares else None,
+            sum_squared_probs(hidden, weight, temperature=temperature, chunk=self.chunk) if squares else None,
             hidden if states else None,
             kl,
         )
