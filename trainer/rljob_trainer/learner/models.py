@@ -26,6 +26,7 @@ from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
 from rljob_trainer.learner.last_layer import compute_outputs_only
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
+from rljob_trainer.learner.plain_layer import compute_in_rows
 from rljob_trainer.samples import IntArray
 
 _UNSUPPORTED = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
@@ -99,6 +100,7 @@ class Policy(nn.Module):
         self.language_model = language_model
         self.chunk = chunk
         self.outputs_only = compute_outputs_only(self.layers)
+        compute_in_rows(self.layers)
 
     def forward(
         self,
@@ -159,6 +161,7 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.outputs_only = compute_outputs_only(self.layers)
+        compute_in_rows(self.layers)
 
     def forward(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor | None]:
         """V before each response token ``[tokens]``, and V after the last token ``[S]`` if the row keeps it."""
