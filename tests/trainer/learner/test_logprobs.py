@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rljob_trainer.learner import logprobs
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 
 TOKENS, WIDTH, VOCABULARY = 23, 8, 31
@@ -45,6 +46,39 @@ def test_equals_the_plain_softmax_and_its_gradient(chunk: int | None, temperatur
 
     for a, b in zip(gradient(ours, streams), gradient(theirs, "both"), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 10, TOKENS, 1000])
+@pytest.mark.parametrize("streams", [[0], [1], [0, 1]], ids=["log_probs", "entropy", "both"])
+def test_probabilities_of_the_first_chunks_are_kept(
+    kept: int, streams: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever part of them: the gradients are those of the plain softmax, and may be asked for twice."""
+    monkeypatch.setattr(logprobs, "default_chunk", lambda weight: 5)
+    monkeypatch.setattr(logprobs, "_KEPT_BYTES", 4 * VOCABULARY * kept)
+    hidden, weight, targets = problem(torch.float64)
+    pulls = torch.randn(2, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def loss(results: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return torch.stack([(results[i] * pulls[i]).sum() for i in streams]).sum()
+
+    expected = torch.autograd.grad(loss(plain(hidden, weight, targets, 0.7)), (hidden, weight))
+    ours = loss(log_probs_and_entropy(hidden, weight, targets, temperature=0.7))
+    for _ in range(2):
+        for a, b in zip(torch.autograd.grad(ours, (hidden, weight), retain_graph=True), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+def test_a_token_of_no_probability_has_no_gradient_when_probabilities_are_kept() -> None:
+    """e to the -200 is no float32."""
+    hidden = torch.ones(2, 1, requires_grad=True)
+    weight = torch.tensor([[0.0], [1.0], [-200.0]], requires_grad=True)
+    log_probs, entropy = log_probs_and_entropy(hidden, weight, torch.tensor([0, 1]))
+    ours = torch.autograd.grad((log_probs + entropy).sum(), (hidden, weight))
+    exact = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    theirs = torch.autograd.grad(torch.stack(plain(*exact, torch.tensor([0, 1]), 1.0)).sum(), exact)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("chunk", [4, 1000])
@@ -114,7 +148,6 @@ def test_chunks_fit_the_device() -> None:
     def layer(vocabulary: int, device: str, width: int = 8) -> torch.Tensor:
         return torch.empty(vocabulary, width, device=device)
 
-    assert default_chunk(10**6, layer(151936, "meta")) * 151936 * 4 <= 64 << 20  # as any device that is no CPU
-    assert default_chunk(10**6, layer(4096, "cpu")) * 4096 * 4 <= 2 << 20
-    assert default_chunk(10**6, layer(49152, "cpu", 576)) == 512  # the layer itself is larger than a cache
-    assert default_chunk(100, layer(50, "cpu")) == 100  # few enough to be kept for the backward pass
+    assert default_chunk(layer(151936, "meta")) * 151936 * 4 <= 64 << 20  # as any device that is no CPU
+    assert default_chunk(layer(4096, "cpu")) * 4096 * 4 <= 2 << 20
+    assert default_chunk(layer(49152, "cpu", 576)) == 512  # the layer itself is larger than a cache

@@ -313,16 +313,28 @@ def packed_attention(
         if kwargs.get(name) is not None:
             raise ValueError(f"packed rows do not support attention with {name} ({type(module).__name__})")
     _, heads, tokens, dim = query.shape
-    rows = [x[0].transpose(0, 1).reshape(tokens, -1) for x in (query, key, value)]
-    rows[0] = packed.outputs(rows[0])
-    if packed.varlen is not None:
-        out = _flash(rows, packed.varlen, dim, scaling, sliding_window)
-    else:
-        parts = list(_by_block(rows, packed.blocks, dim, scaling, sliding_window))
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    query, key, value = (x[0].transpose(0, 1).reshape(tokens, -1) for x in (query, key, value))
+    out = attended(packed, packed.outputs(query), key, value, dim, scaling, sliding_window)
     if packed.rows is not None:
         out = _spread_into(out, packed.rows, tokens)
     return out.view(1, tokens, heads, dim), None
+
+
+def attended(
+    packed: Packed,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dim: int,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """``[M, H * dim]`` from the queries ``[M, H * dim]`` of the rows that ask, key and value ``[N, KV * dim]``."""
+    rows = [query, key, value]
+    if packed.varlen is not None:
+        return _flash(rows, packed.varlen, dim, scaling, window)
+    parts = list(_by_block(rows, packed.blocks, dim, scaling, window))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _by_block(

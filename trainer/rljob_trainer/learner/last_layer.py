@@ -16,9 +16,7 @@ import torch
 from torch import nn
 
 from rljob_trainer.learner.attention import Packed
-
-_PLAIN = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
-"""Classes of transformers whose forward pass is the one below; any other keeps its own and computes all rows."""
+from rljob_trainer.learner.plain_layer import is_plain
 
 
 def compute_outputs_only(layers: list[nn.Module]) -> bool:
@@ -27,7 +25,7 @@ def compute_outputs_only(layers: list[nn.Module]) -> bool:
     The layer's forward is wrapped, as for activation checkpointing and before it; without packed rows (an engine on the
     live model) it is what it was.
     """
-    if not layers or type(layers[-1]).__name__ not in _PLAIN:
+    if not layers or not is_plain(layers[-1]):
         return False
     layer = layers[-1]
     layer.forward = functools.partial(_forward, layer, layer.forward)

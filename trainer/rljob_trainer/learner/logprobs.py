@@ -2,8 +2,8 @@
 
 The output layer and the softmax are one autograd function. Logits are computed in the dtype of the weights and turned
 into float32 (or kept in float64) for the softmax, ``chunk`` tokens at a time; the backward pass computes them again.
-When all tokens fit into one chunk they are kept whole instead, which saves that third matrix product: on a CPU when all
-logits take no more than 4 MiB.
+Where probabilities are few they are kept for it instead, which saves that third matrix product: when all tokens fit
+into one chunk, and on a CPU those of the first tokens, up to 16 MiB.
 """
 
 from __future__ import annotations
@@ -14,27 +14,36 @@ from typing import Any
 import torch
 
 _DEVICE_BYTES = 64 << 20
-_KEPT_BYTES = 4 << 20
 _CACHE_BYTES = 2 << 20
 _FEWEST_TOKENS = 32
 _LARGE_WEIGHT_BYTES = 32 << 20
 _TOKENS_OF_A_LARGE_WEIGHT = 512
+_KEPT_BYTES = 16 << 20
+"""More is fresh memory from the operating system each time, which costs more than the product that it saves."""
 
 
-def default_chunk(tokens: int, weight: torch.Tensor) -> int:
+def default_chunk(weight: torch.Tensor) -> int:
     """Tokens whose float32 logits take 64 MiB on a GPU.
 
-    A CPU is twice as fast when a chunk stays in its cache (2 MiB), unless all logits are few (4 MiB) and can be kept.
-    An output layer that does not fit into that cache itself is read anew for every chunk: 512 tokens make up for it.
+    A CPU is twice as fast when a chunk stays in its cache (2 MiB). An output layer that does not fit into that cache
+    itself is read anew for every chunk: 512 tokens make up for it.
     """
     per_token = 4 * weight.shape[0]
     if weight.device.type != "cpu":
         return max(1, _DEVICE_BYTES // per_token)
-    if tokens * per_token <= _KEPT_BYTES:
-        return max(1, tokens)
     if weight.nbytes > _LARGE_WEIGHT_BYTES:
         return _TOKENS_OF_A_LARGE_WEIGHT
     return max(_FEWEST_TOKENS, _CACHE_BYTES // per_token)
+
+
+def _kept_tokens(tokens: int, weight: torch.Tensor, chunk: int | None) -> int:
+    """How many tokens' probabilities are kept for the backward pass: whole chunks. ``chunk``: what the caller gave."""
+    size = chunk or default_chunk(weight)
+    if tokens <= size:
+        return tokens
+    if chunk is not None or weight.device.type != "cpu":
+        return 0
+    return min(tokens, _KEPT_BYTES // (4 * weight.shape[0]) // size * size)
 
 
 def log_probs_and_entropy(
@@ -48,12 +57,14 @@ def log_probs_and_entropy(
     """Log-probs of ``targets [tokens]`` and entropy of their distributions in nats, each ``[tokens]`` float32.
 
     The distribution is ``softmax(hidden @ weight.T / temperature)`` with ``hidden [tokens, d]`` and
-    ``weight [vocabulary, d]``. Both results are differentiable.
+    ``weight [vocabulary, d]``. Both results are differentiable. A ``chunk`` that is given bounds the memory: more than
+    that many rows of probabilities never exist at once.
     """
     if temperature <= 0:
         raise ValueError(f"log-probs need a temperature above 0, but it is {temperature}")
-    size = chunk or default_chunk(len(targets), weight)
-    log_probs, entropy, _ = _head(hidden, weight, targets, 1.0 / temperature, size, False)
+    size = chunk or default_chunk(weight)
+    keep = _kept_tokens(len(targets), weight, chunk)
+    log_probs, entropy, _ = _head(hidden, weight, targets, 1.0 / temperature, size, keep, False)
     return log_probs, entropy
 
 
@@ -63,8 +74,8 @@ def sum_squared_probs(
 ) -> torch.Tensor:
     """The sum over the vocabulary of the squared probabilities, ``[tokens]`` (the optimal token baseline needs it)."""
     targets = hidden.new_zeros(hidden.shape[0], dtype=torch.int64)
-    size = chunk or default_chunk(len(targets), weight)
-    squared = _head(hidden, weight, targets, 1.0 / temperature, size, True)[2]
+    size = chunk or default_chunk(weight)
+    squared = _head(hidden, weight, targets, 1.0 / temperature, size, 0, True)[2]
     assert squared is not None
     return squared
 
@@ -80,6 +91,7 @@ class _Head(torch.autograd.Function):
         targets: torch.Tensor,
         scale: float,
         chunk: int,
+        keep: int,
         squares: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         tokens = hidden.shape[0]
@@ -87,19 +99,17 @@ class _Head(torch.autograd.Function):
         log_probs = torch.empty(tokens, dtype=precise, device=hidden.device)
         entropy = torch.empty_like(log_probs)
         squared = torch.empty_like(log_probs) if squares else None
-        kept = None
-        keep = tokens <= chunk and any(ctx.needs_input_grad[:2])
+        keep = keep if any(ctx.needs_input_grad[:2]) else 0
+        kept = torch.empty(keep, weight.shape[0], dtype=precise, device=hidden.device)
         room = _Room(hidden, weight, chunk, precise)
         for start in range(0, tokens, chunk):
             part = slice(start, start + chunk)
             log_p = room.log_softmax(hidden[part], weight, scale)
             log_probs[part] = log_p.gather(1, targets[part, None])[:, 0]
-            p = torch.exp(log_p, out=room.other(log_p))
+            p = torch.exp(log_p, out=kept[part] if start < keep else room.other(log_p))
             if squared is not None:
                 squared[part] = torch.linalg.vecdot(p, p)
-            entropy[part] = -p.mul_(log_p).sum(1)
-            if keep:
-                kept = log_p
+            entropy[part] = -torch.mul(p, log_p, out=log_p).sum(1)
         ctx.save_for_backward(hidden, weight, targets, entropy, kept)
         ctx.scale, ctx.chunk = scale, chunk
         ctx.set_materialize_grads(False)
@@ -110,31 +120,38 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None, _: None) -> Any:
         hidden, weight, targets, entropy, kept = ctx.saved_tensors
         if grad_log_probs is None and grad_entropy is None:
-            return None, None, None, None, None, None
+            return None, None, None, None, None, None, None
         precise = entropy.dtype
         grad_hidden = torch.empty_like(hidden)
         several = hidden.shape[0] > ctx.chunk
         # Adding up chunks in half precision would lose what each adds: sum in float32.
         grad_weight = torch.zeros_like(weight, dtype=precise if several else weight.dtype)
         room = _Room(hidden, weight, ctx.chunk, precise)
+        tiny = torch.finfo(precise).tiny
         for start in range(0, hidden.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
             # As few passes over [chunk, vocabulary] as can be: what is per token is worked out before.
             to_log_p = None if grad_log_probs is None else grad_log_probs[part, None] * ctx.scale
+            of_log_p = None if to_log_p is None else -to_log_p
             if grad_entropy is None:
-                assert to_log_p is not None
-                p = room.softmax(hidden[part], weight, ctx.scale) if kept is None else kept.exp()
-                grad = p.mul_(-to_log_p)
+                assert of_log_p is not None
+                if start < len(kept):
+                    grad = torch.mul(kept[part], of_log_p, out=room.one(len(of_log_p)))
+                else:
+                    grad = room.softmax(hidden[part], weight, ctx.scale).mul_(of_log_p)
             else:
-                log_p = kept if kept is not None else room.log_softmax(hidden[part], weight, ctx.scale)
-                grad = torch.exp(log_p, out=room.other(log_p))
                 to_entropy = grad_entropy[part, None] * ctx.scale
                 shift = to_entropy * entropy[part, None]
                 if to_log_p is not None:
                     shift += to_log_p
-                # What is kept from the forward pass may be wanted again.
-                factor = log_p.clone() if kept is not None else log_p
-                grad.mul_(factor.mul_(-to_entropy).sub_(shift))
+                if start < len(kept):
+                    p = kept[part]
+                    # A probability too small for a number adds nothing, whatever its logarithm.
+                    log_p = torch.clamp(p, min=tiny, out=room.one(len(p))).log_()
+                else:
+                    log_p = room.log_softmax(hidden[part], weight, ctx.scale)
+                    p = torch.exp(log_p, out=room.other(log_p))
+                grad = log_p.mul_(-to_entropy).sub_(shift).mul_(p)
             if to_log_p is not None:
                 grad.scatter_add_(1, targets[part, None], to_log_p)
             grad = grad.to(weight.dtype)
@@ -145,7 +162,7 @@ class _Head(torch.autograd.Function):
                 grad_weight += grad.T @ hidden[part]
             else:
                 torch.mm(grad.T, hidden, out=grad_weight)
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None
 
 
 _head: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = _Head.apply
@@ -177,6 +194,10 @@ class _Room:
         else:
             logits.copy_(hidden @ weight.T)
         return logits.mul_(scale) if scale != 1.0 else logits
+
+    def one(self, rows: int) -> torch.Tensor:
+        """``[rows, vocabulary]`` of no meaning, to be written."""
+        return self._one[:rows]
 
     def other(self, log_p: torch.Tensor) -> torch.Tensor:
         """The matrix in which ``log_p`` does not stand."""

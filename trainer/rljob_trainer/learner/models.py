@@ -26,6 +26,7 @@ from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
 from rljob_trainer.learner.last_layer import compute_outputs_only
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
+from rljob_trainer.learner.plain_layer import compute_in_rows
 from rljob_trainer.samples import IntArray
 
 _UNSUPPORTED = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
@@ -99,6 +100,7 @@ class Policy(nn.Module):
         self.language_model = language_model
         self.chunk = chunk
         self.outputs_only = compute_outputs_only(self.layers)
+        compute_in_rows(self.layers)
 
     def forward(
         self,
@@ -112,8 +114,9 @@ class Policy(nn.Module):
         """Log-probs and entropy, and what else is asked for. ``reference``: for the exact KL to it."""
         hidden = row.outputs(_hidden(self.language_model.base_model, row))
         weight = self.language_model.get_output_embeddings().weight
-        chunk = self.chunk or default_chunk(len(hidden), weight)
-        log_probs, entropy = log_probs_and_entropy(hidden, weight, row.targets, temperature=temperature, chunk=chunk)
+        log_probs, entropy = log_probs_and_entropy(
+            hidden, weight, row.targets, temperature=temperature, chunk=self.chunk
+        )
         kl = None
         if reference is not None:
             kl = chunked_kl(
@@ -122,12 +125,12 @@ class Policy(nn.Module):
                 reference.states,
                 lambda x: x @ reference.weight.T,
                 temperature=temperature,
-                chunk=chunk,
+                chunk=self.chunk or default_chunk(weight),
             )
         return PolicyStreams(
             log_probs,
             entropy,
-            sum_squared_probs(hidden, weight, temperature=temperature, chunk=chunk) if squares else None,
+            sum_squared_probs(hidden, weight, temperature=temperature, chunk=self.chunk) if squares else None,
             hidden if states else None,
             kl,
         )
@@ -158,6 +161,7 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.outputs_only = compute_outputs_only(self.layers)
+        compute_in_rows(self.layers)
 
     def forward(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor | None]:
         """V before each response token ``[tokens]``, and V after the last token ``[S]`` if the row keeps it."""
