@@ -26,7 +26,7 @@ print(sorted(os.listdir("/proc/self/fd")))
 def test_it_sees_and_leaves_what_an_interpreter_would(runner: Runner, kind: str) -> None:
     file = runner.folder / "program.py"
     file.write_text(SHOWN)
-    program = ("-c", SHOWN) if kind == "text" else (str(file),)
+    program = ("-c", SHOWN, "zero") if kind == "text" else (str(file), "zero")
     forked, own = (
         runner.run("one", Path("two"), program=program, environment={"GIVEN": "to it"}, cold=cold)
         for cold in (False, True)

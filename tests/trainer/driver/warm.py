@@ -101,7 +101,7 @@ class Warm:
     def start(
         self, program: Sequence[str], arguments: Sequence[str], printed: Path, *, env: Mapping[str, str], cwd: Path
     ) -> Forked:
-        """``program`` is ``-m`` and a module, ``-c`` and its text, or a file."""
+        """``program`` is ``-m`` and a module, ``-c`` and its text, or a file; its first arguments may follow."""
         order = {"program": [*program], "arguments": [*arguments], "env": {**env}, "cwd": str(cwd)}
         with printed.open("w") as file:
             socket.send_fds(self._orders, [json.dumps(order).encode()], [file.fileno()])
@@ -189,15 +189,15 @@ def become(order: dict[str, Any], printed: int) -> None:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
-    kind, *program = order["program"]
+    kind, *given = [*order["program"], *order["arguments"]]
+    code = given.pop(0) if kind in ("-m", "-c") else Path(kind).read_text()
     sys.path[0] = {"-m": order["cwd"], "-c": ""}.get(kind, str(Path(kind).parent))
-    sys.argv = [kind, *order["arguments"]]
+    sys.argv = [kind, *given]
     if kind == "-m":
-        runpy.run_module(*program, run_name="__main__", alter_sys=True)
+        runpy.run_module(code, run_name="__main__", alter_sys=True)
     else:
         main = sys.modules["__main__"] = ModuleType("__main__")
-        text = program[0] if program else Path(kind).read_text()
-        exec(compile(text, "<string>" if program else kind, "exec"), main.__dict__)
+        exec(compile(code, "<string>" if kind == "-c" else kind, "exec"), main.__dict__)
 
 
 if __name__ == "__main__":
