@@ -26,6 +26,8 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 _LONGEST = 1 << 20
+_STARTING_SECONDS = 300.0
+"""The first order waits until everything is imported, on a machine that may be busy."""
 _ENDING_SECONDS = 10.0
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", "HF_HUB_OFFLINE": "1"}
 """What the libraries look at while they are imported, as every run has it."""
@@ -105,8 +107,11 @@ class Warm:
         order = {"program": [*program], "arguments": [*arguments], "env": {**env}, "cwd": str(cwd)}
         with printed.open("w") as file:
             socket.send_fds(self._orders, [json.dumps(order).encode()], [file.fileno()])
-        while not self._began:
-            self.listen(None)
+        deadline = time.monotonic() + _STARTING_SECONDS
+        while not self._began:  # news of others may come first
+            left = deadline - time.monotonic()
+            assert left > 0, f"the process that forks did not answer within {_STARTING_SECONDS:g} s"
+            self.listen(left)
         return Forked(self, self._began.pop(), printed)
 
     def end_of(self, pid: int) -> int | None:
