@@ -19,7 +19,8 @@ import pytest
 from rich.console import Console
 
 from rljob_trainer.telemetry.live import LiveView, _Painter
-from rljob_trainer.telemetry.view import JobSummary, Present, StepRecord, open_view
+from rljob_trainer.telemetry.open_view import open_view
+from rljob_trainer.telemetry.view import JobSummary, Present, StepRecord
 
 JOB = JobSummary(name="quickstart", algorithm="grpo", model="llama", output="runs/q", total_steps=200)
 METRICS = {
@@ -136,7 +137,8 @@ def test_the_painter_sleeps_until_something_changes() -> None:
 
 PROGRAM = """
 import sys, time
-from rljob_trainer.telemetry.view import JobSummary, Present, StepRecord, open_view
+from rljob_trainer.telemetry.open_view import open_view
+from rljob_trainer.telemetry.view import JobSummary, Present, StepRecord
 with open_view() as view:
     view.start(JobSummary(name="quickstart", algorithm="grpo", model="llama", total_steps=200))
     view.step(StepRecord(1, {"reward/mean": 0.5}))

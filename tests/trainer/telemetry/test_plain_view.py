@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 
+from rljob_trainer.telemetry.open_view import open_view
 from rljob_trainer.telemetry.plain import PlainView
-from rljob_trainer.telemetry.view import JobSummary, Pace, Present, StepRecord, open_view
+from rljob_trainer.telemetry.view import JobSummary, Pace, Present, StepRecord
 
 METRICS = {
     "reward/mean": 0.4321,

@@ -10,7 +10,8 @@ import pytest
 
 PROGRAM = """
 import sys
-from rljob_trainer.telemetry.view import StepRecord, open_view, JobSummary
+from rljob_trainer.telemetry.open_view import open_view
+from rljob_trainer.telemetry.view import StepRecord, JobSummary
 
 with open_view(plain=sys.argv[1] == "plain") as view:
     view.start(JobSummary(name="quickstart", algorithm="grpo", model="llama", total_steps=2))

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from rljob_trainer.driver.run import RunOptions, run_job
     from rljob_trainer.driver.service import Listening, read_token
     from rljob_trainer.telemetry.logs import logs_shown
-    from rljob_trainer.telemetry.view import open_view
+    from rljob_trainer.telemetry.open_view import open_view
 
     places = on_this_machine(job, args.output, base)
     options = RunOptions(

@@ -1,22 +1,22 @@
-"""What a person sees while a job runs: the interface, the facts shown, and the choice between live and plain.
+"""What a person sees while a job runs: the interface and the facts shown.
 
     with open_view() as view:
         view.start(JobSummary(name="quickstart", algorithm="grpo", model="llama, 0.3 M parameters", total_steps=200))
         view.show(Present("trainer waits for 12/32 samples; oldest running 4 s on engine 0"))
         view.step(StepRecord(step=1, metrics={"reward/mean": 0.1}))
 
-``live.py`` draws a terminal, ``plain.py`` prints lines. Both get every call from the driver's thread.
+``live.py`` draws a terminal, ``plain.py`` prints lines, ``open_view.py`` chooses between them. Both get every call from
+the driver's thread.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self, TextIO, cast
+from typing import Protocol, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,24 +112,6 @@ class Views:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def open_view(stream: TextIO | None = None, *, plain: bool | None = None) -> View:
-    """The live view when ``stream`` (default: standard output) is a terminal that can move its cursor, else plain.
-
-    ``plain`` True or False overrides the choice. A stream that cannot be written to any more stops nobody.
-    """
-    from rich.console import Console
-
-    from rljob_trainer.telemetry.live import LiveView
-    from rljob_trainer.telemetry.plain import PlainView
-    from rljob_trainer.telemetry.steady import SteadyStream
-
-    steady = cast(TextIO, SteadyStream(stream or sys.stdout))
-    console = Console(file=steady)
-    if plain is None:
-        plain = not console.is_terminal or console.is_dumb_terminal
-    return PlainView(steady) if plain else LiveView(console)
 
 
 VALIDATION_MEAN = "validation/mean"
