@@ -11,16 +11,16 @@ from rljob_trainer.driver import signals
 from rljob_trainer.driver.signals import SAME_WISH_SECONDS, StopRequest
 
 
-class Exited(Exception):
+class ExitedError(Exception):
     """The process would be gone."""
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, in its only item. A process that ends at once raises ``Exited`` with its code."""
+    """The time, in its only item. A process that ends at once raises ``ExitedError`` with its code."""
 
     def leave(code: int) -> None:
-        raise Exited(code)
+        raise ExitedError(code)
 
     time = [1000.0]
     monkeypatch.setattr(signals.time, "monotonic", lambda: time[0])
@@ -31,9 +31,10 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_second_signal_ends_the_process_at_once(now: list[float]) -> None:
     stop = StopRequest()
     stop.ask(signal.SIGINT)
-    assert stop and stop.sentence == "SIGINT"
+    assert stop
+    assert stop.sentence == "SIGINT"
     now[0] += SAME_WISH_SECONDS + 0.01
-    with pytest.raises(Exited, match="143"):
+    with pytest.raises(ExitedError, match="143"):
         stop.ask(signal.SIGTERM)
 
 
@@ -45,7 +46,7 @@ def test_a_signal_that_comes_twice_at_once_asks_once(now: list[float]) -> None:
         now[0] += SAME_WISH_SECONDS / 4
     assert stop.signal == signal.SIGTERM
     now[0] += SAME_WISH_SECONDS
-    with pytest.raises(Exited, match="143"):
+    with pytest.raises(ExitedError, match="143"):
         stop.ask(signal.SIGTERM)
 
 

@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 def _violations(
     file: str, assignments: list[str], schema_only: bool, overlays: list[str]
 ) -> tuple[list[tuple[str | None, Violation]], int]:
-    """What is wrong with one file, overlays laid over it, with file and line, and how many jobs it holds. No line: it is
-    about the file as a whole, which the violation itself names, or about several files laid over one another."""
+    """What is wrong with one file, overlays laid over it, with file and line, and how many jobs it holds. No line: it
+    is about the file as a whole, which the violation itself names, or about several files laid over one another."""
     name = "standard input" if file == "-" else file
     try:
         patches = [read_overlay(Path(overlay)) for overlay in overlays]

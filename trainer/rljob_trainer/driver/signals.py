@@ -17,8 +17,8 @@ from contextlib import contextmanager
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SAME_WISH_SECONDS = 0.5
-"""A signal so soon after the first is the same wish. ``timeout`` signals the process and then its group, and what passes
-Ctrl-C on (``uv run``, for one) does so beside the terminal, which has sent it already."""
+"""A signal so soon after the first is the same wish. ``timeout`` signals the process and then its group, and what
+passes Ctrl-C on (``uv run``, for one) does so beside the terminal, which has sent it already."""
 
 
 class StopRequest:
