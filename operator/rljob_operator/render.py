@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from rljob_api import load_jobs, resolve
+from rljob_api import JobInvalid, Violation, load_jobs, resolve
 from rljob_operator import objects
 from rljob_operator.entrypoint import driver_command
 from rljob_operator.network_policy import network_policy
@@ -60,10 +60,15 @@ def rendered(
     """The objects of every job in a file or text, in the order in which they are created.
 
     Raises:
-        JobInvalid: with everything that is wrong with the jobs.
+        JobInvalid: with everything that is wrong with the jobs, or the file that cannot be read.
     """
     documents = []
-    for job in load_jobs(source, assignments, overlays):
+    try:
+        jobs = load_jobs(source, assignments, overlays)
+    except OSError as problem:
+        violation = Violation(str(problem.filename), f"cannot be read ({problem.strerror})", "check the path")
+        raise JobInvalid([violation]) from None
+    for job in jobs:
         resolved = resolve(job)
         fingerprint = objects.spec_hash(job.spec)
         tokens = Tokens(ray="<derived from the operator's key>", driver="<derived from the operator's key>")

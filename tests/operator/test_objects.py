@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from simulation import SETTINGS, job_spec
 
-from rljob_api import ResolvedJob, check, resolve
+from rljob_api import JobInvalid, ResolvedJob, check, resolve
 from rljob_operator import names, objects, quantities
 from rljob_operator.merging import merge
 from rljob_operator.render import rendered
@@ -197,3 +198,12 @@ def test_lists_are_merged_by_their_keys() -> None:
         "tolerations": [{"key": "a"}, {"key": "b"}],
         "other": [2],
     }
+
+
+@pytest.mark.parametrize("absent", ["job", "overlay"])
+def test_a_file_that_is_not_there_is_named(absent: str, tmp_path: Path) -> None:
+    present = tmp_path / "present.yaml"
+    present.write_text("{}")
+    missing = tmp_path / "missing.yaml"
+    with pytest.raises(JobInvalid, match=f"{missing}: cannot be read .No such file or directory.; check the path"):
+        rendered(str(missing if absent == "job" else present), [], SETTINGS, [missing] if absent == "overlay" else [])

@@ -61,6 +61,18 @@ def test_a_run_of_no_steps_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--steps 0: a run has at least 1 step" in capsys.readouterr().err
 
 
+def test_a_port_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "job.yaml", "--status-port", "99999"]) == 64
+    assert capsys.readouterr().err.startswith("rljob run: --status-port 99999: a port is 0 ")
+
+
+def test_an_export_onto_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").write_text("mine")
+    assert cli.main(["export", str(tmp_path), "--to", str(tmp_path / "model")]) == 1
+    assert capsys.readouterr().err == f"rljob export: {tmp_path / 'model'} is a file; give --to a new folder\n"
+    assert (tmp_path / "model").read_text() == "mine"
+
+
 def test_help_of_a_verb(verb: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["probe", "--help"])

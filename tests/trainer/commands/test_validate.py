@@ -124,6 +124,14 @@ def test_several_files_are_told_apart(folder: Path, capsys: pytest.CaptureFixtur
     assert lines[3] == "absent.yaml: cannot be read (No such file or directory); check the path"
 
 
+def test_several_jobs_of_one_file_are_told_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = (folder / "job.yaml").read_text()
+    (folder / "both.yaml").write_text("---\n".join([good, good.replace("preset: grpo", "preset: gro")]))
+    assert main(["validate", "both.yaml"]) == 2
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"both.yaml:{good.count(chr(10)) + 14}: spec.algorithm.preset: ")
+
+
 def test_a_file_that_is_no_job_is_named_also_when_it_is_the_only_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_truncated_file_names_the_line_where_it_breaks_off(tmp_path: Path) -> 
         ('["a"]', "line 3: a line must hold one JSON object, not a list"),
         ('"a"', "line 3: a line must hold one JSON object, not a str"),
         ("\udcff", "line 3: not valid JSON"),
+        ("[" * 100_000, "line 3: its JSON is nested too deep to be read; correct the line"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -176,6 +177,7 @@ def test_an_empty_file_is_refused(tmp_path: Path, content: bytes, message: str) 
     ("source", "message"),
     [
         ("missing.jsonl", r"spec.data.train.source: there is no file .*missing.jsonl"),
+        ("inner/missing.jsonl", r"inner/missing.jsonl; check the path \(relative ones start at [^()]*(?<!inner)\)"),
         ("./missing", "there is no file"),
         ("missing-*.parquet", "there is no file"),
         ("data.csv", "is neither JSON Lines .* nor Parquet"),

@@ -99,7 +99,14 @@ def _facts(node: Node, path: str) -> Iterator[tuple[str, str]]:
     if node.has_default and not node.fields:
         yield "DEFAULT", _yaml(node.default)
     if path.startswith("spec"):
-        yield "CHANGE", node.change.sentence
+        mixed = any(below.change != node.change for below in _below(node))
+        yield "CHANGE", node.change.sentence + (", but for fields that say otherwise" if mixed else "")
+
+
+def _below(node: Node) -> Iterator[Node]:
+    for child in node.fields.values():
+        yield child
+        yield from _below(child)
 
 
 def _summary(node: Node) -> Iterator[str]:

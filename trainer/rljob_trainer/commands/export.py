@@ -21,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     out: Path = args.to
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out} is a file; give --to a new folder")
     if out.exists() and any(out.iterdir()):
         raise OutputError(f"{out} is not empty; give --to a new folder")
     export(args.place, args.step, out)

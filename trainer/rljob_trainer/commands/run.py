@@ -52,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.steps is not None and args.steps < 1:
         raise JobFileError(f"--steps {args.steps}: a run has at least 1 step")
+    if args.status_port is not None and not 0 <= args.status_port <= 65535:
+        raise JobFileError(f"--status-port {args.status_port}: a port is 0 (any that is free) to 65535")
     job, base = _job(args)
     import asyncio
 

@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     files, overlays = (args.files[:1], args.files[1:]) if args.merge else (args.files, [])
-    several = len(files) > 1
     invalid = 0
     for file in files:
-        found = list(_violations(file, args.set, args.schema_only, overlays))
+        found, jobs = _violations(file, args.set, args.schema_only, overlays)
+        several = len(files) > 1 or jobs > 1
         for place, violation in found:
             print(f"{place}: " if several and place else "", violation, sep="")
         if found:
@@ -48,28 +48,29 @@ def run(args: argparse.Namespace) -> int:
 
 def _violations(
     file: str, assignments: list[str], schema_only: bool, overlays: list[str]
-) -> list[tuple[str | None, Violation]]:
-    """What is wrong with one file, overlays laid over it, with file and line. None: of the file as a whole, which the
-    violation itself names, or of several files laid over one another."""
+) -> tuple[list[tuple[str | None, Violation]], int]:
+    """What is wrong with one file, overlays laid over it, with file and line, and how many jobs it holds. No line: it
+    is about the file as a whole, which the violation itself names, or about several files laid over one another."""
     name = "standard input" if file == "-" else file
     try:
         patches = [read_overlay(Path(overlay)) for overlay in overlays]
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except OSError as problem:
-        return [(None, Violation(str(problem.filename), f"cannot be read ({problem.strerror})", "check the path"))]
+        return [(None, Violation(str(problem.filename), f"cannot be read ({problem.strerror})", "check the path"))], 0
     except JobInvalid as problem:
-        return [(None, violation) for violation in problem.violations]
+        return [(None, violation) for violation in problem.violations], 0
     except UnicodeDecodeError as problem:
-        return [(None, Violation(name, f"is not UTF-8 text (byte {problem.start})", "save it as UTF-8"))]
+        return [(None, Violation(name, f"is not UTF-8 text (byte {problem.start})", "save it as UTF-8"))], 0
     found: list[tuple[str | None, Violation]] = []
-    for outcome in check_text(text, assignments, patches, name):
+    outcomes = check_text(text, assignments, patches, name)
+    for outcome in outcomes:
         violations = list(outcome.violations)
         if outcome.readable is not None and not schema_only:
             said = {violation.path for violation in violations}
             violations += [v for v in _beyond_the_schema(outcome.readable, file) if v.path not in said]
         document = outcome.document
         found += [(f"{file}:{document.line_of(v.parts)}" if document else None, v) for v in violations]
-    return found
+    return found, len(outcomes)
 
 
 def _beyond_the_schema(found: Readable, file: str) -> list[Violation]:

@@ -46,7 +46,8 @@ def open_rows(
     elif "://" in source:
         rows = _files_rows([_fetched(source, field)], field)
     else:
-        path = (base or Path.cwd()) / Path(source).expanduser()
+        base = base or Path.cwd()
+        path = base / Path(source).expanduser()
         if path.is_file():
             rows = _files_rows([path], field)
         elif path.is_dir():
@@ -54,7 +55,7 @@ def open_rows(
         elif files := sorted(Path(name) for name in glob.glob(str(path))):
             rows = _files_rows(files, field)
         elif path.suffix in (*_JSON_LINES, ".parquet") or source.startswith((".", "/", "~")) or glob.has_magic(source):
-            raise DataError(f"{field}: there is no file {path}; check the path (relative ones start at {path.parent})")
+            raise DataError(f"{field}: there is no file {path}; check the path (relative ones start at {base})")
         else:
             rows = _hub_rows(source, split, field)
     return rows if limit is None or limit >= len(rows) else FirstRows(rows, limit)
@@ -92,6 +93,10 @@ class JsonLines:
         text = self._bytes[self._starts[index] : self._ends[index]]
         try:
             row = json.loads(text)
+        except RecursionError:
+            raise DataError(
+                f"{self.place(index)}: its JSON is nested too deep to be read; correct the line or remove it"
+            ) from None
         except ValueError as problem:
             cut = index == len(self) - 1 and self._ends[index] == len(self._bytes)
             raise DataError(

@@ -8,12 +8,15 @@ validates it, else in the first batch. The last step's are there too, whatever `
 says (but for 0).
 
 One run at a time: the folder is locked while a run is under way (the kernel drops the lock of a process that dies).
+A folder with files in which no run has ever been is somebody's for something else (``--output .``), and is left alone:
+what a run finds in its folder it moves aside.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 from pathlib import Path
 from types import TracebackType
 
@@ -23,12 +26,16 @@ from rljob_trainer.telemetry import run_folder
 
 MODEL = "model"
 _LOCK = ".lock"
+_LOGS = "logs"
+_EARLIER = re.compile(r"earlier-([0-9]+)")
+_BEFORE_ANY_RUN = (_LOGS, "lost+found")
+"""What may be in a folder in which no run has been yet: log lines on a cluster, and what a new disk comes with."""
 
 
 class OutputFolder:
     """``with OutputFolder(path) as output``: made when missing, locked, unlocked at the end.
 
-    Raises ``OutputError`` when another run holds it or it cannot be written.
+    Raises ``OutputError`` when another run holds it, it cannot be written, or it holds files of somebody else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,6 +45,7 @@ class OutputFolder:
     def __enter__(self) -> OutputFolder:
         with run_folder.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            self._refuse_files_of_others()
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,6 +56,16 @@ class OutputFolder:
                 f"another run is writing into {self.path}; wait for it, stop it, or give --output another folder"
             ) from None
         return self
+
+    def _refuse_files_of_others(self) -> None:
+        found = sorted(path.name for path in self.path.iterdir())
+        if _LOCK in found or fence.FILE in found:
+            return
+        if others := [name for name in found if name not in _BEFORE_ANY_RUN]:
+            some = ", ".join(others[:3]) + (" ..." if len(others) > 3 else "")
+            raise OutputError(
+                f"{self.path} is not empty ({some}) and no run has been there; give --output a new or an empty folder"
+            )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -72,7 +90,7 @@ class OutputFolder:
     @property
     def logs(self) -> Path:
         """Log lines of attempts on a cluster; they stay whatever else is set aside."""
-        return self.path / "logs"
+        return self.path / _LOGS
 
     @property
     def holds_a_run(self) -> bool:
@@ -81,10 +99,12 @@ class OutputFolder:
     def set_aside(self) -> Path | None:
         """Moves what an earlier run left into ``DIR/earlier-N`` and returns that folder; None when there is nothing."""
         kept = (_LOCK, self.logs.name, fence.FILE)
-        left = [p for p in self.path.iterdir() if p.name not in kept and not p.name.startswith("earlier-")]
+        found = list(self.path.iterdir())
+        numbers = [int(match[1]) for p in found if (match := _EARLIER.fullmatch(p.name))]
+        left = [p for p in found if p.name not in kept and not _EARLIER.fullmatch(p.name)]
         if not left:
             return None
-        number = 1 + max((int(p.name.removeprefix("earlier-")) for p in self.path.glob("earlier-*")), default=0)
+        number = 1 + max(numbers, default=0)
         aside = self.path / f"earlier-{number}"
         with run_folder.writing(aside):
             aside.mkdir()

@@ -1,7 +1,8 @@
 """SIGINT, SIGTERM, SIGHUP and the operator's suspend as a wish to stop, which the run fulfils at the next safe point.
 
-The first signal asks; a second one within the grace period ends the process at once (the last checkpoint remains). A
-closed terminal (SIGHUP) only ever asks: shells and the system send it one after the other.
+The first signal asks; a second one within the grace period ends the process at once (the last checkpoint remains),
+unless it comes so soon after the first that nobody can have meant it. A closed terminal (SIGHUP) only ever asks: shells
+and the system send it one after the other.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+SAME_WISH_SECONDS = 0.5
+"""A signal so soon after the first is the same wish. ``timeout`` signals the process and then its group, and what
+passes Ctrl-C on (``uv run``, for one) does so beside the terminal, which has sent it already."""
 
 
 class StopRequest:
@@ -21,6 +27,8 @@ class StopRequest:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.signal: signal.Signals | None = None
+        self._signalled = 0.0
+        """When the first signal came, by ``time.monotonic``."""
         self.suspended = False
         """Whether the operator asked, which can wait for an update that is under way."""
 
@@ -35,9 +43,10 @@ class StopRequest:
     def ask(self, number: int) -> None:
         """What a signal does."""
         if self.signal is not None:
-            if number == signal.SIGHUP:
+            if number == signal.SIGHUP or time.monotonic() - self._signalled < SAME_WISH_SECONDS:
                 return
             os._exit(128 + number)
+        self._signalled = time.monotonic()
         self.signal = signal.Signals(number)
         self.suspended = False
         self.asked.set()
