@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
+from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings, text_encoder
 from rljob_trainer.errors import DataError, JobFileError
 from rljob_trainer.models.tokenizer import character_tokenizer
 
@@ -126,3 +127,82 @@ def test_columns_are_checked_before_the_first_row() -> None:
 def test_a_malformed_template_is_refused(template: str) -> None:
     with pytest.raises(JobFileError, match=r"spec\.data\.prompt"):
         encoder(prompt=template)
+
+
+TEXTS = [
+    "Natalia sold clips to 48 of her friends in April,\nand half as many in May.",
+    "  naïve café — 東京 \U0001f600 e\u0301\t\r\n\n",
+    "<s>A special token as text, and one at the end</s>",
+    "",
+    "aaaa " * 500,
+]
+
+
+def words() -> PreTrainedTokenizerFast:
+    """As BERT's: lower case, pieces of words, two special tokens around each text."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["<pad>", "<s>", "</s>", "<unk>"])
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 1))
+    return wrapped(tokenizer)
+
+
+def byte_pairs() -> PreTrainedTokenizerFast:
+    """As those of Llama 3 and Qwen: bytes, no unknown character."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<pad>", "<s>", "</s>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.decoder = decoders.ByteLevel()
+    return wrapped(tokenizer)
+
+
+def sentence_pieces() -> PreTrainedTokenizerFast:
+    """As T5's: pieces that may begin with a space."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=["<pad>", "<s>", "</s>", "<unk>"], unk_token="<unk>"
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    return wrapped(tokenizer)
+
+
+def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+@pytest.mark.parametrize("make", [words, byte_pairs, sentence_pieces, lambda: character_tokenizer(LETTERS, 256)])
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+@pytest.mark.parametrize("split_special_tokens", [True, False])
+def test_ids_are_those_that_the_tokenizers_own_call_gives(
+    make: Any, add_special_tokens: bool, split_special_tokens: bool
+) -> None:
+    tokenizer = make()
+    tokenizer.split_special_tokens = split_special_tokens
+    expected = tokenizer(TEXTS, add_special_tokens=add_special_tokens)["input_ids"]
+    encode = text_encoder(tokenizer, add_special_tokens=add_special_tokens)
+    assert encode(TEXTS) == expected
+    # Another use leaves its settings behind.
+    tokenizer(TEXTS, truncation=True, max_length=4, padding="max_length", split_special_tokens=not split_special_tokens)
+    assert tokenizer.backend_tokenizer.truncation
+    assert tokenizer.backend_tokenizer.padding
+    assert encode(TEXTS) == expected
+    assert encode(TEXTS) == expected
+
+
+def test_a_tokenizer_that_encodes_in_its_own_way_is_asked() -> None:
+    class Backwards(PreTrainedTokenizerFast):
+        def _encode_plus(self, text: Any, **settings: Any) -> Any:
+            return super()._encode_plus([one[::-1] for one in text], **settings)
+
+    tokenizer = Backwards(tokenizer_object=byte_pairs().backend_tokenizer)
+    forwards = byte_pairs()(["april"], add_special_tokens=False)["input_ids"]
+    assert text_encoder(tokenizer, add_special_tokens=False)(["lirpa"]) == forwards

@@ -69,6 +69,36 @@ def response_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[list[
     return lambda responses: decode(responses, skip_special_tokens=True)
 
 
+def text_encoder(
+    tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool
+) -> Callable[[list[str]], list[list[int]]]:
+    """The ids of texts, as ``tokenizer(texts, truncation=False)["input_ids"]`` gives them.
+
+    That call also makes masks, and notes where in its text each token stands. A fast tokenizer does without, unless
+    its class has a way of its own.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    def general(texts: list[str]) -> list[list[int]]:
+        ids: list[list[int]] = tokenizer(texts, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
+        return ids
+
+    methods = ("__call__", "_encode_plus")
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or any(
+        getattr(type(tokenizer), name) is not getattr(PreTrainedTokenizerFast, name) for name in methods
+    ):
+        return general
+
+    def quick(texts: list[str]) -> list[list[int]]:
+        backend = tokenizer.backend_tokenizer
+        if backend.truncation or backend.padding or backend.encode_special_tokens != tokenizer.split_special_tokens:
+            # Left behind by another use; the general way puts it right for the blocks that follow.
+            return general(texts)
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]
+
+    return quick
+
+
 class PromptEncoder:
     """Turns rows into ``EncodedPrompt``."""
 
@@ -89,6 +119,8 @@ class PromptEncoder:
                 "spec.data.systemPrompt needs a chat template, and none is applied here; "
                 "write the text into the template of spec.data.prompt instead"
             )
+        # A chat template writes the special tokens itself.
+        self._ids_of = text_encoder(tokenizer, add_special_tokens=not self.uses_chat)
 
     def check_columns(self, present: Iterable[str], where: str) -> None:
         """Raises ``JobFileError`` naming the columns that prompt and answer need and ``where`` lacks."""
@@ -114,10 +146,9 @@ class PromptEncoder:
         ``places`` says where each row is from, for messages. Raises ``DataError`` naming the row.
         """
         texts = [self._text(row, place) for row, place in zip(rows, places, strict=True)]
-        # A chat template writes the special tokens itself.
-        encoded = self.tokenizer(texts, add_special_tokens=not self.uses_chat, truncation=False)["input_ids"]
         return [
-            self._fit(text, ids, row, place) for text, ids, row, place in zip(texts, encoded, rows, places, strict=True)
+            self._fit(text, ids, row, place)
+            for text, ids, row, place in zip(texts, self._ids_of(texts), rows, places, strict=True)
         ]
 
     def _text(self, row: Row, place: str) -> str:
