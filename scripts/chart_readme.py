@@ -25,7 +25,8 @@ helm install rljob-operator charts/rljob-operator --namespace rljob --create-nam
 ```
 
 What it installs, what the operator may do, how to upgrade: [docs/operator](../../docs/operator/README.md). Install it
-once per cluster, or once per set of namespaces (`watchNamespaces`). An unknown value is an error.
+once per cluster, or once per set of namespaces (`watchNamespaces`): then each release has a name of its own, after
+which its cluster-wide roles are called, and all but one have `crds.enabled: false`. An unknown value is an error.
 """
 
 

@@ -110,6 +110,8 @@ class RLJobStatus(SpecModel):
     checkpoint: CheckpointStatus | None = Field(default=None, description="The newest whole checkpoint.")
     start_time: Moment | None = Field(default=None, description="When the job was first admitted.")
     end_time: Moment | None = Field(default=None, description="When the job ended.")
+    pause_time: Moment | None = Field(default=None, description="Since when it is suspended, or has lost its quota.")
+    paused_seconds: Count | None = Field(default=None, description="How long it was so before.")
     suspend_time: Moment | None = Field(default=None, description="Since when the job is wanted suspended.")
     resize_time: Moment | None = Field(default=None, description="Since when the rollout pool is being made smaller.")
     conditions: Annotated[Listed[ConditionStatus], Field(max_length=32), MapKeys(("type",))] = Field(

@@ -177,7 +177,7 @@ class Reason(Enum):
     )
     START_DEADLINE_EXCEEDED = (
         "StartDeadlineExceeded",
-        "The first step did not begin within spec.deadlines.startSeconds.",
+        "The first step was not done within spec.deadlines.startSeconds.",
         "See ClusterReady for what was missing, or allow more time.",
     )
     RUN_DEADLINE_EXCEEDED = (

@@ -2,6 +2,9 @@
 
 A job that trains too long is asked for a checkpoint, from which another one may go on. One that doesn't begin has
 nothing to save: its driver is stopped, for what its log says about the reason.
+
+They count the time that a job has its pods, or could have: not the night for which it was suspended, and not the time
+that its queue makes it wait again.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ class _Passed:
 
 def too_late(draft: Draft, cluster: ClusterView | None) -> bool:
     """Ends a job that has outlasted one of its deadlines; False when it hasn't."""
+    if _pauses(draft, cluster):
+        return False
     passed = _passed(draft)
     if passed is None:
         return False
@@ -50,10 +55,29 @@ def too_late(draft: Draft, cluster: ClusterView | None) -> bool:
     return True
 
 
+def _pauses(draft: Draft, cluster: ClusterView | None) -> bool:
+    """Whether the job's clock stands still; keeps account of it."""
+    status = draft.status
+    suspended = status.conditions.get(Type.SUSPENDED.title)
+    if draft.resolved.spec.suspend and suspended is not None and suspended.is_true:
+        began = suspended.since
+    elif cluster is not None and (cluster.suspended or draft.observed.queue.taken_back):
+        began = draft.now
+    else:
+        if status.pause_time is not None:
+            seconds = max(0, round((draft.now - status.pause_time).total_seconds()))
+            draft.set(pause_time=None, paused_seconds=status.paused_seconds + seconds)
+        return False
+    if status.start_time is not None and status.pause_time is None:
+        draft.set(pause_time=began)
+    return True
+
+
 def _passed(draft: Draft) -> _Passed | None:
     deadlines, start = draft.resolved.spec.deadlines, draft.status.start_time
     if start is None:
         return None
+    start += timedelta(seconds=draft.status.paused_seconds)
     if deadlines.run_seconds is not None:
         end = start + timedelta(seconds=deadlines.run_seconds)
         if draft.now >= end:

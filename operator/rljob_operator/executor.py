@@ -13,8 +13,8 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -56,6 +56,8 @@ class Memory:
     answer: DriverStatus | None = None
     """The driver's last answer: its last words are read after it has gone."""
     silent_since: datetime | None = None
+    own: set[str] = field(default_factory=set)
+    """Paths of objects that are known to be the job's."""
 
 
 class NotLeadingError(RetryError):
@@ -237,7 +239,7 @@ class Executor:
         space, resolved = job.namespace, job.job
         match action:
             case do.ApplyConfigMap() if resolved is not None:
-                await self._write_job_file(job, resolved)
+                await self._write_job_file(job, resolved, memory)
             case do.CheckPods() if resolved is not None:
                 await self._check_pods(action, job, resolved, memory)
             case do.CreateCluster() if resolved is not None:
@@ -296,9 +298,9 @@ class Executor:
         )
         try:
             await _together(
-                self._write_job_file(job, resolved),
+                self._write_job_file(job, resolved, memory),
                 self._write_tokens(job, resolved, action.incarnation),
-                self._guard_pods(job, resolved, action.incarnation),
+                self._guard_pods(job, resolved, action.incarnation, memory),
             )
             # Created, not applied: should there be one already, nothing in it must change.
             created = await self._api.create(api_server.clusters(job.namespace), cluster)
@@ -313,9 +315,9 @@ class Executor:
         self._store.put_cluster(created)
         memory.changed = True
 
-    async def _write_job_file(self, job: JobView, resolved: ResolvedJob) -> None:
+    async def _write_job_file(self, job: JobView, resolved: ResolvedJob, memory: Memory) -> None:
         body = objects.config_map(resolved, job.document, job.uid, job.generation)
-        await self._api.apply(api_server.core(job.namespace, "configmaps", body["metadata"]["name"]), body)
+        await self._write_own(job, api_server.core(job.namespace, "configmaps"), body, memory)
 
     async def _write_tokens(self, job: JobView, resolved: ResolvedJob, incarnation: int) -> None:
         """Creates the Secret; it goes with the job. One that is there is ours, from a try before.
@@ -329,15 +331,49 @@ class Executor:
             if not error.already_exists:
                 raise
 
-    async def _guard_pods(self, job: JobView, resolved: ResolvedJob, incarnation: int) -> None:
+    async def _guard_pods(self, job: JobView, resolved: ResolvedJob, incarnation: int, memory: Memory) -> None:
         """The network policy, before there are pods; away with a former one where policies are switched off."""
-        path = api_server.group(
-            "networking.k8s.io/v1", job.namespace, "networkpolicies", names.network_policy(job.name)
-        )
+        collection = api_server.group("networking.k8s.io/v1", job.namespace, "networkpolicies")
+        path = f"{collection}/{names.network_policy(job.name)}"
         if self._settings.network_policy:
-            await self._api.apply(path, network_policy(resolved, job.uid, self._settings))
-        elif incarnation > 1:
+            body = network_policy(resolved, job.uid, self._settings)
+            await self._write_own(job, collection, body, memory)
+        elif incarnation > 1 and await self._is_own(job, path):
             await self._api.delete(path)
+
+    async def _write_own(self, job: JobView, collection: str, body: Mapping[str, Any], memory: Memory) -> None:
+        """Creates an object of the job's, or brings it up to date.
+
+        One of somebody else's by that name stays as it is: written over, it would also be deleted with the job.
+        """
+        name = body["metadata"]["name"]
+        path = f"{collection}/{name}"
+        if path not in memory.own:
+            try:
+                await self._api.create(collection, body)
+            except ApiError as error:
+                if not error.already_exists:
+                    raise
+                if not await self._is_own(job, path):
+                    memory.rejection = f"there is a {body['kind']} {name} that is not the job's: rename it, or the job"
+                    raise
+                memory.own.add(path)
+            else:
+                memory.own.add(path)
+                return
+        await self._api.apply(path, body)
+
+    async def _is_own(self, job: JobView, path: str) -> bool:
+        """Whether the object, if there still is one, was made for a job of this name. It may be patched, not read."""
+        label = "/metadata/labels/" + names.JOB_LABEL.replace("/", "~1")
+        try:
+            await self._api.patch(path, [{"op": "test", "path": label, "value": job.name}])
+        except ApiError as error:
+            if error.status == 422:
+                return False
+            if not error.not_found:
+                raise
+        return True
 
     def _head(self, job: JobView, action: do.SubmitDriver | do.StopDriver | do.TellDriver) -> Head:
         return self._heads.head(job.namespace, action.cluster, self._tokens(job, action.incarnation))

@@ -122,7 +122,10 @@ def _without_live(value: Any, node: schema.Node) -> Any:
     for name, item in value.items():
         field = node.fields.get(name)
         if field is None or field.change.when != "live":
-            kept[name] = item if field is None else _without_live(item, field)
+            rest = item if field is None else _without_live(item, field)
+            # A section of live fields alone says as much as none.
+            if rest or not item:
+                kept[name] = rest
     return kept
 
 

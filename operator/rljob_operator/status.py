@@ -114,6 +114,10 @@ class JobStatus:
     start_time: datetime | None = None
     """When the job was first admitted."""
     end_time: datetime | None = None
+    pause_time: datetime | None = None
+    """Since when the admitted job has had no pods because it is suspended, or because its queue took its quota back."""
+    paused_seconds: int = 0
+    """How long that was so before: no deadline counts it."""
     suspend_time: datetime | None = None
     """Since when the job is wanted suspended."""
     resize_time: datetime | None = None
@@ -160,6 +164,7 @@ class JobStatus:
             ),
             start_time=maybe(self.start_time),
             end_time=maybe(self.end_time),
+            pause_time=maybe(self.pause_time),
             suspend_time=maybe(self.suspend_time),
             resize_time=maybe(self.resize_time),
         )
@@ -184,6 +189,8 @@ class JobStatus:
                 "checkpoint": dict(self.checkpoint) or None,
                 "startTime": timestamp(self.start_time) if self.start_time else None,
                 "endTime": timestamp(self.end_time) if self.end_time else None,
+                "pauseTime": timestamp(self.pause_time) if self.pause_time else None,
+                "pausedSeconds": self.paused_seconds or None,
                 "suspendTime": timestamp(self.suspend_time) if self.suspend_time else None,
                 "resizeTime": timestamp(self.resize_time) if self.resize_time else None,
                 "conditions": [item.document() for item in self.conditions.values()],
@@ -214,6 +221,8 @@ class JobStatus:
             checkpoint=dict(document.get("checkpoint", {})),
             start_time=parse_time(document.get("startTime")),
             end_time=parse_time(document.get("endTime")),
+            pause_time=parse_time(document.get("pauseTime")),
+            paused_seconds=int(document.get("pausedSeconds", 0)),
             suspend_time=parse_time(document.get("suspendTime")),
             resize_time=parse_time(document.get("resizeTime")),
         )

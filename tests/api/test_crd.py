@@ -38,7 +38,8 @@ def test_the_committed_file_is_up_to_date() -> None:
 
 
 def test_the_file_is_small_enough_and_plain_yaml() -> None:
-    assert FILE.stat().st_size < 150_000
+    # `kubectl apply` puts all of it into an annotation, and those have 262,144 bytes.
+    assert FILE.stat().st_size < 152_000
     assert yaml.safe_load(FILE.read_text(encoding="utf-8")) == definition()
 
 

@@ -43,3 +43,34 @@ async def test_what_never_changes_is_refused(world: World, change: Object, field
     assert cause["field"] == field
     assert cause["message"].endswith(NEVER)
     assert await world.job("fixed") == before
+
+
+@pytest.mark.parametrize(
+    ("rollout", "change"),
+    [
+        pytest.param({}, {"replicas": 2}, id="engines-get-a-pool"),
+        pytest.param({"replicas": 2}, {"replicas": None}, id="engines-lose-their-pool"),
+    ],
+)
+async def test_a_placement_that_is_not_given_stays_as_well(world: World, rollout: Object, change: Object) -> None:
+    document = job_document("implied")
+    del document["spec"]["placement"]
+    document["spec"]["rollout"] = rollout
+    await world.apply(document)
+    with pytest.raises(ApiCallError) as refusal:
+        await world.patch("implied", {"rollout": change})
+    (cause,) = refusal.value.answer["details"]["causes"]
+    assert cause["field"] == "spec.placement"
+    assert "follows from rollout.replicas" in cause["message"]
+
+
+@pytest.mark.parametrize(
+    "sections", [{"placement": "separate"}, {"pipeline": {"mode": "fullyAsync"}}], ids=["given", "by-mode"]
+)
+async def test_replicas_may_be_left_to_others_where_they_decide_nothing(world: World, sections: Object) -> None:
+    document = job_document("open")
+    del document["spec"]["placement"]
+    document["spec"] |= {"rollout": {}, **sections}
+    await world.apply(document)
+    await world.patch("open", {"rollout": {"replicas": 2}})
+    await world.patch("open", {"rollout": {"replicas": None}})

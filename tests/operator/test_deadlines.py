@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from simulation import SETTINGS, World, job_spec
@@ -114,6 +115,66 @@ def test_more_time_lets_a_job_go_on_that_was_to_end() -> None:
     world.settle(30)
     assert world.submissions == [1, 2]
     assert world.reason("Running") == "Training"
+
+
+def test_a_night_in_which_a_job_is_suspended_counts_for_no_deadline() -> None:
+    world = World(spec=job_spec(deadlines={"startSeconds": 3600, "progressSeconds": 3600, "runSeconds": 7200}))
+    world.look()
+    world.kuberay()
+    world.look()
+    assert world.status.start_time is not None
+    for _ in range(2):
+        world.edit(suspend=True)
+        world.settle(4)
+        assert world.value("Suspended") == "True"
+        world.wait(8 * 3600)
+        world.settle(2)
+        world.edit(suspend=False)
+        # Before the first step, and then again after some.
+        world.settle(6)
+        assert world.reason("Running") == "Training"
+    assert world.status.paused_seconds >= 2 * 8 * 3600
+    world.wait(7200)
+    world.look()
+    assert world.reason("Running") == "RunDeadlineExceeded"
+
+
+def test_a_job_that_was_suspended_under_an_operator_without_this_account_is_paused_since_then() -> None:
+    world = training(**RUN)
+    world.edit(suspend=True)
+    world.settle(4)
+    assert world.value("Suspended") == "True"
+    world.status = replace(world.status, pause_time=None)
+    world.wait(1000)
+    world.look()
+    assert world.status.pause_time == world.status.conditions["Suspended"].since
+    world.edit(suspend=False)
+    world.settle(6)
+    assert world.reason("Running") == "Training"
+
+
+def test_the_time_that_a_queue_makes_a_job_wait_again_counts_for_no_deadline() -> None:
+    world = World(spec=job_spec(queueName="rl", deadlines={"startSeconds": 600, "progressSeconds": 600}))
+    world.look()
+    world.hold()
+    world.wait(3600)
+    world.look()
+    world.admit()
+    world.look()
+    world.wait(500)
+    world.hold("preempted for a job of higher priority", taken_back=True)
+    world.look()
+    world.wait(24 * 3600)
+    assert world.look().requeue_after is None
+    assert world.value("Failed") == "False"
+    world.admit()
+    world.look()
+    world.wait(99)
+    world.look()
+    assert world.value("Failed") == "False"
+    world.wait(1)
+    world.look()
+    assert world.reason("Failed") == "StartDeadlineExceeded"
 
 
 def test_a_silent_driver_is_named_then_stopped_and_tried_again() -> None:

@@ -158,6 +158,14 @@ def test_live_fields_leave_the_fingerprint_alone() -> None:
     assert fingerprint(trainer={"microBatchTokens": 77}) != before
 
 
+def test_the_first_live_field_of_a_section_leaves_the_fingerprint_alone() -> None:
+    def fingerprint(**rollout: int) -> str:
+        return objects.spec_hash(job(rollout=rollout).spec)
+
+    assert fingerprint() == fingerprint(replicas=5) == fingerprint(replicas=5, maxReplicas=8)
+    assert fingerprint(maxConcurrent=7) != fingerprint()
+
+
 def test_rendering_shows_the_same_objects_and_no_tokens() -> None:
     text = json.dumps(
         {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}, "spec": job_spec()}

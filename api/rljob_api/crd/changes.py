@@ -12,6 +12,7 @@ from rljob_api.schema import Node, root
 from rljob_api.spec.base import ChangeClass
 
 NEVER = "cannot be changed after creation; make a new job (restore.from continues from this one's checkpoint)"
+IMPLIED = "follows from rollout.replicas, which can be neither added nor removed after creation; make a new job"
 SUSPENDED = "can be changed while the job is suspended only; set spec.suspend: true first"
 
 
@@ -29,6 +30,10 @@ def transitions() -> dict[Path, list[Schema]]:
         else:
             at: Path = ("spec", *path[:-1])
             found.setdefault(at, []).append(_rule(_same(path[-1], node), NEVER, path[-1:]))
+    # What placement is when it isn't given, as in resolution: a live field decides it.
+    replicas = "has(self.rollout.replicas) == has(oldSelf.rollout.replicas)"
+    implied = f"has(self.placement) || self.pipeline.mode != 'sync' || {replicas}"
+    found["spec",].append(_rule(implied, IMPLIED, ("placement",)))
     return found
 
 

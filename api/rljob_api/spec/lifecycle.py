@@ -91,10 +91,13 @@ class Deadlines(SpecModel):
     """How long things may take before they become an error that names the culprit."""
 
     start_seconds: int = Field(
-        default=3600, ge=1, le=31536000, description="From admission until the first step begins."
+        default=3600, ge=1, le=31536000, description="From admission to the end of the first step, without pauses."
     )
     run_seconds: int | None = Field(
-        default=None, ge=1, le=315360000, description="Whole running time of the job, all attempts. Default: none."
+        default=None,
+        ge=1,
+        le=315360000,
+        description="Running time of the job, all attempts, without pauses. Default: none.",
     )
     progress_seconds: int = Field(
         default=3600, ge=1, le=31536000, description="Longest time without a finished sample, step or publication."
