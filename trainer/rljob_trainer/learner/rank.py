@@ -83,7 +83,7 @@ class LearnerRank:
         )
         self._policy = self._prepare(policy, torch.float32, self._dtype)
         self.actor = Trained(
-            "actor", self._policy, settings.actor, total_updates=settings.total_updates, mesh=self.mesh
+            "actor", self._policy, settings.actor, total_updates=settings.actor_updates, mesh=self.mesh
         )
         self.critic: Trained | None = None
         if settings.critic is not None:
