@@ -366,4 +366,6 @@ def test_extremes_of_the_ratio_are_over_unmasked_tokens(batch: Ragged) -> None:
         if logs:
             assert float(extremes["actor/ratio/max"]) == pytest.approx(math.exp(max(logs)))
             assert float(extremes["actor/ratio/min"]) == pytest.approx(math.exp(min(logs)))
+        else:
+            assert extremes == {}
     assert actor_loss(inputs(batch, torch.float64, old_log_probs=None), LossSettings(), counts).extremes == {}

@@ -166,7 +166,7 @@ spec:
     prompt: q
     answer: a
   reward: {{functions: [{{type: exactMatch}}]}}
-  algorithm: {{preset: ppo}}
+  algorithm: {{preset: ppo, critic: {{warmupSteps: 2}}}}
   trainer:
     replicas: 2
     microBatchTokens: 512
@@ -182,6 +182,7 @@ spec:
     assert ours.actor.betas == (0.9, 0.95)
     assert ours.critic is not None
     assert ours.critic.warmup_steps == 3
+    assert (ours.critic_warmup_updates, ours.actor_updates) == (2, 5)
     assert not ours.reference or job.spec.algorithm.needs_reference
     assert ours.micro_batch_tokens == 512
 

@@ -198,6 +198,19 @@ def test_the_schedule_counts_updates_not_optimizer_steps(
         LearnerRank(replace(settings, actor=replace(schedule, schedule="cosine")))
 
 
+def test_after_a_warm_up_of_the_critic_both_schedules_end_at_the_last_step(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    falling = OptimizerSettings(learning_rate=0.1, schedule="linear", min_learning_rate_ratio=0.2)
+    rank = LearnerRank(replace(settings, actor=falling, critic=falling, total_updates=5, critic_warmup_updates=2))
+    batch = make_batch(groups=1)
+    metrics = [update(rank, batch, update_actor=step >= 2, update_critic=True).metrics for step in range(5)]
+    rates = [step.get("actor/learning_rate") for step in metrics]
+    assert rates == [None, None, *(pytest.approx(rate) for rate in (0.1, 0.06, 0.02))]
+    rates = [step["critic/learning_rate"] for step in metrics]
+    assert rates == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
+
+
 def test_a_score_sees_the_weights_that_the_version_began_with(
     tied_folder: Path, make_batch: Callable[..., SequenceBatch]
 ) -> None:

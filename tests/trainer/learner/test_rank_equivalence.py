@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rljob_trainer.algorithms import LossCounts
 from rljob_trainer.learner.parallel import full
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
@@ -30,9 +31,15 @@ LOSS = LossSettings(
 
 
 def gradients(
-    rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, loss: LossSettings = LOSS
+    rank: int,
+    address: str,
+    settings: LearnerSettings,
+    batch: SequenceBatch,
+    loss: LossSettings = LOSS,
+    counts: LossCounts | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Full gradients of actor and critic after one mini-batch, and this rank's shares of the metrics."""
+    """Full gradients of actor and critic after one mini-batch, and this rank's shares of the metrics. ``counts``: as
+    if it were a part of a mini-batch with these."""
     learner = LearnerRank(settings, rank, address, timeout_seconds=20)
     work = cut(
         batch,
@@ -41,9 +48,10 @@ def gradients(
         token_budget=settings.micro_batch_tokens,
         share_prompts=settings.share_prompts,
     )
+    share = work.shares[rank] if counts is None else replace(work.shares[rank], counts=[counts])
     result, sums = {}, {}
     for trained in learner._trained:
-        sums |= learner.gradient([trained], work.shares[rank], 0, loss)[0].sums
+        sums |= learner.gradient([trained], share, 0, loss)[0].sums
         for name, parameter in trained.module.named_parameters():
             assert parameter.grad is not None, name
             result[f"{trained.name}.{name}"] = full(parameter.grad).clone()
@@ -120,6 +128,20 @@ def test_bfloat16_is_near_float32(ranks: Any, make_batch: Callable[..., Sequence
         # bfloat16 has 8 bits: a few layers of it are off by some 2^-7.
         assert distance(other, whole) < 0.05
         assert distance(other, half) < 0.05
+        assert all(g.dtype == torch.float32 for g in other.values())
+
+
+@pytest.mark.parametrize("aggregation", ["tokenMean", "tokenSum"])
+def test_float16_keeps_the_gradient_of_a_large_mini_batch(
+    aggregation: str, ranks: Any, make_batch: Callable[..., SequenceBatch], untied_folder: Path
+) -> None:
+    """Of 262,144 tokens in 512 sequences: a token's share of the mean is below what float16 can tell from 0."""
+    counts = LossCounts(1 << 18, 512)
+    loss = replace(LOSS, aggregation=aggregation)
+    batch = make_batch(groups=4)
+    whole, _ = ranks.run(1, gradients, settings_for(untied_folder), batch, loss, counts)[0]
+    for other, _ in ranks.run(2, gradients, settings_for(untied_folder, dtype="float16", ranks=2), batch, loss, counts):
+        assert distance(other, whole) < 0.01  # float16 has 11 bits
         assert all(g.dtype == torch.float32 for g in other.values())
 
 

@@ -100,7 +100,7 @@ def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts)
         raise ValueError("entropy_coefficient is not 0, but the entropy of the tokens was not given")
     metrics["actor/loss"] = loss.detach()
     anchor = inputs.rollout_log_probs if method.needs_rollout_log_probs else inputs.old_log_probs
-    return Loss(loss, metrics, _ratio_extremes(inputs, anchor))
+    return Loss(loss, metrics, _ratio_extremes(inputs, anchor) if counts.tokens else {})
 
 
 def _interpolated(
@@ -115,7 +115,8 @@ def _interpolated(
 
 
 def _ratio_extremes(inputs: PolicyInputs, anchor: Tensor | None) -> dict[str, Tensor]:
-    """The largest and smallest ratio of a masked token; nothing when the anchor is the policy itself."""
+    """The largest and smallest ratio of a masked token (infinitely small and large, if the mini-batch has such tokens
+    elsewhere only); nothing when the anchor is the policy itself."""
     if anchor is None or not inputs.segments.tokens:
         return {}
     log_ratio = inputs.log_probs.detach() - anchor

@@ -28,10 +28,17 @@ def clipped_scores(scores: Tensor, low: float, high: float) -> Tensor:
 
 
 def normalised_scores(scores: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """``[S]``: (s - mean) / sqrt(variance + epsilon) over the batch, variance unbiased; 0 if there is one sample."""
-    centred = scores - scores.mean() if scores.numel() else scores
+    """``[S]``: (s - mean) / sqrt(variance + epsilon) over the batch, variance unbiased.
+
+    Exactly 0 if all scores are equal (or there is one sample): rounding noise over the root of epsilon would be a
+    reward.
+    """
+    if not scores.numel():
+        return scores
+    shifted = scores.double() - scores.min()
+    centred = shifted - shifted.mean()
     variance = centred.square().sum() / max(scores.numel() - 1, 1)
-    return centred / (variance + epsilon).sqrt()
+    return (centred / (variance + epsilon).sqrt()).to(scores.dtype)
 
 
 def resampled(

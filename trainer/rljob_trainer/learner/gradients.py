@@ -7,6 +7,7 @@ which thread, the micro-batches run. What comes back are sums of metrics, shares
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rljob_trainer.algorithms import PolicyInputs, Segments, actor_loss, critic_loss, policy_losses
+from rljob_trainer.algorithms import (
+    LossCounts,
+    PolicyInputs,
+    Segments,
+    actor_loss,
+    aggregate,
+    critic_loss,
+    policy_losses,
+)
 from rljob_trainer.learner.models import PackedRow, Policy
 from rljob_trainer.learner.packing import Row, build_row, offsets_of, ranges
 from rljob_trainer.learner.protocol import Int64Array, LossSettings
@@ -106,6 +115,26 @@ def micro_batch(share: Share, number: int, micro: int, place: Place) -> MicroBat
     return MicroBatch(share, row, packed, place.device)
 
 
+TOKEN_WEIGHT = 2.0**-7
+"""Of a token in the loss, while gradients are float16: seven bits below 1 for sums over tokens, and as many above the
+smallest number for small probabilities."""
+
+
+def loss_scale(loss: LossSettings, counts: LossCounts, dtype: torch.dtype) -> float:
+    """What the loss of a mini-batch with these ``counts`` is multiplied by before its backward pass, and its gradient
+    divided by after it: a power of two, so that nothing is rounded; 1 but for float16.
+
+    A token's weight in the loss is one over the tokens of the mini-batch or so. The gradient of its logits is smaller
+    still, and float16, which ends at 6e-8, loses it. Scaled, a token weighs about ``TOKEN_WEIGHT``.
+    """
+    if dtype != torch.float16 or not counts.tokens:
+        return 1.0
+    ones = torch.ones(counts.tokens // counts.sequences)  # a sequence of the mean length
+    segments = Segments.from_lengths([len(ones)])
+    total = aggregate(loss.aggregation, ones, segments, ones.bool(), counts, **loss.aggregation_params)
+    return 2.0 ** round(math.log2(TOKEN_WEIGHT * len(ones) / float(total)))
+
+
 class ActorGradient:
     """The actor's part of mini-batch ``number``; called for each micro-batch, in any order."""
 
@@ -120,6 +149,8 @@ class ActorGradient:
         seed: int,
     ) -> None:
         """``seed`` is for losses that draw; it is the same on all ranks."""
+        self.scale = loss_scale(loss, share.counts[number], place.dtype)
+        """What gradients are too large by."""
         self._share, self._number, self._loss, self._place = share, number, loss, place
         self._selections = _select(policy, share, number, loss, place, seed)
         self._reference: Reference | None = None
@@ -155,7 +186,7 @@ class ActorGradient:
             loss,
             self._share.counts[self._number],
         )
-        result.loss.backward()
+        (result.loss * self.scale if self.scale != 1.0 else result.loss).backward()
         return MicroReport({**result.metrics, **result.extremes}, out.log_probs.detach())
 
 
@@ -163,6 +194,7 @@ class CriticGradient:
     """The same for the critic, with the moments that its explained variance is made of."""
 
     def __init__(self, share: Share, number: int, loss: LossSettings, place: Place) -> None:
+        self.scale = loss_scale(loss, share.counts[number], place.dtype)
         self._share, self._number, self._loss, self._place = share, number, loss, place
 
     def __call__(self, critic: nn.Module, number: int) -> MicroReport:
@@ -177,7 +209,7 @@ class CriticGradient:
         old = micro.stream("values") if loss.value_clip is not None else None
         counts = self._share.counts[self._number]
         result = critic_loss(values, returns, mask, micro.segments, loss, counts, old)
-        result.loss.backward()
+        (result.loss * self.scale if self.scale != 1.0 else result.loss).backward()
         target = torch.where(mask, returns, 0).double()
         error = target - torch.where(mask, values.detach(), 0).double()
         moments = {

@@ -85,6 +85,11 @@ class Optimizer:
         self.clear()
         return StepOutcome(value, problem)
 
+    def divide(self, scale: float) -> None:
+        """Takes off the gradients what the loss was multiplied by."""
+        if scale != 1.0:
+            torch._foreach_div_([local(p.grad) for p in self._named.values() if p.grad is not None], scale)
+
     def clear(self) -> None:
         """Drops all gradients."""
         for parameter in self._named.values():

@@ -83,7 +83,7 @@ class LearnerRank:
         )
         self._policy = self._prepare(policy, torch.float32, self._dtype)
         self.actor = Trained(
-            "actor", self._policy, settings.actor, total_updates=settings.total_updates, mesh=self.mesh
+            "actor", self._policy, settings.actor, total_updates=settings.actor_updates, mesh=self.mesh
         )
         self.critic: Trained | None = None
         if settings.critic is not None:
@@ -314,7 +314,7 @@ class LearnerRank:
             told = {}
             for trained, micro in lanes[lane]:
                 check()
-                module = twins[trained].module if lane and trained in twins else trained.module
+                module: Any = twins[trained].module if lane and trained in twins else trained.module
                 with self._meter.measure(f"update_{trained.name}"):
                     told[trained, micro] = passes[trained](module, micro)
             return told
@@ -328,11 +328,11 @@ class LearnerRank:
         }
         for twin in twins.values():
             twin.hand_over()
+        for trained in work:
+            trained.optimizer.divide(passes[trained].scale)
         return [MiniBatchReport.of([told[trained, m] for m in range(len(micro_batches))]) for trained in work]
 
-    def _pass(
-        self, trained: Trained, share: Share, number: int, loss: LossSettings
-    ) -> Callable[[Any, int], MicroReport]:
+    def _pass(self, trained: Trained, share: Share, number: int, loss: LossSettings) -> ActorGradient | CriticGradient:
         """What is done with each micro-batch of a mini-batch."""
         if trained is self.critic:
             return CriticGradient(share, number, loss, self._place)

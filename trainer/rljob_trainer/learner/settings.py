@@ -78,6 +78,9 @@ class LearnerSettings:
     """Compute a prompt once for all its samples in a micro-batch. Changes speed, never the result."""
     total_updates: int | None = None
     """Length of the cosine and linear schedules, in updates."""
+    critic_warmup_updates: int = 0
+    """The first of them, which are the critic's alone: the actor's schedule begins after them, and ends with the
+    critic's."""
     seed: int = 0
     trust_remote_code: bool = False
     model_address: str | None = None
@@ -124,6 +127,7 @@ class LearnerSettings:
             log_prob_chunk_tokens=trainer.log_prob_chunk_tokens,
             lanes=lanes,
             total_updates=spec.stop.steps or total_updates,
+            critic_warmup_updates=0 if critic is None else critic.warmup_steps,
             seed=spec.seed,
             trust_remote_code=spec.model.trust_remote_code,
             model_address=model_address,
@@ -132,6 +136,11 @@ class LearnerSettings:
     @property
     def compute_dtype(self) -> torch.dtype:
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[self.dtype]
+
+    @property
+    def actor_updates(self) -> int | None:
+        """Length of the actor's schedule."""
+        return None if self.total_updates is None else max(1, self.total_updates - self.critic_warmup_updates)
 
     @property
     def two_lanes(self) -> bool:
