@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings, text_encoder
+from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings, response_decoder, text_encoder
 from rljob_trainer.errors import DataError, JobFileError
 from rljob_trainer.models.tokenizer import character_tokenizer
 
@@ -206,3 +207,15 @@ def test_a_tokenizer_that_encodes_in_its_own_way_is_asked() -> None:
     tokenizer = Backwards(tokenizer_object=byte_pairs().backend_tokenizer)
     forwards = byte_pairs()(["april"], add_special_tokens=False)["input_ids"]
     assert text_encoder(tokenizer, add_special_tokens=False)(["lirpa"]) == forwards
+
+
+@pytest.mark.parametrize("make", [words, byte_pairs, sentence_pieces, lambda: character_tokenizer(LETTERS, 256)])
+@pytest.mark.parametrize("clean_up", [True, False])
+@pytest.mark.parametrize("tokens", [0, 1, 40, 3000])
+def test_texts_are_those_that_the_tokenizers_own_call_gives(make: Any, clean_up: bool, tokens: int) -> None:
+    """Of a few tokens and of many, which are decoded in different ways."""
+    tokenizer = make()
+    tokenizer.clean_up_tokenization_spaces = clean_up
+    draw = random.Random(tokens)
+    responses = [[draw.randrange(len(tokenizer)) for _ in range(tokens)] for _ in range(3)]
+    assert response_decoder(tokenizer)(responses) == tokenizer.batch_decode(responses, skip_special_tokens=True)
