@@ -61,9 +61,20 @@ def test_a_run_of_no_steps_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--steps 0: a run has at least 1 step" in capsys.readouterr().err
 
 
-def test_a_port_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "job.yaml", "--status-port", "99999"]) == 64
-    assert capsys.readouterr().err.startswith("rljob run: --status-port 99999: a port is 0 ")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--status-port", "99999"], "--status-port 99999: a port is 0 (any that is free) to 65535"),
+        (["--token-file", "token"], "--token-file: nothing is served without --status-port"),
+        (["--resume", ""], "--resume is empty: give auto, never, or the place of a checkpoint or a run"),
+        (["--steps", "0"], "--steps 0: a run has at least 1 step"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "job.yaml", *options]) == 64
+    assert capsys.readouterr().err == f"rljob run: {message}\n"
 
 
 def test_an_export_onto_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

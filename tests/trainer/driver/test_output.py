@@ -38,6 +38,13 @@ def test_a_run_into_the_current_folder_says_so(
     assert names(tmp_path) == ["mine.yaml"]
 
 
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(OutputError, match=r"run is a file; give --output a folder"):
+        OutputFolder(tmp_path / "run").__enter__()
+    assert (tmp_path / "run").read_text() == "mine"
+
+
 def test_a_new_disk_and_the_lines_of_earlier_attempts_are_no_hindrance(tmp_path: Path) -> None:
     for name in ("logs", "lost+found"):
         (tmp_path / name).mkdir()

@@ -54,6 +54,10 @@ def run(args: argparse.Namespace) -> int:
         raise JobFileError(f"--steps {args.steps}: a run has at least 1 step")
     if args.status_port is not None and not 0 <= args.status_port <= 65535:
         raise JobFileError(f"--status-port {args.status_port}: a port is 0 (any that is free) to 65535")
+    if not args.resume:
+        raise JobFileError("--resume is empty: give auto, never, or the place of a checkpoint or a run")
+    if args.token_file is not None and args.status_port is None:
+        raise JobFileError("--token-file: nothing is served without --status-port")
     job, base = _job(args)
     import asyncio
 

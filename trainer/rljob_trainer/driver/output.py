@@ -35,7 +35,7 @@ _BEFORE_ANY_RUN = (_LOGS, "lost+found")
 class OutputFolder:
     """``with OutputFolder(path) as output``: made when missing, locked, unlocked at the end.
 
-    Raises ``OutputError`` when another run holds it, it cannot be written, or it holds files of somebody else.
+    Raises ``OutputError`` when another run holds it, it cannot be written, is a file, or holds files of somebody else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,6 +43,8 @@ class OutputFolder:
         self._lock: int | None = None
 
     def __enter__(self) -> OutputFolder:
+        if self.path.exists() and not self.path.is_dir():
+            raise OutputError(f"{self.path} is a file; give --output a folder")
         with run_folder.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._refuse_files_of_others()
