@@ -12,9 +12,10 @@ import psutil
 from real_runs import Runner, copy_job, metrics_of, wait_for
 
 ON_A_TERMINAL_OF_ITS_OWN = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
 from rljob_trainer.cli import main
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may have been started with nohup, which a run respects
 terminal = os.open(sys.argv.pop(1), os.O_RDWR)
 os.setsid()
 fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)  # whoever closes its other end hangs up on this process
