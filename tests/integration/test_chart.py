@@ -165,6 +165,7 @@ def test_the_oldest_kubernetes_is_stated(helm: Path, version: str, taken: bool) 
     [
         (["--set=image.digest=sha256:abc"], "image.digest"),
         (["--set=metrics.rules.quotaWait=soon"], "quotaWait"),
+        (["--set=watchNamespaces={a,b,a}"], "watchNamespaces"),
         (['--set-json=trainingNetworkPolicy.extraIngress=[{"to":[]}]'], "'to' not allowed"),
         (["--set=trainingNetworkPolicy.enable=false"], "'enable' not allowed"),
     ],
