@@ -56,11 +56,6 @@ def test_arguments_and_exit_code(verb: types.ModuleType) -> None:
     assert cli.main(["probe", "--level", "7"]) == 7
 
 
-def test_a_run_of_no_steps_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "job.yaml", "--steps", "0"]) == 64
-    assert "--steps 0: a run has at least 1 step" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
