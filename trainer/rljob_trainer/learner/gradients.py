@@ -186,7 +186,7 @@ class ActorGradient:
             loss,
             self._share.counts[self._number],
         )
-        (result.loss * self.scale if self.scale != 1.0 else result.loss).backward()
+        (result.loss * self.scale).backward()
         return MicroReport({**result.metrics, **result.extremes}, out.log_probs.detach())
 
 
@@ -209,7 +209,7 @@ class CriticGradient:
         old = micro.stream("values") if loss.value_clip is not None else None
         counts = self._share.counts[self._number]
         result = critic_loss(values, returns, mask, micro.segments, loss, counts, old)
-        (result.loss * self.scale if self.scale != 1.0 else result.loss).backward()
+        (result.loss * self.scale).backward()
         target = torch.where(mask, returns, 0).double()
         error = target - torch.where(mask, values.detach(), 0).double()
         moments = {
