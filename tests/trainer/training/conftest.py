@@ -1,4 +1,4 @@
-"""Makes the step's learner, groups and job, which are in ``test_step.py``, importable for the other tests here."""
+"""Makes ``watched_step.py`` importable for the tests here."""
 
 from __future__ import annotations
 

@@ -14,126 +14,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from watched_step import SCORES, Watched, groups_of, spec_of
 
-from rljob_api import resolve
 from rljob_api.correction_presets import CORRECTION_PRESETS
 from rljob_api.presets import PRESETS
 from rljob_api.resolved import ResolvedSpec
-from rljob_api.spec.job import RLJob
 from rljob_trainer.algorithms import Correction, Weights, advantage_estimators
 from rljob_trainer.errors import DataError
-from rljob_trainer.learner.metrics import update_result, usage_metrics
-from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch, UpdateResult
+from rljob_trainer.learner.protocol import SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.learner.work import cut
 from rljob_trainer.models.materialise import materialise
-from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
+from rljob_trainer.samples import Group, RewardResult
 from rljob_trainer.telemetry.catalogue import METRICS
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.training.batch import layout
 from rljob_trainer.training.step import TrainingStep
 
-SCORES = [[1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
 ALL_SCORES = [score for row in SCORES for score in row]
 GREEDY = [0.0, 0.5, 1.0]
 """The score of each prompt's greedy response."""
-
-
-class Watched:
-    """A learner of one rank without Ray, which remembers what it was asked."""
-
-    def __init__(self, rank: LearnerRank) -> None:
-        self.rank = rank
-        self.scored: list[dict[str, Any]] = []
-        self.updates: list[tuple[SequenceBatch, LossSettings, list[list[int]], bool, bool]] = []
-        self.continued: list[bool] = []
-        self.kept: list[bool] = []
-        self.results: list[UpdateResult] = []
-
-    async def score(self, batch: SequenceBatch, *, temperature: float, **wanted: bool) -> ScoreResult:
-        self.scored.append({name for name, value in wanted.items() if value})
-        work = cut(batch, [range(len(batch))], ranks=1, token_budget=4096, share_prompts=True)
-        part = self.rank.score(work.shares[0], temperature, **wanted)
-        return ScoreResult(
-            **{
-                name: work.merge(batch, [stream], per_sequence=name == "final_values")
-                for name, stream in part.streams.items()
-            },
-            metrics=usage_metrics([part.usage]),
-        )
-
-    async def update(
-        self,
-        batch: SequenceBatch,
-        loss: LossSettings,
-        mini_batches: Sequence[Sequence[int]],
-        *,
-        update_actor: bool = True,
-        update_critic: bool = False,
-        continues: bool = False,
-        keep_anchor: bool = False,
-    ) -> UpdateResult:
-        self.continued.append(continues)
-        self.kept.append(keep_anchor)
-        self.updates.append((batch, loss, [list(m) for m in mini_batches], update_actor, update_critic))
-        work = cut(batch, mini_batches, ranks=1, token_budget=4096, share_prompts=True)
-        report = self.rank.update(
-            work.shares[0],
-            loss,
-            update_actor=update_actor,
-            update_critic=update_critic,
-            continues=continues,
-            keep_anchor=keep_anchor,
-        )
-        self.results.append(update_result([report], work, batch))
-        return self.results[-1]
-
-
-def spec_of(reward: dict[str, Any] | None = None, **algorithm: Any) -> ResolvedSpec:
-    document = {
-        "apiVersion": "rljob.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": "test"},
-        "spec": {
-            "model": {"random": {"hiddenSize": 32, "layers": 1, "heads": 1, "tokenizer": {"characters": "0123456789"}}},
-            "data": {"train": {"task": {"type": "copy"}}},
-            "reward": {"functions": [{"type": "exactMatch"}], **(reward or {})},
-            "algorithm": {"preset": "grpo", **algorithm},
-            "batch": {"groups": 3, "samplesPerPrompt": 4},
-        },
-    }
-    return resolve(RLJob.model_validate(document)).spec
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     return materialise(spec_of().model, tmp_path_factory.mktemp("model") / "model").path
-
-
-def groups_of(scores: Sequence[Sequence[float]], seed: int = 0, *, version: int = 0) -> list[Group]:
-    """Random tokens with responses of 1 to 5 tokens; the last sample of each group is truncated."""
-    rng = np.random.default_rng(seed)
-    groups = []
-    for number, row in enumerate(scores):
-        prompt = Prompt(number, 0, number, "copy", "", tuple(rng.integers(4, 14, 3).tolist()), None)
-        samples = []
-        for index, score in enumerate(row):
-            length = int(rng.integers(1, 6))
-            samples.append(
-                Sample(
-                    index=index,
-                    token_ids=rng.integers(4, 14, length).astype(np.int32),
-                    log_probs=rng.normal(-2.6, 0.1, length).astype(np.float32),
-                    versions=np.full(length, version, dtype=np.int32),
-                    mask=np.ones(length, dtype=bool),
-                    finish="length" if index == len(row) - 1 else "stop",
-                    reward=RewardResult(score, {"exactMatch": score}, correct=score == 1),
-                )
-            )
-        groups.append(Group(prompt, samples))
-    return groups
 
 
 def step_of(

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_step import SCORES, Watched, groups_of, spec_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from watched_step import SCORES, Watched, groups_of, spec_of
 
 from rljob_trainer.learner.optim import StepOutcome
 from rljob_trainer.learner.rank import LearnerRank
