@@ -64,13 +64,17 @@ def load_jobs(path_or_text: str | Path, assignments: Sequence[str] = (), overlay
     """The jobs of a YAML file (a path) or text (anything with a line break), with the files ``overlays`` laid over each
     in order (``overrides.merged``), then ``path=value`` assignments applied.
 
-    Objects of other kinds in the same file are left out. Raises ``JobInvalid`` with every violation of every job, and
-    ``OSError`` when the file cannot be read.
+    Objects of other kinds in the same file are left out. Raises ``JobInvalid`` with every violation of every job, of
+    several jobs each under its number, and ``OSError`` when the file cannot be read.
     """
     name = None if isinstance(path_or_text, str) and "\n" in path_or_text else str(path_or_text)
     text = str(path_or_text) if name is None else _read(Path(name))
     outcomes = check_text(text, assignments, [read_overlay(path) for path in overlays], name)
-    found = [violation for outcome in outcomes for violation in outcome.violations]
+    found = [
+        Violation(f"job {number}: {v.path}", v.problem, v.remedy) if len(outcomes) > 1 else v
+        for number, outcome in enumerate(outcomes, 1)
+        for v in outcome.violations
+    ]
     if found:
         raise JobInvalid(found)
     return [outcome.job for outcome in outcomes if outcome.job is not None]

@@ -154,6 +154,14 @@ def test_several_jobs_and_other_kinds_in_one_file(minimal_text: str) -> None:
     assert [job.metadata.name for job in jobs] == ["tiny", "second"]
 
 
+def test_mistakes_of_several_jobs_are_told_apart(minimal_text: str) -> None:
+    bad = minimal_text.replace("name: tiny", "name: Tiny")
+    with pytest.raises(JobInvalid) as raised:
+        load_jobs(f"{minimal_text}---\n{bad}---\n{bad}")
+    paths = [violation.path for violation in raised.value.violations]
+    assert paths == ["job 2: metadata.name", "job 3: metadata.name"]
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "apiVersion: v1\nkind: ConfigMap\n"])
 def test_a_file_without_a_job(text: str) -> None:
     ((outcome,)) = check_text(text + "\n")

@@ -162,7 +162,7 @@ def _source(found: Readable, path: str, part: TrainPart | ValidationSet, base: P
 
     Looked at are the rows that ``open_rows`` reads: all, but of large files only the first thousands and the last.
     """
-    from rljob_trainer.data.columns import column, lacks_column
+    from rljob_trainer.data.columns import column, lacks_column, null_column
 
     data = found.job.spec.data
     rows: Rows | None = None
@@ -202,12 +202,17 @@ def _source(found: Readable, path: str, part: TrainPart | ValidationSet, base: P
                 f"did you mean {close}?" if close else "name one of them",
             )
             continue
-        if rows is not None and found.says(f"{path}.limit") and (index := rows.first_without(name)) is not None:
+        if rows is None or not found.says(f"{path}.limit"):
+            continue
+        if (index := rows.first_without(name)) is not None:
             yield _split(lacks_column(rows.place(index), rows[index], name, place), field)
+        elif place == "spec.data.prompt" and (index := rows.first_null(name)) is not None:
+            yield _split(null_column(rows.place(index), name, place), field)
 
 
 def _readable_here(source: str, base: Path) -> bool:
     """Whether a source is, or claims to be, a file of this machine (and not a data set of the hub)."""
+    source = source.removeprefix("file://")
     if "://" in source:
         return False
     path = base / Path(source).expanduser()
@@ -241,7 +246,7 @@ def _rewards(found: Readable, folders: Sequence[Path]) -> Iterator[Violation]:
             try:
                 Term(TermSpec(name=function.name or function.type, type=function.type, place=place, params=params))
             except JobFileError as error:
-                yield _split(error, f"{place}.{'pattern' if str(error).startswith(f'{place}.pattern: ') else 'params'}")
+                yield _split(error, str(error).partition(": ")[0])
 
 
 def _custom_function(path: str, target: str, folders: Sequence[Path]) -> Iterator[Violation]:

@@ -82,6 +82,21 @@ def test_methods_and_their_parameters(capsys: pytest.CaptureFixture[str]) -> Non
     assert "  gae: gamma 1.0, lambda 1.0, whiten true" in page(capsys, "algorithm.advantage")
 
 
+@pytest.mark.parametrize("field", ["type", "params"])
+def test_reward_functions_and_their_parameters(capsys: pytest.CaptureFixture[str], field: str) -> None:
+    text = page(capsys, f"reward.functions.{field}")
+    for line in (
+        "  gsm8k: method strict (or flexible), formatScore 0.0",
+        "  math: boxedOnly false",
+        "  exactMatch: ignoreCase true, partial false",
+        "  pattern: full false, ignoreCase false",
+        "  length: coefficient -0.001, freeTokens 0",
+        "    `coefficient` for each response token beyond the first `freeTokens`.",
+        "  custom: what your function takes",
+    ):
+        assert f"{line}\n" in text
+
+
 def test_the_list_of_presets(capsys: pytest.CaptureFixture[str]) -> None:
     text = page(capsys, "algorithm.presets")
     for name, preset in PRESETS.items():

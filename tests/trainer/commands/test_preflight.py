@@ -88,6 +88,27 @@ def test_a_later_row_without_a_column(edited: Edit, folder: Path) -> None:
     assert found(edited("{source: train.jsonl}", "{source: train.jsonl, limit: 3}")) == []
 
 
+def test_a_later_row_without_a_prompt(edited: Edit, folder: Path) -> None:
+    with (folder / "train.jsonl").open("a") as file:
+        file.write('{"question": null, "answer": "4"}\n')
+    one(
+        folder / "job.yaml",
+        "spec.data.train.source",
+        f'{folder / "train.jsonl"}, line 4: the column "question", which spec.data.prompt names, is null',
+        "fill it, or remove the row",
+    )
+    # An answer may be missing, where the reward needs none.
+    (folder / "train.jsonl").write_text('{"question": "2+2?", "answer": null}\n')
+    assert found(folder / "job.yaml") == []
+
+
+def test_data_at_a_file_address_is_looked_at(edited: Edit, folder: Path) -> None:
+    file = edited("train.jsonl", f"file://{folder}/train.jsonl")
+    assert found(file) == []
+    (folder / "train.jsonl").unlink()
+    one(file, "spec.data.train.source", f"there is no file {folder}/train.jsonl")
+
+
 def test_parquet(edited: Edit, folder: Path) -> None:
     import pyarrow
     import pyarrow.parquet
@@ -239,8 +260,10 @@ def test_custom_reward_that_is_not_python(edited: Edit, folder: Path) -> None:
 
 def test_parameters_of_built_in_rewards(edited: Edit) -> None:
     file = edited("{type: gsm8k}", "{type: exactMatch, params: {partail: true}}")
-    one(file, "spec.reward.functions[0].params", "takes no 'partail'")
-    edited("{partail: true}", "{partial: true}")
+    one(file, "spec.reward.functions[0].params", "there is no parameter 'partail'", "did you mean partial?")
+    edited("{partail: true}", "{partial: 1}")
+    one(file, "spec.reward.functions[0].params.partial", "must be true or false, not 1", "write true or false")
+    edited("{partial: 1}", "{partial: true}")
     assert found(file) == []
 
 

@@ -42,6 +42,9 @@ class Listed:
     def first_without(self, name: str) -> int | None:
         return None
 
+    def first_null(self, name: str) -> int | None:
+        return None
+
 
 TOKENIZER = character_tokenizer("0123456789", 64)
 

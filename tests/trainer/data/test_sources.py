@@ -143,6 +143,23 @@ def test_a_row_without_a_column_inside_another_is_known_too(tmp_path: Path, suff
     assert rows.first_without("reward") is None
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_row_in_which_a_column_is_null_is_known_when_a_file_is_opened(tmp_path: Path, suffix: str) -> None:
+    write = write_jsonl if suffix == "jsonl" else write_parquet
+    nulls = [{"question": "?", "answer": None}, {"question": None, "answer": "!"}, {"question": None, "answer": "!"}]
+    path = write(tmp_path / f"data.{suffix}", [*ROWS, *nulls])
+    rows = open_rows(str(path))
+    assert (rows.first_null("question"), rows.first_null("answer")) == (6, 5)
+    limited = open_rows(str(path), limit=6)
+    assert (limited.first_null("question"), limited.first_null("answer")) == (None, 5)
+    write(tmp_path / f"also.{suffix}")
+    several = open_rows(f"*.{suffix}", base=tmp_path)
+    assert several.first_null("question") == len(ROWS) + 6
+    inner = [{"reward": {"truth": "1"}}, {"reward": {"truth": None}}]
+    assert open_rows(str(write(tmp_path / f"inner.{suffix}", inner))).first_null("reward.truth") == 1
+    assert open_rows(str(write(tmp_path / f"inner.{suffix}", inner))).first_null("reward") is None
+
+
 def test_of_a_large_file_the_first_rows_and_the_last_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

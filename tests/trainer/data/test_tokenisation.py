@@ -47,6 +47,11 @@ def test_a_template_is_filled_and_braces_can_be_written() -> None:
     assert prompt.token_ids == ids("Add {x}: 1+2 4")
 
 
+def test_a_null_in_a_template_is_refused_and_never_the_word_none() -> None:
+    with pytest.raises(DataError, match=r'line 0: the column "hint", which spec.data.prompt names, is null'):
+        encode(encoder(prompt="{question}{hint}"), {"question": "1", "hint": None})
+
+
 def test_values_of_a_template_are_not_templates() -> None:
     (prompt,) = encode(encoder(prompt="{question}"), {"question": "{answer} {0}", "answer": "7"})
     assert prompt.text == "{answer} {0}"
@@ -97,7 +102,7 @@ def test_overlong_prompts_are_dropped_cut_or_refused() -> None:
     ("row", "message"),
     [
         ({"other": 1}, r'file, line 0: the row has no column "question", .* it has other; add it'),
-        ({"question": None}, "the prompt is empty"),
+        ({"question": None}, 'file, line 0: the column "question", which spec.data.prompt names, is null; fill it'),
         ({"question": "ü"}, "the tokenizer does not know every character of the prompt 'ü'"),
         ({"question": "1", "other": 1}, 'no column "answer", which spec.data.answer names'),
     ],

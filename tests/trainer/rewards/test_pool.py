@@ -251,9 +251,24 @@ async def test_the_term_that_hangs_is_named_whatever_was_called_before() -> None
         ({"type": "custom", "function": "custom_rewards:HERE"}, "cannot be imported"),
         ({"type": "custom", "function": "sys:path"}, "sys:path is not a function"),
         (custom("by_column", params={"bonsu": 1}), "takes no 'bonsu'; it takes bonus, level"),
-        ({"type": "exactMatch", "params": {"partial": "yes"}}, "partial = 'yes'"),
-        ({"type": "gsm8k", "params": {"method": "lenient"}}, "method = 'lenient'"),
-        ({"type": "gsm8k", "params": {"formatScroe": 1.0}}, "takes no 'format_scroe'; it takes format_score, method"),
+        (
+            {"type": "exactMatch", "params": {"partial": "yes"}},
+            """params.partial: must be true or false, not the text "yes", for 'exactMatch' (exactMatch); """
+            "write true or false, without quotes",
+        ),
+        (
+            {"type": "gsm8k", "params": {"method": "lenient"}},
+            """params.method: must be one of strict, flexible, not the text "lenient", for 'gsm8k' (gsm8k); """
+            "choose one of them",
+        ),
+        ({"type": "gsm8k", "params": {"method": "Strict"}}, "did you mean strict?"),
+        ({"type": "length", "params": {"freeTokens": 1.5}}, "params.freeTokens: must be a whole number, not 1.5"),
+        ({"type": "length", "params": {"coefficient": True}}, "params.coefficient: must be a number, not true"),
+        (
+            {"type": "gsm8k", "params": {"formatScroe": 1.0}},
+            "params: there is no parameter 'formatScroe', for 'gsm8k' (gsm8k); did you mean formatScore?",
+        ),
+        ({"type": "gsm8k", "params": {"response": "72"}}, "it takes method, formatScore"),
         ({"type": "pattern", "pattern": "("}, "not a regular expression"),
     ],
 )

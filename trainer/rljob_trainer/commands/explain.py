@@ -84,6 +84,10 @@ def _page(node: Node, path: str) -> Iterator[str]:
         yield "PARAMETERS OF EACH METHOD (with the method's own default):"
         for name, method in _METHODS[path].items():
             yield f"  {name}: {_parameters(method, node)}"
+    if path in ("spec.reward.functions.type", "spec.reward.functions.params"):
+        yield ""
+        yield "PARAMETERS OF EACH FUNCTION (with its default):"
+        yield from _reward_functions()
     if path == "spec.algorithm.preset":
         yield ""
         yield from _preset_list()
@@ -140,6 +144,20 @@ def _parameters(method: Method, node: Node) -> str:
         name = next(yaml for key, yaml in names.items() if key == attribute.replace("_", "").lower())
         said.append(f"{name} {'off' if default is None else _yaml(default)}")
     return ", ".join(said) or "none"
+
+
+def _reward_functions() -> Iterator[str]:
+    from rljob_trainer.rewards.parameters import described, prose
+    from rljob_trainer.rewards.rules import built_in
+
+    types = schema.find(("spec", "reward", "functions", 0, "type"))
+    assert types is not None
+    for name in types.choices:
+        rule = built_in(name)
+        # A pattern has a field of its own.
+        yield f"  {name}: {described(rule.function, leave_out=('pattern',)) if rule else 'what your function takes'}"
+        if rule:
+            yield from _wrapped(prose(rule.function), "    ")
 
 
 def _presets(rest: list[str]) -> int:

@@ -28,6 +28,10 @@ def is_template(text: str) -> bool:
     return "{" in text or "}" in text
 
 
+class NullColumnError(ValueError):
+    """A template names a column that is null in this row; the only argument is its name."""
+
+
 class Template:
     """Text with ``{column}`` places (``{{`` and ``}}`` stand for braces). Nothing in it is evaluated."""
 
@@ -44,10 +48,15 @@ class Template:
         self.columns = tuple(dict.fromkeys(name for _, name, _, _ in self._parts if name))
 
     def render(self, row: Row) -> str:
-        """The text with this row's values. ``KeyError`` names a missing column."""
-        return "".join(
-            literal + ("" if name is None else as_text(column(row, name))) for literal, name, _, _ in self._parts
-        )
+        """The text with this row's values. ``KeyError`` names a missing column, ``NullColumnError`` a null."""
+        return "".join(literal + ("" if name is None else _cell(row, name)) for literal, name, _, _ in self._parts)
+
+
+def _cell(row: Row, name: str) -> str:
+    value = column(row, name)
+    if value is None:
+        raise NullColumnError(name)
+    return as_text(value)
 
 
 def as_text(value: Any) -> str:
@@ -65,6 +74,22 @@ def first_without(rows: Iterable[tuple[int, Row]], name: str) -> int | None:
         except KeyError:
             return index
     return None
+
+
+def first_null(rows: Iterable[tuple[int, Row]], name: str) -> int | None:
+    """The number of the first of some numbered rows in which a column is there and null; None: there is none."""
+    for index, row in rows:
+        try:
+            if column(row, name) is None:
+                return index
+        except KeyError:
+            continue
+    return None
+
+
+def null_column(place: str, name: str, field: str) -> DataError:
+    """What is said of a row in which a column that ``field`` of the job file names must not be null, and is."""
+    return DataError(f'{place}: the column "{name}", which {field} names, is null; fill it, or remove the row')
 
 
 def lacks_column(place: str, row: Row, name: str, field: str) -> DataError:

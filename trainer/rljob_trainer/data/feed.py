@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rljob_trainer.data.ahead import ReadAhead
-from rljob_trainer.data.columns import Row, lacks_column
+from rljob_trainer.data.columns import Row, lacks_column, null_column
 from rljob_trainer.data.order import Int64Array, permutation
 from rljob_trainer.data.tokenisation import EncodedPrompt, PromptEncoder
 from rljob_trainer.errors import CheckpointError, DataError
@@ -46,6 +46,10 @@ class Rows(Protocol):
         """The first row that lacks a column which the first row has, among those that were looked at."""
         ...
 
+    def first_null(self, name: str, /) -> int | None:
+        """The first row in which a column is there and null, among those that were looked at."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -56,11 +60,16 @@ class Source:
     encoder: PromptEncoder
 
     def check_rows(self) -> None:
-        """Raises ``DataError`` naming a row that lacks what prompt or answer need, if one is known already."""
+        """Raises ``DataError`` naming a row that lacks what prompt or answer need, or in which it is null and must not
+        be, if one is known already."""
         for name, field in self.encoder.needed:
             index = self.rows.first_without(name)
             if index is not None:
                 raise lacks_column(self.rows.place(index), self.rows[index], name, field)
+        for name, field in self.encoder.needed_filled:
+            index = self.rows.first_null(name)
+            if index is not None:
+                raise null_column(self.rows.place(index), name, field)
 
     def encode(self, indices: Sequence[int]) -> list[EncodedPrompt | None]:
         """The rows at ``indices``, None where an overlong prompt is dropped."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import glob
 import json
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rljob_trainer.data.columns import Row, first_without
+from rljob_trainer.data.columns import Row, first_null, first_without
 from rljob_trainer.data.feed import Rows
 from rljob_trainer.data.order import Int64Array
 from rljob_trainer.data.tasks import Problem
@@ -76,8 +76,14 @@ class JsonLines:
         self._checked = self._rows_to_check()
         self._shapes: dict[tuple[str, ...], int] = {}
         """The sets of columns that occur, each with its first row."""
+        self._nulls: dict[str, int] = {}
+        """The columns that are null somewhere, each with the first row where."""
         for index in self._checked:
-            self._shapes.setdefault(tuple(self[index]), index)
+            row = self[index]
+            self._shapes.setdefault(tuple(row), index)
+            for name, value in row.items():
+                if value is None:
+                    self._nulls.setdefault(name, index)
         self.columns = tuple(self[0])
 
     def _rows_to_check(self) -> Sequence[int]:
@@ -118,6 +124,11 @@ class JsonLines:
         if name in self.columns:
             return min((index for columns, index in self._shapes.items() if name not in columns), default=None)
         return first_without(((index, self[index]) for index in self._checked), name)
+
+    def first_null(self, name: str) -> int | None:
+        if name in self.columns:
+            return self._nulls.get(name)
+        return first_null(((index, self[index]) for index in self._checked), name)
 
 
 def _line_table(content: mmap.mmap) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -164,6 +175,14 @@ class Parquet:
             return None
         return first_without(((index, self[index]) for index in range(min(len(self), CHECKED_ROWS))), name)
 
+    def first_null(self, name: str) -> int | None:
+        if name not in self.columns:
+            return first_null(((index, self[index]) for index in range(min(len(self), CHECKED_ROWS))), name)
+        import pyarrow.compute
+
+        column = self._table.column(name)
+        return pyarrow.compute.index(column.is_null(), True).as_py() if column.null_count else None
+
 
 class HuggingFace:
     """One split of a Hugging Face data set."""
@@ -185,6 +204,10 @@ class HuggingFace:
 
     def first_without(self, name: str) -> int | None:
         """None: all rows have the same columns."""
+        return None
+
+    def first_null(self, name: str) -> int | None:
+        """None: a row is looked at when it is read."""
         return None
 
 
@@ -211,6 +234,10 @@ class TaskRows:
         """None: all problems have the same columns."""
         return None
 
+    def first_null(self, name: str) -> int | None:
+        """None: no problem lacks its text."""
+        return None
+
 
 class FirstRows:
     """The first ``limit`` rows of others."""
@@ -229,7 +256,12 @@ class FirstRows:
         return self._rows.place(index)
 
     def first_without(self, name: str) -> int | None:
-        index = self._rows.first_without(name)
+        return self._within(self._rows.first_without(name))
+
+    def first_null(self, name: str) -> int | None:
+        return self._within(self._rows.first_null(name))
+
+    def _within(self, index: int | None) -> int | None:
         return index if index is not None and index < self._limit else None
 
 
@@ -259,8 +291,14 @@ class Chain:
         return part.place(row)
 
     def first_without(self, name: str) -> int | None:
-        for start, part in zip(self._starts.tolist(), self._parts, strict=False):
-            index = part.first_without(name)
+        return self._first(part.first_without(name) for part in self._parts)
+
+    def first_null(self, name: str) -> int | None:
+        return self._first(part.first_null(name) for part in self._parts)
+
+    def _first(self, found: Iterable[int | None]) -> int | None:
+        """The first of the rows that the parts have found, each counted from its part's start."""
+        for start, index in zip(self._starts.tolist(), found, strict=False):
             if index is not None:
                 return int(start) + index
         return None

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rljob_trainer.data.columns import Row, Template, as_text, column, is_template, lacks_column, require_columns
+from rljob_trainer.data.columns import (
+    NullColumnError,
+    Row,
+    Template,
+    as_text,
+    column,
+    is_template,
+    lacks_column,
+    null_column,
+    require_columns,
+)
 from rljob_trainer.errors import DataError, JobFileError
 
 if TYPE_CHECKING:
@@ -144,6 +154,11 @@ class PromptEncoder:
         return [(name, field) for field, names in self._named.items() for name in names]
 
     @property
+    def needed_filled(self) -> list[tuple[str, str]]:
+        """Those of them that must not be null: a sample may lack an answer, if its reward needs none."""
+        return [(name, field) for name, field in self.needed if field == "spec.data.prompt"]
+
+    @property
     def _named(self) -> dict[str, tuple[str, ...]]:
         return {
             "spec.data.prompt": self._template.columns if self._template else (self.settings.prompt,),
@@ -166,8 +181,10 @@ class PromptEncoder:
             content = self._template.render(row) if self._template else column(row, self.settings.prompt)
         except KeyError as missing:
             raise lacks_column(place, row, str(missing.args[0]), "spec.data.prompt") from None
+        except NullColumnError as null:
+            raise null_column(place, str(null.args[0]), "spec.data.prompt") from None
         if content is None:
-            raise DataError(f"{place}: the prompt is empty (null); remove the row or fill it")
+            raise null_column(place, self.settings.prompt, "spec.data.prompt")
         messages = _messages(content)
         if not self.uses_chat:
             if messages is not None:

@@ -2,7 +2,7 @@
 
 A reward function takes what it names as keyword arguments: ``prompt``, ``response``, ``answer``, ``source``,
 ``tokens`` (response length), ``finish`` (``stop`` or ``length``), any column of its row, and its parameters (the
-keyword-only ones; ``params`` of the job file, in snake_case). It returns a number or a ``Verdict``. Adding one touches
+keyword-only ones: ``params`` of the job file). It returns a number or a ``Verdict``. Adding one touches
 one file: decorate it, and import that file in ``BUILT_IN``.
 """
 
@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 BUILT_IN = ("rules", "gsm8k", "maths")
 """The modules of this package that register functions."""
@@ -118,8 +118,3 @@ def overlong(tokens: int, *, longest: int, buffer: int, penalty: float) -> float
     0 up to ``longest - buffer`` tokens, then down in a line to ``-penalty`` at ``longest``.
     """
     return min(-(tokens - (longest - buffer)) / buffer * penalty, 0.0)
-
-
-def keyword_arguments(params: dict[str, Any]) -> dict[str, Any]:
-    """``params`` of the job file (camelCase) as keyword arguments of a built-in function (snake_case)."""
-    return {re.sub(r"(?<=[a-z0-9])([A-Z])", lambda m: "_" + m[1].lower(), name): v for name, v in params.items()}

@@ -13,10 +13,10 @@ import re
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.rewards.rules import Verdict, built_in, keyword_arguments, overlong
+from rljob_trainer.rewards.rules import Verdict, built_in, overlong
 from rljob_trainer.samples import RewardResult
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Term:
         self._prepare = rule.prepare if rule else None
         self._function: Callable[..., Any] = rule.function if rule else _imported(spec)
         self.is_async = inspect.iscoroutinefunction(self._function)
-        self._params = dict(spec.params) if rule is None else keyword_arguments(dict(spec.params))
+        self._params = dict(spec.params) if rule is None else _checked_params(spec, self._function)
         signature = _signature(self._function)
         self._takes_all = signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         self._names = frozenset(signature.parameters) if signature else frozenset()
@@ -99,8 +99,6 @@ class Term:
                 f"{spec.place}.params: {spec.title} takes no {', '.join(map(repr, unknown))}; "
                 f"it takes {', '.join(sorted(self._names - set(_STANDARD))) or 'none'}"
             )
-        if rule is not None:
-            _check_types(spec, self._function, self._params)
         if spec.type == "pattern":
             _check_pattern(spec)
         self._wanted_standard = tuple(n for n in _STANDARD if self._takes_all or n in self._names)
@@ -228,18 +226,16 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _check_types(spec: TermSpec, function: Callable[..., Any], params: Mapping[str, Any]) -> None:
-    """Refuses parameters of a built-in function that don't have the type it declares."""
-    from pydantic import TypeAdapter, ValidationError
+def _checked_params(spec: TermSpec, function: Callable[..., Any]) -> dict[str, Any]:
+    """``params`` of a built-in function as its keyword arguments."""
+    # Not at the top: a worker process with nothing but custom functions starts sooner without pydantic.
+    from rljob_trainer.rewards.parameters import ParameterError, keyword_arguments
 
-    types = get_type_hints(function)
-    for name, value in params.items():
-        try:
-            TypeAdapter(types[name]).validate_python(value, strict=True)
-        except ValidationError as problem:
-            raise JobFileError(
-                f"{spec.place}.params: {name} = {value!r} of {spec.title}: {problem.errors()[0]['msg']}"
-            ) from None
+    try:
+        return keyword_arguments(function, spec.params)
+    except ParameterError as bad:
+        place = f"{spec.place}.params{f'.{bad.name}' if bad.name else ''}"
+        raise JobFileError(f"{place}: {bad.problem}, for {spec.title}; {bad.remedy}") from None
 
 
 def _check_pattern(spec: TermSpec) -> None:

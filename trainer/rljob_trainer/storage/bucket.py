@@ -13,7 +13,7 @@ from rljob_trainer.errors import BucketError
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-REMEDY = "check the address, the credentials in the pods' environment and the network"
+REMEDY = "check the address, the network and the credentials in the environment (on a cluster: the pods')"
 FRESH: dict[str, Any] = {"use_listings_cache": False}
 """Options of every fsspec file system here: other processes write into the same bucket."""
 
