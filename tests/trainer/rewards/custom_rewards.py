@@ -48,6 +48,8 @@ def misbehaves(response: str) -> Any:
             return None
         case "text":
             return "1.0"
+        case "list":
+            return [1.0]
         case "mapping":
             return {"value": 1.0}
     return 1.0

@@ -138,11 +138,12 @@ async def test_async_functions_wait_together() -> None:
         ("raise", "KeyError: 'no such thing'"),
         ("exit", "SystemExit: 3"),
         ("crash", "its worker process died (signal SIGKILL)"),
-        ("nan", "the score is nan; it must be a finite number"),
-        ("inf", "the score is inf; it must be a finite number"),
-        ("nothing", "it returned None, which is not a number"),
-        ("text", "it returned '1.0', which is not a number"),
-        ("mapping", "has no 'score'"),
+        ("nan", "it returned the score nan, which is not a finite number"),
+        ("inf", "it returned the score inf, which is not a finite number"),
+        ("nothing", "it returned None (NoneType), which is not a number"),
+        ("text", "it returned '1.0' (str), which is not a number"),
+        ("list", "it returned [1.0] (list), which is not a number; return one, or a mapping with 'score'"),
+        ("mapping", "it returned a mapping without 'score', only with 'value'"),
     ],
 )
 async def test_a_failing_function_is_reported_with_its_sample(does: str, problem: str) -> None:

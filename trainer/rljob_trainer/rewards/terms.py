@@ -6,10 +6,12 @@ quick built-in rules, a worker process for the rest.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import math
 import re
+import reprlib
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,17 +117,26 @@ class Term:
     def score(self, response: Response) -> Verdict | Failure:
         """Calls a function that is not async. Whatever it raises becomes a ``Failure`` that says where."""
         try:
-            return _verdict(self._function(**self._arguments(response)))
+            returned = self._function(**self._arguments(response))
         except (Exception, SystemExit) as problem:  # noqa: BLE001  the user's code may raise anything
             return Failure(self.spec.name, _described(problem))
+        return self._judged(returned)
 
     async def score_async(self, response: Response) -> Verdict | Failure:
         """As ``score``, for an async function. Cancellation goes through."""
         try:
             called: Awaitable[Any] = self._function(**self._arguments(response))
-            return _verdict(await called)
+            returned = await called
         except (Exception, SystemExit) as problem:  # noqa: BLE001  as in score
             return Failure(self.spec.name, _described(problem))
+        return self._judged(returned)
+
+    def _judged(self, returned: Any) -> Verdict | Failure:
+        """What was returned as a verdict, or what is wrong with it."""
+        try:
+            return _verdict(returned)
+        except (TypeError, ValueError) as problem:
+            return Failure(self.spec.name, str(problem))
 
     def _arguments(self, response: Response) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
@@ -251,7 +262,9 @@ def _verdict(returned: Any) -> Verdict:
         verdict = returned
     elif isinstance(returned, Mapping):
         if "score" not in returned:
-            raise TypeError(f"the returned mapping has no 'score', only {', '.join(map(repr, returned))}")
+            raise TypeError(
+                f"it returned a mapping without 'score', only with {', '.join(map(repr, returned)) or 'nothing'}"
+            )
         prediction, correct = returned.get("prediction"), returned.get("correct")
         verdict = Verdict(
             _number(returned["score"]),
@@ -261,14 +274,18 @@ def _verdict(returned: Any) -> Verdict:
     else:
         verdict = Verdict(_number(returned))
     if not math.isfinite(verdict.score):
-        raise ValueError(f"the score is {verdict.score}; it must be a finite number")
+        raise ValueError(f"it returned the score {verdict.score}, which is not a finite number")
     return verdict
 
 
 def _number(value: Any) -> float:
-    if value is None or isinstance(value, str | bytes):
-        raise TypeError(f"it returned {value!r}, which is not a number")
-    return float(value)
+    with contextlib.suppress(Exception):  # whatever its own conversion raises
+        if not isinstance(value, str | bytes):
+            return float(value)
+    raise TypeError(
+        f"it returned {reprlib.repr(value)} ({type(value).__name__}), which is not a number; return one, or a mapping "
+        "with 'score'"
+    )
 
 
 def _described(problem: BaseException) -> str:
