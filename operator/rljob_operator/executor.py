@@ -296,6 +296,7 @@ class Executor:
         cluster = objects.ray_cluster(
             resolved, job.fingerprint, job.uid, job.generation, action.incarnation, self._settings
         )
+        name = cluster["metadata"]["name"]
         try:
             await _together(
                 self._write_job_file(job, resolved, memory),
@@ -310,6 +311,8 @@ class Executor:
                 await self._look_for_kuberay()
             if error.refused:
                 memory.rejection = _why_refused(error.message)
+            if error.already_exists and not await self._is_own(job, api_server.clusters(job.namespace, name)):
+                memory.rejection = _taken(cluster)
             raise
         memory.rejection = ""
         self._store.put_cluster(created)
@@ -355,7 +358,7 @@ class Executor:
                 if not error.already_exists:
                     raise
                 if not await self._is_own(job, path):
-                    memory.rejection = f"there is a {body['kind']} {name} that is not the job's: rename it, or the job"
+                    memory.rejection = _taken(body)
                     raise
                 memory.own.add(path)
             else:
@@ -391,6 +394,10 @@ async def _together(*work: Coroutine[Any, Any, None]) -> None:
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
+
+
+def _taken(wanted: Mapping[str, Any]) -> str:
+    return f"there is a {wanted['kind']} {wanted['metadata']['name']} that is not the job's: rename it, or the job"
 
 
 def _why_refused(message: str) -> str:
