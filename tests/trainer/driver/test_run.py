@@ -479,6 +479,9 @@ def test_every_mode_and_placement_trains_within_its_age_bound(runner: Runner, ch
     assert waited == pytest.approx(expected, abs=0.01)
     summary = json.loads((output / "summary.json").read_text())
     assert ("wait_prev_gen" in summary["seconds_by_stage"]) == (mode == "oneStepOff")
+    # Ranks and engines start before the first step.
+    assert 0 < summary["seconds_by_stage"]["start"] < summary["seconds"]
+    assert not any("timing/start_seconds" in record for record in records)
     counted = summary["ages"]
     assert max(map(int, counted["oldest"])) == max(ages)
     assert sum(counted["oldest"].values()) == summary["trained"]["groups"] == records[-1]["progress/groups"]

@@ -25,21 +25,24 @@ def engine(name: str, running: int = 0, seconds: float = 0.0, state: Any = "serv
     return Standing(name, None, state, running, seconds)
 
 
-def standing_of(waits: Waits, *engines: Standing, paused: bool = False) -> RunStanding:
+def standing_of(waits: Waits, *engines: Standing, paused: bool = False, times: StageTimes | None = None) -> RunStanding:
     [job] = load_jobs(yaml.safe_dump(copy_job()))
     end: Any = SimpleNamespace(total_steps=10)
     steering: Any = SimpleNamespace(generation=0, attempt=1, schedule=None)
-    standing = RunStanding(resolve(job), end, Path(), steering, StageTimes(), waits)
+    standing = RunStanding(resolve(job), end, Path(), steering, times or StageTimes(), waits)
     pool = SimpleNamespace(standings=lambda: list(engines), paused=paused, queued=0, version=3)
     standing.engines = SimpleNamespace(pool=pool, count=None)  # type: ignore[assignment]
     return standing
 
 
 def test_before_there_are_parts_the_run_is_starting_and_not_between_two_steps() -> None:
-    standing = standing_of(Waits(lambda: 0.0))
+    times = StageTimes()
+    standing = standing_of(Waits(lambda: 0.0), times=times)
     assert standing.status().doing == "the trainer is between two steps"
     standing.engines = None
     assert standing.status().doing.startswith("the run is starting")
+    with times.stage("start"):
+        assert standing.status().doing.startswith("the run is starting")
 
 
 def test_engines_that_do_the_same_share_a_line() -> None:

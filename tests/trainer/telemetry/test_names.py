@@ -37,8 +37,10 @@ def test_every_metric_is_on_the_page() -> None:
     assert all(f"| `{m.name}` |" in page for m in METRICS)
 
 
-def test_every_stage_has_a_timing() -> None:
-    check_all(f"timing/{stage}_seconds" for stage in STAGES)
+def test_every_stage_of_a_step_has_a_timing_and_others_have_none() -> None:
+    check_all(f"timing/{stage}_seconds" for stage in STAGES if stage not in ("start", "other"))
+    with pytest.raises(UnknownMetricError):
+        check("timing/start_seconds")
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,17 @@ async def _train_within_limits(held: _Held, start: Start) -> Ending:
 
 
 async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
+    times = held.controls.times
+    async with AsyncExitStack() as stack:
+        with times.stage("start"):
+            session = await _made_ready(held, start, stack, roll_backs)
+        times.lap()  # no part of the first step
+        settle()
+        return await session.run(start.checkpoint, own=start.own)
+
+
+async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_backs: int) -> Session:
+    """Data, model, Ray, ranks and engines; what is to be ended or closed goes onto ``stack``."""
     job, options, output, controls = held.job, held.options, held.output, held.controls
     spec = job.spec
     with run_folder.writing(output.path):
@@ -255,40 +266,38 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
     output.point_to_model(inputs.model.path)
     held.record.model = _model_of(inputs)
     engines = 0 if inside_ranks(spec) else engine_count(spec)
-    async with AsyncExitStack() as stack:
-        if roll_backs == 0:
-            controls.view.start(_summary_of(job, inputs, output, start, controls.end))
-        sinks = _open_sinks(job, output, start, controls.view)
-        stack.callback(sinks.close)
-        ledger = Ledger(_ledger_path(options, output), held.fence.attempt)
-        stack.push_async_callback(_close_ledger, ledger, held.fence)
-        controls.steering.record_with(ledger.command)
-        stack.callback(controls.steering.record_with, None)
-        held.record.ledger = controls.standing.ledger = ledger
-        shelf = Shelf(ledger.path.parent)
-        stack.callback(shelf.close)
-        stack.enter_context(ray_for_run(spec.trainer.ranks + engines))
-        controls.stop.listen()
-        parts = await assemble(
-            job,
-            inputs,
-            base=options.base,
-            checkpoints=held.state.checkpoints if options.keeps_state else None,
-            sinks=sinks,
-            view=controls.view,
-            times=controls.times,
-            waits=controls.waits,
-            stack=stack,
-            by_role=options.by_role,
-            ledger=ledger,
-            shelf=shelf,
-            fence=held.fence,
-        )
-        parts.limits.roll_backs = roll_backs
-        controls.standing.engines, controls.standing.ranks_ready = parts.engines, spec.trainer.ranks
-        held.record.session = session = Session(parts, controls)
-        settle()
-        return await session.run(start.checkpoint, own=start.own)
+    if roll_backs == 0:
+        controls.view.start(_summary_of(job, inputs, output, start, controls.end))
+    sinks = _open_sinks(job, output, start, controls.view)
+    stack.callback(sinks.close)
+    ledger = Ledger(_ledger_path(options, output), held.fence.attempt)
+    stack.push_async_callback(_close_ledger, ledger, held.fence)
+    controls.steering.record_with(ledger.command)
+    stack.callback(controls.steering.record_with, None)
+    held.record.ledger = controls.standing.ledger = ledger
+    shelf = Shelf(ledger.path.parent)
+    stack.callback(shelf.close)
+    stack.enter_context(ray_for_run(spec.trainer.ranks + engines))
+    controls.stop.listen()
+    parts = await assemble(
+        job,
+        inputs,
+        base=options.base,
+        checkpoints=held.state.checkpoints if options.keeps_state else None,
+        sinks=sinks,
+        view=controls.view,
+        times=controls.times,
+        waits=controls.waits,
+        stack=stack,
+        by_role=options.by_role,
+        ledger=ledger,
+        shelf=shelf,
+        fence=held.fence,
+    )
+    parts.limits.roll_backs = roll_backs
+    controls.standing.engines, controls.standing.ranks_ready = parts.engines, spec.trainer.ranks
+    held.record.session = session = Session(parts, controls)
+    return session
 
 
 async def _seen_by_all(model: ModelFolder, held: _Held) -> ModelFolder:

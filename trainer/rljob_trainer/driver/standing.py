@@ -264,7 +264,7 @@ class RunStanding:
         if wait is not None:
             return self._said(wait.sentence, wait)
         stage = self._times.current
-        if stage is None and self.engines is None:
+        if self.engines is None and (stage is None or stage[0] == "start"):
             return "the run is starting: it reads its inputs, then starts its parts"
         if stage is None:
             return "the trainer is between two steps"

@@ -40,9 +40,13 @@ STAGES: dict[str, str] = {
     "validation": "the validation set",
     "checkpoint": "writing the checkpoint of the step before",
     "idle": "the learner waiting for a full batch",
+    "start": "before the first step: data, model, Ray, ranks and engines",
     "other": "what no stage claims",
 }
-"""The stages of a step and what each one covers."""
+"""The stages of a run and what each one covers."""
+
+OUTSIDE_STEPS = ("start", "other")
+"""Stages that no step's line of metrics has: they are in the shares of time and in ``summary.json``."""
 
 NESTED_STAGES: dict[str, str] = {
     "wait_prev_gen": "generate",
@@ -52,7 +56,7 @@ NESTED_STAGES: dict[str, str] = {
     "update_actor": "update",
     "update_critic": "update",
 }
-"""Stages that are part of another one where that is reported too; all but ``step`` are part of ``step``."""
+"""Stages that are part of another one where that is reported too; all but ``OUTSIDE_STEPS`` are part of ``step``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +331,8 @@ def _pipeline() -> Iterator[Metric]:
 
 def _time_and_space() -> Iterator[Metric]:
     for stage, covers in STAGES.items():
+        if stage in OUTSIDE_STEPS:
+            continue
         yield Metric(f"timing/{stage}_seconds", "s", covers, "sum")
     yield Metric(
         "timing/publish_seconds/transfer", "s", "from the first gather until the last engine had verified its weights"

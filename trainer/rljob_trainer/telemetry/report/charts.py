@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_trainer.telemetry.catalogue import NESTED_STAGES, STAGES
+from rljob_trainer.telemetry.catalogue import NESTED_STAGES, OUTSIDE_STEPS, STAGES
 from rljob_trainer.telemetry.figures import number, percent
 from rljob_trainer.telemetry.report.markup import Markup, tag
 from rljob_trainer.telemetry.report.record import RunRecord
@@ -209,7 +209,9 @@ def stage_seconds(run: RunRecord) -> StageSeconds:
     """Stages without those nested in them. What no stage claims, and stages of hardly any time, are ``other``."""
     timed = [record for record in run.steps if record.get("timing/step_seconds") is not None]
     seconds = {
-        stage: [_seconds(record, stage) for record in timed] for stage in STAGES if stage not in ("step", "other")
+        stage: [_seconds(record, stage) for record in timed]
+        for stage in STAGES
+        if stage != "step" and stage not in OUTSIDE_STEPS
     }
     seconds = {stage: values for stage, values in seconds.items() if any(values)}
     for outer in set(NESTED_STAGES.values()) & set(seconds):
