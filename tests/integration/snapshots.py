@@ -30,6 +30,7 @@ SETS: dict[str, tuple[str, ...]] = {
         '--set-json=affinity={"nodeAffinity":{}}',
         "--set=priorityClassName=high",
         "--set=networkPolicy.enabled=true",
+        '--set-json=networkPolicy.extraEgress=[{"ports":[{"port":16443}]}]',
         '--set-json=trainingNetworkPolicy.extraIngress=[{"ports":[{"port":8080}]}]',
         "--set=metrics.serviceMonitor.enabled=true",
         "--set=metrics.serviceMonitor.labels.release=prometheus",

@@ -167,6 +167,7 @@ def test_the_oldest_kubernetes_is_stated(helm: Path, version: str, taken: bool) 
         (["--set=metrics.rules.quotaWait=soon"], "quotaWait"),
         (["--set=watchNamespaces={a,b,a}"], "watchNamespaces"),
         (['--set-json=trainingNetworkPolicy.extraIngress=[{"to":[]}]'], "'to' not allowed"),
+        (['--set-json=networkPolicy.extraEgress=[{"from":[]}]'], "'from' not allowed"),
         (["--set=trainingNetworkPolicy.enable=false"], "'enable' not allowed"),
     ],
 )
