@@ -33,6 +33,10 @@ def chosen(row: Float64Array, choose: Callable[[Float64Array], float], draw: tup
     return choose(row[list(draw)])
 
 
+def test_nothing_is_zero_and_not_minus_zero() -> None:
+    assert str(worst_of(np.zeros((3, 4)), 2).mean) == "0.0"
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_best_and_worst_equal_the_enumeration_of_all_draws(k: int) -> None:
     for ours, choose in ((best_of, np.max), (worst_of, np.min)):

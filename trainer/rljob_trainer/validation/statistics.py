@@ -53,7 +53,8 @@ def best_of(scores: Float64Array, k: int) -> Moments:
 
 def worst_of(scores: Float64Array, k: int) -> Moments:
     """The smallest of k of a prompt's samples, ``scores`` ``[P, N]``."""
-    return Moments(-best_of(-scores, k).mean, best_of(-scores, k).std)
+    mirrored = best_of(-scores, k)
+    return Moments(0.0 - mirrored.mean, mirrored.std)  # not -mean: nothing is 0, and not -0
 
 
 def majority_of(
