@@ -66,7 +66,7 @@ class Source:
             index = self.rows.first_without(name)
             if index is not None:
                 raise lacks_column(self.rows.place(index), self.rows[index], name, field)
-        for name, field in self.encoder.needed_filled:
+        for name, field in self.encoder.never_null:
             index = self.rows.first_null(name)
             if index is not None:
                 raise null_column(self.rows.place(index), name, field)

@@ -154,7 +154,7 @@ class PromptEncoder:
         return [(name, field) for field, names in self._named.items() for name in names]
 
     @property
-    def needed_filled(self) -> list[tuple[str, str]]:
+    def never_null(self) -> list[tuple[str, str]]:
         """Those of them that must not be null: a sample may lack an answer, if its reward needs none."""
         return [(name, field) for name, field in self.needed if field == "spec.data.prompt"]
 

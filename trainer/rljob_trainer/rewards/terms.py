@@ -135,8 +135,8 @@ class Term:
         """What was returned as a verdict, or what is wrong with it."""
         try:
             return _verdict(returned)
-        except (TypeError, ValueError) as problem:
-            return Failure(self.spec.name, str(problem))
+        except Exception as problem:  # noqa: BLE001  also what conversions of the user's types raise
+            return Failure(self.spec.name, str(problem) or type(problem).__name__)
 
     def _arguments(self, response: Response) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
@@ -239,7 +239,9 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 def _checked_params(spec: TermSpec, function: Callable[..., Any]) -> dict[str, Any]:
     """``params`` of a built-in function as its keyword arguments."""
-    # Not at the top: a worker process with nothing but custom functions starts sooner without pydantic.
+    if not spec.params:
+        return {}
+    # Not at the top: a worker process that needs no pydantic starts sooner.
     from rljob_trainer.rewards.parameters import ParameterError, keyword_arguments
 
     try:
