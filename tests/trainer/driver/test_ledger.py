@@ -243,6 +243,28 @@ async def test_a_ledger_of_another_run_is_named(tmp_path: Path) -> None:
     await ledger.close()
 
 
+async def test_who_opened_the_file_last_is_the_only_one_that_writes(tmp_path: Path) -> None:
+    """A driver that was stopped with rows in hand comes back when another has taken over its run."""
+    stopped = Ledger(tmp_path / "ledger.sqlite", attempt=1)
+    stopped.admitted(prompt(0), version=0, deadline=1)
+    stopped.write()
+    await stopped.highest_version()  # after the thread has written
+    stopped.admitted(prompt(1), version=0, deadline=1)
+    # Its count starts anew where the file with the attempts is gone.
+    other = Ledger(tmp_path / "ledger.sqlite", attempt=1)
+    other.admitted(prompt(1), version=5, deadline=6)
+    other.finished(1)
+    other.write()
+    await other.highest_version()
+    stopped.write()
+    stopped.command(Desired(generation=1, attempt=1))
+    await stopped.close()
+    await other.close()
+    assert rows(other.path, "ordinal, state, admitted_version") == [(0, "running", 0), (1, "finished", 5)]
+    with sqlite3.connect(other.path) as database:
+        assert database.execute("SELECT * FROM commands").fetchall() == []
+
+
 def limit(ledger: Ledger, pages: int) -> None:
     """SQLite itself then says that the disk is full."""
     ledger._thread.submit(ledger._connection.execute, f"PRAGMA max_page_count = {pages}").result()

@@ -5,18 +5,20 @@
     resampled what was asked again: ordinal, by which attempt it had been asked, why, what had become of it until then
     versions  every number that was ever published, whatever became of the weights
     commands  what the operator wanted
+    writer    one row: who opened the file last
 
 The pipeline reports (``Journal``); rows are gathered in memory and written by a thread, a step's rows (those of several
 steps, if it is behind) in one transaction, so a step costs the event loop a few appends to lists. A checkpoint carries
 a snapshot; going back to it rolls the groups back with it, but never the versions, whose numbers are not used again,
 nor what says that a group has been made more than once. What an attempt had not written when it was killed, nobody
-knows.
+knows; nor what one had not written that was stopped, and came back when another had opened the file.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +43,7 @@ FILE = "ledger.sqlite"
 ROLLED_BACK, ENGINE_LOST = "rolled back", "engine lost"
 """Why a group is asked again."""
 
-_FORMAT = 3
+_FORMAT = 4
 """Of the tables; to be raised with every change of theirs."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -60,6 +62,7 @@ CREATE TABLE IF NOT EXISTS resampled (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS versions (version INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, step INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS commands (generation INTEGER, attempt INTEGER, command TEXT NOT NULL, time TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS writer (id INTEGER PRIMARY KEY CHECK (id = 1), name TEXT NOT NULL);
 """
 _ADMIT = """
 INSERT INTO groups (ordinal, epoch, source, row, state, admitted_version, deadline, attempt, times_asked)
@@ -112,6 +115,8 @@ class Ledger:
         self._unwritten: list[tuple[str, list[tuple[Any, ...]]]] = []
         """The thread's: statements that are still to be executed, in order."""
         self._told = False
+        self._name = secrets.token_hex(8)
+        """As the file's writer; not the attempt, whose count starts anew when its file is removed."""
         self._account = Account()
         """The thread's."""
         self.account = self._account
@@ -222,6 +227,7 @@ class Ledger:
         if self._connection.execute("SELECT 1 FROM sqlite_schema").fetchone() and not self._is_ours("main"):
             raise sqlite3.DatabaseError("it was written by another version of rljob")
         self._connection.executescript(f"{_SCHEMA} PRAGMA user_version = {_FORMAT};")
+        self._connection.execute("INSERT OR REPLACE INTO writer VALUES (1, ?)", (self._name,))
         self._add_up_anew()
 
     def _is_ours(self, database: str) -> bool:
@@ -280,9 +286,11 @@ class Ledger:
 
     def _write_unwritten(self) -> None:
         with self._connection:
-            self._connection.execute("BEGIN")
-            for statement, rows in self._unwritten:
-                self._connection.executemany(statement, rows)
+            # Immediate: nobody takes the file over between the look and the rows.
+            self._connection.execute("BEGIN IMMEDIATE")
+            if self._connection.execute("SELECT name FROM writer").fetchone() == (self._name,):
+                for statement, rows in self._unwritten:
+                    self._connection.executemany(statement, rows)
         self._unwritten.clear()
         self._told = False
 
