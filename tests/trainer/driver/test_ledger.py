@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rljob_api.status import Desired
+from rljob_trainer.driver.fence import FencedError
 from rljob_trainer.driver.generation import ordinals_of
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.errors import CheckpointError, OutputError
@@ -258,6 +259,8 @@ async def test_who_opened_the_file_last_is_the_only_one_that_writes(tmp_path: Pa
     await other.highest_version()
     stopped.write()
     stopped.command(Desired(generation=1, attempt=1))
+    with pytest.raises(FencedError, match=r"another driver has opened .*; this one neither saves nor publishes"):
+        await stopped.roll_back(None, step=0, next_ordinal=0, again=[])
     await stopped.close()
     await other.close()
     assert rows(other.path, "ordinal, state, admitted_version") == [(0, "running", 0), (1, "finished", 5)]

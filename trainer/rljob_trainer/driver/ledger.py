@@ -21,8 +21,9 @@ import logging
 import secrets
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +33,7 @@ import numpy as np
 
 from rljob_api.status import Desired
 from rljob_trainer.driver.account import Account
+from rljob_trainer.driver.fence import FencedError
 from rljob_trainer.errors import CheckpointError, OutputError
 from rljob_trainer.samples import Group, Prompt
 
@@ -186,7 +188,7 @@ class Ledger:
 
     async def roll_back(self, snapshot: Path | None, *, step: int, next_ordinal: int, again: Iterable[int]) -> int:
         """Goes back to the end of ``step``; returns the highest version that was ever published (0: none). Raises
-        ``OutputError``, and ``CheckpointError`` when ledger and checkpoint are not of one run.
+        ``OutputError``, ``CheckpointError`` when ledger and checkpoint are not of one run, and ``FencedError``.
 
         ``again`` are the prompts that were open then; those from ``next_ordinal`` on had not been handed out.
         """
@@ -285,14 +287,26 @@ class Ledger:
             self._told = True
 
     def _write_unwritten(self) -> None:
-        with self._connection:
-            # Immediate: nobody takes the file over between the look and the rows.
-            self._connection.execute("BEGIN IMMEDIATE")
-            if self._connection.execute("SELECT name FROM writer").fetchone() == (self._name,):
+        with self._transaction() as is_writer:
+            if is_writer:
                 for statement, rows in self._unwritten:
                     self._connection.executemany(statement, rows)
         self._unwritten.clear()
         self._told = False
+
+    @contextmanager
+    def _transaction(self) -> Iterator[bool]:
+        """Whether nobody else has opened the file since; until the end of it nobody does."""
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield self._connection.execute("SELECT name FROM writer").fetchone() == (self._name,)
+
+    @contextmanager
+    def _own_transaction(self) -> Iterator[None]:
+        with self._transaction() as is_writer:
+            if not is_writer:
+                raise FencedError(f"another driver has opened {self.path} since; this one neither saves nor publishes")
+            yield
 
     def _copy_to(self, target: Path) -> None:
         target.unlink(missing_ok=True)
@@ -333,16 +347,14 @@ class Ledger:
                     "anew in another folder"
                 )
             undone = self._undone(next_ordinal, again)
-            with database:
-                database.execute("BEGIN")
+            with self._own_transaction():
                 database.executemany(_RESAMPLE, undone)
                 database.execute("INSERT OR IGNORE INTO resampled SELECT * FROM past.resampled")
                 database.execute("DELETE FROM groups")
                 database.execute("INSERT INTO groups SELECT * FROM past.groups")
                 database.execute("INSERT OR IGNORE INTO versions SELECT * FROM past.versions")
             database.execute("DETACH past")
-        with database:
-            database.execute("BEGIN")
+        with self._own_transaction():
             database.execute("DELETE FROM groups WHERE ordinal >= ?", (next_ordinal,))
             # Open then, whatever became of them afterwards.
             database.executemany(

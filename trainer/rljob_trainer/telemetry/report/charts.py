@@ -211,7 +211,7 @@ def stage_seconds(run: RunRecord) -> StageSeconds:
     seconds = {
         stage: [_seconds(record, stage) for record in timed]
         for stage in STAGES
-        if stage != "step" and stage not in OUTSIDE_STEPS
+        if stage not in ("step", *OUTSIDE_STEPS)
     }
     seconds = {stage: values for stage, values in seconds.items() if any(values)}
     for outer in set(NESTED_STAGES.values()) & set(seconds):
