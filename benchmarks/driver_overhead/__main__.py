@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from benchmarks.machine import Machine
 from benchmarks.measuring import Spread, table, write_results
 from benchmarks.rljob_run import Run, read_run
 from rljob_api import load_jobs, resolve
+from rljob_trainer.data.kept import Kept
 from rljob_trainer.driver import run as running
 from rljob_trainer.driver.assemble import assemble
 from rljob_trainer.driver.parts import Parts
@@ -48,10 +50,14 @@ class Shape:
     groups: int
     samples: int
     response_tokens: int
+    first_epoch: bool = False
+    """Every prompt is rendered and tokenised in the step that takes it, as in the first pass over the data. Else that
+    happens once for the 256 prompts there are, during warm-up."""
 
     @property
     def name(self) -> str:
-        return f"{self.preset}, {self.groups} x {self.samples} x {self.response_tokens} tokens"
+        batch = f"{self.preset}, {self.groups} x {self.samples} x {self.response_tokens} tokens"
+        return f"{batch}, first epoch" if self.first_epoch else batch
 
 
 SHAPES = (
@@ -60,6 +66,7 @@ SHAPES = (
     Shape("grpo", 32, 16, 5),
     Shape("ppo", 16, 1, 64),
     Shape("ppo", 128, 1, 64),
+    Shape("ppo", 128, 1, 64, first_epoch=True),
     Shape("ppo", 256, 1, 384),
 )
 
@@ -85,10 +92,11 @@ def run_idle(shape: Shape, model: Path, steps: int) -> Run:
         "rollout.maxResponseTokens": shape.response_tokens,
         "stop.steps": steps,
     }
+    finds_nothing = patch.object(Kept, "get", return_value=None) if shape.first_epoch else nullcontext()
     (document,) = load_jobs(JOBS / f"{shape.preset}.yaml", [f"{path}={value}" for path, value in settings.items()])
     with tempfile.TemporaryDirectory() as folder:
         options = running.RunOptions(Path(folder) / "run", JOBS, "never")
-        with patch.object(running, "assemble", _assemble_idle), PlainView(io.StringIO()) as view:
+        with patch.object(running, "assemble", _assemble_idle), finds_nothing, PlainView(io.StringIO()) as view:
             asyncio.run(running.run_job(resolve(document), options, view))
         return read_run(options.output)
 

@@ -9,6 +9,15 @@ from __future__ import annotations
 
 import gc
 
+_MANY = 10_000
+"""Containers; Python's own measure is 700. A batch of 128 groups makes some thousands, and all live until the end of
+the step: looking for garbage among them takes one step in twenty of a model that takes no time."""
+
+
+def seldom() -> None:
+    """Has collections come less often. Not for processes that compute: a cycle there may hold a model's gradients."""
+    gc.set_threshold(_MANY)
+
 
 def settle() -> None:
     """What exists now stays for good, and collections need not look at it any more. For the moment at which the parts

@@ -65,26 +65,30 @@ def test_a_submission_enters_whole_or_not_at_all(loop: EngineLoop) -> None:
     assert [result.request_id for result in collect_all(loop, 1)] == ["next"]
 
 
-def test_no_step_between_begin_and_finish_of_an_update(loop: EngineLoop) -> None:
+def test_requests_go_on_after_an_update_with_the_new_version(loop: EngineLoop) -> None:
     loop.submit([ask("a", 200)])
-    loop.begin_update()
-    tokens = loop.status().tokens_made
-    time.sleep(0.05)
-    assert loop.status().tokens_made == tokens
-    assert loop.status().updating
-    loop.finish_update(1)
+    loop.update(lambda engine: None, 1)
+    assert not loop.status().updating
     (result,) = collect_all(loop, 1)
     assert sorted(set(result.versions.tolist())) in ([0, 1], [1])
     assert loop.status().version == 1
 
 
 def test_a_failed_update_leaves_the_engine_silent_until_one_succeeds(loop: EngineLoop) -> None:
+    def fail(engine: Engine) -> None:
+        raise EngineError("half of the weights are here")
+
+    loop.submit([ask("a", 5)])
+    collect_all(loop, 1)
     with pytest.raises(EngineError, match="before it joined a weight group"):
         loop.receive_weights(1, timeout=1)
-    loop.submit([ask("a", 5)])
+    loop.submit([ask("b", 5)])
     assert loop.collect(0.1) == []
-    loop.begin_update()
-    loop.finish_update(1)
+    with pytest.raises(EngineError, match="half of the weights"):
+        loop.update(fail, 1)
+    assert loop.status().updating
+    assert loop.collect(0.1) == []
+    loop.update(lambda engine: None, 1)
     assert collect_all(loop, 1)[0].versions.tolist() == [1] * 5
 
 

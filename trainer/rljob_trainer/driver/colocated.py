@@ -56,11 +56,13 @@ def call_engine(rank: LearnerRank, method: str, *args: Any) -> Any:
 def take_weights(rank: LearnerRank, version: int) -> None:
     """Gives the engine beside a rank the rank's weights. Shared weights are there already: only the version is new."""
     loop: EngineLoop = rank.attachments[_NAME]
-    loop.begin_update()
-    if rank.settings.ranks > 1:
+
+    def take(engine: Engine) -> None:
         # On the engine's thread, while this one waits: all ranks gather together.
-        loop.call(lambda engine: engine.load(rank.named_parameters_for_publish()))
-    loop.finish_update(version)
+        if rank.settings.ranks > 1:
+            engine.load(rank.named_parameters_for_publish())
+
+    loop.update(take, version)
 
 
 class ColocatedPublication:

@@ -42,7 +42,7 @@ from rljob_trainer.driver.steering import Steering
 from rljob_trainer.driver.stopping import RunEnd
 from rljob_trainer.driver.written_job import write_job
 from rljob_trainer.errors import CheckpointError, DeadlineError, OutputError, RLJobError
-from rljob_trainer.garbage import settle
+from rljob_trainer.garbage import seldom, settle
 from rljob_trainer.models.sharing import is_below, on_shared_storage, send_model
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count
@@ -250,6 +250,7 @@ async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
         with times.stage("start"):
             session = await _made_ready(held, start, stack, roll_backs)
         times.lap()  # no part of the first step
+        seldom()
         settle()
         return await session.run(start.checkpoint, own=start.own)
 

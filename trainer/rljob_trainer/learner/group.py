@@ -34,8 +34,11 @@ _GRACE_SECONDS = 3.0
 """After a first failure: how long to wait for news of a rank that died, which is then the one to blame."""
 
 
-_QUICK_SEQUENCES = 256
-"""So many are cut in a millisecond, which the event loop can spare; a thread takes half of that to begin and to end."""
+_QUICK_SEQUENCES = 1024
+"""Of all mini-batches together. So many are cut in a millisecond, which the event loop can spare; a thread takes as
+long, since the loop computes the batch's metrics meanwhile and Python lets one thread run at a time."""
+_QUICK_TOKENS = 2**17
+"""So many are copied in a part of that."""
 
 _BESIDE = "beside"
 """A thread of its own for what must not wait for the call that is under way."""
@@ -250,7 +253,7 @@ class LearnerGroup:
             share_prompts=self.settings.share_prompts,
             halved_from=self.settings.halved_from_tokens,
         )
-        quick = sum(map(len, mini_batches)) <= _QUICK_SEQUENCES
+        quick = sum(map(len, mini_batches)) <= _QUICK_SEQUENCES and batch.token_ids.size <= _QUICK_TOKENS
         return planned() if quick else await asyncio.to_thread(planned)
 
     def _alive(self) -> list[Any]:

@@ -102,27 +102,18 @@ class EngineLoop:
 
     # ------------------------------------------------------------------ state
 
-    def begin_update(self) -> None:
-        """No step from now until ``finish_update``; requests stay where they are."""
+    def update(self, receive: Callable[[Engine], None], version: int) -> None:
+        """One whole update in which ``receive`` calls ``engine.load`` (or nothing, when weights are shared); requests
+        stay where they are. If it fails, the engine samples nothing until an update succeeds."""
 
-        def begin(engine: Engine) -> None:
+        def whole(engine: Engine) -> None:
             self._updating = True
             engine.begin_update()
-
-        self.call(begin)
-
-    def finish_update(self, version: int) -> None:
-        def finish(engine: Engine) -> None:
+            receive(engine)
             engine.finish_update(version)
             self._updating = False
 
-        self.call(finish)
-
-    def update(self, receive: Callable[[Engine], None], version: int) -> None:
-        """One whole update in which ``receive`` calls ``engine.load`` (or nothing, when weights are shared)."""
-        self.begin_update()
-        self.call(receive)
-        self.finish_update(version)
+        self.call(whole)
 
     def weight_ranks(self) -> int:
         """How many members of a weight group the engine is."""
