@@ -179,7 +179,7 @@ class PromptEncoder:
         texts = [self._text(row, place) for row, place in zip(rows, places, strict=True)]
         return [
             self._fit(text, ids, row, place)
-            for text, ids, row, place in zip(texts, self._ids_of(texts), rows, places, strict=True)
+            for text, ids, row, place in zip(texts, self._ids_of(texts, places), rows, places, strict=True)
         ]
 
     def _text(self, row: Row, place: str) -> str:
@@ -221,21 +221,24 @@ class PromptEncoder:
         assert isinstance(rendered, str)
         return rendered
 
-    def _ids_of(self, texts: list[str]) -> list[array[int]]:
+    def _ids_of(self, texts: list[str], places: Sequence[str]) -> list[array[int]]:
         """In arrays: four bytes a token, where a list of numbers takes 36."""
         known = [self._ids.get(text) for text in texts]
         fresh = iter(self._tokenise([text for text, ids in zip(texts, known, strict=True) if ids is None]))
         return [
-            self._ids.keep(text, array("i", next(fresh))) if ids is None else ids
-            for text, ids in zip(texts, known, strict=True)
+            self._ids.keep(text, array("i", self._all_known(next(fresh), text, place))) if ids is None else ids
+            for text, ids, place in zip(texts, known, places, strict=True)
         ]
 
-    def _fit(self, text: str, ids: array[int], row: Row, place: str) -> EncodedPrompt | None:
+    def _all_known(self, ids: list[int], text: str, place: str) -> list[int]:
         if self._unknown is not None and self._unknown in ids:
             raise DataError(
                 f"{place}: the tokenizer does not know every character of the prompt {text[:80]!r}; "
                 "add them to spec.model.random.tokenizer.characters, or use another tokenizer"
             )
+        return ids
+
+    def _fit(self, text: str, ids: array[int], row: Row, place: str) -> EncodedPrompt | None:
         if not ids:
             raise DataError(f"{place}: the prompt has no tokens; remove the row or fill it")
         truncated = len(ids) > self.settings.max_tokens

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -401,8 +402,8 @@ class Session:
 
     async def _announce(self, version: int) -> None:
         """Before a publication: this attempt is still the newest, and the number is used from now on."""
-        await asyncio.to_thread(self.parts.fence.announce, version)
-        await self.parts.ledger.announce(version, self.totals.step)
+        check = functools.partial(self.parts.fence.announce, version)
+        await self.parts.ledger.announce(version, self.totals.step, check)
 
     async def _restore(self, checkpoint: Checkpoint) -> None:
         files = await asyncio.to_thread(checkpoint.files)
