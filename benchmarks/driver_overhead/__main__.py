@@ -31,7 +31,7 @@ from benchmarks.machine import Machine
 from benchmarks.measuring import Spread, table, write_results
 from benchmarks.rljob_run import Run, read_run
 from rljob_api import load_jobs, resolve
-from rljob_trainer.data.kept import Kept
+from rljob_trainer.data.kept import KeptPrompts
 from rljob_trainer.driver import run as running
 from rljob_trainer.driver.assemble import assemble
 from rljob_trainer.driver.parts import Parts
@@ -92,11 +92,11 @@ def run_idle(shape: Shape, model: Path, steps: int) -> Run:
         "rollout.maxResponseTokens": shape.response_tokens,
         "stop.steps": steps,
     }
-    finds_nothing = patch.object(Kept, "get", return_value=None) if shape.first_epoch else nullcontext()
+    keeps_nothing = patch.object(KeptPrompts, "keep") if shape.first_epoch else nullcontext()
     (document,) = load_jobs(JOBS / f"{shape.preset}.yaml", [f"{path}={value}" for path, value in settings.items()])
     with tempfile.TemporaryDirectory() as folder:
         options = running.RunOptions(Path(folder) / "run", JOBS, "never")
-        with patch.object(running, "assemble", _assemble_idle), finds_nothing, PlainView(io.StringIO()) as view:
+        with patch.object(running, "assemble", _assemble_idle), keeps_nothing, PlainView(io.StringIO()) as view:
             asyncio.run(running.run_job(resolve(document), options, view))
         return read_run(options.output)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rljob_trainer.data.columns import Row
 from rljob_trainer.data.feed import PromptFeed, Source, validation_prompts
+from rljob_trainer.data.kept import KeptPrompts
 from rljob_trainer.data.order import permutation
 from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
 from rljob_trainer.errors import CheckpointError, DataError, JobFileError
@@ -153,6 +154,19 @@ def test_a_feed_reads_only_a_block_ahead() -> None:
     assert rows.reads == 0
     take(big, 1)
     assert rows.reads < 200
+
+
+def test_each_row_is_read_once_and_later_epochs_are_as_if_it_were_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, short = Listed([str(i) for i in range(150)]), Listed(["7"])
+    encoder = PromptEncoder(TOKENIZER, PromptSettings("question", max_tokens=2))
+    prompts = take(
+        PromptFeed([Source("a", rows, encoder), Source("b", short, encoder)], seed=3), 250
+    )  # of 101 in each epoch
+    assert (rows.reads, short.reads) == (150, 1)
+    monkeypatch.setattr(KeptPrompts, "keep", lambda *_: None)
+    forgetful = PromptFeed([Source("a", rows, encoder), Source("b", short, encoder)], seed=3)
+    assert take(forgetful, 250) == prompts
+    assert rows.reads >= 150 + 2 * 150
 
 
 def test_counts_of_dropped_and_cut_prompts() -> None:

@@ -1,36 +1,57 @@
-"""What was made of a text once is found again, within bounds, and is never another text's."""
+"""What was read of a row once is found again, within bounds."""
 
 from __future__ import annotations
 
-from array import array
+from typing import Any
 
-from rljob_trainer.data.kept import Kept
+import pytest
+
+from rljob_trainer.data.kept import KeptPrompts
+from rljob_trainer.data.tokenisation import EncodedPrompt
 
 
-def test_what_was_kept_is_found_by_its_text() -> None:
-    kept: Kept[str] = Kept()
-    assert kept.get("a") is None
-    assert kept.keep("a", "A") == "A"
-    assert kept.keep("", "nothing") == "nothing"
-    assert (kept.get("a"), kept.get(""), kept.get("b")) == ("A", "nothing", None)
+def prompt(tokens: int = 3, **columns: Any) -> EncodedPrompt:
+    return EncodedPrompt("a", tuple(range(1000, 1000 + tokens)), None, columns)
+
+
+def test_what_was_kept_is_found_by_its_row() -> None:
+    kept, first = KeptPrompts(), prompt()
+    kept.keep(7, first)
+    kept.keep(8, None)
+    assert kept[7] is first
+    assert (7 in kept, 8 in kept, 9 in kept) == (True, True, False)
+    assert kept[8] is None
+    with pytest.raises(KeyError):
+        kept[9]
 
 
 def test_what_came_first_stays_and_what_does_not_fit_is_not_kept() -> None:
-    # 100 letters take 49 + 100 bytes, and 100 ids of four bytes 80 + 400: two of both fit, three do not.
-    kept: Kept[array[int]] = Kept(most_bytes=1500)
-    values = {letter * 100: array("i", [number] * 100) for number, letter in enumerate("abc")}
-    for text, value in values.items():
-        assert kept.keep(text, value) is value
-    first, second, third = values
-    assert (kept.get(first), kept.get(second), kept.get(third)) == (values[first], values[second], None)
-    # What is small enough for the rest still is.
-    kept.keep("d", array("i", [4]))
-    assert kept.get("d") == array("i", [4])
+    kept = KeptPrompts(most_bytes=100_000)
+    for row in range(3):
+        kept.keep(row, prompt(tokens=1000))  # 36,000 bytes and a little
+    assert [row in kept for row in range(3)] == [True, True, False]
+    kept.keep(3, prompt())
+    assert 3 in kept
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"tests": "x" * 60_000},
+        {"tests": {"inputs": ["x" * 30_000, "y" * 30_000]}},
+        {"messages": [{"role": "user", "content": "x" * 60_000}]},
+    ],
+)
+def test_what_else_is_in_a_row_counts(columns: dict[str, Any]) -> None:
+    kept = KeptPrompts(most_bytes=100_000)
+    kept.keep(0, prompt(**columns))
+    kept.keep(1, prompt(**columns))
+    assert (0 in kept, 1 in kept) == (True, False)
 
 
 def test_what_is_kept_twice_takes_its_place_once() -> None:
-    kept: Kept[str] = Kept(most_bytes=400)
+    kept = KeptPrompts(most_bytes=100_000)
     for _ in range(10):
-        kept.keep("a", "A")
-    kept.keep("b", "B")
-    assert (kept.get("a"), kept.get("b")) == ("A", "B")
+        kept.keep(0, prompt(tokens=1000))
+    kept.keep(1, prompt(tokens=1000))
+    assert 1 in kept

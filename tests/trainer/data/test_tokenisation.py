@@ -110,27 +110,6 @@ def test_a_row_that_the_chat_template_refuses_is_named(chat_template: str, messa
         encoder(chat_template).encode([{"question": "1"}], ["line 1"])
 
 
-@pytest.mark.parametrize("chat_template", [None, CHAT])
-def test_a_text_is_rendered_and_tokenised_once_and_the_rest_of_its_row_is_read_each_time(
-    chat_template: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    e = encoder(chat_template, answer="answer")
-    rows = [{"question": "1+2?", "answer": "3"}, {"question": "3+4?", "answer": "7"}]
-    first = encode(e, *rows)
-    monkeypatch.setattr(e, "_tokenise", lambda texts: [[0]] * len(texts))
-    monkeypatch.setattr(e.tokenizer, "apply_chat_template", None)
-    assert encode(e, *reversed(rows)) == first[::-1]
-    corrected = encode(e, {"question": "1+2?", "answer": "three"})[0]
-    assert (corrected.token_ids, corrected.answer) == (first[0].token_ids, "three")
-    assert corrected.columns == {"question": "1+2?", "answer": "three"}
-
-
-def test_a_row_that_has_changed_is_tokenised_anew() -> None:
-    e = encoder()
-    assert encode(e, {"question": "1+2?"})[0].token_ids == ids("1+2?")
-    assert [p.token_ids for p in encode(e, {"question": "1+2?"}, {"question": "2+2?"})] == [ids("1+2?"), ids("2+2?")]
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [

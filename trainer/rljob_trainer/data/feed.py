@@ -3,7 +3,8 @@
 All sources form one pool of rows. Each epoch visits every row once, in an order that is a pure function of
 (seed, epoch); the position is therefore all there is to remember, and a resumed feed goes on with exactly the
 prompt that came next. Rows are read and tokenised some blocks ahead of their use (``data/ahead.py``): whoever asks for
-prompts mostly finds them ready.
+prompts mostly finds them ready. Later epochs find those that fit into memory as the first one read them
+(``data/kept.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from rljob_trainer.data.ahead import ReadAhead
 from rljob_trainer.data.columns import Row, lacks_column, null_column
+from rljob_trainer.data.kept import KeptPrompts
 from rljob_trainer.data.order import Int64Array, permutation
 from rljob_trainer.data.tokenisation import EncodedPrompt, PromptEncoder
 from rljob_trainer.errors import CheckpointError, DataError
@@ -122,6 +124,7 @@ class PromptFeed:
         """Rows left out because their prompt is too long, counted once per visit."""
         self.truncated = 0
         self._order_of = lru_cache(maxsize=3)(self._new_order)
+        self._kept = KeptPrompts()
         self._ahead = ReadAhead(self._encode, len(self), BLOCK, epochs)
         """Never part of the state."""
 
@@ -231,14 +234,16 @@ class PromptFeed:
 
     def _encode(self, epoch: int, position: int) -> list[EncodedPrompt | None]:
         """A block of rows from ``position`` of the epoch's order on, each source's together."""
-        block = [self._locate(int(i)) for i in self._order_of(epoch)[position : position + BLOCK]]
-        encoded: list[EncodedPrompt | None] = [None] * len(block)
+        block: list[int] = self._order_of(epoch)[position : position + BLOCK].tolist()
+        read: dict[int, EncodedPrompt | None] = {}
+        unknown = [(index, *self._locate(index)) for index in block if index not in self._kept]
         for source in self._sources:
-            places = [i for i, (owner, _) in enumerate(block) if owner is source]
-            if places:
-                for i, prompt in zip(places, source.encode([block[i][1] for i in places]), strict=True):
-                    encoded[i] = prompt
-        return encoded
+            rows = {index: row for index, owner, row in unknown if owner is source}
+            if rows:
+                read.update(zip(rows, source.encode(list(rows.values())), strict=True))
+        for index, prompt in read.items():
+            self._kept.keep(index, prompt)
+        return [read[index] if index in read else self._kept[index] for index in block]
 
 
 def validation_prompts(source: Source, limit: int | None = None) -> list[Prompt]:

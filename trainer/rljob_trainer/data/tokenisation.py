@@ -1,14 +1,12 @@
 """From a row to prompt token ids: template or column, chat template, length limit.
 
 Tokenises whole blocks at a time (the fast tokenizers run a block in parallel), never a whole data set: the feed
-asks for the rows that come next. What an earlier epoch made of a text is looked up (``data/kept.py``). Chat templates
-are rendered to text first and tokenised without adding special tokens again, so what is logged as the prompt's text is
-exactly what was tokenised.
+asks for the rows that come next. Chat templates are rendered to text first and tokenised without adding special
+tokens again, so what is logged as the prompt's text is exactly what was tokenised.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,6 @@ from rljob_trainer.data.columns import (
     null_column,
     require_columns,
 )
-from rljob_trainer.data.kept import Kept
 from rljob_trainer.errors import DataError, JobFileError
 
 if TYPE_CHECKING:
@@ -143,10 +140,7 @@ class PromptEncoder:
                 "write the text into the template of spec.data.prompt instead"
             )
         # A chat template writes the special tokens itself.
-        self._tokenise = text_encoder(tokenizer, add_special_tokens=not self.uses_chat)
-        self._unknown: int | None = tokenizer.unk_token_id
-        self._chats: Kept[str] = Kept()
-        self._ids: Kept[array[int]] = Kept()
+        self._ids_of = text_encoder(tokenizer, add_special_tokens=not self.uses_chat)
 
     def check_columns(self, present: Iterable[str], where: str) -> None:
         """Raises ``JobFileError`` naming the columns that prompt and answer need and ``where`` lacks."""
@@ -179,7 +173,7 @@ class PromptEncoder:
         texts = [self._text(row, place) for row, place in zip(rows, places, strict=True)]
         return [
             self._fit(text, ids, row, place)
-            for text, ids, row, place in zip(texts, self._ids_of(texts, places), rows, places, strict=True)
+            for text, ids, row, place in zip(texts, self._ids_of(texts), rows, places, strict=True)
         ]
 
     def _text(self, row: Row, place: str) -> str:
@@ -199,15 +193,8 @@ class PromptEncoder:
                     "set spec.model.chatTemplate (or chat: always with a chat model)"
                 )
             return as_text(content)
-        if messages is not None:
-            return self._chat(messages, place)
-        question = as_text(content)
-        kept = self._chats.get(question)
-        if kept is not None:
-            return kept
-        return self._chats.keep(question, self._chat([{"role": "user", "content": question}], place))
-
-    def _chat(self, messages: list[dict[str, Any]], place: str) -> str:
+        if messages is None:
+            messages = [{"role": "user", "content": as_text(content)}]
         if self.settings.system_prompt:
             messages = [{"role": "system", "content": self.settings.system_prompt}, *messages]
         try:
@@ -221,24 +208,13 @@ class PromptEncoder:
         assert isinstance(rendered, str)
         return rendered
 
-    def _ids_of(self, texts: list[str], places: Sequence[str]) -> list[array[int]]:
-        """In arrays: four bytes a token, where a list of numbers takes 36."""
-        known = [self._ids.get(text) for text in texts]
-        fresh = iter(self._tokenise([text for text, ids in zip(texts, known, strict=True) if ids is None]))
-        return [
-            self._ids.keep(text, array("i", self._all_known(next(fresh), text, place))) if ids is None else ids
-            for text, ids, place in zip(texts, known, places, strict=True)
-        ]
-
-    def _all_known(self, ids: list[int], text: str, place: str) -> list[int]:
-        if self._unknown is not None and self._unknown in ids:
+    def _fit(self, text: str, ids: list[int], row: Row, place: str) -> EncodedPrompt | None:
+        unknown = self.tokenizer.unk_token_id
+        if unknown is not None and unknown in ids:
             raise DataError(
                 f"{place}: the tokenizer does not know every character of the prompt {text[:80]!r}; "
                 "add them to spec.model.random.tokenizer.characters, or use another tokenizer"
             )
-        return ids
-
-    def _fit(self, text: str, ids: array[int], row: Row, place: str) -> EncodedPrompt | None:
         if not ids:
             raise DataError(f"{place}: the prompt has no tokens; remove the row or fill it")
         truncated = len(ids) > self.settings.max_tokens
