@@ -159,13 +159,11 @@ def test_a_feed_reads_only_a_block_ahead() -> None:
 def test_each_row_is_read_once_and_later_epochs_are_as_if_it_were_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, short = Listed([str(i) for i in range(150)]), Listed(["7"])
     encoder = PromptEncoder(TOKENIZER, PromptSettings("question", max_tokens=2))
-    prompts = take(
-        PromptFeed([Source("a", rows, encoder), Source("b", short, encoder)], seed=3), 250
-    )  # of 101 in each epoch
+    sources = [Source("a", rows, encoder), Source("b", short, encoder)]
+    prompts = take(PromptFeed(sources, seed=3), 250)  # an epoch has 101 that are short enough
     assert (rows.reads, short.reads) == (150, 1)
     monkeypatch.setattr(KeptPrompts, "keep", lambda *_: None)
-    forgetful = PromptFeed([Source("a", rows, encoder), Source("b", short, encoder)], seed=3)
-    assert take(forgetful, 250) == prompts
+    assert take(PromptFeed(sources, seed=3), 250) == prompts
     assert rows.reads >= 150 + 2 * 150
 
 
