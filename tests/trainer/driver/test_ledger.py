@@ -211,18 +211,6 @@ async def test_without_its_own_file_the_snapshot_is_enough(tmp_path: Path) -> No
     assert rows(second.path, "ordinal, state") == [(0, "running")]
 
 
-async def test_a_version_that_must_not_be_published_is_not_used(tmp_path: Path) -> None:
-    def refuse() -> None:
-        raise FencedError("attempt 2 has taken over")
-
-    ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
-    await ledger.announce(1, step=0)
-    with pytest.raises(FencedError, match="attempt 2"):
-        await ledger.announce(2, step=1, check=refuse)
-    assert await ledger.highest_version() == 1
-    await ledger.close()
-
-
 async def test_a_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     path.write_text("something else, and long enough to be looked at as a database file" * 20)

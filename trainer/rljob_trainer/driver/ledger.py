@@ -169,10 +169,9 @@ class Ledger:
             self._asked = True
             self._writing = self._thread.submit(self._write)
 
-    async def announce(self, version: int, step: int, check: Callable[[], None] = lambda: None) -> None:
-        """A version is about to be published: from now on its number is used. ``check`` raises if it must not be; it
-        is called in the thread, before anything is written. Raises ``OutputError``."""
-        await self._do(self._use, version, step, check)
+    async def announce(self, version: int, step: int) -> None:
+        """A version is about to be published: from now on its number is used. Raises ``OutputError``."""
+        await self._do(self._execute, "INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", (version, self.attempt, step))
 
     def command(self, desired: Desired) -> None:
         """What the operator wants."""
@@ -240,10 +239,8 @@ class Ledger:
         self._account = Account.of(self._connection)
         self.account = self._account.copy()
 
-    def _use(self, version: int, step: int, check: Callable[[], None]) -> None:
-        check()
-        values = (version, self.attempt, step)
-        self._connection.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", values)
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
+        self._connection.execute(statement, values)
 
     def _write(self) -> None:
         self._asked = False

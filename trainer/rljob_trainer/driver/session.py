@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -402,8 +401,8 @@ class Session:
 
     async def _announce(self, version: int) -> None:
         """Before a publication: this attempt is still the newest, and the number is used from now on."""
-        check = functools.partial(self.parts.fence.announce, version)
-        await self.parts.ledger.announce(version, self.totals.step, check)
+        await asyncio.to_thread(self.parts.fence.announce, version)
+        await self.parts.ledger.announce(version, self.totals.step)
 
     async def _restore(self, checkpoint: Checkpoint) -> None:
         files = await asyncio.to_thread(checkpoint.files)
