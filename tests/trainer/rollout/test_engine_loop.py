@@ -65,9 +65,17 @@ def test_a_submission_enters_whole_or_not_at_all(loop: EngineLoop) -> None:
     assert [result.request_id for result in collect_all(loop, 1)] == ["next"]
 
 
-def test_requests_go_on_after_an_update_with_the_new_version(loop: EngineLoop) -> None:
+def test_no_step_during_an_update_and_requests_go_on_with_the_new_version(loop: EngineLoop) -> None:
+    made: list[int] = []
+
+    def receive(engine: Engine) -> None:
+        made.append(engine.tokens_made)
+        time.sleep(0.05)
+        made.append(engine.tokens_made)
+
     loop.submit([ask("a", 200)])
-    loop.update(lambda engine: None, 1)
+    loop.update(receive, 1)
+    assert made[0] == made[1] < 200
     assert not loop.status().updating
     (result,) = collect_all(loop, 1)
     assert sorted(set(result.versions.tolist())) in ([0, 1], [1])
