@@ -1,6 +1,9 @@
 """Rows read ahead: which, how far, and what happens when they cannot be read."""
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -61,6 +64,47 @@ def test_little_is_read_ahead_until_it_is_taken_quickly() -> None:
     assert 2 < len(hungry._coming) <= 16
 
 
+def finished(ahead: ReadAhead[Any]) -> None:
+    """Waits until the reader has nothing to do."""
+    for _ in range(1000):  # each block has the next one read
+        ahead._reader.submit(int).result()
+
+
+def test_an_epoch_can_be_read_before_anything_is_asked_for() -> None:
+    pages = Pages(100, 8)
+    ahead = ReadAhead(pages.read, 100, 8, epochs=2)
+    ahead.read_through(1, 40, lambda: True)
+    finished(ahead)
+    assert pages.asked == [(1, position) for position in range(40, 100, 8)]
+    assert ahead.take(0, 0) == (0, 0)
+
+
+def test_an_epoch_is_read_as_long_as_that_is_of_use() -> None:
+    pages = Pages(100, 8)
+    ahead = ReadAhead(pages.read, 100, 8)
+    ahead.read_through(0, 0, lambda: len(pages.asked) < 3)
+    finished(ahead)
+    assert pages.asked == [(0, 0), (0, 8), (0, 16)]
+
+
+def test_what_is_asked_for_comes_between_the_blocks_of_an_epoch() -> None:
+    pages, go_on = Pages(1000, 10), threading.Event()
+
+    def read(epoch: int, position: int) -> list[tuple[int, int]]:
+        go_on.wait(10)
+        return pages.read(epoch, position)
+
+    ahead = ReadAhead(read, 1000, 10)
+    ahead.read_through(0, 0, lambda: True)
+    with ThreadPoolExecutor(1) as other:
+        taken = other.submit(ahead.take, 0, 500)
+        while not ahead._coming:
+            time.sleep(0.001)
+        go_on.set()
+        assert taken.result() == (0, 500)
+    assert pages.asked[:2] == [(0, 0), (0, 500)]
+
+
 def test_rows_that_cannot_be_read_are_an_error_each_time_they_are_asked_for() -> None:
     def read(epoch: int, position: int) -> list[int]:
         if position >= 4:
@@ -68,6 +112,7 @@ def test_rows_that_cannot_be_read_are_an_error_each_time_they_are_asked_for() ->
         return list(range(position, position + 4))
 
     ahead = ReadAhead(read, 100, 4)
+    ahead.read_through(0, 0, lambda: True)  # says nothing of them
     assert [ahead.take(0, i) for i in range(4)] == [0, 1, 2, 3]
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):

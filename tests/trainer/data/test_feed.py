@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_trainer.data.columns import Row
-from rljob_trainer.data.feed import PromptFeed, Source, validation_prompts
+from rljob_trainer.data.feed import BLOCK, PromptFeed, Source, validation_prompts
 from rljob_trainer.data.kept import KeptPrompts
 from rljob_trainer.data.order import permutation
 from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
@@ -165,6 +165,45 @@ def test_each_row_is_read_once_and_later_epochs_are_as_if_it_were_read_again(mon
     monkeypatch.setattr(KeptPrompts, "keep", lambda *_: None)
     assert take(PromptFeed(sources, seed=3), 250) == prompts
     assert rows.reads >= 150 + 2 * 150
+
+
+def begun(sources: Sequence[Source]) -> PromptFeed:
+    """A feed that has read all that it reads before it is asked."""
+    some = PromptFeed(sources, seed=3)
+    some.begin()
+    for _ in range(100):  # each block has the next one read
+        some._ahead._reader.submit(int).result()
+    return some
+
+
+def test_the_first_epoch_can_be_read_before_its_first_prompt_is_asked_for() -> None:
+    rows, short = Listed([str(i) for i in range(150)]), Listed(["7"])
+    encoder = PromptEncoder(TOKENIZER, PromptSettings("question", max_tokens=2))
+    sources = [Source("a", rows, encoder), Source("b", short, encoder)]
+    early = begun(sources)
+    assert (rows.reads, short.reads) == (150, 1)
+    assert early.state_dict() == PromptFeed(sources, seed=3).state_dict()
+    prompts = take(early, 250)
+    assert (rows.reads, short.reads) == (150, 1)
+    assert early.dropped > 0
+    assert take(PromptFeed(sources, seed=3), 250) == prompts
+
+
+def test_no_more_is_read_early_than_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Listed(["1"] * 10_000)
+    monkeypatch.setattr("rljob_trainer.data.feed.KeptPrompts", lambda: KeptPrompts(most_bytes=100_000))
+    big = begun([Source("s", rows, PromptEncoder(TOKENIZER, PromptSettings("question")))])
+    assert 100 < rows.reads < 1000
+    before = rows.reads
+    take(big, 100)
+    assert rows.reads <= before + 3 * BLOCK
+
+
+def test_a_bad_row_that_was_read_early_is_an_error_when_it_is_its_turn() -> None:
+    rows = Listed([*(str(i) for i in range(200)), "not a digit"])
+    broken = begun([Source("s", rows, PromptEncoder(TOKENIZER, PromptSettings("question")))])
+    with pytest.raises(DataError, match="row 200: the tokenizer does not know every character"):
+        take(broken, 201)
 
 
 def test_counts_of_dropped_and_cut_prompts() -> None:

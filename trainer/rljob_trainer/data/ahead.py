@@ -1,7 +1,8 @@
 """Blocks of rows read before they are asked for, by a thread of their own.
 
 The reader stays two blocks ahead, more when they are taken faster than that, across the ends of epochs: a step that
-takes four blocks at once finds the next four ready if there was time to make them.
+takes four blocks at once finds the next four ready if there was time to make them. While nobody asks for any yet, it
+can go through a whole epoch (``read_through``).
 """
 
 from __future__ import annotations
@@ -47,6 +48,19 @@ class ReadAhead(Generic[T]):
         row = self._ready.popleft()
         self._next = self._following(epoch, position, 1)
         return row
+
+    def read_through(self, epoch: int, position: int, useful: Callable[[], bool]) -> None:
+        """Begins to read from this place to the epoch's end, for a ``read`` that keeps what it reads, and goes on while
+        ``useful()``. Blocks that are asked for come in between. What cannot be read ends it; ``take`` says why."""
+
+        def read_one() -> None:
+            if useful():
+                self._read(epoch, position)
+                following, start = self._following(epoch, position, self._block)
+                if following == epoch:
+                    self.read_through(epoch, start, useful)
+
+        self._reader.submit(read_one)
 
     def _fill(self) -> None:
         """Waits for the next block, and has more read."""

@@ -4,7 +4,7 @@ All sources form one pool of rows. Each epoch visits every row once, in an order
 (seed, epoch); the position is therefore all there is to remember, and a resumed feed goes on with exactly the
 prompt that came next. Rows are read and tokenised some blocks ahead of their use (``data/ahead.py``): whoever asks for
 prompts mostly finds them ready. Later epochs find those that fit into memory as the first one read them
-(``data/kept.py``).
+(``data/kept.py``), and so does the first one if they could be read while engines were starting.
 """
 
 from __future__ import annotations
@@ -151,6 +151,10 @@ class PromptFeed:
     def progress(self) -> float:
         """Passes over the data, the present one in part."""
         return self._epoch + self._position / len(self)
+
+    def begin(self) -> None:
+        """Begins to read this epoch's prompts, as many as are kept: for when there is something else to wait for."""
+        self._ahead.read_through(self._epoch, self._position, lambda: not self._kept.full)
 
     def next(self) -> Prompt | None:
         """The next prompt, or None when the last epoch is over.

@@ -28,6 +28,8 @@ class KeptPrompts:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._free = most_bytes
+        self.full = False
+        """Whether a prompt did not fit."""
         self._prompts: dict[int, EncodedPrompt | None] = {}
 
     def __contains__(self, row: int) -> bool:
@@ -39,10 +41,14 @@ class KeptPrompts:
 
     def keep(self, row: int, prompt: EncodedPrompt | None) -> None:
         """Remembers a row's prompt, if it fits."""
+        if row in self._prompts:
+            return
         size = _bytes_of(prompt)
-        if size <= self._free and row not in self._prompts:
+        if size <= self._free:
             self._free -= size
             self._prompts[row] = prompt
+        else:
+            self.full = True
 
 
 def _bytes_of(prompt: EncodedPrompt | None) -> int:

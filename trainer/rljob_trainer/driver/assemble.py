@@ -103,6 +103,7 @@ async def assemble(
         RewardPool(spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base])
     )
     rewards.check_sources([*inputs.feed.source_names, *inputs.validation])
+    inputs.feed.begin()
     trainer: PipelineTrainer | None = None
     learner, engines = await start_learner_and_engines(
         job,
