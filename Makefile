@@ -11,7 +11,7 @@ KIND_CONFIG := $(HOME)/.cache/rljob/kind-kubeconfig
 # PACKAGED=1: jobs start from the trainer's image; 0: no longer; not said: as the cluster was started.
 PACKAGED_OPTION = $(if $(PACKAGED),$(if $(filter 0,$(PACKAGED)),--no-packaged,--packaged))
 
-.PHONY: help install quickstart test lint unit programs integration snapshots cluster-up cluster-down cluster-test images e2e e2e-smoke generate constraints clean
+.PHONY: help install quickstart test lint unit runs-test programs integration snapshots cluster-up cluster-down cluster-test images e2e e2e-smoke generate constraints clean
 
 help:            ## what there is
 	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -22,7 +22,7 @@ install:         ## make or mend the virtual environment (.venv); nothing to do 
 quickstart: install  ## train a small language model to add two numbers, from random weights, and write a report
 	$(BIN)/rljob run examples/quickstart.yaml --output runs/quickstart --resume never
 
-test: lint unit  ## everything that is fast: lint, types, import rules, tests
+test: lint unit  ## everything that is fast: lint, types, import rules, tests; 6 minutes
 
 lint: install    ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
@@ -30,8 +30,11 @@ lint: install    ## ruff, mypy, import contracts
 	$(BIN)/mypy api/rljob_api trainer/rljob_trainer operator/rljob_operator deploy/testcluster
 	$(BIN)/lint-imports
 
-unit: install    ## the tests alone
+unit: install    ## the fast tests alone
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; 11 minutes
+	$(BIN)/python -m pytest tests/runs -n 2 --dist loadgroup
 
 programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 15 minutes, once
 	$(CLUSTER) programs

@@ -1,4 +1,4 @@
-"""Which model `rljob eval` evaluates: the resolved job. Whole evaluations are in tests/trainer/driver/test_run.py."""
+"""Which model `rljob eval` evaluates: the resolved job. Whole evaluations are in tests/runs/test_run.py."""
 
 from __future__ import annotations
 

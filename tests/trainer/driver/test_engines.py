@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from real_runs import copy_job
+from tiny_job import copy_job
 
 from rljob_api import load_jobs, resolve
 from rljob_trainer.driver.engines import learner_lanes

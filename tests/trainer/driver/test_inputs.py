@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_runs import copy_job
+from tiny_job import copy_job
 
 from rljob_api import check, resolve
 from rljob_api.spec.model import Model

@@ -1,11 +1,10 @@
-"""The pipelines' examples: published settings, splits as overlays of one base, a small twin of every mode that runs."""
+"""The pipelines' examples: published settings, splits as overlays of one base and a small twin of every mode."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from real_runs import Runner, metrics_of
 
 from rljob_api import load_jobs, resolve
 from rljob_api.resolved import ResolvedSpec
@@ -88,20 +87,6 @@ def the_recipes_have_in_common(spec: ResolvedSpec) -> None:
     assert (held_out.samples_per_prompt, held_out.sampling.top_p) == (32, 0.7)
 
 
-@pytest.mark.parametrize(
-    ("files", "age"),
-    [(["one-step-off"], 1), (["fully-async-dapo-7b/base", "fully-async-dapo-7b/8-8", MISMATCH], 4)],
-    ids=["one step off", "fully asynchronous, corrected"],
-)
-def test_a_large_example_runs_on_two_cores(runner: Runner, files: list[str], age: int) -> None:
-    output = runner.folder / "output"
-    paths = [EXAMPLES / f"{name}.yaml" for name in (*files, "overlays/two-cores")]
-    runner.run("run", *paths, "--output", output, "--steps", "2")
-    records = metrics_of(output)
-    assert [(record["step"], record.get("progress/samples", 0)) for record in records] == [(0, 0), (1, 2048), (2, 4096)]
-    assert 0 < records[2]["age/max"] <= age
-
-
 MODES = {
     "one-step-off": ScheduleSettings(256, 256, 1),
     "on-policy": ScheduleSettings(256, 256, 0, ordered=False),
@@ -117,20 +102,3 @@ def test_there_is_a_twin_of_every_mode() -> None:
         spec = spec_of(EXAMPLES / "quickstart.yaml", TWINS / f"{name}.yaml")
         assert schedule_settings(spec) == shape
         assert spec.pipeline.partial_rollout == ("recompute" if name == "partial-rollout" else "none")
-
-
-@pytest.mark.parametrize(("mode", "correction"), [("stream", "bypass"), ("partial-rollout", "decoupled")])
-def test_a_twin_runs_within_its_bound(runner: Runner, mode: str, correction: str) -> None:
-    """The modes differ in nothing but these settings, so two of them stand for all."""
-    output = runner.folder / mode
-    runner.run(
-        "run", EXAMPLES / "quickstart.yaml", TWINS / f"{mode}.yaml", "--output", output, "--steps", "4",
-        "--set", "data.validation[0].limit=8", "--set", f"algorithm.rolloutCorrection.mode={correction}",
-    )  # fmt: skip
-    records = metrics_of(output)
-    assert [record["step"] for record in records] == [0, 1, 2, 3, 4]
-    ages = [record["age/max"] for record in records[1:]]
-    assert max(ages) <= MODES[mode].max_age
-    # Four pulls make a version, and the learning rate falls with versions.
-    rates = [record["actor/learning_rate"] for record in records[1:]]
-    assert rates == pytest.approx([5e-3 * (1 - 0.95 * step / 549) for step in range(4)])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import yaml
-from real_runs import copy_job
+from tiny_job import copy_job
 
 from rljob_api import load_jobs, resolve
 from rljob_trainer.driver.standing import RunStanding

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from real_runs import copy_job
+from tiny_job import copy_job
 
 from rljob_api import load_jobs, resolve
 from rljob_trainer.driver import engines as engines_of_run

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from real_runs import Runner, copy_job, metrics_of, wait_for
+from real_runs import Runner, metrics_of, wait_for
 from safetensors.torch import load_file
+from tiny_job import copy_job
 
 from rljob_trainer.checkpoints.finding import find_checkpoint
 from rljob_trainer.errors import CheckpointError

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from listening import listening
-from real_runs import Runner, copy_job, metrics_of, wait_for
+from real_runs import Runner, metrics_of, wait_for
+from tiny_job import copy_job
 
 
 def test_a_run_listens_on_the_loopback_device_alone(runner: Runner) -> None:

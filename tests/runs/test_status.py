@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from driver_client import TOKEN, Client
-from real_runs import Runner, copy_job, free_port, metrics_of, wait_for
+from real_runs import Runner, free_port, metrics_of, wait_for
+from tiny_job import copy_job
 
 from rljob_api.status import DriverStatus, LiveSettings
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from real_runs import Runner, copy_job, metrics_of
+from real_runs import Runner, metrics_of
+from tiny_job import copy_job
 
 TASK = {"type": "copy", "digits": 3, "size": 800}
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_runs import Runner, copy_job, metrics_of
+from real_runs import Runner, metrics_of
 from safetensors.torch import load_file
+from tiny_job import copy_job
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rljob_trainer.cli import main

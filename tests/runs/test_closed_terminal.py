@@ -9,7 +9,8 @@ import signal
 from pathlib import Path
 
 import psutil
-from real_runs import Runner, copy_job, metrics_of, wait_for
+from real_runs import Runner, metrics_of, wait_for
+from tiny_job import copy_job
 
 ON_A_TERMINAL_OF_ITS_OWN = """
 import fcntl, os, signal, sys, termios

@@ -12,8 +12,9 @@ import psutil
 import pytest
 import torch
 import yaml
-from real_runs import Runner, copy_job, metrics_of, wait_for
+from real_runs import Runner, metrics_of, wait_for
 from safetensors.torch import load_file
+from tiny_job import copy_job
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

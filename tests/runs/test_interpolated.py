@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from real_runs import Runner, copy_job, metrics_of
+from real_runs import Runner, metrics_of
+from tiny_job import copy_job
 
 from rljob_trainer.telemetry.names import check_all
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from real_runs import Runner, copy_job, metrics_of
+from real_runs import Runner, metrics_of
+from tiny_job import copy_job
 
 PIPELINES: dict[str, dict[str, Any]] = {
     "sync": {"mode": "sync"},

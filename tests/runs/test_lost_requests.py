@@ -6,7 +6,8 @@ import sqlite3
 
 import psutil
 from driver_client import Client
-from real_runs import Runner, copy_job, free_port, metrics_of, wait_for
+from real_runs import Runner, free_port, metrics_of, wait_for
+from tiny_job import copy_job
 
 
 def engines_of(driver: int) -> list[psutil.Process]:

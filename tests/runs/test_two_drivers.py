@@ -10,7 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from real_runs import Runner, copy_job, metrics_of, wait_for
+from real_runs import Runner, metrics_of, wait_for
+from tiny_job import copy_job
 
 from rljob_trainer.telemetry.summary import Summary
 

@@ -8,7 +8,8 @@ import signal
 from typing import Any
 
 from driver_client import TOKEN, Client
-from real_runs import Runner, copy_job, free_port, metrics_of, wait_for
+from real_runs import Runner, free_port, metrics_of, wait_for
+from tiny_job import copy_job
 
 
 def validated(record: dict[str, Any]) -> dict[str, float]:

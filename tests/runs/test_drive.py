@@ -14,7 +14,8 @@ from uuid import uuid4
 import pytest
 from driver_client import TOKEN, Client
 from ray_nodes import RayNodes, ray_nodes
-from real_runs import Process, Runner, copy_job, free_port, metrics_of, wait_for
+from real_runs import Process, Runner, free_port, metrics_of, wait_for
+from tiny_job import copy_job
 from warm import Forked
 
 from rljob_api import cluster

@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from real_runs import Runner, copy_job, metrics_of
+from real_runs import Runner, metrics_of
+from tiny_job import copy_job
 
 NAMESPACE = ("unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
 SCRIPT = """
