@@ -209,9 +209,9 @@ async def test_what_a_function_started_ends_with_its_worker() -> None:
     async with pool(custom("misbehaves"), timeoutSeconds=3) as opened:
         worker = psutil.Process(opened.worker_pids[0])
         task = asyncio.create_task(opened.score(group("child")))
-        await asyncio.sleep(0.5)
-        children = worker.children()
-        assert children
+        while not (children := worker.children()):
+            assert not task.done(), "it started nothing within its time"
+            await asyncio.sleep(0.01)
         with pytest.raises(RewardError):
             await task
         assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
