@@ -137,13 +137,18 @@ async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(make, buck
     with pytest.raises(CheckpointError, match="rank 3 has no room"):
         await store.write(2, {}, fails)
 
+    asked: list[int] = []
+
     def taken_over() -> None:
-        raise CheckpointError("attempt 2 has taken over")
+        asked.append(len(bucket.files()))
+        if len(asked) > 1:
+            raise CheckpointError("attempt 2 has taken over")
 
     sent: list[str] = []
     with pytest.raises(CheckpointError, match="attempt 2"):
         await write(make(before_commit=lambda: sent.append("files")), 2, may_commit=taken_over)
     assert not sent
+    assert asked[0] == len(bucket.files()) < asked[1]
     assert {name.split("/")[1] for name in bucket.files()} == {first.place.rpartition("/")[2]}
 
 

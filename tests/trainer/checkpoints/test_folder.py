@@ -35,6 +35,18 @@ async def test_only_the_last_k_are_kept_in_order_of_steps(tmp_path: Path) -> Non
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["step-00000010", "step-00000100"]
 
 
+async def test_who_has_been_replaced_begins_nothing(tmp_path: Path) -> None:
+    def taken_over() -> None:
+        raise CheckpointError("attempt 2 has taken over")
+
+    async def save(_folder: str) -> None:
+        pytest.fail("ranks would write on when their driver has ended")
+
+    with pytest.raises(CheckpointError, match="attempt 2"):
+        await FolderCheckpoints(tmp_path, keep=2).write(1, {}, save, may_commit=taken_over)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("damage", "named"),
     [

@@ -34,9 +34,18 @@ async def test_an_older_attempt_neither_commits_nor_publishes(file: LocalFile, t
     async def save(folder: str) -> None:
         Path(folder, "weights").write_text("old")
 
-    with pytest.raises(FencedError, match="attempt 2 has taken over; attempt 1 neither saves nor publishes"):
-        await store.write(4, {}, save, may_commit=old.check)
-    assert latest(store, print) is None
+    begun: list[None] = []
+
+    def first_then_check() -> None:
+        if begun:
+            old.check()
+        begun.append(None)
+
+    for may_commit in (old.check, first_then_check):
+        with pytest.raises(FencedError, match="attempt 2 has taken over; attempt 1 neither saves nor publishes"):
+            await store.write(4, {}, save, may_commit=may_commit)
+        assert latest(store, print) is None
+        assert not list(tmp_path.glob("checkpoints/*"))
     with pytest.raises(FencedError):
         old.announce(2)
 

@@ -214,6 +214,12 @@ def test_a_state_that_cannot_be_written_is_a_checkpoint_error(settings: LearnerS
         LearnerRank(settings).save("s3://no-such-bucket/x")
 
 
+def test_a_folder_that_was_given_up_is_not_made_anew(settings: LearnerSettings, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be written into .*gone.*: .*No such file"):
+        LearnerRank(settings).save(tmp_path / "gone")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_state_of_another_model_or_algorithm(
     saved: Path, settings: LearnerSettings, untied_folder: Path, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ class BucketCheckpoints:
         may_commit: Callable[[], None] = lambda: None,
     ) -> Checkpoint:
         """See ``Checkpoints``."""
+        await asyncio.to_thread(may_commit)
         name = f"{name_of(step)}-{uuid.uuid4().hex[:8]}"
         target = self.bucket.below(name)
         self._scratch.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,9 @@ class Checkpoints(Protocol):
     ) -> Checkpoint:
         """Writes the checkpoint of ``step`` and removes those beyond the newest few.
 
-        ``save_rest`` adds files of its own. ``may_commit`` raises when another process has taken the place over.
+        ``save_rest`` adds files of its own. ``may_commit`` raises when another process has taken the place over: it
+        is asked before anything is written, since ranks may write on for a moment when their driver ends, and again
+        before the checkpoint counts.
         Raises ``CheckpointError`` when it cannot be written; earlier checkpoints are untouched then.
         """
 

@@ -52,6 +52,7 @@ class FolderCheckpoints:
         may_commit: Callable[[], None] = lambda: None,
     ) -> Checkpoint:
         """See ``Checkpoints``."""
+        may_commit()
         final = self.folder / name_of(step)
         # Another attempt may be writing too, until it finds that it is fenced.
         writing = self.folder / f".writing-{name_of(step)}-{uuid.uuid4().hex[:8]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from rljob_trainer.storage.bucket import FRESH, Bucket
 class StateFiles(Protocol):
     """Tensors through torch, small files by name."""
 
-    def writer(self) -> StorageWriter: ...
+    def writer(self) -> StorageWriter:
+        """Raises ``OSError`` for a folder that is not there."""
 
     def reader(self) -> StorageReader: ...
 
@@ -40,6 +42,9 @@ class _FolderFiles:
         self._folder = folder
 
     def writer(self) -> StorageWriter:
+        if not self._folder.is_dir():
+            # Given up by whoever made it, or removed by an attempt that has taken over; torch would make it anew.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder))
         return FileSystemWriter(self._folder)
 
     def reader(self) -> StorageReader:
