@@ -163,7 +163,10 @@ from rljob_trainer.cli import main
 write = FolderCheckpoints.write
 
 async def write_or_die(self, step, state, learner, rest, may_commit):
-    die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    def die():
+        if any(self.folder.glob(".writing-*")):
+            os.kill(os.getpid(), signal.SIGKILL)
+
     return await write(self, step, state, learner, rest, die if step == 4 else may_commit)
 
 FolderCheckpoints.write = write_or_die
