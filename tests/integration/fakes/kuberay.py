@@ -3,6 +3,9 @@
 Faithful in what the operator relies on: names and labels of pods, replacement of ended pods, `replicas` clamped to min
 and max, `workersToDelete` honoured and left in the spec, a pod that is being deleted counted until it is gone, a
 suspended cluster without pods, status of the cluster.
+
+Kueue's webhook suspends a cluster that names a queue before KubeRay can see it; `fakes.kueue` can do so only after:
+such a cluster is left alone until somebody has said whether it is suspended.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Any
 
 from kube.control_plane import ApiCallError, ControlPlane
 
+from fakes.kueue import QUEUE
 from fakes.players import play
 
 LOOK_SECONDS = 0.05
@@ -36,7 +40,7 @@ class FakeKubeRay:
         pods = self._plane.call("GET", f"/api/v1/namespaces/{space}/pods?labelSelector=ray.io%2Fcluster")["items"]
         for cluster in clusters:
             name = cluster["metadata"]["name"]
-            if "deletionTimestamp" in cluster["metadata"]:
+            if "deletionTimestamp" in cluster["metadata"] or _before_the_webhook(cluster):
                 continue
             mine = [pod for pod in pods if pod["metadata"]["labels"]["ray.io/cluster"] == name]
             try:
@@ -128,3 +132,7 @@ class FakeKubeRay:
             metadata = cluster["metadata"]
             path = f"/apis/ray.io/v1/namespaces/{metadata['namespace']}/rayclusters/{metadata['name']}/status"
             self._plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
+
+
+def _before_the_webhook(cluster: Object) -> bool:
+    return QUEUE in cluster["metadata"].get("labels", {}) and "suspend" not in cluster["spec"]
