@@ -110,7 +110,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], bool], process: Process | Forked) -> None:
+def wait_for(condition: Callable[[], bool], process: Process | Forked, look_seconds: float = 0.02) -> None:
     """Waits until ``condition`` holds, as long as the process lives; one that raises ``OSError`` does not hold yet."""
     deadline = time.monotonic() + SECONDS
 
@@ -123,4 +123,4 @@ def wait_for(condition: Callable[[], bool], process: Process | Forked) -> None:
     while not holds():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the run did not get there in time"
-        time.sleep(0.02)
+        time.sleep(look_seconds)

@@ -11,20 +11,22 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from real_runs import Runner, metrics_of, wait_for
+from real_runs import Process, Runner, metrics_of, wait_for
 from tiny_job import copy_job
+from warm import Forked
 
 from rljob_trainer.telemetry.summary import Summary
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["while the other trains", "after the other's end"])
-def test_the_older_of_two_drivers_ends_without_a_trace(runner: Runner, ended: bool) -> None:
-    job = runner.write(copy_job(checkpoint={"everySteps": 6}, stop={"steps": 400}))
+@pytest.mark.parametrize("within", [False, True], ids=["between checkpoints", "within a checkpoint"])
+def test_the_older_of_two_drivers_ends_without_a_trace(runner: Runner, ended: bool, within: bool) -> None:
+    job = runner.write(copy_job(checkpoint={"everySteps": 2 if within else 6}, stop={"steps": 400}))
     output = runner.folder / "output"
     old = runner.start("run", job, "--output", output)
-    # Not in the middle of a checkpoint: a part of it may then stay until the next start, which removes it.
-    wait_for(lambda: os.listdir(output / "checkpoints") == ["step-00000006"], old)
-    old.send_signal(signal.SIGSTOP)
+    there = ["step-"] if not within else [".writing-", "step-"]
+    wait_for(lambda: checkpoints(output) == there, old, look_seconds=0.001 if within else 0.02)
+    cut_off(old, output)
     # Where storage is shared by nodes, a lock is seen on its own node only.
     (output / ".lock").rename(runner.folder / "lock-of-the-other-node")
     new = runner.start("run", job, "--output", output)
@@ -50,6 +52,31 @@ def test_the_older_of_two_drivers_ends_without_a_trace(runner: Runner, ended: bo
     assert steps == sorted(set(steps))
     trained = [row["trained_step"] for row in ledger_of(output) if row["state"] == "trained"]
     assert Counter(trained) == dict.fromkeys(range(1, summary.steps + 1), 8)
+
+
+def checkpoints(output: Path) -> list[str]:
+    """Beginnings of the folders' names."""
+    return sorted({name.partition("-")[0] + "-" for name in os.listdir(output / "checkpoints")})
+
+
+def cut_off(driver: Process | Forked, output: Path) -> None:
+    """Stops a driver where it is, but not within a transaction: the ledger would stay locked, and the other driver's
+    is the same file here. On a node of its own it is another one."""
+    while True:
+        driver.send_signal(signal.SIGSTOP)
+        wait_for(lambda: is_stopped(driver.pid), driver)
+        with closing(sqlite3.connect(output / "ledger.sqlite", timeout=0, isolation_level=None)) as ledger:
+            try:
+                ledger.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError:
+                driver.send_signal(signal.SIGCONT)
+
+
+def is_stopped(process: int) -> bool:
+    """Whether all its threads are."""
+    states = [(task / "stat").read_text().rpartition(") ")[2][0] for task in Path(f"/proc/{process}/task").iterdir()]
+    return set(states) == {"T"}
 
 
 def contents(folder: Path) -> dict[str, object]:

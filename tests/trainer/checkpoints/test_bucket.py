@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -150,6 +151,22 @@ async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(make, buck
     assert not sent
     assert asked[0] == len(bucket.files()) < asked[1]
     assert {name.split("/")[1] for name in bucket.files()} == {first.place.rpartition("/")[2]}
+
+
+async def test_what_a_rank_adds_to_a_write_that_failed_is_removed_when_it_has_ended(make, bucket: Bucket) -> None:
+    store, other = make(), "checkpoints/step-00000002-0123abcd/learner/weights"
+    bucket.write(other, b"1")
+    places: list[str] = []
+
+    async def given_up(place: str) -> None:
+        places.append(place)
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await store.write(2, {}, given_up)
+    Bucket(places[0]).write("late", b"1")
+    store.clean_own()
+    assert list(bucket.files()) == [other]  # another attempt's, which may be at work on it
 
 
 async def test_what_a_killed_writer_left_is_never_read_and_is_cleaned(make, bucket: Bucket) -> None:

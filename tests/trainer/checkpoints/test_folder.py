@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,23 @@ async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(tmp_path: 
     with pytest.raises(CheckpointError, match="No space left on device"):
         await store.write(2, {}, full_disk)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+
+
+async def test_what_a_rank_adds_to_a_write_that_failed_is_removed_when_it_has_ended(tmp_path: Path) -> None:
+    store, other = FolderCheckpoints(tmp_path, keep=3), tmp_path / ".writing-step-00000002-0123abcd"
+    other.mkdir()
+    places: list[Path] = []
+
+    async def given_up(folder: str) -> None:
+        places.append(Path(folder))
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await store.write(2, {}, given_up)
+    places[0].mkdir(parents=True)
+    (places[0] / "late").write_bytes(b"1")
+    store.clean_own()
+    assert list(tmp_path.iterdir()) == [other]  # another attempt's, which may be at work on it
 
 
 async def test_what_a_killed_writer_left_is_never_read_and_is_cleaned(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ class BucketCheckpoints:
         self.keep = keep
         self._scratch = scratch
         self._before_commit = before_commit
+        self._failed: list[Bucket] = []
+        """Where writes have failed."""
 
     @property
     def place(self) -> str:
@@ -80,6 +82,7 @@ class BucketCheckpoints:
                     await save_rest(Path(folder))
                 await asyncio.to_thread(self._commit, target, step, Path(folder), may_commit)
         except BaseException as error:
+            self._failed.append(target)
             await asyncio.to_thread(_remove_quietly, target)
             if isinstance(error, OSError):
                 raise CheckpointError(
@@ -116,6 +119,10 @@ class BucketCheckpoints:
         whole = set(self._whole(found))
         self.bucket.remove(path for path in found if _top(path) not in whole)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def clean_own(self) -> None:
+        while self._failed:
+            _remove_quietly(self._failed.pop())
 
     def discard_after(self, step: int) -> None:
         self._discard(name for name in self._whole(self.bucket.files()) if _step(name) > step)

@@ -80,7 +80,11 @@ class Checkpoints(Protocol):
         """Verifies the checkpoint of ``step``. Raises ``CheckpointError`` naming the file that is wrong."""
 
     def clean(self) -> None:
-        """Removes what an interrupted write has left."""
+        """Removes what an interrupted write has left, whoever's it was."""
+
+    def clean_own(self) -> None:
+        """Removes what this object's own failed writes have left, once nobody writes any more: ranks and threads don't
+        hear at once that a write is given up, and may add a file to what is just being removed."""
 
     def discard_after(self, step: int) -> None:
         """Removes checkpoints of later steps: those of a run that is being rolled back."""

@@ -38,6 +38,8 @@ class FolderCheckpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder
         self.keep = keep
+        self._failed: list[Path] = []
+        """Hidden folders of writes that failed."""
 
     @property
     def place(self) -> str:
@@ -71,6 +73,7 @@ class FolderCheckpoints:
         except BaseException as error:
             # What is left of it would take the space that the next one needs.
             shutil.rmtree(writing, ignore_errors=True)
+            self._failed.append(writing)
             if isinstance(error, OSError):
                 raise CheckpointError(
                     f"cannot write the checkpoint of step {step} into {self.folder}: {error.strerror or error}. "
@@ -89,6 +92,10 @@ class FolderCheckpoints:
     def clean(self) -> None:
         for leftover in self.folder.glob(".writing-*"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+    def clean_own(self) -> None:
+        while self._failed:
+            shutil.rmtree(self._failed.pop(), ignore_errors=True)
 
     def discard_after(self, step: int) -> None:
         for path in self._folders():

@@ -278,6 +278,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     held.record.ledger = controls.standing.ledger = ledger
     shelf = Shelf(ledger.path.parent)
     stack.callback(shelf.close)
+    stack.push_async_callback(asyncio.to_thread, held.state.checkpoints.clean_own)  # when the ranks have ended
     stack.enter_context(ray_for_run(spec.trainer.ranks + engines))
     controls.stop.listen()
     parts = await assemble(
