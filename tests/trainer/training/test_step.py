@@ -522,6 +522,18 @@ async def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_part_of_th
     assert other.kl.coefficient == step.kl.coefficient
 
 
+async def test_an_adaptive_coefficient_waits_for_the_critic(folder: Path) -> None:
+    """While only the critic learns, the policy is its reference and the KL 0, whatever the coefficient."""
+    controller = {"type": "adaptive", "target": 0.1, "horizon": 100}
+    in_reward = {"kind": "k1", "coefficient": 0.5, "controller": controller}
+    step, _ = step_of(spec_of(preset="ppo", kl={"inReward": in_reward}, critic={"warmupSteps": 2}), folder)
+    coefficients = []
+    for number in range(1, 4):
+        await step.run(groups_of(SCORES), number=number, version=number - 1)
+        coefficients.append(step.kl.coefficient)
+    assert coefficients == pytest.approx([0.5, 0.5, 0.5 * (1 - 0.2 * 12 / 100)])
+
+
 async def trained(spec: ResolvedSpec, folder: Path) -> tuple[dict[str, float], SequenceBatch]:
     """A step's metrics, which must be finite and known, and the batch that the learner got."""
     step, learner = step_of(spec, folder)

@@ -160,7 +160,8 @@ class TrainingStep:
         if kl_in_reward is not None:
             metrics["kl/in_reward"] = kl_in_reward
             metrics["kl/coefficient"] = self.kl.coefficient
-            self.kl.update(kl_in_reward, len(batch))
+            if self._trains_actor(number):  # before, the KL of a policy that nothing moves would wind it down
+                self.kl.update(kl_in_reward, len(batch))
         if self.entropy is not None:
             metrics["actor/entropy_coefficient"] = self.entropy.coefficient
             if "actor/entropy" in metrics:
@@ -229,18 +230,22 @@ class TrainingStep:
     async def _update(
         self, batch: TrainingBatch, mini_batches: list[list[int]], number: int, *, continues: bool
     ) -> UpdateResult:
-        loss, critic = self._loss, self.algorithm.critic
+        loss = self._loss
         if self.entropy is not None:
             loss = replace(loss, entropy_coefficient=self.entropy.coefficient)
         return await self._learner.update(
             batch.sequences,
             loss,
             mini_batches,
-            update_actor=critic is None or number > critic.warmup_steps,
-            update_critic=critic is not None,
+            update_actor=self._trains_actor(number),
+            update_critic=self.algorithm.critic is not None,
             continues=continues,
             keep_anchor=self.keeps_first_weights and not continues,
         )
+
+    def _trains_actor(self, number: int) -> bool:
+        critic = self.algorithm.critic
+        return critic is None or number > critic.warmup_steps
 
     def _correct(self, batch: TrainingBatch, scored: ScoreResult) -> dict[str, float]:
         """Decoupled mode: weights and a narrowed mask for what engine and trainer disagree about; its diagnostics."""
