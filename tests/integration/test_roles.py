@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from helm import program, render
 from kube.control_plane import ControlPlane
+from world import PATIENCE_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "operator" / "README.md"
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
@@ -71,6 +74,18 @@ class Installation:
         self._manifest = folder / "roles.yaml"
         self._manifest.write_text(yaml.safe_dump_all(roles))
         plane.kubectl("apply", "--server-side", "-f", str(self._manifest))
+        self._wait_until_known(roles)
+
+    def _wait_until_known(self, roles: list[dict[str, Any]]) -> None:
+        """The server decides by copies of the roles, which come a moment later: until one thing of each is allowed."""
+        rules = {(role["kind"], role["metadata"]["name"]): role["rules"][0] for role in roles if "rules" in role}
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for binding in [document for document in roles if "roleRef" in document]:
+            rule = rules[binding["roleRef"]["kind"], binding["roleRef"]["name"]]
+            resource = rule["apiGroups"][0], rule["resources"][0]
+            while not self.may(rule["verbs"][0], resource, binding["metadata"].get("namespace", "")):
+                assert time.monotonic() < deadline, f"{binding['metadata']['name']} is not known"
+                time.sleep(0.02)
 
     def remove(self) -> None:
         self._plane.kubectl("delete", "--wait=false", "-f", str(self._manifest))
