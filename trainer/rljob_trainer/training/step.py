@@ -160,7 +160,7 @@ class TrainingStep:
         if kl_in_reward is not None:
             metrics["kl/in_reward"] = kl_in_reward
             metrics["kl/coefficient"] = self.kl.coefficient
-            if self._trains_actor(number):  # before, the KL of a policy that nothing moves would wind it down
+            if self._trains_actor(number):  # while nothing moves the policy, its KL follows no coefficient
                 self.kl.update(kl_in_reward, len(batch))
         if self.entropy is not None:
             metrics["actor/entropy_coefficient"] = self.entropy.coefficient
