@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sqlite3
+import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -62,15 +63,19 @@ def checkpoints(output: Path) -> list[str]:
 def cut_off(driver: Process | Forked, output: Path) -> None:
     """Stops a driver where it is, but not within a transaction: the ledger would stay locked, and the other driver's
     is the same file here. On a node of its own it is another one."""
-    while True:
+    for _ in range(100):
         driver.send_signal(signal.SIGSTOP)
         wait_for(lambda: is_stopped(driver.pid), driver)
         with closing(sqlite3.connect(output / "ledger.sqlite", timeout=0, isolation_level=None)) as ledger:
             try:
                 ledger.execute("BEGIN IMMEDIATE")
                 return
-            except sqlite3.OperationalError:
-                driver.send_signal(signal.SIGCONT)
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error):
+                    raise
+        driver.send_signal(signal.SIGCONT)
+        time.sleep(0.005)
+    pytest.fail("the driver is always within a transaction")
 
 
 def is_stopped(process: int) -> bool:
