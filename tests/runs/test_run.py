@@ -200,6 +200,41 @@ def test_with_a_vllm_engine_a_run_is_after_a_kill_what_it_would_have_been(runner
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
+A_RANK_IS_LATE_AT_STEP_4 = """
+import sys
+from pathlib import Path
+from rljob_trainer.checkpoints.folder import FolderCheckpoints
+from rljob_trainer.cli import main
+from rljob_trainer.errors import CheckpointError
+
+write = FolderCheckpoints.write
+
+async def write_late(self, step, state, learner, rest, may_commit):
+    places = []
+
+    async def fails(place):
+        places.append(Path(place))
+        raise CheckpointError("rank 1 has no room.")
+
+    try:
+        return await write(self, step, state, fails if step == 4 else learner, rest, may_commit)
+    finally:
+        for place in places:
+            place.mkdir(parents=True)
+            (place / "late").touch()
+
+FolderCheckpoints.write = write_late
+sys.exit(main())
+"""
+
+
+def test_nothing_stays_of_a_checkpoint_that_a_rank_went_on_with(runner: Runner) -> None:
+    path, output = runner.write(copy_job()), runner.folder / "output"
+    printed = runner.run("run", path, "--output", output, program=("-c", A_RANK_IS_LATE_AT_STEP_4))
+    assert "rank 1 has no room. Training goes on" in printed
+    assert sorted(os.listdir(output / "checkpoints")) == ["step-00000002", "step-00000006"]
+
+
 def whole_and_killed(runner: Runner, job: Path) -> tuple[Path, Path]:
     """The folders of an untouched run and of one that was killed after step 3 and went on from step 2. Their records
     are the same."""

@@ -169,6 +169,22 @@ async def test_what_a_rank_adds_to_a_write_that_failed_is_removed_when_it_has_en
     assert list(bucket.files()) == [other]  # another attempt's, which may be at work on it
 
 
+async def test_a_store_that_failed_is_not_waited_for_again_at_the_end(make, bucket: Bucket) -> None:
+    store, places = make(), []
+
+    async def no_answer(place: str) -> None:
+        places.append(place)
+        raise BucketError("the store does not answer")
+
+    with pytest.raises(BucketError):
+        await store.write(2, {}, no_answer)
+    Bucket(places[0]).write("late", b"1")
+    store.clean_own()
+    assert len(bucket.files()) == 1
+    store.clean()  # the next start
+    assert not bucket.files()
+
+
 async def test_what_a_killed_writer_left_is_never_read_and_is_cleaned(make, bucket: Bucket) -> None:
     store = make()
     await write(store, 1)

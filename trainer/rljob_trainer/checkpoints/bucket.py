@@ -55,7 +55,7 @@ class BucketCheckpoints:
         self._scratch = scratch
         self._before_commit = before_commit
         self._failed: list[Bucket] = []
-        """Where writes have failed."""
+        """Where writes have failed, though not because the store did: that is not waited for a second time."""
 
     @property
     def place(self) -> str:
@@ -82,7 +82,8 @@ class BucketCheckpoints:
                     await save_rest(Path(folder))
                 await asyncio.to_thread(self._commit, target, step, Path(folder), may_commit)
         except BaseException as error:
-            self._failed.append(target)
+            if not isinstance(error, BucketError):
+                self._failed.append(target)
             await asyncio.to_thread(_remove_quietly, target)
             if isinstance(error, OSError):
                 raise CheckpointError(
