@@ -30,6 +30,12 @@ from rljob_trainer.models.sharing import fetch_model
 if TYPE_CHECKING:
     from rljob_trainer.learner.rank import LearnerRank
 
+_COLLECTIVE_SLACK_SECONDS = 120.0
+"""For how much longer than any call the ranks' collectives wait: torch ends a process whose collective is late, and
+then nobody learns whom it waited for."""
+_RUN_SLACK_SECONDS = 30.0
+"""For how much longer than its own deadlines (``call_seconds``) a function is waited for that runs in the ranks for
+others: its error names who is late, and ours would end the learner."""
 _GRACE_SECONDS = 3.0
 """After a first failure: how long to wait for news of a rank that died, which is then the one to blame."""
 
@@ -101,6 +107,11 @@ class GroupOptions:
     call_seconds: float = 3600.0
     """Longest single call (an update, a score, a save)."""
 
+    @property
+    def collective_seconds(self) -> float:
+        """After how long a collective of the ranks is given up: later than every wait of ours."""
+        return max(self.start_seconds, self.call_seconds + _RUN_SLACK_SECONDS) + _COLLECTIVE_SLACK_SECONDS
+
 
 class LearnerGroup:
     """A ``Learner`` over Ray actors.
@@ -136,7 +147,8 @@ class LearnerGroup:
                 what, [group.actors[0].address.remote()], deadline - time.monotonic(), names=[0]
             )
             left = deadline - time.monotonic()
-            starts = [actor.start.remote(settings, address, group.options.call_seconds) for actor in group.actors]
+            bound = group.options.collective_seconds
+            starts = [actor.start.remote(settings, address, bound) for actor in group.actors]
             group.facts = (await group._gather(what, starts, left))[0]
         except BaseException:
             group._kill()
@@ -236,10 +248,11 @@ class LearnerGroup:
         return await self._gather(method, references, self.options.call_seconds)
 
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """``function(rank, *args)`` in every rank's process at once, with its ``LearnerRank``."""
+        """``function(rank, *args)`` in every rank's process at once, with its ``LearnerRank``. It keeps to
+        ``call_seconds`` itself."""
         references = [actor.run.remote(function, *args, **kwargs) for actor in self._alive()]
         name = getattr(function, "__name__", repr(function))
-        return await self._gather(name, references, self.options.call_seconds)
+        return await self._gather(name, references, self.options.call_seconds + _RUN_SLACK_SECONDS)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

@@ -7,10 +7,13 @@ anybody has failed) the next generation is opened on the same store and the old 
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,12 +25,18 @@ from torch import Tensor
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.stores import reach_store
 
+log = logging.getLogger(__name__)
+
 dist: Any = torch.distributed
 """Stores, groups and their options are missing from its type annotations."""
 
 INTERRUPTED = "interrupted"
 """How the answer of a receiver begins that did nothing wrong."""
 _POLL_SECONDS = 0.002
+_LOOK_UP_SECONDS = 0.1
+"""Between two looks at whether a meeting was called off, while bytes travel."""
+_ABORT_SECONDS = 10.0
+"""For a broken group to be taken down; NCCL may wait for a device that hangs."""
 _REACH_SECONDS = 5.0
 """For somebody outside the group to reach the sender's store."""
 _GRACE_SECONDS = 2.0
@@ -103,15 +112,63 @@ class WeightGroup:
             self._store.set("go", "")
         else:
             self.read("go", deadline, f"the other members of weight group {link.generation}")
-        host, _, _ = link.address.rpartition(":")
-        self._group = self._open(host, max(1.0, timeout))
+        self._group: Any = None
+        self._open(max(1.0, timeout), deadline)
 
-    def _open(self, host: str, timeout: float) -> Any:
-        store = dist.PrefixStore("pg", self._store)
+    def _open(self, timeout: float, deadline: float) -> None:
+        """Opens the process group and sends one byte through it, by which every connection is made: NCCL makes its own
+        at the first broadcast only, and waits without end for a member that has died by then.
+
+        In a thread of its own, which is left behind when a member does not come: neither backend can be interrupted.
+        """
+        ended = threading.Event()
+        result: list[Any] = []
+
+        def work() -> None:
+            group = None
+            try:
+                group = self._new_group(timeout)
+                byte = torch.zeros(1, dtype=torch.uint8, device=self.device)
+                result.extend((group, _broadcast(group, byte), byte))
+            except BaseException as error:
+                result.append(error)
+            ended.set()
+
+        threading.Thread(target=work, name="weight-group", daemon=True).start()
+        began = time.monotonic()
+        while not ended.wait(_LOOK_UP_SECONDS):
+            self._check_called_off()
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"weights: {self.names[self.rank]} waited {_since(began)} for connections with the others of "
+                    f"weight group {self.link.generation}, which have all come: one of them has died or hangs, or "
+                    "their hosts do not reach each other (firewall, network policy, NCCL_SOCKET_IFNAME)"
+                )
+        if isinstance(result[0], BaseException):
+            self._check_called_off()
+            raise EngineError(
+                f"weights: {self.names[self.rank]} could not connect with weight group {self.link.generation} "
+                f"({_reason(result[0])})"
+            ) from result[0]
+        self._group, first, _ = result
+        try:
+            self.wait(first, deadline)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, ConnectionError):
+                problem = f"weights: the first byte in weight group {self.link.generation} did not arrive ({error})"
+                raise EngineError(problem) from error
+            raise
+
+    def _new_group(self, timeout: float) -> Any:
+        # Of its own: a store answers one question at a time, and this one is waited for.
+        store = dist.PrefixStore("pg", self._store.clone())
         if self.link.backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=timeout)
-            return dist.ProcessGroupNCCL(store, self.rank, len(self.names), options)
+            with _without_watchdog():
+                return dist.ProcessGroupNCCL(store, self.rank, len(self.names), options)
+        host, _, _ = self.link.address.rpartition(":")
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=timeout)
         # The address of this machine on the way to the sender: a host with several networks has to pick one.
@@ -177,32 +234,30 @@ class WeightGroup:
 
     def broadcast(self, tensor: Tensor) -> Any:
         """Starts to send (rank 0) or receive ``tensor``; returns the work to ``wait`` for."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        options.rootTensor = 0
-        options.asyncOp = True
-        return self._group.broadcast([tensor], options)
+        return _broadcast(self._group, tensor)
 
     def wait(self, work: Any, deadline: float) -> None:
-        """Until a broadcast has completed. Raises ``ConnectionError`` when it fails or outlasts the deadline."""
-        left = max(0.01, deadline - time.monotonic())
+        """Until a broadcast has completed. Raises ``ConnectionError`` when it fails or outlasts the deadline, and
+        ``CalledOffError`` when the meeting is called off: NCCL notices no death on its own host."""
+        began = looked_up = time.monotonic()
         try:
-            if self.link.backend == "gloo":
-                work.wait(timedelta(seconds=left))
-                return
+            # Asking also asks NCCL for errors of the connections; a broadcast that failed has completed.
             while not work.is_completed():
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"no end after {left:.0f} s")
-                time.sleep(_POLL_SECONDS)
+                now = time.monotonic()
+                if now > deadline:
+                    raise RuntimeError(f"no end after {now - began:.0f} s")
+                if now > looked_up + _LOOK_UP_SECONDS:
+                    self._check_called_off()
+                    looked_up = now
+                time.sleep(min(_POLL_SECONDS, 5e-5 + (now - began) / 10))
             work.wait()
         except RuntimeError as error:
-            # Gloo begins with the place in its source and ends with advice.
-            raise ConnectionError(str(error).rpartition("] ")[2].split(". ")[0]) from error
+            raise ConnectionError(_reason(error)) from error
 
     def blame(self, key: str, problem: str) -> EngineError:
         """After a failed broadcast: calls the meeting off, hears the others under ``key``, names who is to blame."""
-        self.close()
         self._store.set("called off", problem)
+        self.close()
         values, missing = self._gather(key, time.monotonic() + _GRACE_SECONDS)
         said = [f"{name}: {value}" for name, value in values.items() if not value.startswith(INTERRUPTED)]
         said += [f"{name} stopped answering while receiving weights" for name in missing]
@@ -211,7 +266,53 @@ class WeightGroup:
     def close(self) -> None:
         """Ends the process group; whoever waits in it gets an error."""
         group, self._group = self._group, None
-        if group is not None:
+        if group is None:
+            return
+
+        def work() -> None:
             # A group with a dead member may complain while it is taken down.
             with suppress(RuntimeError):
                 group.abort()
+
+        thread = threading.Thread(target=work, name="weight-group-end", daemon=True)
+        thread.start()
+        thread.join(_ABORT_SECONDS)
+        if thread.is_alive():
+            log.warning(
+                "weights: %s left weight group %d, which could not be taken down within %.0f s",
+                self.names[self.rank],
+                self.link.generation,
+                _ABORT_SECONDS,
+            )
+
+
+def _broadcast(group: Any, tensor: Tensor) -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank = 0
+    options.rootTensor = 0
+    options.asyncOp = True
+    return group.broadcast([tensor], options)
+
+
+def _reason(error: BaseException) -> str:
+    """A backend's error in short: Gloo begins with the place in its source and ends with advice."""
+    return str(error).rpartition("] ")[2].split(". ")[0]
+
+
+@contextmanager
+def _without_watchdog() -> Iterator[None]:
+    """Inside, a new NCCL group gets no watchdog. One would end this process, or tell the watchdog of the learner's own
+    group to do so, because an engine died. Whoever waits looks for errors and deadlines anyway.
+
+    torch starts none in the mode in which a wait holds up the process; we wait for what has completed only.
+    """
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -9,6 +9,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from rljob_trainer.errors import EngineError
 from rljob_trainer.weights.blocks import block_of, lay_out
 from rljob_trainer.weights.checksum import checksum
-from rljob_trainer.weights.group import INTERRUPTED, CalledOffError, WeightGroup, WeightLink
+from rljob_trainer.weights.group import INTERRUPTED, CalledOffError, WeightGroup, WeightLink, dist
 from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan
 
 Load = Callable[[Iterable[tuple[str, Tensor]]], None]
@@ -74,7 +75,9 @@ class Receiver:
             )
         except BaseException as error:
             innocent = isinstance(error, ConnectionError | CalledOffError)
-            group.post(f"{self._round}/done", INTERRUPTED if innocent else f"{type(error).__name__}: {error}")
+            # The store may be gone with the learner.
+            with suppress(dist.DistError):
+                group.post(f"{self._round}/done", INTERRUPTED if innocent else f"{type(error).__name__}: {error}")
             self.close()
             if isinstance(error, ConnectionError):
                 problem = f"weights: {self._name} lost the sender while receiving version {version} ({error})"
