@@ -87,16 +87,18 @@ COPY --from=trainer-build /opt/rljob /opt/rljob
 RUN (getent passwd 1000 >/dev/null || echo 'rljob:x:1000:1000::/home/rljob:/bin/bash' >> /etc/passwd) \
     && mkdir -p /home/rljob && chown 1000:1000 /home/rljob
 # vLLM on CPUs asks libnuma for the memory of each; Python's slim images don't have it. On GPUs Triton compiles C against
-# Python's headers before its first kernel, and torch and FlashInfer may compile C++; slim images have no compiler.
+# Python's headers before its first kernel, and torch and FlashInfer may compile C++; slim images have no compiler. NCCL
+# loads libibverbs when it runs: without it, or a provider for the adapter, it goes by TCP and says so to nobody.
 ARG ACCELERATOR=cpu
-RUN if [ "${ACCELERATOR}" = gpu ]; then set -- gcc g++ libc6-dev; else set --; fi \
+RUN if [ "${ACCELERATOR}" = gpu ]; then set -- gcc g++ libc6-dev libibverbs1 ibverbs-providers librdmacm1; else set --; fi \
     && if ! python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then set -- "$@" libnuma1; fi \
     && if [ $# -gt 0 ]; then \
         apt-get update && apt-get install --yes --no-install-recommends "$@" && rm -rf /var/lib/apt/lists/*; \
     fi \
     && if [ "${ACCELERATOR}" = gpu ]; then \
         echo '#include <Python.h>' | gcc -fsyntax-only -x c \
-            -I "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')" -; \
+            -I "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')" - \
+        && python -c 'import ctypes; ctypes.CDLL("libibverbs.so.1"), ctypes.CDLL("librdmacm.so.1")'; \
     fi
 ENV PATH=/opt/rljob/bin:$PATH HOME=/home/rljob PYTHONUNBUFFERED=1
 # Here and not where the packages were installed: Debian's of this stage belong in it.

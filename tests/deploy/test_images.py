@@ -93,3 +93,10 @@ def test_an_archive_says_how_its_image_is_run(tmp_path: Path) -> None:
     configuration = read_configuration(packed(tmp_path))
     assert configuration["config"]["User"] == "65532"
     assert configuration["config"]["Labels"] == {"a": "b"}
+
+
+def test_the_gpu_image_has_what_nccl_needs_for_infiniband_and_looks_that_it_loads() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    (installed,) = re.findall(r'"\$\{ACCELERATOR\}" = gpu \]; then set -- (.*?); else', text)
+    assert {"libibverbs1", "ibverbs-providers", "librdmacm1"} <= set(installed.split())
+    assert 'ctypes.CDLL("libibverbs.so.1")' in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -148,6 +150,21 @@ def test_chunks_fit_the_device() -> None:
     def layer(vocabulary: int, device: str, width: int = 8) -> torch.Tensor:
         return torch.empty(vocabulary, width, device=device)
 
-    assert default_chunk(layer(151936, "meta")) * 151936 * 4 <= 64 << 20  # as any device that is no CPU
     assert default_chunk(layer(4096, "cpu")) * 4096 * 4 <= 2 << 20
     assert default_chunk(layer(49152, "cpu", 576)) == 512  # the layer itself is larger than a cache
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "tokens"),
+    [
+        pytest.param(80, 1766, id="1 GiB is 2^30 / (4 * 151,936) tokens"),
+        pytest.param(24, 662, id="a 64th of 24 GiB: 384 MiB"),
+    ],
+)
+def test_a_chunk_on_a_gpu_is_as_large_as_its_memory_allows(
+    gibibytes: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = SimpleNamespace(total_memory=gibibytes << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    weight = SimpleNamespace(shape=(151_936, 3584), device=torch.device("cuda", 0))
+    assert default_chunk(weight) == tokens  # type: ignore[arg-type]

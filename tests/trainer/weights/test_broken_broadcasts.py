@@ -1,4 +1,4 @@
-"""What ends a broadcast that never will: the meeting is called off, an error, the deadline. Long before the deadline."""
+"""What ends a broadcast that never would: the meeting is called off, an error, at last the deadline."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Failed:
 
 
 @pytest.fixture
-def store() -> Iterator[tuple[Any, WeightLink]]:
+def store() -> tuple[Any, WeightLink]:
     served, address = serve_store("127.0.0.1")
-    yield served, WeightLink(address, 1, ("the learner", "engine 0"))
+    return served, WeightLink(address, 1, ("the learner", "engine 0"))
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_an_nccl_group_gets_no_watchdog_and_others_keep_theirs(store: tuple[Any,
 
     with (
         patch.object(module.dist, "ProcessGroupNCCL", Recorded),
-        pytest.raises(EngineError, match="the learner could not connect with weight group 1 .no GPU"),
+        pytest.raises(EngineError, match=r"the learner could not connect with weight group 1 \(no GPU\)"),
     ):
         WeightGroup(link, 0, timeout=DEADLINE, store=served)
     assert seen == ["1"]

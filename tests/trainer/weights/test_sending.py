@@ -340,3 +340,31 @@ def test_the_checksum_sees_swapped_blocks() -> None:
     data = torch.randn(4 * 8192)
     swapped = data.view(4, -1)[[1, 0, 2, 3]].reshape(-1)
     assert checksum(swapped) != checksum(data)
+
+
+def test_what_travels_to_a_gpu_at_once_is_a_bucket_as_the_job_says() -> None:
+    metas = [TensorMeta(f"layers.{number}", (32 << 20,), torch.uint8) for number in range(9)]
+    plan = WeightPlan(metas, 256 << 20)
+    assert plan.budget(torch.device("cuda", 0)) == 256 << 20
+    # On gloo more is no faster.
+    assert plan.budget(torch.device("cpu")) == 48 << 20
+
+
+def test_a_receiver_asks_for_what_comes_next_before_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rljob_trainer.weights.receiver import _Incoming
+
+    said: list[str] = []
+
+    class Group:
+        def broadcast(self, tensor: torch.Tensor) -> None:
+            said.append("receive")
+
+        def wait(self, work: None, deadline: float) -> None:
+            pass
+
+    plan = WeightPlan([TensorMeta(f"w{number}", (1 << 20,), torch.uint8) for number in range(3)], 1 << 20)
+    incoming = _Incoming(Group(), plan, lambda name: None, torch.device("cpu"))  # type: ignore[arg-type]
+    for _ in incoming.receive(0.0):
+        said.append("load")
+    assert said == ["receive", "receive", "load", "receive", "load", "load"]
+    assert incoming.peak_buffer_bytes == 2 << 20

@@ -13,7 +13,11 @@ from typing import Any
 
 import torch
 
-_DEVICE_BYTES = 64 << 20
+_DEVICE_SHARE = 64
+"""Of a GPU's memory, one part in so many for the float32 logits of a chunk: three or four matrices of that size exist
+at a time."""
+_MOST_DEVICE_BYTES = 1 << 30
+"""More tokens make the matrix product no faster: 1,766 of a vocabulary of 152,000."""
 _CACHE_BYTES = 2 << 20
 _FEWEST_TOKENS = 32
 _LARGE_WEIGHT_BYTES = 32 << 20
@@ -23,14 +27,15 @@ _KEPT_BYTES = 16 << 20
 
 
 def default_chunk(weight: torch.Tensor) -> int:
-    """Tokens whose float32 logits take 64 MiB on a GPU.
+    """Tokens whose float32 logits take a 64th of a GPU's memory, and 1 GiB at most.
 
     A CPU is twice as fast when a chunk stays in its cache (2 MiB). An output layer that does not fit into that cache
     itself is read anew for every chunk: 512 tokens make up for it.
     """
     per_token = 4 * weight.shape[0]
     if weight.device.type != "cpu":
-        return max(1, _DEVICE_BYTES // per_token)
+        memory = torch.cuda.get_device_properties(weight.device).total_memory
+        return max(1, min(_MOST_DEVICE_BYTES, memory // _DEVICE_SHARE) // per_token)
     if weight.nbytes > _LARGE_WEIGHT_BYTES:
         return _TOKENS_OF_A_LARGE_WEIGHT
     return max(_FEWEST_TOKENS, _CACHE_BYTES // per_token)

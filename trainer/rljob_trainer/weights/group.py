@@ -130,7 +130,7 @@ class WeightGroup:
                 group = self._new_group(timeout)
                 byte = torch.zeros(1, dtype=torch.uint8, device=self.device)
                 result.extend((group, _broadcast(group, byte), byte))
-            except BaseException as error:
+            except Exception as error:  # noqa: BLE001 - told by whoever waits
                 result.append(error)
             ended.set()
 
@@ -144,7 +144,7 @@ class WeightGroup:
                     f"weight group {self.link.generation}, which have all come: one of them has died or hangs, or "
                     "their hosts do not reach each other (firewall, network policy, NCCL_SOCKET_IFNAME)"
                 )
-        if isinstance(result[0], BaseException):
+        if isinstance(result[0], Exception):
             self._check_called_off()
             raise EngineError(
                 f"weights: {self.names[self.rank]} could not connect with weight group {self.link.generation} "

@@ -23,7 +23,7 @@ _ALIGNMENT = 16
 _PACK_BYTES = 16 << 20
 """Packs are at most this large; larger tensors are not packed."""
 _TRAVELLING_BYTES = 3 * _PACK_BYTES
-"""More at once is no faster."""
+"""On gloo more at once is no faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,9 @@ class WeightPlan:
         """The buckets of several tensors."""
         return [bucket for bucket in self.buckets if len(bucket.tensors) > 1]
 
-    @cached_property
-    def budget(self) -> int:
-        """Bytes that may travel at once; a bucket that is larger travels alone."""
-        return min(_TRAVELLING_BYTES, self.bucket_bytes)
+    def budget(self, device: torch.device) -> int:
+        """Bytes that may travel at once from or to a device; a bucket that is larger travels alone."""
+        return min(_TRAVELLING_BYTES, self.bucket_bytes) if device.type == "cpu" else self.bucket_bytes
 
     def to_json(self) -> str:
         tensors = [(meta.name, meta.shape, str(meta.dtype).removeprefix("torch.")) for meta in self.tensors]

@@ -125,16 +125,24 @@ class _Incoming:
         """Tensors in the order of the plan. Raises ``ConnectionError`` when the broadcast breaks off."""
         coming = deque(self._plan.buckets)
         travelling: deque[tuple[Bucket, Any, Tensor, int]] = deque()
+        budget = self._plan.budget(self._device)
         bytes_travelling = 0
-        while coming or travelling:
-            while coming and (not travelling or bytes_travelling + coming[0].nbytes <= self._plan.budget):
+
+        def receive_more() -> None:
+            nonlocal bytes_travelling
+            while coming and (not travelling or bytes_travelling + coming[0].nbytes <= budget):
                 bucket = coming.popleft()
                 data, held = self._memory(bucket)
                 travelling.append((bucket, self._group.broadcast(data), data, held))
                 bytes_travelling += bucket.nbytes
+
+        receive_more()
+        while travelling:
             bucket, work, data, held = travelling.popleft()
             self._group.wait(work, deadline)
             bytes_travelling -= bucket.nbytes
+            # What comes next travels while this is verified and loaded.
+            receive_more()
             started = time.perf_counter()
             self.sums.append(checksum(data))
             self.checksum_seconds += time.perf_counter() - started

@@ -123,7 +123,7 @@ class _Outgoing:
         self._home = {meta.name: pack for pack in plan.packs for meta in pack.tensors}
         self._gathered: list[Tensor] = []
         """Of the pack that is being filled."""
-        self._budget = plan.budget
+        self._budget = plan.budget(device)
         self._travelling: deque[tuple[Any, Tensor]] = deque()
         self._bytes_travelling = 0
         self.sums: list[int] = []
