@@ -7,7 +7,7 @@ import yaml
 from tiny_job import copy_job
 
 from rljob_api import load_jobs, resolve
-from rljob_trainer.driver.engines import learner_lanes
+from rljob_trainer.driver.engines import engine_options, learner_lanes, learner_options
 
 SYNC = {"pipeline": {"mode": "sync"}, "placement": "separate"}
 ONE_STEP_OFF = {"pipeline": {"mode": "oneStepOff"}, "placement": "separate"}
@@ -30,3 +30,28 @@ def test_an_update_takes_a_second_core_only_where_it_is_free(
 ) -> None:
     [job] = load_jobs(yaml.safe_dump(copy_job(**spec)))
     assert learner_lanes(resolve(job).spec, cores) == lanes
+
+
+def test_ranks_on_gpus_alone_have_an_allocator_that_engines_cannot_have_while_they_sleep() -> None:
+    def environment(options: object) -> object:
+        return options["runtime_env"]["env_vars"].get("PYTORCH_ALLOC_CONF")  # type: ignore[index]
+
+    sections = {"placement": "colocated", "rollout": {"engine": "vllm", "maxResponseTokens": 3}}
+    for trainer, expected in (
+        ({"gpusPerReplica": 2}, "expandable_segments:True"),
+        ({"gpusPerReplica": 2, "env": {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}}, "max_split_size_mb:64"),
+        ({}, None),
+    ):
+        [job] = load_jobs(yaml.safe_dump(copy_job(**sections, trainer=trainer)))
+        spec = resolve(job).spec
+        assert environment(learner_options(spec).resources) == expected
+        assert environment(engine_options(spec, False, None, "0")) is None
+
+
+def test_collectives_of_the_ranks_end_later_than_every_wait_of_ours() -> None:
+    """torch ends the process of a rank whose collective is late: whoever waits for it must have spoken by then."""
+    [job] = load_jobs(yaml.safe_dump(copy_job(deadlines={"startSeconds": 900, "progressSeconds": 600})))
+    options = learner_options(resolve(job).spec)
+    assert options.call_seconds == 600
+    assert options.collective_seconds > 900
+    assert options.collective_seconds > 600 + 30 + 10

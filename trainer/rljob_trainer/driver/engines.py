@@ -23,6 +23,7 @@ from rljob_trainer.driver.sizing import EngineCount
 from rljob_trainer.driver.together import together
 from rljob_trainer.driver.training import Publication, Turns
 from rljob_trainer.driver.turns import SharedDevices, takes_turns
+from rljob_trainer.learner.bundles import Bundles
 from rljob_trainer.learner.group import GroupOptions, LearnerGroup
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
@@ -36,6 +37,10 @@ from rljob_trainer.weights.publication import Held, WeightPublication
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob, ResolvedSpec
+
+_RANK_ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""Rows of every length leave memory in pieces otherwise. For ranks alone: an engine that sleeps cannot have it, and
+memory that is handed to another process by CUDA IPC cannot be of it (today none is: weights are broadcast)."""
 
 Starting = Coroutine[Any, Any, RayEngine]
 
@@ -74,18 +79,23 @@ def on_nodes(role: str, by_role: bool) -> dict[str, Any]:
 
 
 def learner_options(spec: ResolvedSpec, by_role: bool = False) -> GroupOptions:
-    """What Ray is asked for, for each rank. A device that is shared with an engine counts half. ``by_role``: Ray's
-    nodes carry the label that says what they are for."""
-    resources: dict[str, Any] = {
-        "num_cpus": 1,
-        "runtime_env": {"env_vars": dict(spec.trainer.env)},
-        **on_nodes(cluster.TRAINER, by_role),
-    }
+    """What Ray is asked for, for each rank. One with a GPU has a bundle of its own (``learner/bundles.py``), in which a
+    device that is shared with an engine counts half. ``by_role``: Ray's nodes carry the label that says what they are
+    for."""
+    own = dict(_RANK_ALLOCATOR) if spec.trainer.gpus_per_replica else {}
+    resources: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": own | spec.trainer.env}}
+    nodes = on_nodes(cluster.TRAINER, by_role)
+    bundle: dict[str, float] = {}
     if spec.trainer.gpus_per_replica:
         shared = spec.placement == "colocated" and not inside_ranks(spec)
         resources["num_gpus"] = 0.5 if shared else 1
+        bundle = {"CPU": 2 if shared else 1, "GPU": 1}
+    else:
+        resources |= nodes
     return GroupOptions(
         resources=resources,
+        bundle=bundle,
+        nodes=nodes.get("label_selector", {}),
         start_seconds=float(spec.deadlines.start_seconds),
         call_seconds=float(spec.deadlines.progress_seconds),
     )
@@ -146,23 +156,33 @@ async def start_engines(
     return await start_pool(job, model, learner, holds, shelf=shelf, waits=waits, by_role=by_role, actors=actors)
 
 
-async def start_actors(job: ResolvedJob, model: ModelFolder, *, waits: Waits, by_role: bool = False) -> list[RayEngine]:
+async def start_actors(
+    job: ResolvedJob,
+    model: ModelFolder,
+    *,
+    waits: Waits,
+    by_role: bool = False,
+    learner: LearnerGroup | None = None,
+) -> list[RayEngine]:
     """Starts all engines of ``job`` as actors of their own, side by side; when one fails the others are ended.
+    ``learner``: beside whose ranks they live, where they are colocated.
 
     Raises ``EngineError`` and ``DeadlineError`` naming the engine.
     """
-    start = _starter(job, model, waits, by_role)
+    start = _starter(job, model, waits, by_role, learner)
     return await together(*(start(str(number)) for number in range(engine_count(job.spec))))
 
 
-def _starter(job: ResolvedJob, model: ModelFolder, waits: Waits, by_role: bool) -> Callable[[str], Starting]:
-    """Starts an engine of a name as an actor of its own."""
-    options = _engine_options(job.spec, by_role)
+def _starter(
+    job: ResolvedJob, model: ModelFolder, waits: Waits, by_role: bool, learner: LearnerGroup | None = None
+) -> Callable[[str], Starting]:
+    """Starts an engine of a name as an actor of its own. ``learner``: on whose devices colocated engines live."""
     built = engine_spec(job, model)
     seconds = float(job.spec.deadlines.start_seconds)
 
     async def start(name: str) -> RayEngine:
         with waits.wait(f"engine {name}", "a place in the cluster, its process and its model", seconds):
+            options = engine_options(job.spec, by_role, learner and learner.bundles, name)
             return await RayEngine.start(name, built, seconds=seconds, **options)
 
     return start
@@ -220,7 +240,7 @@ async def start_pool(
     spec = job.spec
     built = engine_spec(job, model)
     waits = waits or Waits()
-    start = _starter(job, model, waits, by_role)
+    start = _starter(job, model, waits, by_role, learner)
     starts = 0
 
     async def replacement(name: str) -> RayEngine:
@@ -238,7 +258,7 @@ async def start_pool(
     try:
         if turns is not None:
             await turns.at_start()
-        for engine in actors or await start_actors(job, model, waits=waits, by_role=by_role):
+        for engine in actors or await start_actors(job, model, waits=waits, by_role=by_role, learner=learner):
             pool.add(engine)
         names = [engine.name for engine in pool.engines]
         pool.activate(names)
@@ -266,17 +286,23 @@ async def start_pool(
     return Engines(pool, publication, undisturbed=between, count=count, resend=publication.resend)
 
 
-def _engine_options(spec: ResolvedSpec, by_role: bool) -> dict[str, Any]:
-    role = cluster.TRAINER if spec.placement == "colocated" else cluster.ROLLOUT
-    options: dict[str, Any] = {
-        "num_cpus": 1,
-        "runtime_env": {"env_vars": dict(spec.rollout.env)},
-        **on_nodes(role, by_role),
-    }
-    if spec.placement == "colocated" and spec.trainer.gpus_per_replica:
+def engine_options(spec: ResolvedSpec, by_role: bool, beside: Bundles | None, name: str) -> dict[str, Any]:
+    """What Ray is asked for, for one engine. ``beside``: the ranks' bundles. Engine i shares the device of rank i, and
+    so does the one that replaces it: its ``name`` begins with i."""
+    options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": dict(spec.rollout.env)}}
+    if spec.placement == "separate":
+        options |= on_nodes(cluster.ROLLOUT, by_role)
+        if spec.rollout.gpus_per_replica:
+            options["num_gpus"] = spec.rollout.gpus_per_replica
+    elif not spec.trainer.gpus_per_replica:
+        options |= on_nodes(cluster.TRAINER, by_role)
+    elif beside is None:
+        # Nobody else is on the devices (evaluation).
+        options |= on_nodes(cluster.TRAINER, by_role)
+        options["num_gpus"] = 1
+    else:
+        options |= beside.options(int(name.partition(".")[0]))
         options["num_gpus"] = 0.5
-    elif spec.rollout.gpus_per_replica:
-        options["num_gpus"] = spec.rollout.gpus_per_replica
     return options
 
 

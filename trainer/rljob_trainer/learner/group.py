@@ -7,6 +7,7 @@ join: the error names the one that failed first, and the whole group is ended.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from ray.exceptions import OutOfMemoryError, RayTaskError
 from rljob_trainer.actor_deaths import DEATHS, KILLED, cause_of_death
 from rljob_trainer.errors import LearnerError, RLJobError
 from rljob_trainer.garbage import settle
+from rljob_trainer.learner.bundles import Bundles, reserve
+from rljob_trainer.learner.fabric import adapters, missing_fabric
 from rljob_trainer.learner.metrics import update_result, usage_metrics
 from rljob_trainer.learner.protocol import LearnerFacts, LossSettings, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.learner.settings import LearnerSettings
@@ -29,6 +32,8 @@ from rljob_trainer.models.sharing import fetch_model
 
 if TYPE_CHECKING:
     from rljob_trainer.learner.rank import LearnerRank
+
+log = logging.getLogger(__name__)
 
 _COLLECTIVE_SLACK_SECONDS = 120.0
 """For how much longer than any call the ranks' collectives wait: torch ends a process whose collective is late, and
@@ -63,6 +68,10 @@ class RankActor:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.bind(("", 0))
             return f"{host}:{probe.getsockname()[1]}"
+
+    def fabric(self) -> tuple[str, tuple[str, ...]]:
+        """This host and its RDMA adapters."""
+        return str(ray.util.get_node_ip_address()), adapters()
 
     def start(self, settings: LearnerSettings, address: str, timeout_seconds: float) -> LearnerFacts:
         """Builds the models. All ranks at once."""
@@ -101,7 +110,11 @@ class GroupOptions:
     """How ranks are placed and how long to wait for them."""
 
     resources: Mapping[str, Any] = field(default_factory=lambda: {"num_cpus": 1})
-    """Ray options of each actor: num_cpus, num_gpus, scheduling_strategy, runtime_env ..."""
+    """Ray options of each actor: num_cpus, num_gpus, runtime_env ..."""
+    bundle: Mapping[str, float] = field(default_factory=dict)
+    """What is reserved for each rank and whoever shares its device, on as few nodes as can be; empty: nothing is."""
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the nodes on which bundles may be."""
     start_seconds: float = 600.0
     """From the request to models that are ready."""
     call_seconds: float = 3600.0
@@ -127,6 +140,8 @@ class LearnerGroup:
         self.settings = settings
         self.options = options
         self.actors: list[Any] = []
+        self.bundles: Bundles | None = None
+        """Where the ranks live, if places were reserved."""
         self.facts: LearnerFacts | None = None
         """What rank 0 said of its model and device at the start."""
         self._failed: str | None = None
@@ -139,15 +154,29 @@ class LearnerGroup:
         """
         group = cls(settings, options or GroupOptions())
         deadline = time.monotonic() + group.options.start_seconds
-        actor_class = RANK_PROCESS.options(**group.options.resources)
-        group.actors = [actor_class.remote(number) for number in range(settings.ranks)]
+        asked = group.options.resources
+        what = f"start ({group.options.bundle or asked} each; does the cluster have that?)"
+        if group.options.bundle:
+            group.bundles = await reserve(
+                settings.ranks, group.options.bundle, group.options.start_seconds, group.options.nodes
+            )
+            if group.bundles is None:
+                raise LearnerError(
+                    f"the cluster had no room for {settings.ranks} learner ranks within "
+                    f"{group.options.start_seconds:.0f} s (deadlines.startSeconds): {what}"
+                )
+        places = [group.bundles.options(rank) if group.bundles else {} for rank in range(settings.ranks)]
+        group.actors = [RANK_PROCESS.options(**asked, **place).remote(number) for number, place in enumerate(places)]
         try:
-            what = f"start ({group.options.resources} each; does the cluster have that?)"
             (address,) = await group._gather(
                 what, [group.actors[0].address.remote()], deadline - time.monotonic(), names=[0]
             )
-            left = deadline - time.monotonic()
             bound = group.options.collective_seconds
+            left = deadline - time.monotonic()
+            if settings.device == "cuda" and settings.ranks > 1:
+                seen = await group._gather(what, [actor.fabric.remote() for actor in group.actors], left)
+                if (missing := missing_fabric(seen)) is not None:
+                    log.warning("%s", missing)
             starts = [actor.start.remote(settings, address, bound) for actor in group.actors]
             group.facts = (await group._gather(what, starts, left))[0]
         except BaseException:
@@ -332,6 +361,9 @@ class LearnerGroup:
         actors, self.actors = self.actors, []
         for actor in actors:
             ray.kill(actor, no_restart=True)
+        if self.bundles is not None:
+            self.bundles.free()
+            self.bundles = None
         self._failed = self._failed or "it was closed"
 
 
