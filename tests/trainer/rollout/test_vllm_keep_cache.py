@@ -6,6 +6,7 @@ are those of transformers with its own cache: filled by the old model, continued
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,3 +153,36 @@ def test_siblings_that_are_together_read_their_prompt_once(engine: VLLMEngine, m
     shared = len(PROMPT) // block * block
     assert shared > 0
     assert cached == {"20": 0} | {str(number): shared for number in range(21, 21 + RUNNING)}
+
+
+def test_a_batch_that_is_under_way_when_weights_come_belongs_to_the_weights_that_made_it(
+    engine: VLLMEngine, make_model: Callable[..., PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On GPUs vLLM schedules a batch before it takes in the last one's tokens: one is under way between steps."""
+    old, new = make_model("llama", seed=20), make_model("llama", seed=21)
+    update(engine, old, 20)
+    core = engine._engine.engine_core.engine_core  # type: ignore[attr-defined]
+    monkeypatch.setattr(core, "batch_queue_size", 2)
+    monkeypatch.setattr(core, "batch_queue", deque(maxlen=2))
+    monkeypatch.setattr(core, "step_fn", core.step_with_batch_queue)
+    for number in range(30, 33):
+        engine.add(sibling(number))
+    for _ in range(40):
+        engine.step()
+        under_way = [scheduled.total_num_scheduled_tokens for _, scheduled, _ in core.batch_queue]
+        if engine.tokens_made and max(under_way, default=0) == 3 and engine._tokens_inside("30") > 4:
+            break
+    else:
+        pytest.fail("no batch was ever under way between two steps")
+    so_far = engine._tokens_inside("30")
+    update(engine, new, 21)
+    results: dict[str, GenerationResult] = {}
+    finish(engine, results)
+    for result in results.values():
+        response = result.token_ids.tolist()
+        split = int(np.searchsorted(result.versions, 21))
+        assert split == so_far + 1
+        assert result.versions.tolist() == [20] * split + [21] * (LENGTH - split)
+        expected = mixed_log_probs(old, new, response, split)
+        np.testing.assert_allclose(result.log_probs[split:], expected, atol=1e-4)
+    assert len(results) == 3

@@ -49,6 +49,8 @@ _CPU_ARGUMENTS: Mapping[str, Any] = {
     "enable_chunked_prefill": False,
 }
 _GPU_ARGUMENTS: Mapping[str, Any] = {"enable_sleep_mode": True}
+_GPU_BATCHED_TOKENS = 8192
+"""Prompt tokens that a step reads at most. In-process vLLM takes 2,048 unless told, too few to keep a GPU busy."""
 _SCORED_BESIDE = 4
 """Sequences that can be scored at once while requests are running."""
 _SCORE = "rljob-score-"
@@ -103,14 +105,19 @@ class VLLMEngine:
             "max_num_seqs": max_concurrent + (_SCORED_BESIDE if keep_cache else 0),
             "max_model_len": max_context,
             "tensor_parallel_size": tensor_parallel,
+            # In a placement group, and on other occasions, vLLM would have Ray start the workers of several GPUs.
+            "distributed_executor_backend": "mp" if tensor_parallel > 1 else None,
             "seed": seed,
             "logprobs_mode": "processed_logprobs",
             "disable_log_stats": True,
             "weight_transfer_config": WeightTransferConfig(backend=vllm_transfer.BACKEND),
             "worker_extension_cls": f"{vllm_transfer.__name__}.{vllm_transfer.WorkerExtension.__name__}",
             **(_CPU_ARGUMENTS if on_cpu else _GPU_ARGUMENTS),
-            **(engine_args or {}),
         }
+        if not on_cpu:
+            # vLLM wants room for a token of every request.
+            arguments["max_num_batched_tokens"] = max(_GPU_BATCHED_TOKENS, arguments["max_num_seqs"])
+        arguments |= engine_args or {}
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         VLLMEngine._open = True
         self._context = int(self._engine.model_config.max_model_len)
@@ -309,10 +316,30 @@ class VLLMEngine:
         return report
 
     def begin_update(self) -> None:
+        self._take_in()
         self._updating = True
         if not self._session:
             self._engine.collective_rpc("start_weight_update")
             self._session = True
+
+    def _take_in(self) -> None:
+        """Waits for the batch that is under way and takes its tokens, without beginning another.
+
+        On a GPU vLLM schedules a batch before it has taken in the last one's tokens, and gives tokens the version of
+        the moment in which it takes them in: those of a batch that outlived an update would count as the new weights'.
+        """
+        from vllm.v1.core.sched.interface import PauseState
+
+        # With VLLM_ENABLE_V1_MULTIPROCESSING=1 the core is another process, which drives itself.
+        core: Any = getattr(self._engine.engine_core, "engine_core", None)
+        if core is None or not core.batch_queue:
+            return
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            while core.batch_queue:
+                self._finished += [self._take(output) for output in self._engine.step() if output.finished]
+        finally:
+            core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Takes tensors of this process (with tensor parallelism the workers are others: use ``receive_weights``)."""
@@ -349,6 +376,7 @@ class VLLMEngine:
     def sleep(self) -> None:
         """On a GPU frees weights and cache (vLLM's level 1: weights go to host memory). On a CPU vLLM cannot; the
         requests are set aside all the same."""
+        self._take_in()
         self._take_back(list(self._requests))
         if self._can_sleep:
             self._engine.sleep(level=1)
