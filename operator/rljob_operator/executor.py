@@ -35,7 +35,7 @@ from rljob_operator.reconcile import reconcile
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
 from rljob_operator.store import Key, Store
-from rljob_operator.tokens import TokenKey, Tokens
+from rljob_operator.tokens import KeyRing, Tokens
 from rljob_operator.work_queue import RetryError
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class Executor:
     """One look at one job, from the store and the pods to the API server.
 
     Args:
+        keys: from which tokens derive; asked anew each time, since keys may be added.
         may_act: whether this replica leads; asked again before every write.
     """
 
@@ -76,7 +77,7 @@ class Executor:
         api: ApiServer,
         heads: Heads,
         store: Store,
-        key: TokenKey,
+        keys: Callable[[], KeyRing],
         settings: Settings,
         *,
         may_act: Callable[[], bool] = lambda: True,
@@ -85,7 +86,7 @@ class Executor:
         self._api = api
         self._heads = heads
         self._store = store
-        self._key = key
+        self._keys = keys
         self._settings = settings
         self._may_act = may_act
         self._now = now
@@ -155,7 +156,10 @@ class Executor:
             self._talking.discard(key)
             return observed
         self._talking.add(key)
-        head = self._heads.head(job.namespace, asked.cluster, self._key.tokens(job.uid, asked.incarnation))
+        try:
+            head = self._head(job, asked.cluster, asked.incarnation)
+        except AnswerError as error:
+            return replace(observed, ray=RayView(False, problem=str(error), refused=error.refused))
         return await self._ask(observed, asked, head, memory)
 
     async def _ask(self, observed: Observed, asked: Questions, head: Head, memory: Memory) -> Observed:
@@ -166,7 +170,7 @@ class Executor:
             found = await head.job(submission)
             lines = await head.lines(submission) if found is not None and found.over else ()
         except AnswerError as error:
-            return replace(observed, ray=RayView(False, problem=f"Ray's dashboard: {error}"))
+            return replace(observed, ray=RayView(False, problem=f"Ray's dashboard: {error}", refused=error.refused))
         observed = replace(observed, ray=RayView(True, job=found, lines=lines))
         if found is None or found.state == "PENDING":
             return observed
@@ -255,7 +259,7 @@ class Executor:
             case do.DeleteJob():
                 await self._api.delete(api_server.jobs(space, job.name), action.uid)
             case do.SubmitDriver():
-                await self._head(job, action).submit(
+                await self._head_of(job, action).submit(
                     names.submission(job.name, action.attempt),
                     driver_command(action.attempt, action.generation),
                     driver_environment(job, action.attempt, action.incarnation),
@@ -264,18 +268,18 @@ class Executor:
             case do.StopDriver():
                 # Whatever comes of it, what follows (the pods go) must not wait for a pod's answer.
                 try:
-                    await self._head(job, action).stop(names.submission(job.name, action.attempt))
+                    await self._head_of(job, action).stop(names.submission(job.name, action.attempt))
                 except AnswerError as error:
                     log.info("%s/%s: the driver could not be stopped: %s", space, job.name, error)
             case do.TellDriver():
                 try:
-                    await self._head(job, action).tell(action.desired)
+                    await self._head_of(job, action).tell(action.desired)
                 except AnswerError as error:
                     log.info("%s/%s: the driver could not be told: %s", space, job.name, error)
 
     async def _check_pods(self, action: do.CheckPods, job: JobView, resolved: ResolvedJob, memory: Memory) -> None:
         cluster = objects.ray_cluster(
-            resolved, job.fingerprint, job.uid, job.generation, action.incarnation, self._settings
+            resolved, job.fingerprint, job.uid, job.generation, action.incarnation, "", self._settings
         )
         for template in objects.pod_templates(resolved, cluster):
             try:
@@ -293,14 +297,15 @@ class Executor:
     async def _create_cluster(
         self, action: do.CreateCluster, job: JobView, resolved: ResolvedJob, memory: Memory
     ) -> None:
+        tokens = self._keys().newest.tokens(job.uid, action.incarnation)
         cluster = objects.ray_cluster(
-            resolved, job.fingerprint, job.uid, job.generation, action.incarnation, self._settings
+            resolved, job.fingerprint, job.uid, job.generation, action.incarnation, tokens.key, self._settings
         )
         name = cluster["metadata"]["name"]
         try:
             await _together(
                 self._write_job_file(job, resolved, memory),
-                self._write_tokens(job, resolved, action.incarnation),
+                self._write_tokens(job, resolved, action.incarnation, tokens),
                 self._guard_pods(job, resolved, action.incarnation, memory),
             )
             # Created, not applied: should there be one already, nothing in it must change.
@@ -322,12 +327,12 @@ class Executor:
         body = objects.config_map(resolved, job.document, job.uid, job.generation)
         await self._write_own(job, api_server.core(job.namespace, "configmaps"), body, memory)
 
-    async def _write_tokens(self, job: JobView, resolved: ResolvedJob, incarnation: int) -> None:
+    async def _write_tokens(self, job: JobView, resolved: ResolvedJob, incarnation: int, tokens: Tokens) -> None:
         """Creates the Secret; it goes with the job. One that is there is ours, from a try before.
 
         Creating is all that the operator may do with Secrets: the answers to other writes would show it anybody's.
         """
-        body = objects.secret(resolved, job.uid, incarnation, self._tokens(job, incarnation))
+        body = objects.secret(resolved, job.uid, incarnation, tokens)
         try:
             await self._api.create(api_server.core(job.namespace, "secrets"), body)
         except ApiError as error:
@@ -378,11 +383,24 @@ class Executor:
                 raise
         return True
 
-    def _head(self, job: JobView, action: do.SubmitDriver | do.StopDriver | do.TellDriver) -> Head:
-        return self._heads.head(job.namespace, action.cluster, self._tokens(job, action.incarnation))
+    def _head_of(self, job: JobView, action: do.SubmitDriver | do.StopDriver | do.TellDriver) -> Head:
+        return self._head(job, action.cluster, action.incarnation)
 
-    def _tokens(self, job: JobView, incarnation: int) -> Tokens:
-        return self._key.tokens(job.uid, incarnation)
+    def _head(self, job: JobView, cluster: str, incarnation: int) -> Head:
+        """The head pod of a cluster, with the tokens that it was made with.
+
+        Raises:
+            AnswerError: the key from which they derive was lost.
+        """
+        clusters = self._store.clusters((job.namespace, job.name), job.uid)
+        made_under = next((found.token_key for found in clusters if found.name == cluster), "")
+        key = self._keys().find(made_under)
+        if key is None:
+            raise AnswerError(
+                f"the operator no longer has the key {made_under or '(not named)'} that {cluster} was made under",
+                refused=True,
+            )
+        return self._heads.head(job.namespace, cluster, key.tokens(job.uid, incarnation))
 
     def _check_leading(self) -> None:
         if not self._may_act():

@@ -33,6 +33,8 @@ ATTEMPT_ANNOTATION: Final = "rljob.dev/attempt"
 the operator between two writes can start the same attempt twice or reuse a number."""
 ATTEMPT_HEAD_ANNOTATION: Final = "rljob.dev/attempt-head"
 """UID of the head pod the attempt was started on: another head means that the attempt is lost."""
+TOKEN_KEY_ANNOTATION: Final = "rljob.dev/token-key"
+"""`TokenKey.id` of the key from which the cluster's tokens derive."""
 FIRST_CRASH_ANNOTATION: Final = "rljob.dev/first-crash"
 """Since when pods of the cluster crash with no attempt running (`crash_loops`)."""
 
@@ -65,13 +67,14 @@ def cluster(job: str, incarnation: int) -> str:
     return f"{job}-c{incarnation}"
 
 
-def secret(cluster_name: str, uid: str) -> str:
+def secret(cluster_name: str, uid: str, key: str) -> str:
     """Name of the Secret with a cluster's tokens.
 
-    With a part of the job's UID: what is left of a former job of the same name has other tokens, and the operator,
-    which may not read Secrets, could not tell.
+    With a part of the job's UID and the id of the key they derive from: a Secret that is left of a former job of the
+    same name, or of a try before the key was changed, has other tokens, and the operator, which may not read it, could
+    not tell.
     """
-    return f"{cluster_name}-{uid[:8]}"
+    return f"{cluster_name}-{uid[:8]}-{key}"
 
 
 def config_map(job: str) -> str:

@@ -68,6 +68,8 @@ class ClusterView:
     spec_hash: str
     attempt: int
     attempt_head: str
+    token_key: str = ""
+    """Id of the key from which its tokens derive."""
     first_crash: datetime | None = None
     """Since when pods crash with no attempt running."""
     groups: tuple[GroupView, ...] = ()
@@ -139,6 +141,8 @@ class RayView:
 
     reachable: bool
     problem: str = ""
+    refused: bool = False
+    """It does not answer because it does not take the operator's token."""
     job: RayJobView | None = None
     """None: Ray knows no such submission (if reachable)."""
     lines: tuple[str, ...] = ()

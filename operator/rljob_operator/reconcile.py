@@ -131,7 +131,8 @@ def _create(draft: Draft) -> None:
         draft.wake_in(draft.settings.start_poll_seconds)
         return
     job, incarnation = draft.job, draft.status.incarnation
-    cluster = ray_cluster(draft.resolved, job.fingerprint, job.uid, job.generation, incarnation, draft.settings)
+    # Which key its tokens derive from makes no difference here.
+    cluster = ray_cluster(draft.resolved, job.fingerprint, job.uid, job.generation, incarnation, "", draft.settings)
     problems = [*storage.problems(draft.resolved), *kuberay_limits.problems(cluster)]
     if problems:
         draft.say(Type.ACCEPTED, False, Reason.INVALID_SPEC, "; ".join(problems))

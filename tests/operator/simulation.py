@@ -39,10 +39,12 @@ from rljob_operator.queueing import QueueView
 from rljob_operator.reconcile import reconcile
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
+from rljob_operator.tokens import TokenKey
 from rljob_operator.views import cluster_view
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SETTINGS = Settings()
+KEY = TokenKey(b"k" * 64)
 
 
 def job_spec(**sections: Any) -> dict[str, Any]:
@@ -97,6 +99,8 @@ class World:
     config_generation: int = 0
     job_deleted: bool = False
     reachable: bool = True
+    refuses: bool = False
+    """Heads do not take the operator's token."""
     silent_since: datetime | None = None
     """Since when drivers leave the operator's questions unanswered."""
     leftovers: int = 0
@@ -148,6 +152,8 @@ class World:
             return observed
         if not self.reachable:
             return replace(observed, ray=RayView(False, problem="no answer"))
+        if self.refuses:
+            return replace(observed, ray=RayView(False, problem="does not take the operator's token", refused=True))
         if asked.leftovers:
             return replace(observed, ray=RayView(True, leftovers=self.leftovers))
         driver = self.driver_on(asked.cluster, asked.attempt)
@@ -221,7 +227,7 @@ class World:
         self.config_generation = self.generation
         job = self.observed().job
         assert job.job is not None
-        document = ray_cluster(job.job, job.fingerprint, job.uid, self.generation, incarnation, SETTINGS)
+        document = ray_cluster(job.job, job.fingerprint, job.uid, self.generation, incarnation, KEY.id, SETTINGS)
         name = document["metadata"]["name"]
         if name in self.clusters:
             return False

@@ -305,6 +305,35 @@ def test_ray_out_of_reach_is_said_at_once_and_given_up_after_the_progress_deadli
     assert world.status.incarnation == 2
 
 
+def test_a_cluster_that_refuses_the_operators_token_is_named_and_left_alone() -> None:
+    world = running(deadlines={"progressSeconds": 100})
+    world.refuses = True
+    for _ in range(5):
+        world.look()
+        assert (world.value("Running"), world.reason("Running")) == ("Unknown", "TokenRefused")
+        world.wait(100)
+    assert sorted(world.clusters) == ["job-c1"]
+    # Silence is another matter, and counts from when it began.
+    world.refuses, world.reachable = False, False
+    world.look()
+    world.wait(99)
+    world.look()
+    assert world.status.incarnation == 1
+    world.wait(1)
+    world.look()
+    assert world.status.incarnation == 2
+
+
+def test_a_job_goes_on_as_before_once_its_key_is_back() -> None:
+    world = running()
+    world.refuses = True
+    world.look()
+    world.refuses = False
+    world.settle(3)
+    assert (world.value("Running"), world.reason("Running")) == ("True", "Training")
+    assert world.submissions == [1]
+
+
 def test_a_live_change_reaches_the_driver_and_a_deep_one_is_said_to_need_a_restart() -> None:
     world = running()
     world.edit(deadlines={"startSeconds": 1234})

@@ -229,7 +229,7 @@ def test_nothing_the_operator_does_touches_suspend() -> None:
     assert not [entry for patch in patches for entry in patch if "suspend" in entry["path"]]
     job = world.observed().job
     assert job.job is not None
-    assert "suspend" not in ray_cluster(job.job, "hash", "uid", 1, 1, SETTINGS)["spec"]
+    assert "suspend" not in ray_cluster(job.job, "hash", "uid", 1, 1, "key", SETTINGS)["spec"]
 
 
 def test_a_larger_size_that_waits_for_quota_is_named() -> None:
@@ -251,7 +251,7 @@ def cluster() -> dict[str, Any]:
     world = World(spec=job_spec(queueName="rl"))
     view = world.observed().job
     assert view.job is not None
-    made = ray_cluster(view.job, "hash", "uid", 1, 1, SETTINGS)
+    made = ray_cluster(view.job, "hash", "uid", 1, 1, "key", SETTINGS)
     made["metadata"] |= {"uid": "cluster-uid", "resourceVersion": "3", "namespace": "space"}
     return made
 
