@@ -35,7 +35,7 @@ from rljob_operator.reconcile import reconcile
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
 from rljob_operator.store import Key, Store
-from rljob_operator.tokens import KeyRing, Tokens
+from rljob_operator.tokens import KeyRing, TokenKey, Tokens
 from rljob_operator.work_queue import RetryError
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ class Memory:
     answer: DriverStatus | None = None
     """The driver's last answer: its last words are read after it has gone."""
     silent_since: datetime | None = None
+    surroundings_due: float = 0.0
+    """When (time.monotonic) to see next whether somebody has deleted what the pods need beside the cluster."""
     own: set[str] = field(default_factory=set)
     """Paths of objects that are known to be the job's."""
 
@@ -115,6 +117,8 @@ class Executor:
         memory = self._memories.get(key)
         if memory is None or memory.uid != job.uid:
             memory = self._memories[key] = Memory(job.uid)
+            # Not all at once when the operator starts.
+            memory.surroundings_due = time.monotonic() + random.uniform(0, self._settings.sweep_seconds)
         memory.changed = False
         observed = await self._observe(key, job, memory)
         decision = reconcile(observed, self._now(), self._settings)
@@ -150,6 +154,7 @@ class Executor:
             queue=self._store.queue(clusters[-1].uid) if clusters else QueueView(),
             kuberay=self._kuberay,
             rejection=memory.rejection,
+            surroundings_due=time.monotonic() >= memory.surroundings_due,
         )
         asked = questions(observed)
         if asked is None:
@@ -252,6 +257,8 @@ class Executor:
                 path = api_server.clusters(space, action.cluster)
                 self._store.put_cluster(await self._api.patch(path, do.cluster_patch(action)))
                 memory.changed = True
+            case do.KeepSurroundings() if resolved is not None:
+                await self._keep_surroundings(action, job, resolved, memory)
             case do.DeleteCluster():
                 await self._api.delete(api_server.clusters(space, action.name), action.uid)
             case do.RemovePod():
@@ -323,6 +330,23 @@ class Executor:
         self._store.put_cluster(created)
         memory.changed = True
 
+    async def _keep_surroundings(
+        self, action: do.KeepSurroundings, job: JobView, resolved: ResolvedJob, memory: Memory
+    ) -> None:
+        """What cannot be written is logged: pods that run do without, and the next time is not far."""
+        memory.surroundings_due = time.monotonic() + self._settings.sweep_seconds * random.uniform(0.8, 1.0)
+        work = [self._guard_pods(job, resolved, action.incarnation, memory)]
+        if action.job_file:
+            work.append(self._write_job_file(job, resolved, memory))
+        key = self._key_of(job, action.cluster)
+        if key is not None:
+            tokens = key.tokens(job.uid, action.incarnation)
+            work.append(self._write_tokens(job, resolved, action.incarnation, tokens))
+        try:
+            await _together(*work)
+        except ApiError as error:
+            log.warning("%s/%s: what its pods need cannot be kept: %s", job.namespace, job.name, error)
+
     async def _write_job_file(self, job: JobView, resolved: ResolvedJob, memory: Memory) -> None:
         body = objects.config_map(resolved, job.document, job.uid, job.generation)
         await self._write_own(job, api_server.core(job.namespace, "configmaps"), body, memory)
@@ -392,15 +416,20 @@ class Executor:
         Raises:
             AnswerError: the key from which they derive was lost.
         """
-        clusters = self._store.clusters((job.namespace, job.name), job.uid)
-        made_under = next((found.token_key for found in clusters if found.name == cluster), "")
-        key = self._keys().find(made_under)
+        key = self._key_of(job, cluster)
         if key is None:
-            raise AnswerError(
-                f"the operator no longer has the key {made_under or '(not named)'} that {cluster} was made under",
-                refused=True,
-            )
+            made_under = self._made_under(job, cluster) or "(not named)"
+            problem = f"the operator no longer has the key {made_under} that {cluster} was made under"
+            raise AnswerError(problem, refused=True)
         return self._heads.head(job.namespace, cluster, key.tokens(job.uid, incarnation))
+
+    def _key_of(self, job: JobView, cluster: str) -> TokenKey | None:
+        """The key from which a cluster's tokens derive; None: it was lost."""
+        return self._keys().find(self._made_under(job, cluster))
+
+    def _made_under(self, job: JobView, cluster: str) -> str:
+        clusters = self._store.clusters((job.namespace, job.name), job.uid)
+        return next((found.token_key for found in clusters if found.name == cluster), "")
 
     def _check_leading(self) -> None:
         if not self._may_act():

@@ -179,6 +179,8 @@ class Observed:
     """The RayCluster resource is served."""
     rejection: str = ""
     """Why the API server refused to create the cluster, if it did."""
+    surroundings_due: bool = False
+    """It is time to see whether somebody has deleted what the cluster's pods need beside it."""
 
     def pods_of(self, cluster: str, group: str | None = None) -> list[PodView]:
         """Pods of a cluster, or of one of its groups, by name."""

@@ -112,6 +112,11 @@ class World:
     submissions: list[int] = field(default_factory=list)
     """Attempts as Ray accepted them, in order."""
     last: Decision = field(default_factory=Decision)
+    surroundings_due: bool = False
+    unseen: set[str] = field(default_factory=set)
+    """Pods that the operator's watch has not brought yet."""
+    kept: list[str] = field(default_factory=list)
+    """Clusters whose surroundings were made anew."""
     _numbers: int = 0
 
     # The operator
@@ -143,9 +148,10 @@ class World:
         observed = Observed(
             view,
             tuple(self.clusters.values()),
-            tuple(self.pods.values()),
+            tuple(pod for name, pod in self.pods.items() if name not in self.unseen),
             claims=tuple(self.claims.values()),
             queue=self.queue,
+            surroundings_due=self.surroundings_due,
         )
         asked = questions(observed)
         if asked is None:
@@ -184,6 +190,9 @@ class World:
                 self.config_generation = self.generation
             case do.CreateCluster():
                 return self._create(action.incarnation)
+            case do.KeepSurroundings():
+                assert self.config_generation == self.clusters[action.cluster].generation
+                self.kept.append(action.cluster)
             case do.DeleteCluster():
                 if action.name in self.clusters:
                     self.clusters[action.name] = replace(self.clusters[action.name], deleting=True)
@@ -283,7 +292,8 @@ class World:
                     self._remove(pod_name)
                     mine.remove(pod_name)
                 wanted = min(group.replicas, group.most)
-                for pod_name in mine[wanted:]:
+                # Which ones it takes that nobody named is its own affair; here always the oldest.
+                for pod_name in mine[: max(0, len(mine) - wanted)]:
                     self._remove(pod_name)
                 for _ in range(wanted - len(mine)):
                     self._new_pod(cluster.name, group.name)
