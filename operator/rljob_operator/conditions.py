@@ -219,6 +219,12 @@ class Reason(Enum):
     )
     # CheckpointAvailable
     COMMITTED = ("Committed", "A checkpoint is complete.", "Nothing.")
+    NOT_SAVED = (
+        "NotSaved",
+        "The newest checkpoint could not be written; it is tried again when the next is due.",
+        "Read the message. Make room in spec.checkpoint.uri or correct who may write there: until then a retry, or a "
+        "resumed job, goes on from the checkpoint before, or from the beginning.",
+    )
     NONE_YET = ("NoneYet", "No checkpoint has been written yet.", "Nothing.")
     NO_STORAGE = (
         "NoStorage",
