@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from rljob_api import cluster as _cluster
+from rljob_api.rules import pods as _rules
 
 GROUP: Final = "rljob.dev"
 VERSION: Final = "v1alpha1"
@@ -22,7 +23,8 @@ JOB_UID_LABEL: Final = "rljob.dev/job-uid"
 OPERATOR_LABELS: Final = {"app.kubernetes.io/name": "rljob-operator"}
 """By which the operator's own pods are known to network policies; the chart sets them."""
 ROLE_LABEL: Final = _cluster.ROLE_LABEL
-QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+QUEUE_LABEL: Final = _rules.QUEUE_LABEL
+PRIORITY_LABEL: Final = _rules.PRIORITY_LABEL
 ELASTIC_ANNOTATION: Final = "kueue.x-k8s.io/elastic-job"
 
 INCARNATION_ANNOTATION: Final = "rljob.dev/incarnation"

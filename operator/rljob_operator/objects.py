@@ -67,7 +67,11 @@ def ray_cluster(
     }
     if job.spec.queue_name is not None:
         described["labels"][names.QUEUE_LABEL] = job.spec.queue_name
-        described["annotations"][names.ELASTIC_ANNOTATION] = "true"
+        priority = job.metadata.labels.get(names.PRIORITY_LABEL)
+        if priority is not None:
+            described["labels"][names.PRIORITY_LABEL] = priority
+        if any(pool.resizable for pool in pools(job)):
+            described["annotations"][names.ELASTIC_ANNOTATION] = "true"
     head, tokens = Role(names.HEAD_ROLE, job.spec.head.pod, {}), names.secret(name, uid, key)
     spec: Document = {
         "rayVersion": settings.ray_version,
