@@ -98,7 +98,6 @@ def job(**spec: Any) -> dict[str, Any]:
                 "pod": EVERYTHING,
                 "gpusPerReplica": 8,
                 "parallelism": {"tensor": 8},
-                "hostsPerReplica": 2,
                 "env": {"A": "b"},
             },
             "trainer": {"pod": EVERYTHING, "gpusPerReplica": 8},

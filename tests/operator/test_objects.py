@@ -127,7 +127,7 @@ def test_pods_carry_the_jobs_labels_but_for_those_that_are_orders() -> None:
         "apiVersion": "rljob.dev/v1alpha1",
         "kind": "RLJob",
         "metadata": {"name": "job", "labels": labels},
-        "spec": job_spec(),
+        "spec": job_spec(queueName="q"),
     }
     made = rendered(json.dumps(document) + "\n", [], SETTINGS)[-1]["spec"]
     for part in (made["headGroupSpec"], *made["workerGroupSpecs"]):

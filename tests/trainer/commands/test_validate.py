@@ -221,8 +221,8 @@ def test_the_installed_command_ends_with_the_code_and_without_a_traceback(edited
 def test_what_this_version_does_not_train_is_said_before_the_run_says_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    change = ["--set", "trainer.backend=megatron"]
+    change = ["--set", "rollout={engine: vllm, parallelism: {tensor: 2}}", "--set", "trainer.gpusPerReplica=2"]
     assert main(["validate", "job.yaml", *change]) == 2
-    assert capsys.readouterr().out == "spec.trainer.backend: only fsdp2 runs in this version; write fsdp2\n"
+    assert "spec.rollout.parallelism.tensor: a colocated vLLM engine has one GPU" in capsys.readouterr().out
     # The API server knows of fields and rules alone.
     assert main(["validate", "--schema-only", "job.yaml", *change]) == 0
