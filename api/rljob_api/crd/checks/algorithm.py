@@ -149,6 +149,15 @@ def _algorithm() -> Iterator[Check]:
         "is 0, from where an adaptive controller never gets away; give it a start value, for example 0.001",
         ".kl.inReward.coefficient",
     )
+    adaptive = "self.algorithm.kl.inReward.controller"
+    yield Check(
+        "controller_sees_no_more_than_its_horizon",
+        SPEC,
+        f"!has(self.algorithm.kl.inReward) || !has({adaptive}) || {adaptive}.type != 'adaptive' || "
+        f"{cel.UPDATE} * {cel.SAMPLES} <= {adaptive}.horizon",
+        "is less than the samples of a batch, after which the coefficient moves; use as many or more",
+        ".algorithm.kl.inReward.controller.horizon",
+    )
     yield Check(
         "estimator_takes_a_penalty",
         ALGORITHM,
@@ -257,14 +266,6 @@ def _correction() -> Iterator[Check]:
         "with mode bypass the loss knows nothing of them; set mode: decoupled, or the loss bypassReinforce "
         "(bypassPpoClip without weights)",
         ".algorithm.rolloutCorrection",
-    )
-    yield Check(
-        "weights_in_the_loss_are_not_normalised",
-        ALGORITHM,
-        f"!{cel.loss_in('self', ['bypassReinforce'])} || !has(self.rolloutCorrection.weights) || "
-        "!self.rolloutCorrection.weights.normalize",
-        "bypassReinforce makes its weights in each micro-batch; remove it, or set mode: decoupled and another loss",
-        ".rolloutCorrection.weights.normalize",
     )
     yield Check(
         "bypass_losses_need_bypass",
