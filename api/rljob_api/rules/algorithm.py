@@ -175,7 +175,7 @@ def controller_sees_no_more_than_its_horizon(job: Job) -> Iterator[Violation]:
     if samples > term.controller.horizon:
         yield Violation(
             "spec.algorithm.kl.inReward.controller.horizon",
-            f"{term.controller.horizon} is less than the {samples} samples of a batch, after which the coefficient moves",
+            f"{term.controller.horizon} is less than the {samples} samples after which the coefficient moves",
             f"use {samples} or more (10 to 100 times as much is usual)",
         )
 

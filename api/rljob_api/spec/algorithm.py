@@ -72,7 +72,7 @@ class Advantage(SpecModel):
     )
     whiten_rewards: bool | None = Field(
         default=None,
-        description="gae: scale the rewards of tokens to variance 1 over the batch, keeping their mean. Default: false.",
+        description="gae: tokens' rewards get variance 1 over the batch and keep their mean.",
     )
     epsilon: float | None = Field(default=None, gt=0, le=1, description="Added to a divisor so that it is not 0.")
 
@@ -110,8 +110,7 @@ class PolicyLoss(SpecModel):
     )
     exclude_clipped: bool | None = Field(
         default=None,
-        description="clipCov: draw no tokens that PPO has clipped already, as the published code; false: the paper's "
-        "formula. Default: true.",
+        description="clipCov: draw none that PPO has clipped (published code); false: the paper's formula.",
     )
     kl_coefficient: float | None = Field(
         default=None, ge=0, le=1000, description="klCov: weight of the KL term on the selected tokens."
@@ -120,13 +119,13 @@ class PolicyLoss(SpecModel):
         default=None,
         gt=0,
         le=1000,
-        description="dppoKl: tokens that lose probability with A <= 0 are left out beyond this binary KL.",
+        description="dppoKl: tokens with A <= 0 are left out beyond this binary KL.",
     )
     divergence_high: float | None = Field(
         default=None,
         gt=0,
         le=1000,
-        description="dppoKl: tokens that gain probability with A > 0 are left out beyond this binary KL.",
+        description="dppoKl: the same with A > 0.",
     )
     ratio_cap: float | None = Field(
         default=None, ge=1, le=1000000, description="tis, dppoTv, dppoKl: upper bound of the importance ratio."
@@ -139,7 +138,7 @@ class KlInLoss(SpecModel):
 
     kind: KlLossKind | None = Field(
         default=None,
-        description="Estimator of the KL. k1Straight, k3Straight, absStraight: value of k1, k3 or abs, gradient of k2. "
+        description="Estimator of the KL. ...Straight: value of k1, k3 or abs, gradient of k2. "
         "full: exact over the vocabulary. Default: k3.",
     )
     coefficient: float | None = Field(default=None, ge=0, le=1000, description="Its weight. 0 turns it off.")
@@ -156,7 +155,7 @@ class KlController(SpecModel):
         default=10000,
         ge=1,
         le=1000000000,
-        description="adaptive: time constant in samples, at least those of a batch; larger is slower.",
+        description="adaptive: time constant in samples; larger is slower.",
     )
 
 
@@ -230,8 +229,7 @@ class CorrectionWeights(SpecModel):
     )
     normalize: bool = Field(
         default=False,
-        description="Divide by the mean weight of the batch; with mode bypass of the mini-batch, for one more forward "
-        "pass.",
+        description="Divide by the mean weight of the batch (mode bypass: of the mini-batch).",
     )
 
 

@@ -110,7 +110,7 @@ def dppo_tv(s: Sequence, clip_low: float, clip_high: float, ratio_cap: float) ->
 
 
 def dppo_kl(s: Sequence, divergence_low: float, divergence_high: float, ratio_cap: float) -> list[float]:
-    """arXiv 2602.04879, binary KL(pi_old || pi); only steps away from pi_old are stopped, each at a bound of its own."""
+    """arXiv 2602.04879, binary KL(pi_old || pi); only steps away from it are stopped, each at its bound."""
     result = []
     for t, a in enumerate(s.adv):
         p, q = math.exp(s.old[t]), math.exp(s.sg[t])

@@ -130,8 +130,8 @@ def bypass_reinforce(
     """-w A log pi, w = sg(pi_theta / pi_roll) of the token or of its whole sequence.
 
     No forward pass for pi_old is needed. w is cut at ``high``; with ``low`` given, weights outside [low, high] become
-    0; level "none" means w = 1. ``normalize`` divides by the mean w of the whole mini-batch (tokens or sequences, as the
-    level says), for one more forward pass. ``rejection`` as in bypassPpoClip.
+    0; level "none" means w = 1. ``normalize`` divides by the mean w of the whole mini-batch (over tokens or
+    sequences, as the level says), for one more forward pass. ``rejection`` as in bypassPpoClip.
     """
     anchored = replace(inputs, old_log_probs=inputs.rollout("bypassReinforce"))
     log_ratio = anchored.log_ratio.detach()

@@ -93,8 +93,8 @@ class PolicyLossOutput:
 
 
 Selector = Callable[..., Tensor]
-"""(inputs of the whole mini-batch, generator, **settings of the loss) -> [tokens]: what only the whole mini-batch tells,
-which tokens are picked (bool) or what weights are divided by."""
+"""(inputs of the whole mini-batch, generator, **settings of the loss) -> [tokens]: what only all of it tells, which
+tokens are picked (bool) or what weights are divided by."""
 
 
 @dataclass(frozen=True)

@@ -149,13 +149,12 @@ def _algorithm() -> Iterator[Check]:
         "is 0, from where an adaptive controller never gets away; give it a start value, for example 0.001",
         ".kl.inReward.coefficient",
     )
-    adaptive = "self.algorithm.kl.inReward.controller"
     yield Check(
         "controller_sees_no_more_than_its_horizon",
         SPEC,
-        f"!has(self.algorithm.kl.inReward) || !has({adaptive}) || {adaptive}.type != 'adaptive' || "
-        f"{cel.UPDATE} * {cel.SAMPLES} <= {adaptive}.horizon",
-        "is less than the samples of a batch, after which the coefficient moves; use as many or more",
+        "[self.algorithm.kl].all(c, !has(c.inReward) || !has(c.inReward.controller) || "
+        f"c.inReward.controller.type == 'fixed' || {cel.UPDATE} * {cel.SAMPLES} <= c.inReward.controller.horizon)",
+        "is less than the samples of a batch; raise it",
         ".algorithm.kl.inReward.controller.horizon",
     )
     yield Check(
