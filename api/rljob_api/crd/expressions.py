@@ -127,6 +127,10 @@ MINI = (
     f"{given('self.batch.miniBatchGroups', given('self.batch.groups', str(DEFAULT_GROUPS)))})"
 )
 GROUPS = given("self.batch.groups", str(DEFAULT_GROUPS))
+UPDATE = (
+    f"({IS_ASYNC} ? {given('self.pipeline.requireBatches', '1')} * "
+    f"{given('self.batch.miniBatchGroups', str(DEFAULT_ASYNC_MINI_BATCH_GROUPS))} : {GROUPS})"
+)
 PULL = f"{given('self.pipeline.syncEvery', '1')} * {given('self.pipeline.requireBatches', '1')} * {MINI}"
 MAX_AGE = given("self.pipeline.staleness.maxAge", "1")
 IS_COLOCATED = (

@@ -151,6 +151,7 @@ class TrainingStep:
         if scored.log_probs is None:
             updated_from = None if continues else version
             metrics.update(self._agreement(groups, batch, made, result.first_log_probs, updated_from))
+            metrics.update(self._bypassed(batch, result.first_log_probs))
         self._trained_version = version
         if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
             of_batch = torch.from_numpy(batch.sequences.advantages)
@@ -264,6 +265,22 @@ class TrainingStep:
         sequences.mask = corrected.mask.numpy()
         sequences.weights = None if corrected.weights is None else corrected.weights.to(torch.float32).numpy()
         return corrected.metrics
+
+    def _bypassed(self, batch: TrainingBatch, first: FloatArray | None) -> dict[str, float]:
+        """Bypass mode: the diagnostics of the correction, which the losses do themselves.
+
+        ``first [tokens]``: the policy's log-probs in the update's first forward pass, NaN for sequences outside it.
+        """
+        sequences = batch.sequences
+        if self.algorithm.rollout_correction.mode != "bypass" or first is None or sequences.rollout_log_probs is None:
+            return {}
+        return correct(
+            torch.from_numpy(first),
+            torch.from_numpy(sequences.rollout_log_probs),
+            torch.from_numpy(sequences.mask & np.isfinite(first)),
+            _segments(batch),
+            correction_settings(self.algorithm.rollout_correction),
+        ).metrics
 
     def _advantage_inputs(
         self, groups: Sequence[Group], batch: TrainingBatch, scored: ScoreResult
