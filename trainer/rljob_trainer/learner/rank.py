@@ -30,7 +30,7 @@ from rljob_trainer.learner.gradients import (
     on_host,
 )
 from rljob_trainer.learner.lanes import Twin, assign
-from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy
+from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy, place
 from rljob_trainer.learner.optim import StepOutcome
 from rljob_trainer.learner.protocol import LearnerFacts, LossSettings
 from rljob_trainer.learner.reference import Reference
@@ -122,7 +122,7 @@ class LearnerRank:
         if self.settings.activation_checkpointing:
             checkpoint_activations(module.layers)
         parallel.shard(module, module.layers, self.mesh, compute)
-        return module.to(self.device, masters)
+        return place(module, self.device, masters)
 
     @property
     def actor_model(self) -> PreTrainedModel:
