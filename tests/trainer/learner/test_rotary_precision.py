@@ -3,7 +3,6 @@ equal log-probs, at position 3,000 too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
