@@ -108,7 +108,7 @@ async def assemble(
     learner, engines = await start_learner_and_engines(
         job,
         inputs.model,
-        holds=lambda: "present" if trainer is None else trainer.holds,
+        holds=lambda: () if trainer is None else trainer.holds,
         shelf=shelf,
         waits=waits,
         stack=stack,

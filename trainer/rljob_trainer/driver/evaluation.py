@@ -41,7 +41,7 @@ async def evaluate(
             rewards = await stack.enter_async_context(
                 RewardPool(spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base])
             )
-            engines = await start_pool(job, inputs.model, None, holds=lambda: "present")
+            engines = await start_pool(job, inputs.model, None, holds=lambda: ())
             stack.push_async_callback(engines.close)
             validator = validator_of(job.spec, inputs, engines, rewards, training_sampling(job.spec, inputs))
             assert validator is not None

@@ -440,10 +440,12 @@ class Session:
         self._controls.standing.checkpointed(checkpoint, self.totals.version)
         if self.parts.engines.turns is not None:
             await self.parts.engines.turns.to_learner()
+        await self.parts.trainer.restore(lambda: self._read_learner(checkpoint), self.totals.version)
+
+    async def _read_learner(self, checkpoint: Checkpoint) -> None:
         seconds = float(self.parts.job.spec.deadlines.progress_seconds)
         with self.parts.waits.wait("driver", f"the learner to read {checkpoint.place}", seconds):
             await self.parts.learner.load(checkpoint.learner)
-        await self.parts.trainer.publish(self.totals.version)
 
     @property
     def _saved_step(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rljob_trainer.errors import StepGivenUpError
+from rljob_trainer.errors import LearnerError, StepGivenUpError
 from rljob_trainer.learner import export, parallel, state
 from rljob_trainer.learner.anchor import Anchor
 from rljob_trainer.learner.giving_up import GivingUp
@@ -30,7 +30,7 @@ from rljob_trainer.learner.gradients import (
     on_host,
 )
 from rljob_trainer.learner.lanes import Twin, assign
-from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy
+from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy, place
 from rljob_trainer.learner.optim import StepOutcome
 from rljob_trainer.learner.protocol import LearnerFacts, LossSettings
 from rljob_trainer.learner.reference import Reference
@@ -65,6 +65,9 @@ class LearnerRank:
         self.attachments: dict[str, Any] = {}
         """Objects of others that live beside the models (weight publication, a colocated engine)."""
         self.giving_up = GivingUp(settings.ranks)
+        self.version: int | None = 0
+        """The policy version that the actor's weights are, at first the folder's. None since an update of them began,
+        or others were read, until ``call_present`` gives them a number."""
         self._dtype = settings.compute_dtype
         self._meter = Meter(self.device)
         if self.device.type == "cuda":
@@ -122,7 +125,7 @@ class LearnerRank:
         if self.settings.activation_checkpointing:
             checkpoint_activations(module.layers)
         parallel.shard(module, module.layers, self.mesh, compute)
-        return module.to(self.device, masters)
+        return place(module, self.device, masters)
 
     @property
     def actor_model(self) -> PreTrainedModel:
@@ -227,6 +230,34 @@ class LearnerRank:
         """Inside, the actor has the weights that the last update with ``keep_anchor`` began with."""
         return self._anchor.in_place()
 
+    def call_present(self, version: int) -> None:
+        """The actor's weights are policy version ``version`` from now on. Raises ``LearnerError`` for a number that is
+        older than one it has given, or belongs to other weights."""
+        kept = self._anchor.version
+        if version < max(self.version or 0, kept or 0) or (version == kept and version != self.version):
+            raise LearnerError(
+                f"learner rank {self.rank} is to publish its weights as version {version}, but has given that number "
+                f"or a later one to others already ({self._held()}); please report this"
+            )
+        self.version = version
+
+    def holding(self, version: int) -> AbstractContextManager[None]:
+        """Inside, the actor has the weights of ``version``: its present ones, or those that the version began with.
+        Raises ``LearnerError`` when it has neither: no other weights go out under that number."""
+        if version == self.version:
+            return nullcontext()
+        if version == self._anchor.version:
+            return self.anchored()
+        raise LearnerError(
+            f"learner rank {self.rank} was asked for the weights of version {version}, but has {self._held()}; "
+            "nothing was sent; please report this"
+        )
+
+    def _held(self) -> str:
+        """The versions of its weights, for messages."""
+        present = "present weights of no version" if self.version is None else f"version {self.version}"
+        return present if self._anchor.version is None else f"{present}, kept version {self._anchor.version}"
+
     # --- training -----------------------------------------------------------------------------------------------------
 
     def update(
@@ -250,12 +281,13 @@ class LearnerRank:
             work.append(self.actor)
         # Where models run in turn the first one's gradients are gone before the second one's are there.
         groups = [work] if self.settings.two_lanes else [[trained] for trained in work]
-        clocks = [trained.clock for trained in work]
+        clocks, version = [trained.clock for trained in work], self.version
         for trained in work:
             trained.begin(continues=continues)
         try:
             return self._update(groups, share, loss, keep_anchor=keep_anchor)
         except StepGivenUpError:
+            self.version = version
             for trained, clock in zip(work, clocks, strict=True):
                 trained.clock = clock
                 trained.module.zero_grad()
@@ -273,7 +305,9 @@ class LearnerRank:
         busy = [part for trained in work for part in (trained.name, f"{trained.name} optimizer")]
         with self._residence.working(*busy, *["reference"] * (loss.kl_kind == "full")):
             if keep_anchor:
-                self._anchor.keep()
+                self._anchor.keep(self.version)
+            if self.actor in work:
+                self.version = None
             for number in range(len(share.micro_batches)):
                 for group in groups:
                     check = _go_on if report.steps else self.giving_up.check
@@ -363,6 +397,7 @@ class LearnerRank:
 
     def load(self, place: str | Path) -> None:
         """Reads a saved state, whatever the number of ranks that wrote it. Raises ``CheckpointError``."""
+        self.version = self._anchor.version = None
         with self._residence.working():
             state.load(place, self._trained, self.rank, self.settings.ranks)
 

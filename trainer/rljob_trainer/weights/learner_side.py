@@ -7,7 +7,7 @@ them whatever becomes of the broadcast, and an engine's failure is not the learn
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,7 +29,9 @@ class Rank(Protocol):
     device: torch.device
     attachments: dict[str, Any]
 
-    def anchored(self) -> AbstractContextManager[None]: ...
+    def call_present(self, version: int) -> None: ...
+
+    def holding(self, version: int) -> AbstractContextManager[None]: ...
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, Tensor]]: ...
 
@@ -76,10 +78,15 @@ def connect(rank: Rank, link: WeightLink, timeout: float) -> Failure | None:
     return None
 
 
-def publish(rank: Rank, version: int, timeout: float, anchored: bool = False) -> SendReport | Failure | None:
-    """Sends the policy's parameters from rank 0, which returns what it cost or why it failed. ``anchored``: as they
-    were when the version began."""
-    with rank.anchored() if anchored else nullcontext():
+def publish(rank: Rank, version: int, timeout: float, is_new: bool) -> SendReport | Failure | None:
+    """Sends the policy's parameters from rank 0, which returns what it cost or why it failed. ``is_new``: the present
+    weights become ``version``; otherwise those that are it already are sent.
+
+    Raises ``LearnerError`` on all ranks when they have no weights of that version.
+    """
+    if is_new:
+        rank.call_present(version)
+    with rank.holding(version):
         return _publish(rank, version, timeout)
 
 
