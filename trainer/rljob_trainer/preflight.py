@@ -82,7 +82,7 @@ def _model(found: Readable, base: Path) -> Iterator[Violation]:
     from rljob_trainer.models.folder import read_folder
 
     try:
-        facts = read_folder(folder)
+        facts = read_folder(folder, tokenizer=model.tokenizer is None or not found.says("spec.model.tokenizer"))
     except JobFileError as error:
         yield _split(error, path)
         return
@@ -105,7 +105,12 @@ def _model_of_the_hub(found: Readable, name: str) -> Iterator[Violation]:
 
 def _shape(found: Readable, shape: Shape) -> Iterator[Violation]:
     yield from _context(found, shape.context_length)
-    if found.job.spec.rollout.engine == "vllm" and found.says("spec.rollout.engine") and shape.head_dim < 32:
+    engine = found.job.spec.rollout.engine if found.says("spec.rollout.engine") else None
+    if engine == "torch" and shape.unsupported is not None:
+        yield Violation(
+            "spec.rollout.engine", f"the torch engine {shape.unsupported}", "use rollout.engine: vllm, or another model"
+        )
+    if engine == "vllm" and shape.head_dim < 32:
         yield Violation(
             "spec.model.source",
             f"its heads are {shape.head_dim} wide, and vLLM needs 32 or more",

@@ -223,7 +223,7 @@ def test_a_hubs_model_that_is_not_here_is_left_to_the_run(edited: Edit, cached: 
 
 def test_heads_too_narrow_for_vllm(folder: Path) -> None:
     config = json.loads((folder / "model" / "config.json").read_text())
-    (folder / "model" / "config.json").write_text(json.dumps(config | {"num_attention_heads": 8}))
+    (folder / "model" / "config.json").write_text(json.dumps(config | {"num_attention_heads": 8, "num_key_value_heads": 4}))
     one(folder / "job.yaml", "spec.model.source", "16 wide", "rollout.engine: torch")
 
 

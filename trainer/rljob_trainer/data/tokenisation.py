@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_trainer.data.columns import (
@@ -59,14 +58,6 @@ class PromptSettings:
     max_tokens: int = 1024
     overlong: Overlong = "drop"
     """``truncate`` keeps the last ``max_tokens`` tokens: the question usually stands at the end."""
-
-
-def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a materialised model folder. ``trust_remote_code`` is the job's ``spec.model`` setting."""
-    from transformers import AutoTokenizer
-
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    return tokenizer
 
 
 def response_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[list[int]]], list[str]]:
