@@ -1,6 +1,7 @@
 """Says everything that is wrong with job files, without starting anything.
 
-Each line reads `path: what is wrong; what to do`. The exit code is 0 when all files are valid, else 2.
+Each line reads `path: what is wrong; what to do`. The exit code is 0 when all files are valid, else 64, as that
+of a run that refuses them.
 Files and data that a job names are looked at too, unless --schema-only is given; relative paths start at the job file.
 That is done also when the job file itself has mistakes: what can be read of it is looked at, and what depends on a
 value of the wrong type is not (a mistake in one item of a list hides the other items). Of JSON Lines files beyond 64 MB
@@ -17,8 +18,9 @@ import sys
 from pathlib import Path
 
 from rljob_api import JobInvalid, Readable, Violation, check_text, read_overlay
+from rljob_trainer.errors import JobFileError
 
-INVALID = 2
+INVALID = JobFileError.exit_code
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,8 +27,8 @@ from rljob_trainer.driver.validating import Validator, held_out
 from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.group import LearnerGroup
-from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.models.building import check_builds
+from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.models.materialise import materialise
 from rljob_trainer.models.tokenizer import check_embedded, load_tokenizer
 from rljob_trainer.models.weights import check_values

@@ -232,8 +232,9 @@ def _layers(model: nn.Module, names: set[str]) -> list[nn.Module]:
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
     # Loading reports go to the driver's log by way of errors only; progress bars of many ranks would garble it.
     transformers_logging.disable_progress_bar()
+    load: Any = AutoModelForCausalLM.from_pretrained  # its types know nothing of output_loading_info
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(
+        loaded, told = load(
             folder,
             dtype=dtype,
             attn_implementation=ATTENTION,
@@ -247,9 +248,11 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrain
             f"spec.model: the model in {folder} cannot be loaded ({type(error).__name__}: {error}); copy it again, or "
             "use another one"
         ) from error
+    model: PreTrainedModel = loaded
     if missing := sorted(told["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise JobFileError(
-            f"spec.model: {folder} lacks the tensor {missing[0]}{f' and {len(missing) - 1} more' * (len(missing) > 1)}, "
+            f"spec.model: {folder} lacks the tensor {missing[0]}{more}, "
             "which would begin at random; copy the model again"
         )
     config = model.config.get_text_config()

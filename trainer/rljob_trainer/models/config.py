@@ -33,6 +33,7 @@ _TEXTS = ("model_type", "hidden_act", "dtype", "torch_dtype", "transformers_vers
 _POSITIVE = ("rms_norm_eps",)
 _NOT_NEGATIVE = ("attention_dropout", "initializer_range", "rope_theta")
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "auto")
+_ROPE_NEEDS = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
@@ -129,8 +130,7 @@ def _check_plain(config: Mapping[str, Any], file: Path) -> None:
             elif key == "original_max_position_embeddings" and value is not None:
                 _size(numbers, key, file, place=f"{name}.{key}")
         kind = rope.get("rope_type", rope.get("type", "default"))
-        needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}.get(kind, ())
-        for key in needed:
+        for key in _ROPE_NEEDS.get(str(kind), ()):
             if key not in rope:
                 raise JobFileError(f"{file}: {name} is of the type {kind} and has no {key}; {COPY}")
         if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
@@ -140,7 +140,8 @@ def _check_plain(config: Mapping[str, Any], file: Path) -> None:
 
 
 def check_ids(said: Any, name: str, file: Path, vocabulary: int) -> None:
-    """Raises ``JobFileError`` for a token id that is none. A padding id of -1 is an old way to say that there is none."""
+    """Raises ``JobFileError`` for a token id that is none. A padding id of -1 is an old way to say that there is no
+    such token."""
     for value in said if isinstance(said, list) else [said]:
         if value is None or (name == "pad_token_id" and value == -1):
             continue

@@ -29,6 +29,8 @@ class TokenizerFiles:
     ids: dict[str, int]
     """Ids of the end and padding tokens, by ``eos_token`` and ``pad_token``, as far as the files say."""
     has_chat_template: bool
+    fills_empty: bool | None
+    """Whether an empty text has tokens: one that begins every text."""
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -49,7 +51,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
             read_json(folder / name)
     template = _chat_template(folder, settings)
     if not (folder / FAST).exists():
-        return TokenizerFiles(folder, None, {}, template)
+        return TokenizerFiles(folder, None, {}, template, None)
     tokenizer = _backend(folder / FAST)
     known = tokenizer.get_vocab(with_added_tokens=True)
     if not known:
@@ -60,7 +62,8 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     new = {content for content in special.values() if content not in known and content not in added}
     highest = max([highest, *(number for content, number in added.items() if known.get(content) != number)]) + len(new)
     try:
-        ids = tokenizer.encode("0").ids  # with what is put around every text
+        around = tokenizer.encode("").ids
+        ids = [*around, *tokenizer.encode("0").ids]
     except Exception as problem:
         raise JobFileError(f"{folder / FAST} cannot encode a text ({problem}); {COPY}") from problem
     return TokenizerFiles(
@@ -68,6 +71,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
         max([highest, *ids]) + 1,
         {name: known[special[name]] for name in ("eos_token", "pad_token") if special.get(name) in known},
         template,
+        bool(around),
     )
 
 
@@ -92,7 +96,7 @@ def _backend(file: Path) -> Any:
         return Tokenizer.from_file(str(file))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as problem:
+    except BaseException as problem:  # noqa: BLE001
         # The library raises bare Exception, and something that is not even one where its own code gives up.
         raise JobFileError(f"{file} is no tokenizer that can be read ({problem}); {COPY}") from None
 
