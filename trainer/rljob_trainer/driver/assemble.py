@@ -75,9 +75,9 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path) -> Inputs:
                 f"{field}: {length} and spec.data.maxPromptTokens = {spec.data.max_prompt_tokens} together exceed the "
                 f"model's context of {model.context_length} tokens; lower one of them"
             )
+    check_builds(model.path, trust_remote_code=spec.model.trust_remote_code)
     tokenizer = load_tokenizer(model.path, trust_remote_code=spec.model.trust_remote_code)
     check_embedded(tokenizer, model.vocabulary_size, f"spec.model: the tokenizer in {model.path}")
-    check_builds(model.path, trust_remote_code=spec.model.trust_remote_code)
     feed = training_feed(spec.data, tokenizer, base=base, epochs=spec.stop.epochs)
     validation = validation_sets(spec.data, tokenizer, base=base)
     check_values(model.path)

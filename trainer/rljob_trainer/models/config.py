@@ -6,6 +6,7 @@ start of a run.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections.abc import Mapping
@@ -40,7 +41,10 @@ ROPE_TYPES = ("default", "linear", "llama3")
 def read_json(file: Path) -> dict[str, Any]:
     """A file that holds one JSON object. Raises ``JobFileError`` naming it."""
     try:
-        content = json.loads(file.read_bytes().decode("utf-8-sig"))
+        data = file.read_bytes()
+        if data.startswith(codecs.BOM_UTF8):
+            raise JobFileError(f"{file} begins with a byte order mark, which JSON has not; save it without")
+        content = json.loads(data.decode("utf-8"))
     except FileNotFoundError:
         raise JobFileError(
             f"{file.parent} has no {file.name}; spec.model.source must be a Hugging Face model folder"
@@ -109,11 +113,19 @@ def check_config(config: dict[str, Any], file: Path) -> None:
 
 def _check_plain(config: Mapping[str, Any], file: Path) -> None:
     """What the plain families need besides."""
-    if "rms_norm_eps" in config and config["rms_norm_eps"] is None:
-        raise wrong(file, "rms_norm_eps", "a number", None)
+    if config.get("intermediate_size") is None:
+        raise wrong(file, "intermediate_size", "a whole number above 0", None)
+    for name in ("rms_norm_eps", *_SWITCHES, "hidden_act"):
+        if name in config and config[name] is None and name != "use_sliding_window":
+            raise wrong(file, name, "set, or left out", None)
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if width % 2:
         raise JobFileError(f"{file}: heads are {width} wide, an odd number that cannot be rotated in pairs; {COPY}")
+    kinds, layers = config.get("layer_types"), config["num_hidden_layers"]
+    if kinds is not None and (
+        not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(kind, str) for kind in kinds)
+    ):
+        raise wrong(file, "layer_types", f"a list of {layers} texts, one for each of num_hidden_layers", kinds)
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name)
         if rope is None:

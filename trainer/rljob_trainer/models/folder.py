@@ -11,6 +11,7 @@ from typing import Any
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.config import (
+    PLAIN_FAMILIES,
     check_config,
     check_ids,
     read_json,
@@ -91,7 +92,9 @@ def read_folder(path: Path, *, tokenizer: bool = True) -> ModelFolder:
     shape = _shape(config, file)
     text = text_part(config, file)
     stored = stored_tensors(path)
-    tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", "lm_head.weight" not in stored)))
+    # Where nothing is said, the plain families have matrices of their own at both ends.
+    unsaid = shape.family not in PLAIN_FAMILIES and "lm_head.weight" not in stored
+    tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", unsaid)))
     check_weights(config, file, stored, tied=tied)
     sizes = {name: tensor.size for name, tensor in stored.items()}
     if tied:

@@ -103,8 +103,10 @@ def _check_plain(config: dict[str, Any], file: Path, found: Mapping[str, Stored]
     numbers = {int(match[1]) for name in found if (match := _LAYER.search(name))}
     if numbers and numbers != set(range(config["num_hidden_layers"])) and numbers == set(range(len(numbers))):
         raise _layers(file, config["num_hidden_layers"], len(numbers), found)
-    expected = dict(_expected(config, tied))
-    for name, (shape, fields) in expected.items():
+    expected: dict[str, tuple[int, ...]] = {}
+    # One after the other: a configuration may speak of any number of layers.
+    for name, (shape, fields) in _expected(config, tied):
+        expected[name] = shape
         if name not in found:
             some = next(iter(found.values())).file.parent if found else file.parent
             raise JobFileError(f"{some} lacks the tensor {name}, which {file.name} needs ({fields}); {COPY}")
@@ -120,7 +122,7 @@ def _check_plain(config: dict[str, Any], file: Path, found: Mapping[str, Stored]
         if name not in expected and not name.endswith(_DERIVED) and _OWN.match(name):
             if tied and name == "lm_head.weight":
                 # Files of tied models may hold the shared matrix a second time.
-                shape = expected["model.embed_tokens.weight"][0]
+                shape = expected["model.embed_tokens.weight"]
                 if tensor.shape != shape:
                     raise _contradiction(name, tensor, shape, file, "vocab_size, hidden_size")
                 continue
@@ -137,7 +139,7 @@ def _expected(config: Mapping[str, Any], tied: bool) -> Iterator[tuple[str, tupl
     yield "model.norm.weight", ((hidden,), "hidden_size")
     if not tied:
         yield "lm_head.weight", ((vocabulary, hidden), "vocab_size, hidden_size")
-    inner = config.get("intermediate_size")
+    inner = config["intermediate_size"]
     queries, keys = heads * width, kv_heads * width
     attention = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden)}
     attention["o_proj"] = (hidden, queries)
@@ -155,8 +157,6 @@ def _expected(config: Mapping[str, Any], tied: bool) -> Iterator[tuple[str, tupl
         if family == "qwen3":
             for norm in ("q_norm", "k_norm"):
                 yield f"{prefix}self_attn.{norm}.weight", ((width,), "head_dim")
-        if inner is None:
-            continue
         feed_forward = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
         for name, shape in feed_forward.items():
             yield f"{prefix}mlp.{name}.weight", (shape, "num_hidden_layers, hidden_size, intermediate_size")

@@ -63,7 +63,7 @@ class DecoderConfig:
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
             context=int(config["max_position_embeddings"]),
-            norm_epsilon=float(config["rms_norm_eps"]),
+            norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
             tied=bool(config.get("tie_word_embeddings", False)),
             rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
             rope_scaling=None if rope_type == "default" else {**rope, "rope_type": rope_type},
