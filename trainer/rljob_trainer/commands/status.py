@@ -92,10 +92,11 @@ def _engine(engine: EngineStatus) -> str:
 
 def _from_folder(folder: Path) -> str:
     try:
-        return (folder / run_folder.STATUS).read_text()
-    except OSError as error:
+        return (folder / run_folder.STATUS).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise NoStatusError(
-            f"{folder / run_folder.STATUS} cannot be read ({error.strerror}); is {folder} the output folder of a run?"
+            f"{folder / run_folder.STATUS} cannot be read ({reason}); is {folder} the output folder of a run?"
         ) from error
 
 
@@ -105,7 +106,11 @@ def _from_service(address: str, token_file: Path | None) -> str:
 
     request = urllib.request.Request(address.rstrip("/").removesuffix(STATUS_PATH) + STATUS_PATH)
     if token_file is not None:
-        request.add_header("Authorization", f"Bearer {token_file.read_text().strip()}")
+        try:
+            token = token_file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise NoStatusError(f"the token cannot be read from {token_file}: {error}; check --token-file") from error
+        request.add_header("Authorization", f"Bearer {token}")
     try:
         with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
             return str(answer.read(_LARGEST_ANSWER).decode())

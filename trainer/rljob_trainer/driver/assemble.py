@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rljob_trainer.algorithms import advantage_estimators
 from rljob_trainer.checkpoints.checkpoint import Checkpoints
 from rljob_trainer.data.build import training_feed, validation_sets
-from rljob_trainer.data.tokenisation import load_tokenizer, response_decoder
+from rljob_trainer.data.tokenisation import response_decoder
 from rljob_trainer.driver.canaries import Canaries, GuardedPublication
 from rljob_trainer.driver.engines import Engines
 from rljob_trainer.driver.fence import Fence
@@ -27,8 +27,11 @@ from rljob_trainer.driver.validating import Validator, held_out
 from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.models.building import check_builds
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.models.materialise import materialise
+from rljob_trainer.models.tokenizer import check_embedded, load_tokenizer
+from rljob_trainer.models.weights import check_values
 from rljob_trainer.pipeline.loop import Keep, Stage, keep_all
 from rljob_trainer.pipeline.shape import schedule_settings
 from rljob_trainer.rewards.pool import RewardPool
@@ -72,9 +75,12 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path) -> Inputs:
                 f"{field}: {length} and spec.data.maxPromptTokens = {spec.data.max_prompt_tokens} together exceed the "
                 f"model's context of {model.context_length} tokens; lower one of them"
             )
+    check_builds(model.path, trust_remote_code=spec.model.trust_remote_code)
     tokenizer = load_tokenizer(model.path, trust_remote_code=spec.model.trust_remote_code)
+    check_embedded(tokenizer, model.vocabulary_size, f"spec.model: the tokenizer in {model.path}")
     feed = training_feed(spec.data, tokenizer, base=base, epochs=spec.stop.epochs)
     validation = validation_sets(spec.data, tokenizer, base=base)
+    check_values(model.path)
     return Inputs(model, tokenizer, feed, validation, response_decoder(tokenizer))
 
 

@@ -249,12 +249,29 @@ def _layers(model: nn.Module, names: set[str]) -> list[nn.Module]:
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
     # Loading reports go to the driver's log by way of errors only; progress bars of many ranks would garble it.
     transformers_logging.disable_progress_bar()
+    load: Any = AutoModelForCausalLM.from_pretrained  # its types know nothing of output_loading_info
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=trust_remote_code
+        loaded, told = load(
+            folder,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
-        raise JobFileError(f"the model in {folder} cannot be loaded: {error}; see spec.model") from error
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # transformers' many classes raise what they like
+        raise JobFileError(
+            f"spec.model: the model in {folder} cannot be loaded ({type(error).__name__}: {error}); copy it again, or "
+            "use another one"
+        ) from error
+    model: PreTrainedModel = loaded
+    if missing := sorted(told["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise JobFileError(
+            f"spec.model: {folder} lacks the tensor {missing[0]}{more}, "
+            "which would begin at random; copy the model again"
+        )
     config = model.config.get_text_config()
     for name in _UNSUPPORTED:
         if getattr(config, name, None) not in (None, 1.0):
@@ -264,7 +281,10 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrain
             )
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
-        raise JobFileError(f"the model in {folder} ({config.model_type}) has no plain output matrix; see spec.model")
+        raise JobFileError(
+            f"the model in {folder} ({config.model_type}) has no plain output matrix; "
+            "choose a model with one (Llama, Qwen, Mistral and most others)"
+        )
     config.use_cache = False
     if getattr(config, "attention_dropout", 0.0):
         config.attention_dropout = 0.0

@@ -401,6 +401,11 @@ class LearnerRank:
         with self._residence.working():
             state.load(place, self._trained, self.rank, self.settings.ranks)
 
+    def load_weights(self, place: str | Path) -> None:
+        """Reads the actor's parameters of a saved state, whatever else it holds. Raises ``CheckpointError``."""
+        with self._residence.working():
+            state.load_weights(place, self.actor)
+
     def export(self, folder: Path) -> None:
         """Writes the actor as a Hugging Face folder, in the dtype of the folder it came from."""
         export.write_folder(folder, self.settings.model_path, self._policy.published(), writer=self.rank == 0)

@@ -15,7 +15,7 @@ import io
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from rljob_trainer.errors import CheckpointError
-from rljob_trainer.learner.state_files import state_files
+from rljob_trainer.learner.state_files import StateFiles, state_files
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.storage import is_address
 from rljob_trainer.storage.bucket import REMEDY
@@ -84,14 +84,47 @@ def load(place: str | Path, models: Sequence[Trained], rank: int, ranks: int) ->
     # Damaged bytes surface as whatever the unpickler or the zip reader stumbles over; torch's wrapper around that
     # is not even an Exception.
     except (Exception, CheckpointException) as error:
-        raise CheckpointError(
-            f"the learner's state in {place} cannot be read: {_reason(error)}; "
-            "the files are damaged or belong to another model"
-        ) from error
+        raise _unreadable(place, error, _lacking(files, models)) from error
     if random is not None:
         _restore_random(random)
     for model in models:
         model.updates = int(description["updates"][model.name])
+
+
+def load_weights(place: str | Path, model: Trained) -> None:
+    """Reads one model's parameters and nothing else, in place: whichever optimizer trained it, its state stays unread.
+
+    Raises ``CheckpointError`` naming the file that is wrong.
+    """
+    files = state_files(place)
+    description = _described(files.read(_DESCRIPTION), place)
+    if model.name not in description["updates"]:
+        raise CheckpointError(f"{place} holds no {model.name} (it has: {', '.join(description['updates'])})")
+    try:
+        _quietly(load_tensors, model.weights(), storage_reader=files.reader(), no_dist=not dist.is_initialized())
+    except (Exception, CheckpointException) as error:  # as in load
+        raise _unreadable(place, error) from error
+
+
+def _lacking(files: StateFiles, models: Sequence[Trained]) -> set[str]:
+    """Which of the tensors that the models need a checkpoint does not list; none where its list can't be read."""
+    try:
+        listed = set(files.reader().read_metadata().state_dict_metadata)
+    except Exception:  # noqa: BLE001  damaged, which is being said already
+        return set()
+    return set(_tensors(models)) - listed
+
+
+def _unreadable(place: str | Path, error: BaseException, lacking: Collection[str] = ()) -> CheckpointError:
+    if lacking and all(".optimizer." in name for name in lacking):
+        return CheckpointError(
+            f"the learner's state in {place} was written with another optimizer (it has no {min(lacking)}); set "
+            "trainer.optimizer.type to that one, or start a new run from the model that `rljob export` makes of it"
+        )
+    return CheckpointError(
+        f"the learner's state in {place} cannot be read: {_reason(error)}; "
+        "the files are damaged or belong to another model"
+    )
 
 
 def _described(data: bytes | None, place: str | Path) -> dict[str, Any]:

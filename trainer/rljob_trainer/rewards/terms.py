@@ -75,7 +75,8 @@ class Failure:
 Outcome = dict[str, Verdict | Failure]
 """What the terms said about one sample, by their names."""
 
-_STANDARD = ("prompt", "response", "answer", "source", "tokens", "finish")
+STANDARD = ("prompt", "response", "answer", "source", "tokens", "finish")
+"""What every sample has, besides the columns of its row."""
 
 
 class Term:
@@ -99,12 +100,12 @@ class Term:
         if not self._takes_all and (unknown := sorted(set(self._params) - self._names)):
             raise JobFileError(
                 f"{spec.place}.params: {spec.title} takes no {', '.join(map(repr, unknown))}; "
-                f"it takes {', '.join(sorted(self._names - set(_STANDARD))) or 'none'}"
+                f"it takes {', '.join(sorted(self._names - set(STANDARD))) or 'none'}"
             )
         if spec.type == "pattern":
             _check_pattern(spec)
-        self._wanted_standard = tuple(n for n in _STANDARD if self._takes_all or n in self._names)
-        self._wants_columns = self._takes_all or bool(self._names - set(_STANDARD) - set(self._params))
+        self._wanted_standard = tuple(n for n in STANDARD if self._takes_all or n in self._names)
+        self._wants_columns = self._takes_all or bool(self._names - set(STANDARD) - set(self._params))
 
     def prepare(self) -> None:
         """Does what would make the first call slow."""
