@@ -27,7 +27,7 @@ CHAINS, LISTED = table()
 SECONDS = 500
 SMALL = {
     "data": {"validation": [{"name": "held-out", "task": {"type": "addition", "digits": 2}, "limit": 8}]},
-    "batch": {"groups": 8, "miniBatchGroups": 4},
+    "batch": {"groups": 16, "miniBatchGroups": 4},
     "logging": {"samplesEvery": 2},
     "checkpoint": {"everySteps": 2},
     "stop": {"steps": 5},
@@ -131,6 +131,7 @@ def shows_this_and_other_splits(checkout: Path, printed: str) -> None:
 def shows_lockstep_and_other_splits(checkout: Path, printed: str) -> None:
     assert re.search(r"^job +fullyAsync +64:64 ", printed, re.MULTILINE)
     assert re.search(r"^ +sync +128 colocated ", printed, re.MULTILINE)
+    assert not re.search(r"-\d+%", printed), "a share of the time is never negative"
     # The fastest of them may be marked.
     assert len(re.findall(r"^(?:best)? +fullyAsync +\d+:\d+ ", printed, re.MULTILINE)) > 1
 
