@@ -10,24 +10,28 @@ from __future__ import annotations
 import glob
 import json
 import mmap
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rljob_trainer.data.columns import Row, first_null, first_without
+from rljob_trainer.data.columns import Row, first_null, first_without, half_a_character
 from rljob_trainer.data.feed import Rows
 from rljob_trainer.data.order import Int64Array
 from rljob_trainer.data.tasks import Problem
 from rljob_trainer.errors import BucketError, DataError
 from rljob_trainer.storage.bucket import REMEDY, reason
+from rljob_trainer.texts import surrogate_within
 
 CHECKED_BYTES = 64 << 20
 """JSON Lines files up to this size are parsed whole when opened; of larger ones the first rows and the last."""
 CHECKED_ROWS = 4096
 """So many first rows of a larger file, and of Parquet when a column lies inside another one."""
 
+_MAY_HOLD_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""Bytes of a JSON text: escapes of the surrogates' range, most of them pairs, and what no UTF-8 has."""
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
@@ -115,6 +119,8 @@ class JsonLines:
                 f"{self.place(index)}: a line must hold one JSON object, not a {type(row).__name__}; "
                 "write each row as an object on a line of its own"
             )
+        if _MAY_HOLD_SURROGATES.search(text) and (found := surrogate_within(row)):
+            raise half_a_character(self.place(index), *found)
         return row
 
     def place(self, index: int) -> str:
