@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.tiny_job import copy_job
 
 from rljob_api.loading import load_jobs
 from rljob_api.violations import JobInvalid
@@ -29,7 +30,6 @@ from rljob_trainer.telemetry.run_folder import SampleRow, read_samples, samples_
 from rljob_trainer.telemetry.sinks import open_sinks
 from rljob_trainer.telemetry.trackers import MlflowSink, WandbSink
 from rljob_trainer.texts import lone_surrogate, surrogate_within, writable
-from tests.support.tiny_job import copy_job
 
 HALF = "half \ud83d of it"
 ESCAPED = "half \\ud83d of it"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
@@ -37,14 +37,16 @@ def waits_once(response: str, marker: str) -> float:
     """Waits to be killed or stopped when it is called with ``wait`` for the first time, and tells its process."""
     if response == "wait" and not Path(marker).exists():
         Path(marker).write_text(str(os.getpid()))
-        time.sleep(1)
+        for _ in range(20):  # a single wait would end during a stop, however long it is
+            time.sleep(0.1)
     return float(len(response))
 
 
 async def waits_once_async(response: str, marker: str) -> float:
     if response == "wait" and not Path(marker).exists():
         Path(marker).write_text(str(os.getpid()))
-        await asyncio.sleep(0.5)
+        for _ in range(20):
+            await asyncio.sleep(0.1)
     return float(len(response))
 
 
@@ -70,7 +72,7 @@ def raises(response: str) -> Any:
         case "memory":
             raise MemoryError
         case "unreadable":
-            raise Unreadable
+            raise UnreadableError
         case "long":
             raise ValueError("x" * 10**7)
         case "surrogate":

@@ -66,7 +66,7 @@ async def test_a_worker_killed_from_outside_costs_no_sample_its_score(tmp_path: 
 
 @pytest.mark.parametrize("function", ["waits_once", "waits_once_async"])
 async def test_time_in_which_a_worker_is_stopped_does_not_count(function: str, tmp_path: Path) -> None:
-    """It has 3 s, of which the function takes up to 1, and is stopped for longer than what is left."""
+    """It has 3 s, of which the function takes 2, and is stopped for longer than what is left."""
     marker = tmp_path / "waiting"
     async with pool(hostile(function), timeoutSeconds=3) as opened:
         scoring = asyncio.create_task(opened.score_responses(responses("wait", "bb", marker=str(marker))))
@@ -88,9 +88,7 @@ async def test_a_worker_that_stays_stopped_is_replaced_and_the_sample_scored(tmp
 
 async def test_workers_killed_twice_from_outside_ask_to_try_again(tmp_path: Path) -> None:
     async with pool(hostile("tells_and_waits")) as opened:
-        scoring = asyncio.create_task(
-            opened.score_responses(responses("a", "wait", marker=str(tmp_path / "at")))
-        )
+        scoring = asyncio.create_task(opened.score_responses(responses("a", "wait", marker=str(tmp_path / "at"))))
         for killed in range(2):
             await until(lambda seen=killed: len(list(tmp_path.iterdir())) > seen)
             os.kill(opened.worker_pids[0], signal.SIGKILL)
@@ -110,7 +108,7 @@ RAISED = {
     "exit": "SystemExit: wrong",
     "recursion": "RecursionError: maximum recursion depth exceeded",
     "memory": "MemoryError",
-    "unreadable": "Unreadable: (its text cannot be read: that raises RuntimeError)",
+    "unreadable": "UnreadableError: (its text cannot be read: that raises RuntimeError)",
     "long": "x... (10000000 characters)",
     "surrogate": "ValueError: half \\ud83d of it",
 }

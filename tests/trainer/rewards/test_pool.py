@@ -137,8 +137,14 @@ async def test_async_functions_wait_together() -> None:
         ("sleep", "no result within 1 s; its worker process was killed"),
         ("raise", "KeyError: 'no such thing'"),
         ("exit", "SystemExit: 3"),
-        ("crash", "its worker process was ended by signal SIGKILL, which the function sent itself; this happened twice"),
-        ("quit", "it ended its worker process (exit code 3); this happened twice, the second time with this sample alone"),
+        (
+            "crash",
+            "its worker process was ended by signal SIGKILL, which the function sent itself; this happened twice",
+        ),
+        (
+            "quit",
+            "it ended its worker process (exit code 3); this happened twice, the second time with this sample alone",
+        ),
         ("nan", "it returned the score nan, which is not a finite number"),
         ("inf", "it returned the score inf, which is not a finite number"),
         ("nothing", "it returned None (NoneType), which is not a number"),

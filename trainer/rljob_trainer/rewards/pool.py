@@ -179,7 +179,9 @@ class RewardPool:
             if (problem := too_large(result)) is None:
                 return result
             titles = " + ".join(f"{spec.weight:g} x {spec.title}" for spec in specs)
-            return self._failed(result, f"reward {titles} on {response.label or 'a sample'}: {problem}\n{_shown(response)}", lost=False)
+            return self._failed(
+                result, f"reward {titles} on {response.label or 'a sample'}: {problem}\n{_shown(response)}", lost=False
+            )
         message = "\n".join(self._message(failure, response) for failure in failures)
         if all(failure.ended and failure.term in self._hang_scores for failure in failures):
             self._log(f"{message}\nThis counts as wrong.")
@@ -194,7 +196,7 @@ class RewardPool:
         if self._reward.on_error == "fail":
             if lost:
                 raise RewardWorkerError(
-                    f"{message}\nTry again, with more memory or a lower spec.reward.workers if memory may have run out. "
+                    f"{message}\nTry again, with more memory or fewer spec.reward.workers if memory may have run out. "
                     "Should it always be this sample, correct the function (or the row), or set spec.reward.onError: "
                     "score to go on with errorScore for such samples."
                 )
@@ -216,9 +218,8 @@ class RewardPool:
 
     def _message(self, failure: Failure, response: Response) -> str:
         spec = next(spec for spec in self._specs if spec.name == failure.term)
-        return (
-            f"reward function {spec.title} failed on {response.label or 'a sample'}: {failure.problem}\n{_shown(response)}"
-        )
+        where = f"reward function {spec.title} failed on {response.label or 'a sample'}"
+        return f"{where}: {failure.problem}\n{_shown(response)}"
 
     def _route(self, source: str) -> _Route:
         if source not in self._routes:

@@ -1,10 +1,11 @@
 """One reward worker as the driver sees it: start, score a few samples, notice a hang or a crash, end it.
 
 Whose fault an end is, is told apart as far as that can be done honestly. A worker that died is replaced, and the sample
-that it was at is scored once more, alone: only a second death is held against anybody. A signal that the process brought
-on itself (a segmentation fault, an alarm, ``os.kill`` of its own number) or an exit code is the function's; SIGKILL,
-SIGTERM and the like of unknown origin are nobody's (``Failure.lost``). Time in which the worker was stopped does not
-count, nor does a pause of the whole machine; one that stays stopped is replaced like one that died.
+that it was at is scored once more, alone: only a second death is held against anybody. A signal that the process
+brought on itself (a segmentation fault, an alarm, ``os.kill`` of its own number) or an exit code is the function's;
+SIGKILL, SIGTERM and the like of unknown origin are nobody's (``Failure.lost``). Time in which the worker was stopped
+does not count, nor does a pause of the whole machine; one that stays stopped is replaced like one that died. A function
+that had its time is slow, and is not called again: it would take as long.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ _FROM_OUTSIDE = frozenset(
     else {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGSTOP}
 )
 """Signals that a process gets from others; further ones are mostly brought on by what it does itself."""
+_STOPPING = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 class _Gone:
@@ -421,13 +423,10 @@ def _blamed(term: str, end: _End) -> Failure:
         problem = f"{end.problem}; this happened twice, the second time with this sample alone"
         return Failure(term, problem, ended=True)
     problem = (
-        f"{end.problem}, twice in succession, by whom is not known: the kernel where memory runs out, or another process; "
-        "neither function nor row need be at fault"
+        f"{end.problem}, twice in succession. By whom is not known (the kernel, where memory runs out, or another "
+        "process): neither function nor row need be at fault"
     )
     return Failure(term, problem, ended=True, lost=True)
-
-
-_STOPPING = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 def _end_family(pid: int) -> None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 LARGEST_SCORE = 1e15
-"""Training computes in float32, whose largest number is 3.4e38, with squares and sums of the scores of a batch: those of
-10^8 samples of this size are still finite."""
+"""Training computes in float32, whose largest number is 3.4e38, with squares and sums of the scores of a batch: those
+of 10^8 samples of this size are still finite."""
 _LONGEST_PREDICTION = 16384
 _LONGEST_MESSAGE = 2000
 """Characters of what a function says of itself: a prediction is kept in every sample, a message in the log."""
@@ -79,8 +79,8 @@ class Failure:
     ended: bool = False
     """It hung or crashed, and its worker process is no more."""
     lost: bool = False
-    """Its worker process was ended or stopped from outside, as far as can be told, twice in succession: neither function
-    nor row need be at fault."""
+    """Its worker process was ended or stopped from outside, as far as can be told, twice in succession: neither
+    function nor row need be at fault."""
 
 
 Outcome = dict[str, Verdict | Failure]
@@ -300,8 +300,8 @@ def _verdict(returned: Any) -> Verdict:
 
 
 def _kept_prediction(text: str) -> str:
-    """A prediction is compared with others and written beside its sample. Of one as long as a book the beginning is kept
-    and a digest of the whole, so that equal predictions stay equal and others do not become so."""
+    """A prediction is compared with others and written beside its sample. Of one as long as a book the beginning is
+    kept and a digest of the whole, so that equal predictions stay equal and others do not become so."""
     if len(text) <= _LONGEST_PREDICTION:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -354,7 +354,7 @@ def _shown(value: Any) -> str:
 
 
 def plain_text(text: str) -> str:
-    """A text of the user's code that can travel and be written: of the class ``str`` itself, without lone surrogates."""
+    """A text of the user's code that can travel and be written: of class ``str`` itself, without lone surrogates."""
     return writable(str.__str__(text))
 
 

@@ -124,7 +124,9 @@ class _Worker:
         verdict = term.score(response)
         self._outbox.end_escaped_child()
         if self._descriptors() != self._at_first:
-            problem = "it closed or replaced file descriptors of its worker process (0, 1, 2, or the pipes of the driver)"
+            problem = (
+                "it closed or replaced file descriptors of its worker process (0, 1, 2, or the pipes of the driver)"
+            )
             return Failure(term.spec.name, problem, ended=True)
         return verdict
 
@@ -188,7 +190,7 @@ class _Worker:
         return asyncio.SelectorEventLoop(_OwnSelector(self._outbox.end_escaped_child))
 
 
-class _OwnSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]  (a class chosen at run time)
+class _OwnSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
     """Ends a forked child that goes on with the event loop of its parent, whose events it would take."""
 
     def __init__(self, end_escaped_child: Callable[[], None]) -> None:

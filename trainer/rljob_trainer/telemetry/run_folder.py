@@ -83,9 +83,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replaces ``path`` by ``text`` in one move: a reader sees the old file or the new one. Lone surrogates are escaped.
+    """Replaces ``path`` by ``text`` in one move: a reader sees the old file or the new one.
 
-    Raises ``OutputError``.
+    Lone surrogates are escaped. Raises ``OutputError``.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     with writing(path):
