@@ -190,7 +190,7 @@ class _Worker:
         return asyncio.SelectorEventLoop(_OwnSelector(self._outbox.end_escaped_child))
 
 
-class _OwnSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+class _OwnSelector(selectors.DefaultSelector):
     """Ends a forked child that goes on with the event loop of its parent, whose events it would take."""
 
     def __init__(self, end_escaped_child: Callable[[], None]) -> None:
