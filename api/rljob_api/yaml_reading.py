@@ -194,6 +194,8 @@ class _Reader:
             raise _error("a text must not hold the character NUL", node)
         if isinstance(value, float) and not math.isfinite(value):
             raise _error(f"{node.value} is not a number that JSON knows", node)
+        if isinstance(value, str) and not value.isascii():
+            return _whole_characters(value, node)
         return value
 
     def _mapping(self, node: yaml.Node, path: Path) -> dict[str, Any]:
@@ -238,6 +240,17 @@ class _Reader:
         if isinstance(value, bool):
             return "true" if value else "false"
         return str(value)
+
+
+def _whole_characters(text: str, node: yaml.Node) -> str:
+    """JSON writes a character beyond U+FFFF as two escapes, which PyYAML reads as two halves. A half alone is refused:
+    no file, tokenizer or API server takes it."""
+    joined = text.encode("utf-16-le", "surrogatepass")
+    try:
+        return joined.decode("utf-16-le")
+    except UnicodeDecodeError as problem:
+        half = int.from_bytes(joined[problem.start : problem.start + 2], "little")
+        raise _error(f"\\u{half:04x} is half a character, without its other half", node) from None
 
 
 def _place(node: yaml.Node) -> tuple[int, int]:

@@ -117,6 +117,14 @@ def first_null(rows: Iterable[tuple[int, Row]], name: str) -> int | None:
     return None
 
 
+def half_a_character(place: str, name: str, escape: str) -> DataError:
+    """What is said of a row in which a text holds a lone surrogate: no tokenizer and no file takes it."""
+    return DataError(
+        f'{place}: the column "{name}" holds half a character ({escape} without its other half): the text was cut or '
+        "written wrongly; correct it, or remove the row"
+    )
+
+
 def null_column(place: str, name: str, field: str) -> DataError:
     """What is said of a row in which a column that ``field`` of the job file names must not be null, and is."""
     return DataError(f'{place}: the column "{name}", which {field} names, is null; fill it, or remove the row')

@@ -11,18 +11,20 @@ import codecs
 import glob
 import json
 import mmap
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rljob_trainer.data.columns import MOST_LEVELS, Row, first_null, first_without, levels, too_deep
+from rljob_trainer.data.columns import MOST_LEVELS, Row, first_null, first_without, half_a_character, levels, too_deep
 from rljob_trainer.data.feed import Rows
 from rljob_trainer.data.order import Int64Array
 from rljob_trainer.data.tasks import Problem
 from rljob_trainer.errors import BucketError, DataError
 from rljob_trainer.storage.bucket import REMEDY, reason
+from rljob_trainer.texts import surrogate_within
 
 CHECKED_BYTES = 64 << 20
 """JSON Lines files up to this size are parsed whole when opened; of larger ones the first rows and the last."""
@@ -31,7 +33,8 @@ CHECKED_ROWS = 4096
 
 LONGEST_ROW = 64 << 20
 """Bytes of one line. A longer one is a file whose rows are not on lines of their own."""
-
+_MAY_HOLD_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""Bytes of a JSON text: escapes of the surrogates' range, most of them pairs, and what no UTF-8 has."""
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
@@ -136,6 +139,8 @@ class JsonLines:
                 f"{self.place(index)}: a line must hold one JSON object, not a {type(row).__name__}; "
                 "write each row as an object on a line of its own"
             )
+        if _MAY_HOLD_SURROGATES.search(text) and (found := surrogate_within(row)):
+            raise half_a_character(self.place(index), *found)
         return row
 
     def place(self, index: int) -> str:

@@ -17,12 +17,14 @@ from rljob_trainer.data.columns import (
     Template,
     as_text,
     column,
+    half_a_character,
     is_template,
     lacks_column,
     null_column,
     require_columns,
 )
 from rljob_trainer.errors import DataError, JobFileError
+from rljob_trainer.texts import lone_surrogate, writable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,7 +73,7 @@ def response_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[list[
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or tokenizer.clean_up_tokenization_spaces:
-        return lambda responses: tokenizer.batch_decode(responses, skip_special_tokens=True)
+        return lambda responses: list(map(writable, tokenizer.batch_decode(responses, skip_special_tokens=True)))
 
     def quick(responses: list[list[int]]) -> list[str]:
         if sum(map(len, responses)) < _WORTH_THREADS:
@@ -164,6 +166,9 @@ class PromptEncoder:
         ``places`` says where each row is from, for messages. Raises ``DataError`` naming the row.
         """
         texts = [self._text(row, place) for row, place in zip(rows, places, strict=True)]
+        for text, place in zip(texts, places, strict=True):
+            if escape := lone_surrogate(text):
+                raise half_a_character(place, self.settings.prompt, escape)
         return [
             self._fit(text, ids, row, place)
             for text, ids, row, place in zip(texts, self._ids_of(texts), rows, places, strict=True)
@@ -212,7 +217,10 @@ class PromptEncoder:
             value = column(row, self.settings.answer)
         except KeyError:
             raise lacks_column(place, row, self.settings.answer, "spec.data.answer") from None
-        return None if value is None else as_text(value)
+        text = None if value is None else as_text(value)
+        if text is not None and (escape := lone_surrogate(text)):
+            raise half_a_character(place, self.settings.answer, escape)
+        return text
 
 
 def prompt_content(

@@ -54,6 +54,7 @@ from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.trackers import open_trackers
 from rljob_trainer.telemetry.view import JobSummary, View, Views
 from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.texts import writable
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
@@ -447,4 +448,4 @@ def _model_of(inputs: Inputs) -> str:
 
 
 def _described(error: BaseException) -> str:
-    return str(error) if isinstance(error, RLJobError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, RLJobError) else writable(f"{type(error).__name__}: {error}")
