@@ -29,8 +29,8 @@ from rljob_trainer.driver.fence import Fence, FencedError
 from rljob_trainer.driver.ledger import FILE as LEDGER
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.limits import RollBackError, start_again
-from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.driver.output import OutputFolder
+from rljob_trainer.driver.ray_beside import ray_beside
 from rljob_trainer.driver.resuming import Start, where_to_start
 from rljob_trainer.driver.service import Answers, Listening, serving
 from rljob_trainer.driver.session import Session
@@ -279,7 +279,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     shelf = Shelf(ledger.path.parent)
     stack.callback(shelf.close)
     stack.push_async_callback(asyncio.to_thread, held.state.checkpoints.clean_own)  # when the ranks have ended
-    stack.enter_context(ray_for_run(spec.trainer.ranks + engines))
+    await stack.enter_async_context(ray_beside(spec.trainer.ranks + engines))
     controls.stop.listen()
     parts = await assemble(
         job,
