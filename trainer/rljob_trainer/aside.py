@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 async def aside(function: Callable[[], T]) -> T:
-    """What ``function`` returns or raises. Unlike a thread of ``asyncio.to_thread``, one that hangs holds up neither the
-    end of the event loop nor that of the process."""
+    """What ``function`` returns or raises. Unlike a thread of ``asyncio.to_thread``, one that hangs holds up neither
+    the end of the event loop nor that of the process."""
     called: Future[T] = Future()
 
     def call() -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from rljob_trainer.driver.local_ray import ray_for_run
@@ -72,11 +72,8 @@ class _Ray:
     async def end(self) -> None:
         """Ends Ray, and gives up waiting for that in the end."""
         self._to_end.set()
-        try:
-            async with asyncio.timeout(_END_SECONDS):
-                await self._ended.wait()
-        except TimeoutError:
-            pass
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), _END_SECONDS)
 
     def _live(self, begun: Future[None]) -> None:
         try:
@@ -118,10 +115,8 @@ class _Ray:
         self._task.cancel()
 
     def _tell(self, what: Any) -> None:
-        try:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(what)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
 
 
 def _gone() -> str | None:
