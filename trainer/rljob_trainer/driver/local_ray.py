@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rljob_api.cluster import RAY_ENVIRONMENT
 from rljob_trainer.errors import RLJobError
@@ -67,7 +68,8 @@ def ray_for_run(cpus: int) -> Iterator[None]:
     if "RAY_ADDRESS" in os.environ:
         import ray
 
-        ray.init(address="auto", log_to_driver=False)
+        with _without_complaints_of_signals():
+            ray.init(address="auto", log_to_driver=False)
         try:
             yield
         finally:
@@ -112,10 +114,11 @@ def _token_of_its_own(folder: Path) -> Iterator[None]:
 
 def _authenticate_anew() -> None:
     """Ray looks at the environment once."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray import _raylet
 
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    compiled: Any = _raylet  # without types
+    compiled.Config.initialize("")
+    compiled.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _start(folder: Path, cpus: int) -> None:
@@ -124,7 +127,7 @@ def _start(folder: Path, cpus: int) -> None:
 
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _as_no_argument_says():
+            with _as_no_argument_says(), _without_complaints_of_signals():
                 ray.init(
                     address="local",
                     num_cpus=cpus,
@@ -170,6 +173,21 @@ def _as_no_argument_says() -> Iterator[None]:
         _replaced(services, agent.__name__, lambda *said, **named: _ending_with_parent(agent(*said, **named))),
     ):
         yield
+
+
+@contextmanager
+def _without_complaints_of_signals() -> Iterator[None]:
+    """Signals are the driver's business; Ray says that it cannot take them in a thread."""
+    from ray._private.worker import logger
+
+    def is_another(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("SIGTERM handler is not set")
+
+    logger.addFilter(is_another)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_another)
 
 
 def _ending_with_parent(command: list[str]) -> list[str]:

@@ -88,14 +88,15 @@ class _Ray:
             self._tell(self._ended.set)
 
     def _watch(self) -> None:
-        from ray._private.worker import global_worker
+        from ray._private import worker
 
+        head: Any = worker.global_worker.gcs_client  # type: ignore[attr-defined]  # set when it connects
         answered = time.monotonic()
         while not self._to_end.wait(_PAUSE_SECONDS):
             gone = _gone()
             if gone is None:
                 try:
-                    global_worker.gcs_client.internal_kv_exists(b"rljob", namespace=b"rljob", timeout=_ANSWER_SECONDS)
+                    head.internal_kv_exists(b"rljob", namespace=b"rljob", timeout=_ANSWER_SECONDS)
                     answered = time.monotonic()
                 except Exception as error:  # noqa: BLE001  Ray has many; what they say is passed on
                     silent = time.monotonic() - answered
@@ -123,8 +124,9 @@ def _gone() -> str | None:
     """A sentence about the process of a private Ray that has ended, if one has."""
     from ray._private import worker
 
+    node: Any = worker._global_node
     for name in _WATCHED:
-        for info in worker._global_node.all_processes.get(name, ()):
+        for info in node.all_processes.get(name, ()):
             code = info.process.poll()
             if code is not None:
                 how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"

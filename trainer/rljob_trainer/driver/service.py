@@ -40,10 +40,10 @@ _HEADER_BYTES = 2048
 _SHORTEST_TOKEN = 16
 
 
-_log = logging.getLogger(f"{__name__}.http")
-_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], _OF_CLIENTS)))
 _OF_CLIENTS = (HttpProcessingError, web.RequestPayloadError)
 """What is wrong with a request is told to who sent it, not to whoever reads the log."""
+_log = logging.getLogger(f"{__name__}.http")
+_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], _OF_CLIENTS)))
 
 
 class ServiceError(RLJobError):
@@ -127,12 +127,12 @@ async def serving(listening: Listening, answers: Answers) -> AsyncIterator[int]:
 class _Door:
     """Lets connections in, each for a while and not too many at a time."""
 
-    def __init__(self, server: web.Server[web.BaseRequest]) -> None:
+    def __init__(self, server: web.Server) -> None:
         self._server = server
-        self._inside: dict[web.RequestHandler[web.BaseRequest], None] = {}
+        self._inside: dict[web.RequestHandler, None] = {}
         """In the order in which they came."""
 
-    def enter(self) -> web.RequestHandler[web.BaseRequest]:
+    def enter(self) -> web.RequestHandler:
         """The protocol of a new connection."""
         if len(self._inside) >= _MOST_CONNECTIONS:
             connected = [other for other in self._inside if other.transport is not None]
@@ -144,7 +144,7 @@ class _Door:
         asyncio.get_running_loop().call_later(_CONNECTION_SECONDS, self._leave, protocol)
         return protocol
 
-    def _leave(self, protocol: web.RequestHandler[web.BaseRequest]) -> None:
+    def _leave(self, protocol: web.RequestHandler) -> None:
         self._inside.pop(protocol, None)
         if protocol.transport is not None:
             protocol.transport.abort()
