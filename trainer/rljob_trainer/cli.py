@@ -71,6 +71,7 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the process's exit code."""
+    _give_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     verb, *rest = arguments or ["--help"]
     if verb in ("-h", "--help", "help"):
@@ -97,7 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     command.add_arguments(parser)
     try:
-        return command.run(parser.parse_args(rest))
+        code = command.run(parser.parse_args(rest))
+        sys.stdout.flush()  # here, where a reader that has gone is an error like others
+        return code
     except RLJobError as error:
         print(f"rljob {verb}: {error}", file=sys.stderr)
         return error.exit_code
@@ -113,6 +116,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _give_streams() -> None:
+    """A process may be started without standard streams (``>&-``). Files that it opens would take their numbers, and
+    what it or one of its children prints would be written into them."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 def _command(verb: str) -> Command | None:

@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayTaskError
 
 from rljob_trainer.actor_deaths import DEATHS, KILLED, cause_of_death
+from rljob_trainer.aside import aside
 from rljob_trainer.errors import LearnerError, RLJobError
 from rljob_trainer.garbage import settle
 from rljob_trainer.learner.metrics import update_result, usage_metrics
@@ -129,8 +130,9 @@ class LearnerGroup:
         group = cls(settings, options or GroupOptions())
         deadline = time.monotonic() + group.options.start_seconds
         actor_class = RANK_PROCESS.options(**group.options.resources)
-        group.actors = [actor_class.remote(number) for number in range(settings.ranks)]
         try:
+            # Ray asks its head, which may be gone, to register class and actors, and answers when that has answered.
+            group.actors = await aside(lambda: [actor_class.remote(number) for number in range(settings.ranks)])
             what = f"start ({group.options.resources} each; does the cluster have that?)"
             (address,) = await group._gather(
                 what, [group.actors[0].address.remote()], deadline - time.monotonic(), names=[0]
