@@ -84,7 +84,7 @@ def _judged(folder: Path) -> tuple[str, str]:
         if found := beyond_the_schema(Readable(job), folder, [folder]):
             text = "\n".join(map(str, found))
             named = all(violation.path.startswith("spec.") and violation.remedy for violation in found)
-            # What is said of a model's files names the file; other fields of the job (an engine, a length) name themselves.
+            # What is said of a model's files names the file; other fields of the job name themselves.
             files = all(str(folder) in str(v) for v in found if v.path.startswith("spec.model"))
             return (REFUSED if named and files else FAULT), text
         inputs = read_inputs(resolve(job), folder, folder / "made")
