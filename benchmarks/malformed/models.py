@@ -84,7 +84,9 @@ def _judged(folder: Path) -> tuple[str, str]:
         if found := beyond_the_schema(Readable(job), folder, [folder]):
             text = "\n".join(map(str, found))
             named = all(violation.path.startswith("spec.") and violation.remedy for violation in found)
-            return (REFUSED if named and str(folder) in text else FAULT), text
+            # What is said of a model's files names the file; other fields of the job name themselves.
+            files = all(str(folder) in str(v) for v in found if v.path.startswith("spec.model"))
+            return (REFUSED if named and files else FAULT), text
         inputs = read_inputs(resolve(job), folder, folder / "made")
         policy = load_policy(inputs.model.path, dtype=torch.float32)
         hidden = Decoder(*read_folder(inputs.model.path, torch.float32)).prefill(torch.tensor([[1, 4]]))

@@ -247,6 +247,8 @@ def prompt_content(
             f"{place}: the prompt is a list of chat messages, but no chat template is applied; "
             "set spec.model.chatTemplate (or chat: always with a chat model)"
         )
+    if not messages:
+        raise DataError(f"{place}: the prompt is an empty list of chat messages; fill it, or remove the row")
     for number, message in enumerate(messages):
         _check_message(message, f"{place}, message {number}")
     return messages
