@@ -125,7 +125,7 @@ class PolicyLoss(SpecModel):
         default=None,
         gt=0,
         le=1000,
-        description="dppoKl: the same with A > 0.",
+        description="The same for A > 0.",
     )
     ratio_cap: float | None = Field(
         default=None, ge=1, le=1000000, description="tis, dppoTv, dppoKl: upper bound of the importance ratio."
