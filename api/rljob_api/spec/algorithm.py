@@ -72,7 +72,7 @@ class Advantage(SpecModel):
     )
     whiten_rewards: bool | None = Field(
         default=None,
-        description="gae: tokens' rewards get variance 1 over the batch and keep their mean.",
+        description="gae: scale tokens' rewards to variance 1; their mean stays.",
     )
     epsilon: float | None = Field(default=None, gt=0, le=1, description="Added to a divisor so that it is not 0.")
 
@@ -110,7 +110,7 @@ class PolicyLoss(SpecModel):
     )
     exclude_clipped: bool | None = Field(
         default=None,
-        description="clipCov: draw none that PPO has clipped (published code); false: the paper's formula.",
+        description="clipCov: draw none that PPO has clipped, as published; false: the paper's formula.",
     )
     kl_coefficient: float | None = Field(
         default=None, ge=0, le=1000, description="klCov: weight of the KL term on the selected tokens."
@@ -119,13 +119,13 @@ class PolicyLoss(SpecModel):
         default=None,
         gt=0,
         le=1000,
-        description="dppoKl: tokens with A <= 0 are left out beyond this binary KL.",
+        description="dppoKl: binary KL beyond which A <= 0 is left out.",
     )
     divergence_high: float | None = Field(
         default=None,
         gt=0,
         le=1000,
-        description="dppoKl: the same with A > 0.",
+        description="The same for A > 0.",
     )
     ratio_cap: float | None = Field(
         default=None, ge=1, le=1000000, description="tis, dppoTv, dppoKl: upper bound of the importance ratio."
@@ -138,7 +138,7 @@ class KlInLoss(SpecModel):
 
     kind: KlLossKind | None = Field(
         default=None,
-        description="Estimator of the KL. ...Straight: value of k1, k3 or abs, gradient of k2. "
+        description="Estimator of the KL. ...Straight: value of the kind, gradient of k2. "
         "full: exact over the vocabulary. Default: k3.",
     )
     coefficient: float | None = Field(default=None, ge=0, le=1000, description="Its weight. 0 turns it off.")
@@ -229,7 +229,7 @@ class CorrectionWeights(SpecModel):
     )
     normalize: bool = Field(
         default=False,
-        description="Divide by the mean weight of the batch (mode bypass: of the mini-batch).",
+        description="Divide by their mean over the batch (mode bypass: mini-batch).",
     )
 
 

@@ -68,7 +68,7 @@ class AdvantageInputs:
 
     def widened(self) -> AdvantageInputs:
         """The same with every stream in half precision as float32."""
-        narrow = {
+        narrow: dict[str, Any] = {
             field.name: wide(stream)
             for field in fields(self)
             if isinstance(stream := getattr(self, field.name), Tensor) and wide(stream) is not stream

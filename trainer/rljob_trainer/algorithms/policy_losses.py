@@ -41,7 +41,7 @@ class PolicyInputs:
 
     def widened(self) -> PolicyInputs:
         """The same with every stream in half precision as float32; gradients flow through."""
-        narrow = {
+        narrow: dict[str, Any] = {
             field.name: wide(stream)
             for field in fields(self)
             if isinstance(stream := getattr(self, field.name), Tensor) and wide(stream) is not stream

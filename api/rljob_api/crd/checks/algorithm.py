@@ -154,7 +154,7 @@ def _algorithm() -> Iterator[Check]:
         SPEC,
         "[self.algorithm.kl].all(c, !has(c.inReward) || !has(c.inReward.controller) || "
         f"c.inReward.controller.type == 'fixed' || {cel.UPDATE} * {cel.SAMPLES} <= c.inReward.controller.horizon)",
-        "is less than the samples of a batch; raise it",
+        "is less than the samples of a batch",
         ".algorithm.kl.inReward.controller.horizon",
     )
     yield Check(
