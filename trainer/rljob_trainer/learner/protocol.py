@@ -93,6 +93,8 @@ class UpdateResult:
     first_log_probs: FloatArray | None = None
     """[tokens] of the actor before its first optimizer step, NaN for sequences outside the first mini-batch; None
     without an update of the actor."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences about what the update did not do as it should have."""
 
 
 @dataclass(frozen=True, slots=True)

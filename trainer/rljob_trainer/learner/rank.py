@@ -38,6 +38,7 @@ from rljob_trainer.learner.residence import Residence
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.side_by_side import SideBySide
 from rljob_trainer.learner.trained import Trained
+from rljob_trainer.learner.untouched import Untouched
 from rljob_trainer.learner.usage import Meter
 from rljob_trainer.learner.work import RankReport, RankScores, Share, StepReport
 from rljob_trainer.weights.blocks import lay_out
@@ -115,6 +116,7 @@ class LearnerRank:
             parts |= {trained.name: trained.module.to, f"{trained.name} optimizer": trained.optimizer.move}
         if self._reference is not None:
             parts["reference"] = self._reference.to
+        self._untouched = Untouched(rank, self._trained, self._reference)
         self._residence = Residence(self.device, parts, idle_in_host=settings.offload)
 
     def _prepare(self, module: Any, masters: torch.dtype, compute: torch.dtype) -> Any:
@@ -272,6 +274,7 @@ class LearnerRank:
         sums: list[Sums] = []
         busy = [part for trained in work for part in (trained.name, f"{trained.name} optimizer")]
         with self._residence.working(*busy, *["reference"] * (loss.kl_kind == "full")):
+            self._untouched.check()
             if keep_anchor:
                 self._anchor.keep()
             for number in range(len(share.micro_batches)):
@@ -287,6 +290,7 @@ class LearnerRank:
                         if outcome.problem is not None:
                             _log.warning("%s, mini-batch %d: %s; step skipped", trained.name, number, outcome.problem)
                         report.steps.append(StepReport(trained.name, number, outcome.grad_norm, {}, outcome.problem))
+            report.notes = self._untouched.updated(work, report.largest_norms())
         for step, values in zip(report.steps, on_host(sums), strict=True):
             step.sums = values
         report.usage = self._meter.read()
@@ -365,6 +369,7 @@ class LearnerRank:
         """Reads a saved state, whatever the number of ranks that wrote it. Raises ``CheckpointError``."""
         with self._residence.working():
             state.load(place, self._trained, self.rank, self.settings.ranks)
+            self._untouched.keep()
 
     def export(self, folder: Path) -> None:
         """Writes the actor as a Hugging Face folder, in the dtype of the folder it came from."""
@@ -378,6 +383,10 @@ class LearnerRank:
         """
         for name, parameter in self._policy.published():
             yield name, parallel.full(parameter, self._dtype)
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same, not for sending: what a publication is compared with."""
+        return ((name, parallel.full(parameter, self._dtype)) for name, parameter in self._policy.published())
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None:
         """Moves the actor's parameters together as the packs want them, where the live tensors are what is published.

@@ -65,6 +65,16 @@ class RankReport:
     """[tokens] of the first mini-batch before its optimizer step, in the order of the share's micro-batches; None
     without an update of the actor."""
     usage: Usage = field(default_factory=Usage)
+    notes: list[str] = field(default_factory=list)
+    """What the run should say of this update."""
+
+    def largest_norms(self) -> dict[str, float]:
+        """Of the gradients of the optimizer steps that were taken, by model."""
+        norms: dict[str, float] = {}
+        for step in self.steps:
+            if step.problem is None:
+                norms[step.model] = max(norms.get(step.model, 0.0), step.grad_norm)
+        return norms
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,10 @@ class EngineLoop:
 
         return self.call(receive)
 
+    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
+        """Of the weights (``Engine.digests``)."""
+        return self.call(lambda engine: engine.digests(in_any_order))
+
     def sleep(self) -> None:
         def fall_asleep(engine: Engine) -> None:
             self._asleep = True

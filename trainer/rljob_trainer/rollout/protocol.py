@@ -222,6 +222,11 @@ class Engine(Protocol):
         """One whole update from the weight group: begin, receive and load, finish."""
         ...
 
+    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
+        """Of the parameters that are sampled with, by Hugging Face name (``weights/digests.py``); None where an engine
+        keeps them in a layout of its own."""
+        ...
+
     def sleep(self) -> None:
         """Frees the KV cache and, where the engine owns them, the weights' device memory.
 

@@ -155,8 +155,8 @@ class TrainingStep:
         if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
             of_batch = torch.from_numpy(batch.sequences.advantages)
             metrics.update(gradient_noise(inputs, of_batch, metrics["actor/grad_norm"]))
-        for skipped in result.skipped:
-            self._report(f"step {number}: {skipped}")
+        for told in (*result.skipped, *result.notes):
+            self._report(f"step {number}: {told}")
         if kl_in_reward is not None:
             metrics["kl/in_reward"] = kl_in_reward
             metrics["kl/coefficient"] = self.kl.coefficient
