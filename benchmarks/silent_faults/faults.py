@@ -424,7 +424,7 @@ def _on_arrival(change: Callable[[list[Any]], None], watched: Watched) -> Iterat
 
     def resolve(self: Dispatch, member: Any, results: Any) -> None:
         results = list(results)
-        if len(results) > 1 and watched.step == AT - 1 and watched.struck is None and not self.paused:
+        if len(results) > 7 and watched.step == AT - 1 and watched.struck is None and not self.paused:
             watched.step = AT
             watched.strike()
             change(results)
@@ -439,7 +439,8 @@ def log_probs_of_two_samples_swapped(watched: Watched) -> Iterator[None]:
     """Two samples get each other's log-probs on their way to the trainer."""
 
     def change(results: list[Any]) -> None:
-        a, b = results[0], next(r for r in results[1:] if len(r.token_ids) == len(results[0].token_ids))
+        pairs = ((a, b) for a in results for b in results if len(a.token_ids) == len(b.token_ids) and a is not b)
+        a, b = next((a, b) for a, b in pairs if a.log_probs.tolist() != b.log_probs.tolist())
         a.log_probs, b.log_probs = b.log_probs, a.log_probs
 
     with _on_arrival(change, watched):

@@ -233,7 +233,9 @@ def canaries_of(
     )
 
 
-def admitted_by(looks: Sequence[Callable[[EngineHandle], Awaitable[bool]]]) -> Callable[[EngineHandle], Awaitable[bool]]:
+def admitted_by(
+    looks: Sequence[Callable[[EngineHandle], Awaitable[bool]]],
+) -> Callable[[EngineHandle], Awaitable[bool]]:
     """Whether an engine passes all of them, looked at in order."""
 
     async def admits(engine: EngineHandle) -> bool:

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rljob_trainer.errors import StepGivenUpError
-from rljob_trainer.learner import export, parallel, state
+from rljob_trainer.learner import export, parallel, seals, state
 from rljob_trainer.learner.anchor import Anchor
 from rljob_trainer.learner.giving_up import GivingUp
 from rljob_trainer.learner.gradients import (
@@ -164,6 +164,7 @@ class LearnerRank:
     ) -> RankScores:
         """The streams asked for, in the order of the share's micro-batches. ``anchored``: the actor's with the weights
         that the last update with ``keep_anchor`` began with. Raises ``StepGivenUpError`` when asked to give up."""
+        seals.check(share.batch, share.seals, self.rank)
         compares = reference or vocabulary_kl
         if compares and self._reference is None:
             raise ValueError("the reference was asked for, but the job keeps none (algorithm.kl is off)")
@@ -245,6 +246,7 @@ class LearnerRank:
 
         Raises ``StepGivenUpError`` when asked to give up before the first of them: then nothing has changed.
         """
+        seals.check(share.batch, share.seals, self.rank)
         if update_critic and self.critic is None:
             raise ValueError("an update of the critic was asked for, but the job has none")
         work = [self.critic] if update_critic and self.critic is not None else []

@@ -32,6 +32,7 @@ from rljob_trainer.rewards.terms import (
     combine,
     term_specs,
 )
+from rljob_trainer.rollout.receipts import digest
 from rljob_trainer.samples import Group, RewardResult
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class RewardPool:
     async def score(self, group: Group) -> list[RewardResult]:
         """One result per sample, in their order. Raises ``RewardError`` as the job's ``onError`` says."""
         prompt = group.prompt
-        return await self.score_responses(
+        results = await self.score_responses(
             [
                 Response(
                     prompt=prompt.text,
@@ -152,6 +153,10 @@ class RewardPool:
                 for sample in group.samples
             ]
         )
+        return [
+            replace(result, of=(f"{prompt.ordinal}/{sample.index}", digest(sample.token_ids)))
+            for result, sample in zip(results, group.samples, strict=True)
+        ]
 
     async def score_responses(self, responses: Sequence[Response]) -> list[RewardResult]:
         """As ``score``, for responses that are no group."""

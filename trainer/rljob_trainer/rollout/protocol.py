@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from rljob_trainer.rollout.receipts import Receipt
 from rljob_trainer.samples import FinishReason, FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class GenerationResult:
     finish: FinishReason
     seconds: float = 0.0
     """From the first request to the response, waiting and interruptions included; the pool measures it."""
+    receipt: Receipt | None = None
+    """What whoever drives the engine says of the response."""
 
 
 def continued(request: GenerationRequest, partial: GenerationResult) -> GenerationRequest:

@@ -49,6 +49,7 @@ from rljob_trainer.telemetry.batch_metrics import (
     optimizer_step_metrics,
 )
 from rljob_trainer.training.batch import TrainingBatch, layout
+from rljob_trainer.training.checks import TrainedPrompts, check_groups, check_layout
 from rljob_trainer.training.settings import (
     correction_settings,
     entropy_controller,
@@ -112,6 +113,7 @@ class TrainingStep:
         """Whether the correction has been switched on beyond what the job says."""
         self.most_apart = ""
         """Names the samples of the last batch that trainer and engine disagreed most about, if the job has limits."""
+        self._trained = TrainedPrompts()
         self._trained_version: int | None = None
         self._steps_taken: list[int] = []
         """The policy's optimizer steps in each of the latest versions, the present one last. By place and not by
@@ -119,7 +121,10 @@ class TrainingStep:
 
     async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
         """Trains on the groups as step ``number`` and returns its metrics. Raises what learner and algorithms raise."""
+        self._trained.check(groups, number)
+        check_groups(groups, version)
         batch = layout(groups)
+        check_layout(batch, groups)
         made = batch.sequences.mask  # before anything is rejected
         mini_batches = self._mini_batches(len(groups), batch, number)
         continues = version == self._trained_version
@@ -152,6 +157,7 @@ class TrainingStep:
             updated_from = None if continues else version
             metrics.update(self._agreement(groups, batch, made, result.first_log_probs, updated_from))
         self._trained_version = version
+        self._trained.trained(groups, number)
         if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
             of_batch = torch.from_numpy(batch.sequences.advantages)
             metrics.update(gradient_noise(inputs, of_batch, metrics["actor/grad_norm"]))

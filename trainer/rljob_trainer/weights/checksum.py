@@ -1,9 +1,9 @@
 """A fast checksum of a tensor's bytes, the same on every device.
 
-64-bit words are laid out in rows of ``_BLOCK`` and added up along rows and along columns; the sums are added with
-different odd weights. That costs two passes over memory and no multiplication per word. A byte that differs, a block
-that is missing, doubled or stale, and words that change places show: two words of one row change the sums of two
-columns, two words of different rows those of two rows. It guards against mistakes, not against an adversary.
+64-bit words are laid out in rows of ``_BLOCK`` and added up along rows and along columns; the sums of either are
+added with different odd weights. That costs two passes over memory and no multiplication per word. A byte that differs,
+a block that is missing, doubled or stale, and words that change places show: two words of one row change the sums of
+two columns, two words of different rows those of two rows. It guards against mistakes, not against an adversary.
 """
 
 from __future__ import annotations
@@ -27,9 +27,16 @@ def checksum(tensor: Tensor) -> int:
     columns = rows.sum(0)
     columns[: len(rest)] += rest
     tail = data[whole:].to(torch.int64)
-    sums = torch.cat((columns, rows.sum(-1), rest.sum()[None], tail))
+    first = _weighted(columns)
+    second = _weighted(torch.cat((rows.sum(-1), rest.sum()[None], tail)))
+    # A changed word is in both; turned against each other, they cannot cancel it.
+    first, second = (number & _64_BITS for number in torch.stack((first, second)).tolist())
+    return first ^ ((second << 32 | second >> 32) & _64_BITS)
+
+
+def _weighted(sums: Tensor) -> Tensor:
     weights = (2 * torch.arange(len(sums), device=sums.device) + 1) * _GOLDEN
-    return int((sums * weights).sum()) & _64_BITS
+    return (sums * weights).sum()
 
 
 def sum_in_any_order(tensor: Tensor) -> int:
