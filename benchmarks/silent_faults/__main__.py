@@ -1,4 +1,4 @@
-"""``python -m benchmarks.silent_faults [--only NAME] [--fast]``: puts each fault into a run and reads what the run says.
+"""``python -m benchmarks.silent_faults [--only NAME] [--fast]``: puts each fault into a run and reads what that says.
 
 A fault counts as named when the first sentence that the run says after it, in the same step or the next, matches the
 pattern that stands with the fault. A run without a fault must say nothing.

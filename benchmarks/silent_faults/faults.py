@@ -783,7 +783,8 @@ def prepare(folder: Path) -> None:
     rows = [{"question": f"{n:02d}=", "answer": f"{n:02d}"} for n in range(80)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "graded.py").write_text(
-        "def graded(response, answer):\n    return sum(a == b for a, b in zip(response, answer)) + 0.01 * len(response)\n"
+        "def graded(response, answer):\n"
+        "    return sum(a == b for a, b in zip(response, answer)) + 0.01 * len(response)\n"
     )
 
 

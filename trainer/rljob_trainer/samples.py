@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from rljob_trainer.rollout.receipts import Receipt
+    from rljob_trainer.receipts import Receipt
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -76,7 +76,7 @@ class Sample:
     seconds: float = 0.0
     """From its first request to its end."""
     receipt: Receipt | None = None
-    """What its engine said of it (``rollout/receipts.py``)."""
+    """What its engine said of it (``receipts.py``)."""
 
 
 @dataclass(slots=True)

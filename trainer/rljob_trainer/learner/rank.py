@@ -362,15 +362,15 @@ class LearnerRank:
     def _trained(self) -> list[Trained]:
         return [self.actor] if self.critic is None else [self.actor, self.critic]
 
-    def save(self, place: str | Path) -> None:
+    def save(self, place: str | Path, belongs_to: str = "") -> None:
         """Writes this rank's shards into an existing folder, or to an address. Raises ``CheckpointError``."""
         # From wherever the parts rest: a colocated engine may have the device.
-        state.save(place, self._trained, self.rank, self.settings.ranks)
+        state.save(place, self._trained, self.rank, self.settings.ranks, belongs_to)
 
-    def load(self, place: str | Path) -> None:
+    def load(self, place: str | Path, belongs_to: str = "") -> None:
         """Reads a saved state, whatever the number of ranks that wrote it. Raises ``CheckpointError``."""
         with self._residence.working():
-            state.load(place, self._trained, self.rank, self.settings.ranks)
+            state.load(place, self._trained, self.rank, self.settings.ranks, belongs_to)
             self._untouched.keep()
 
     def export(self, folder: Path) -> None:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner.packing import STREAMS, offsets_of
 from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
-from rljob_trainer.rollout.receipts import digest
+from rljob_trainer.receipts import digest
 
 Seals = Mapping[str, Sequence[int]]
 """``[S]`` digests by stream; ``token_ids`` stands for prompt and response together."""

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rljob_trainer.errors import JobFileError, RewardError
+from rljob_trainer.receipts import digest
 from rljob_trainer.rewards.process import WorkerProcess
 from rljob_trainer.rewards.rules import Verdict
 from rljob_trainer.rewards.sharing import SharedWork
@@ -32,7 +33,6 @@ from rljob_trainer.rewards.terms import (
     combine,
     term_specs,
 )
-from rljob_trainer.rollout.receipts import digest
 from rljob_trainer.samples import Group, RewardResult
 
 if TYPE_CHECKING:

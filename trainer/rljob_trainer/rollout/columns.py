@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rljob_trainer.receipts import Receipt
 from rljob_trainer.rollout.protocol import Begun, GenerationRequest, GenerationResult
-from rljob_trainer.rollout.receipts import Receipt
 from rljob_trainer.samples import FinishReason, FloatArray, IntArray
 
 _REQUEST: Callable[[GenerationRequest], tuple[Any, ...]] = attrgetter(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from rljob_trainer.rollout.receipts import Receipt
+from rljob_trainer.receipts import Receipt
 from rljob_trainer.samples import FinishReason, FloatArray, IntArray
 
 if TYPE_CHECKING:

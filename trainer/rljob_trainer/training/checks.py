@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rljob_trainer.errors import IntegrityError
-from rljob_trainer.rollout.receipts import check_sample, digest, named
+from rljob_trainer.receipts import check_sample, digest, named
 from rljob_trainer.samples import Group
 from rljob_trainer.training.batch import TrainingBatch
 

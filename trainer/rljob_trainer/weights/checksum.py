@@ -31,7 +31,7 @@ def checksum(tensor: Tensor) -> int:
     second = _weighted(torch.cat((rows.sum(-1), rest.sum()[None], tail)))
     # A changed word is in both; turned against each other, they cannot cancel it.
     first, second = (number & _64_BITS for number in torch.stack((first, second)).tolist())
-    return first ^ ((second << 32 | second >> 32) & _64_BITS)
+    return int(first ^ ((second << 32 | second >> 32) & _64_BITS))
 
 
 def _weighted(sums: Tensor) -> Tensor:

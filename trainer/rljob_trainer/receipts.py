@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,42 @@ import numpy.typing as npt
 from rljob_trainer.errors import EngineError
 
 if TYPE_CHECKING:
-    from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
-    from rljob_trainer.samples import Prompt, Sample
+    from rljob_trainer.samples import FloatArray, IntArray, Prompt, Sample
 
 _SAMPLE = re.compile(r"(\d+)/(\d+)")
+
+
+class Sampling(Protocol):
+    """How a response is drawn."""
+
+    @property
+    def temperature(self) -> float: ...
+
+
+class Request(Protocol):
+    """What an engine is asked for."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+    @property
+    def seed(self) -> int: ...
+
+
+class Answer(Protocol):
+    """A response, all arrays ``[T]``."""
+
+    request_id: str
+    token_ids: IntArray
+    log_probs: FloatArray
+    versions: IntArray
+    receipt: Receipt | None
 
 
 class Receipt(NamedTuple):
@@ -44,7 +76,7 @@ class ReceiptError(EngineError):
 
 def digest(array: npt.NDArray[Any]) -> int:
     """32 bits of an array's bytes."""
-    return zlib.crc32(array if array.flags.c_contiguous else array.tobytes())
+    return zlib.crc32(array.data if array.flags.c_contiguous else array.tobytes())
 
 
 def prompt_digest(token_ids: Sequence[int]) -> int:
@@ -59,13 +91,13 @@ class Receipts:
         self._asked: dict[str, tuple[int, float, int]] = {}
         self._last: tuple[Sequence[int], int] = ((), 0)
 
-    def take(self, request: GenerationRequest) -> None:
+    def take(self, request: Request) -> None:
         """The engine has been given a request."""
         if request.prompt_ids is not self._last[0]:  # siblings share it
             self._last = request.prompt_ids, prompt_digest(request.prompt_ids)
         self._asked[request.request_id] = self._last[1], request.sampling.temperature, request.seed
 
-    def write(self, results: Sequence[GenerationResult]) -> None:
+    def write(self, results: Sequence[Answer]) -> None:
         """The engine has ended requests."""
         for result in results:
             asked = self._asked.pop(result.request_id, None)
@@ -80,7 +112,7 @@ class Receipts:
                 )
 
 
-def check_answer(request: GenerationRequest, result: GenerationResult) -> None:
+def check_answer(request: Request, result: Answer) -> None:
     """A response has arrived. Raises ``ReceiptError`` saying what is wrong with it; one without receipt is not
     looked at."""
     receipt = result.receipt
@@ -121,7 +153,7 @@ def _of_another(name: str, request_id: str, receipt: Receipt) -> Iterator[str]:
         yield f"{name} holds the response of {named(receipt.request_id)}"
 
 
-def _changed(name: str, receipt: Receipt, holder: GenerationResult | Sample) -> Iterator[str]:
+def _changed(name: str, receipt: Receipt, holder: Answer | Sample) -> Iterator[str]:
     for words, kept, now in (
         ("token ids", receipt.token_ids, holder.token_ids),
         ("log-probs", receipt.log_probs, holder.log_probs),
