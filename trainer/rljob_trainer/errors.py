@@ -71,5 +71,11 @@ class StepGivenUpError(RLJobError):
     """A training step ended on request before it changed any weights (``learner/giving_up.py``)."""
 
 
+class IntegrityError(RLJobError):
+    """What is about to be trained on is not what was made (exit code 75: the run goes on from its last checkpoint)."""
+
+    exit_code = 75
+
+
 class OutputError(RLJobError):
     """Something cannot be written into the output folder: no space, no permission."""

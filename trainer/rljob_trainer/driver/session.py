@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -69,6 +71,11 @@ def named_for(mode: str, stage: Stage) -> Stage:
     return both if mode == "oneStepOff" else stage
 
 
+def _owner(state: Mapping[str, Any]) -> str:
+    """In words, what the parts of a checkpoint with this driver's state belong to."""
+    return f"run {state['run']}, step {state['step']}"
+
+
 class Session:
     """Trains until the job is done or somebody asks to stop. Use ``run`` once."""
 
@@ -91,6 +98,8 @@ class Session:
         self._unwritten: tuple[int, dict[str, float]] | None = None
         self._pipeline: Pipeline | None = None
         self._step_began = time.monotonic()
+        self._run = uuid.uuid4().hex[:12]
+        """Of the run over all its attempts: binds the parts of a checkpoint together."""
 
     # --- the whole
 
@@ -351,6 +360,7 @@ class Session:
         metrics, as long as the validation that is due at this boundary is missing in them."""
         return {
             **asdict(self.totals),
+            "run": self._run,
             "feed": self._feed.state_dict(),
             "open": [[p.ordinal, p.epoch, p.source, p.row, deadline] for p, deadline in self._open()],
             "groups_per_version": self._schedule_settings().groups_per_version,
@@ -414,6 +424,8 @@ class Session:
         state = await asyncio.to_thread(driver_state, files)
         try:
             self.totals = Totals.of(state)
+            self._run = str(state["run"])
+            belongs_to = _owner(state)
             self.parts.feed.load_state_dict(state["feed"])
             self.parts.step.load_state_dict(state["training"])
             opened, size = state["open"], int(state["groups_per_version"])
@@ -430,6 +442,7 @@ class Session:
         )
         if self.parts.ledger.fresh:  # the one of the last attempt was lost with its node
             used = max(used, self.parts.fence.versions)
+        self._check_ledger(files, checkpoint)
         before = self.totals.version
         if used > before:
             self.totals.version = used + 1
@@ -447,12 +460,22 @@ class Session:
         self._controls.standing.checkpointed(checkpoint, self.totals.version)
         if self.parts.engines.turns is not None:
             await self.parts.engines.turns.to_learner()
-        await self.parts.trainer.restore(lambda: self._read_learner(checkpoint), self.totals.version)
+        await self.parts.trainer.restore(lambda: self._read_learner(checkpoint, belongs_to), self.totals.version)
 
-    async def _read_learner(self, checkpoint: Checkpoint) -> None:
+    async def _read_learner(self, checkpoint: Checkpoint, belongs_to: str) -> None:
         seconds = float(self.parts.job.spec.deadlines.progress_seconds)
         with self.parts.waits.wait("driver", f"the learner to read {checkpoint.place}", seconds):
-            await self.parts.learner.load(checkpoint.learner)
+            await self.parts.learner.load(checkpoint.learner, belongs_to)
+
+    def _check_ledger(self, files: Path, checkpoint: Checkpoint) -> None:
+        """Raises ``CheckpointError`` when the ledger knows of other trained groups than the driver's part."""
+        trained = self.parts.ledger.account.trained.groups
+        if (files / ledger.FILE).exists() and trained != self.totals.groups:
+            raise CheckpointError(
+                f"the ledger in checkpoint {checkpoint.place} has {trained} trained groups, but {self.totals.groups} "
+                f"groups were trained until its step {self.totals.step}: it is that of another step or run. Use a "
+                "checkpoint as it was written"
+            )
 
     @property
     def _saved_step(self) -> int:
@@ -490,13 +513,14 @@ class Session:
             )
             return
         seconds = float(self.parts.job.spec.deadlines.progress_seconds)
+        save_learner = functools.partial(self.parts.learner.save, belongs_to=_owner(self._boundary))
         place = self.parts.checkpoints.place
         waiting = self.parts.waits.wait("trainer", f"the checkpoint of step {step} to be written into {place}", seconds)
         with self.parts.times.stage("checkpoint"), waiting:
             try:
                 async with asyncio.timeout(seconds):
                     self.checkpoint = await self.parts.checkpoints.write(
-                        step, self._boundary, self.parts.learner.save, self._save_groups, self.parts.fence.check
+                        step, self._boundary, save_learner, self._save_groups, self.parts.fence.check
                     )
             except TimeoutError:
                 raise DeadlineError(

@@ -205,11 +205,11 @@ class LearnerGroup:
         asked = [_result(actor.give_up.remote()) for actor in self._alive()]
         await asyncio.gather(*asked, return_exceptions=True)  # who has died is told of by the call under way
 
-    async def save(self, place: str | Path) -> None:
-        await self.call("save", place)
+    async def save(self, place: str | Path, belongs_to: str = "") -> None:
+        await self.call("save", place, belongs_to)
 
-    async def load(self, place: str | Path) -> None:
-        await self.call("load", place)
+    async def load(self, place: str | Path, belongs_to: str = "") -> None:
+        await self.call("load", place, belongs_to)
 
     async def export(self, folder: Path) -> None:
         await self.call("export", folder)

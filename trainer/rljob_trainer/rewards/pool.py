@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rljob_trainer.errors import JobFileError, RewardError, RewardWorkerError
+from rljob_trainer.receipts import digest
 from rljob_trainer.rewards.process import WorkerProcess
 from rljob_trainer.rewards.rules import Verdict
 from rljob_trainer.rewards.sharing import SharedWork
@@ -140,7 +141,7 @@ class RewardPool:
         """One result per sample, in their order. Raises ``RewardError`` or ``RewardWorkerError`` as the job's
         ``onError`` says."""
         prompt = group.prompt
-        return await self.score_responses(
+        results = await self.score_responses(
             [
                 Response(
                     prompt=prompt.text,
@@ -155,6 +156,10 @@ class RewardPool:
                 for sample in group.samples
             ]
         )
+        return [
+            replace(result, of=(f"{prompt.ordinal}/{sample.index}", digest(sample.token_ids)))
+            for result, sample in zip(results, group.samples, strict=True)
+        ]
 
     async def score_responses(self, responses: Sequence[Response]) -> list[RewardResult]:
         """As ``score``, for responses that are no group."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.weights.digests import digests_of
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan, describe
 from rljob_trainer.weights.sender import Publisher, SendReport
@@ -34,6 +35,8 @@ class Rank(Protocol):
     def holding(self, version: int) -> AbstractContextManager[None]: ...
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None: ...
 
@@ -88,6 +91,16 @@ def publish(rank: Rank, version: int, timeout: float, is_new: bool) -> SendRepor
         rank.call_present(version)
     with rank.holding(version):
         return _publish(rank, version, timeout)
+
+
+def digests(rank: Rank, in_any_order: bool = False) -> dict[str, int] | None:
+    """What an engine must hold after a publication, from rank 0. Taken from the parameters that are trained, by another
+    way than that of the publication. Ranks gather in step."""
+    named = rank.named_parameters()
+    result = digests_of(named, in_any_order=in_any_order) if rank.rank == 0 else None
+    for _ in named:
+        pass
+    return result
 
 
 def _publish(rank: Rank, version: int, timeout: float) -> SendReport | Failure | None:
