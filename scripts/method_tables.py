@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PATH = Path(__file__).parents[1] / "api" / "rljob_api" / "methods.py"
-_FROM_ROLLOUT_CORRECTION = {"level", "low", "high", "rejection"}
+_FROM_ROLLOUT_CORRECTION = {"level", "low", "high", "normalize", "rejection"}
 """Settings that some losses take from algorithm.rolloutCorrection instead of policyLoss."""
 
 _HEAD = '''"""Every method by name: its parameters with their defaults, and what it needs. Written by `make generate`.

@@ -1,7 +1,8 @@
-"""An object store for the tests that need one: moto's S3 server, a process of its own."""
+"""An object store for the tests that need one: moto's S3 server, a process of its own. And the clock of CI."""
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from timings import FOLDER, STAGE, Timings
 
 
 @dataclass
@@ -69,3 +71,9 @@ def _make_bucket(store: ObjectStore, printed: Path) -> None:
             if store.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"moto's server does not answer:\n{printed.read_text()}") from None
             time.sleep(0.05)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where CI asks for it, the run says where its time goes; workers report to the one that does."""
+    if (folder := os.environ.get(FOLDER)) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Timings(Path(folder), os.environ.get(STAGE, "pytest")))

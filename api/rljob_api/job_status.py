@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.spec.base import Listed, MapKeys, SpecModel
+from rljob_api.spec.base import Format, Listed, MapKeys, SpecModel
 
 Text = Annotated[str, Field(max_length=1024)]
 Name = Annotated[str, Field(max_length=253)]
-Moment = Annotated[str, Field(max_length=64)]
+Moment = Annotated[str, Field(max_length=64), Format("date-time")]
 """RFC 3339."""
 Count = Annotated[int, Field(ge=0, le=1000000000000)]
 Figure = Annotated[float, Field(ge=-1e18, le=1e18)]
@@ -56,6 +56,7 @@ class PoolStatus(SpecModel):
     desired: Count | None = Field(default=None, description="Replicas wanted.")
     replicas: Count | None = Field(default=None, description="Replicas that exist.")
     ready: Count | None = Field(default=None, description="Replicas that are ready.")
+    summary: Annotated[str, Field(max_length=64)] | None = Field(default=None, description="Ready of wanted: `3/4`.")
     selector: Annotated[str, Field(max_length=2048)] | None = Field(
         default=None, description="Label selector of its pods."
     )
@@ -76,8 +77,11 @@ class ProgressStatus(SpecModel):
     tokens_per_second: Figure | None = Field(default=None, description="Response tokens of all engines.")
     trainer_idle: Figure | None = Field(default=None, description="Share of time that the trainer waits.")
     rollout_idle: Figure | None = Field(default=None, description="Share of time that the engines wait.")
-    max_age: Count | None = Field(default=None, description="Largest age of the groups last trained, in versions.")
-    age_bound: Count | None = Field(default=None, description="The bound in force.")
+    oldest_age: Count | None = Field(default=None, description="Largest age of the groups last trained, in versions.")
+    age_bound: Count | None = Field(default=None, description="Largest age allowed: staleness.maxAge in force.")
+    unsaved: Text | None = Field(
+        default=None, description="Why the newest checkpoint could not be written; absent: it could."
+    )
     waiting_for: Annotated[str, Field(max_length=2048)] | None = Field(
         default=None, description="What the run waits for."
     )

@@ -15,7 +15,7 @@ from rljob_api.overrides import apply, merged
 from rljob_api.problems import near_field, violations_of
 from rljob_api.spec.job import API_VERSION, KIND, RLJob
 from rljob_api.violations import JobInvalid, Violation, path_of, touches
-from rljob_api.yaml_reading import Document, YamlError, read_documents
+from rljob_api.yaml_reading import MAX_CHARACTERS, Document, YamlError, read_documents
 
 GROUP = API_VERSION.partition("/")[0]
 FROM_THE_SERVER = frozenset(
@@ -68,7 +68,7 @@ def load_jobs(path_or_text: str | Path, assignments: Sequence[str] = (), overlay
     several jobs each under its number, and ``OSError`` when the file cannot be read.
     """
     name = None if isinstance(path_or_text, str) and "\n" in path_or_text else str(path_or_text)
-    text = str(path_or_text) if name is None else _read(Path(name))
+    text = str(path_or_text) if name is None else read_text(Path(name))
     outcomes = check_text(text, assignments, [read_overlay(path) for path in overlays], name)
     found = [
         Violation(f"job {number}: {v.path}", v.problem, v.remedy) if len(outcomes) > 1 else v
@@ -86,7 +86,7 @@ def read_overlay(path: Path) -> dict[str, Any]:
     Raises ``JobInvalid`` when it is none, and ``OSError`` when it cannot be read.
     """
     try:
-        documents = read_documents(_read(path))
+        documents = read_documents(read_text(path))
     except YamlError as problem:
         place = f"{path}, line {problem.line}, column {problem.column}"
         raise JobInvalid([Violation(place, problem.problem, "mend the YAML there")]) from None
@@ -284,9 +284,20 @@ def _remove(data: Any, path: Sequence[str | int], stand_in: str | None) -> None:
             holder[part] = stand_in
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A job file's text, and no more of a file that is far too long for one than what says so.
+
+    Raises ``JobInvalid`` when it is not UTF-8, and ``OSError``.
+    """
+    with path.open("rb") as file:
+        data = file.read(4 * MAX_CHARACTERS + 1)
     try:
-        return path.read_text(encoding="utf-8")
+        whole = len(data) <= 4 * MAX_CHARACTERS
+        return (
+            data.decode("utf-8", "strict" if whole else "replace")[: MAX_CHARACTERS + 1]
+            .replace("\r\n", "\n")
+            .replace("\r", "\n")
+        )
     except UnicodeDecodeError as problem:
         violation = Violation(str(path), f"is not UTF-8 text (byte {problem.start})", "save it as UTF-8")
         raise JobInvalid([violation]) from None

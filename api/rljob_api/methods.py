@@ -51,6 +51,7 @@ ESTIMATORS: Mapping[Estimator, EstimatorMethod] = {
             "gamma": 1.0,
             "lambda_": 1.0,
             "whiten": True,
+            "whiten_rewards": False,
         },
         needs_critic=True,
     ),
@@ -152,11 +153,13 @@ POLICY_LOSSES: Mapping[PolicyLossType, PolicyLossMethod] = {
             "covariance_fraction": 0.0002,
             "covariance_low": 1.0,
             "covariance_high": 5.0,
+            "exclude_clipped": True,
         },
     ),
     "dppoKl": PolicyLossMethod(
         parameters={
-            "divergence_threshold": 0.05,
+            "divergence_low": 0.05,
+            "divergence_high": 0.05,
             "ratio_cap": 20.0,
         },
     ),

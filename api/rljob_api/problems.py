@@ -93,7 +93,7 @@ def _violation(details: Any) -> Violation:
     if kind == "extra_forbidden":
         return Violation(path, "there is no such field", _unknown_field(location))
     if node is None:
-        return Violation(path, details["msg"], "see `rljob explain`")
+        return Violation(path, details["msg"], "correct it; `rljob explain` says what is meant")
     if is_key:
         container = schema.find(location[:-1])
         keys = container.keys if container is not None and container.keys is not None else node
@@ -132,7 +132,7 @@ def _constraint(kind: str, value: Any, context: Mapping[str, Any], node: Node) -
     if kind.startswith(("greater_than", "less_than")):
         side = "too small" if kind.startswith("greater") else "too large"
         return f"{shown(value)} is {side}", f"allowed is {node.bounds}"
-    return f"{shown(value)} is not valid", f"see `rljob explain` ({node.type_name})"
+    return f"{shown(value)} is not valid", f"write {node.type_name}"
 
 
 def _choice(value: Any, node: Node) -> tuple[str, str]:

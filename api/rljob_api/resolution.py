@@ -214,20 +214,15 @@ def _pipeline(spec: Spec, batch: ResolvedBatch) -> ResolvedPipeline:
 
 def _trainer(spec: Spec) -> ResolvedTrainer:
     given = spec.trainer
-    ways = given.parallelism
     ranks = given.replicas * max(1, given.gpus_per_replica)
-    shard = ways.shard or max(1, ranks // (ways.replicate * ways.sequence * ways.tensor))
-    parallelism = ResolvedTrainerParallelism(**{**dict(ways), "shard": shard})
+    shard = given.parallelism.shard or max(1, ranks // given.parallelism.replicate)
+    parallelism = ResolvedTrainerParallelism(**{**dict(given.parallelism), "shard": shard})
     return ResolvedTrainer(**{**dict(given), "parallelism": parallelism})
 
 
 def _rollout(spec: Spec, where: Placement, trainer: ResolvedTrainer) -> ResolvedRollout:
     given = spec.rollout
-    if where == "colocated":
-        engine_ranks = given.parallelism.tensor * given.parallelism.pipeline
-        replicas = max(1, trainer.ranks // engine_ranks)
-    else:
-        replicas = given.replicas or 1
+    replicas = max(1, trainer.ranks // given.parallelism.tensor) if where == "colocated" else given.replicas or 1
     filled = {
         "replicas": replicas,
         "min_replicas": given.min_replicas or replicas,

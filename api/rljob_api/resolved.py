@@ -156,11 +156,6 @@ class ResolvedTrainerParallelism(TrainerParallelism):
 
     @property
     def ranks(self) -> int:
-        return self.replicate * self.shard * self.sequence * self.tensor
-
-    @property
-    def data_ranks(self) -> int:
-        """Ranks that work on different sequences."""
         return self.replicate * self.shard
 
 

@@ -16,7 +16,7 @@ import annotated_types as at
 from pydantic import BaseModel, JsonValue
 from pydantic.fields import FieldInfo
 
-from rljob_api.spec.base import NEVER, Change, IntOrString, MapKeys, Preserve
+from rljob_api.spec.base import NEVER, Change, Format, IntOrString, MapKeys, Preserve
 
 Kind = Literal["object", "list", "map", "string", "integer", "number", "boolean", "quantity", "any"]
 
@@ -43,6 +43,7 @@ class Node:
     """Least number of characters, items or entries."""
     longest: int | None = None
     pattern: str | None = None
+    format: str | None = None
     keys: Node | None = None
     """Maps: what keys look like."""
     items: Node | None = None
@@ -193,6 +194,8 @@ def _constraints(metadata: typing.Iterable[Any], found: dict[str, Any]) -> None:
             found["change"] = entry
         elif isinstance(entry, MapKeys):
             found["merge_keys"] = entry.keys
+        elif isinstance(entry, Format):
+            found["format"] = entry.name
         elif isinstance(entry, Preserve):
             found["preserve"] = True
         elif isinstance(entry, IntOrString):

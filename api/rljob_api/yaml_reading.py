@@ -98,6 +98,8 @@ _FALSE = {"n", "N", "no", "No", "NO", "off", "Off", "OFF", "false", "False", "FA
 _NULL = {"", "~", "null", "Null", "NULL"}
 _NOT_FINITE = re.compile(r"^(\.nan|\.NaN|\.NAN|[-+]?\.(inf|Inf|INF))$")
 _INTEGER = re.compile(r"^([-+]?)(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)$")
+_MOST_DIGITS = 1100
+"""More, even binary ones, than the largest float has (1,024)."""
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
 
 
@@ -113,7 +115,8 @@ def plain_scalar(text: str) -> Any:
         return text
     bare = text.replace("_", "")
     if found := _INTEGER.match(bare):
-        return _as_json(_integer(found[1], found[2]))
+        # A number that no float holds stays text, as there.
+        return text if len(bare) > _MOST_DIGITS else _whole(_integer(found[1], found[2]), text)
     if _FLOAT.match(bare):
         value = float(bare)
         return text if math.isinf(value) else _as_json(value)
@@ -129,6 +132,13 @@ def _integer(sign: str, digits: str) -> int:
     else:
         value = int(digits)
     return -value if sign == "-" else value
+
+
+def _whole(value: int, text: str) -> int | float | str:
+    try:
+        return _as_json(value)
+    except OverflowError:
+        return text
 
 
 def _as_json(value: int | float) -> int | float:
@@ -180,8 +190,12 @@ class _Reader:
                 raise _error(f"{node.value!r} is not of the type !!{wanted}", node)
         if node.tag == _TAG + "binary":
             raise _error("binary values are not supported", node)
+        if isinstance(value, str) and "\0" in value:
+            raise _error("a text must not hold the character NUL", node)
         if isinstance(value, float) and not math.isfinite(value):
             raise _error(f"{node.value} is not a number that JSON knows", node)
+        if isinstance(value, str) and not value.isascii():
+            return _whole_characters(value, node)
         return value
 
     def _mapping(self, node: yaml.Node, path: Path) -> dict[str, Any]:
@@ -226,6 +240,17 @@ class _Reader:
         if isinstance(value, bool):
             return "true" if value else "false"
         return str(value)
+
+
+def _whole_characters(text: str, node: yaml.Node) -> str:
+    """JSON writes a character beyond U+FFFF as two escapes, which PyYAML reads as two halves. A half alone is refused:
+    no file, tokenizer or API server takes it."""
+    joined = text.encode("utf-16-le", "surrogatepass")
+    try:
+        return joined.decode("utf-16-le")
+    except UnicodeDecodeError as problem:
+        half = int.from_bytes(joined[problem.start : problem.start + 2], "little")
+        raise _error(f"\\u{half:04x} is half a character, without its other half", node) from None
 
 
 def _place(node: yaml.Node) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from rljob_operator.settings import Settings
 
 UID = "plain"
 INCARNATION = 1
+KEY = "00000000"
 WITHOUT_OPERATOR = ("ownerReferences",)
 
 
@@ -28,7 +29,7 @@ def documents(job: dict[str, Any], namespace: str, image: str, backoff_limit: in
     resolved = resolve(document)
     name = str(job["metadata"]["name"])
     settings = Settings(default_image=image, token_authentication=False)
-    cluster = objects.ray_cluster(resolved, "", UID, 1, INCARNATION, settings)
+    cluster = objects.ray_cluster(resolved, "", UID, 1, INCARNATION, KEY, settings)
     config = objects.config_map(resolved, job["spec"], UID, 1)
     for left_out in WITHOUT_OPERATOR:
         config["metadata"].pop(left_out)
@@ -44,7 +45,7 @@ def documents(job: dict[str, Any], namespace: str, image: str, backoff_limit: in
         {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": names.secret(names.cluster(name, INCARNATION), UID), "namespace": namespace},
+            "metadata": {"name": names.secret(names.cluster(name, INCARNATION), UID, KEY), "namespace": namespace},
             "stringData": {names.DRIVER_TOKEN_KEY: "0" * 64},
         },
         {

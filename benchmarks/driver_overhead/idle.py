@@ -65,6 +65,9 @@ class IdleEngine:
 
     def load(self, tensors: Iterable[tuple[str, Any]]) -> None: ...
 
+    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
+        return None
+
     def finish_update(self, version: int) -> None:
         self.version = version
 

@@ -153,7 +153,7 @@ def writes_for(raw: Object, key: TokenKey) -> list[Write]:
     config = objects.config_map(view.job, view.document, view.uid, view.generation)
     secret = objects.secret(view.job, view.uid, 1, key.tokens(view.uid, 1))
     policy = network_policy(view.job, view.uid, settings)
-    cluster = objects.ray_cluster(view.job, view.fingerprint, view.uid, view.generation, 1, settings)
+    cluster = objects.ray_cluster(view.job, view.fingerprint, view.uid, view.generation, 1, key.id, settings)
     status = reconcile(Observed(view, (), ()), view.created, settings).status
     assert status is not None
     whole = {

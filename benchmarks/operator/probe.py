@@ -41,7 +41,7 @@ async def main(namespace: str, key_file: Path) -> None:
             assert job.job is not None, job.problems
             config = objects.config_map(job.job, job.document, job.uid, job.generation)
             secret = objects.secret(job.job, job.uid, 1, key.tokens(job.uid, 1))
-            cluster = objects.ray_cluster(job.job, job.fingerprint, job.uid, job.generation, 1, ours)
+            cluster = objects.ray_cluster(job.job, job.fingerprint, job.uid, job.generation, 1, key.id, ours)
             space = job.namespace
             await api.apply(api_server.core(space, "configmaps", config["metadata"]["name"]), config)
             await api.create(api_server.core(space, "secrets"), secret)

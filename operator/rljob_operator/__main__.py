@@ -20,13 +20,14 @@ from rljob_operator.head import DEFAULT_ADDRESS
 from rljob_operator.operator import Operator, Options
 from rljob_operator.settings import Settings
 
-DEFAULT_KEY_FILE = "/etc/rljob-operator/key"
-
 
 def parser() -> argparse.ArgumentParser:
     defaults = Settings()
     options = argparse.ArgumentParser(prog="rljob-operator", description="Runs RLJobs on Kubernetes with KubeRay.")
-    options.add_argument("--key-file", type=Path, default=Path(DEFAULT_KEY_FILE), help="the key for tokens")
+    options.add_argument("--key-file", type=Path, help="a key for tokens, at least 32 bytes on one line")
+    options.add_argument(
+        "--key-secret", help="Secret in the lease's namespace where all keys are kept; made where it is missing"
+    )
     options.add_argument("--namespace", action="append", default=[], help="watch this namespace only (repeatable)")
     options.add_argument("--lease-namespace", help="elect a leader by a lease there; without: act always")
     options.add_argument("--lease-name", default="rljob-operator", help="name of the lease")
@@ -63,6 +64,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
     """What the command line says."""
     return Options(
         key_file=arguments.key_file,
+        key_secret=arguments.key_secret,
         namespaces=tuple(arguments.namespace),
         head_address=arguments.head_address,
         lease_namespace=arguments.lease_namespace,

@@ -36,6 +36,16 @@ class CreateCluster:
 
 
 @dataclass(frozen=True)
+class KeepSurroundings:
+    """Makes anew what somebody has deleted or changed beside a cluster: job file, tokens, network policy."""
+
+    cluster: str
+    incarnation: int
+    job_file: bool
+    """The cluster's pods are to have the job file of today's generation."""
+
+
+@dataclass(frozen=True)
 class DeleteCluster:
     """Removes a RayCluster, and with it its pods."""
 
@@ -142,6 +152,7 @@ Action = (
     ApplyConfigMap
     | CheckPods
     | CreateCluster
+    | KeepSurroundings
     | DeleteCluster
     | RemovePod
     | NoteGeneration

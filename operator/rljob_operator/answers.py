@@ -20,7 +20,15 @@ _SECRET = re.compile(
 
 
 class AnswerError(Exception):
-    """A pod did not answer, or not as it should. The message is safe to show."""
+    """A pod did not answer, or not as it should. The message is safe to show.
+
+    Attributes:
+        refused: it does not take the operator's token.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 async def read(response: aiohttp.ClientResponse, limit: int = LONGEST_ANSWER) -> bytes:

@@ -200,11 +200,23 @@ def _watch(draft: Draft, cluster: ClusterView) -> None:
 
 
 def _unreachable(draft: Draft, cluster: ClusterView, ray: RayView | None) -> None:
-    """Ray doesn't answer. After spec.deadlines.progressSeconds of this the cluster is replaced."""
+    """Ray doesn't answer. After spec.deadlines.progressSeconds of this the cluster is replaced.
+
+    Not so one that answers that it doesn't know us: what runs there is healthy, and whoever changed the operator's key
+    would lose all clusters within the same hour.
+    """
+    if ray is not None and ray.refused:
+        draft.say(Type.RUNNING, None, Reason.TOKEN_REFUSED, ray.problem)
+        draft.say(Type.PROGRESSING, False, Reason.TOKEN_REFUSED, ray.problem)
+        draft.wake_in(draft.settings.poll_seconds)
+        return
     before = draft.job.status.conditions.get(Type.RUNNING.title)
     message = ray.problem if ray is not None else "Ray has not been asked yet"
     patience = timedelta(seconds=draft.resolved.spec.deadlines.progress_seconds)
-    if before is not None and before.status == "Unknown" and draft.now >= before.since + patience:
+    silence = draft.job.status.conditions.get(Type.PROGRESSING.title)
+    unknown = [found.since for found in (before, silence) if found is not None and found.status == "Unknown"]
+    # Both, since Running is unknown, too, while the head refuses us.
+    if len(unknown) == 2 and draft.now >= max(unknown) + patience:
         new_incarnation(draft, cluster, Reason.RAY_UNREACHABLE, message)
         return
     if ray is not None:

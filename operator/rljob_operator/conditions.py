@@ -148,6 +148,12 @@ class Reason(Enum):
         "The cluster is ready but its dashboard does not answer the operator.",
         "Check network policies between the operator's namespace and the job's (port 8265 of the head).",
     )
+    TOKEN_REFUSED = (
+        "TokenRefused",
+        "The pods of the job do not take the operator's token. They are left alone, and training goes on unobserved.",
+        "Put back the key that the message names (gitops.md, token keys), or have the pods replaced: suspend the job, "
+        "and resume it from its last checkpoint.",
+    )
     LEFTOVER_PROCESSES = (
         "LeftoverProcesses",
         "Processes of a failed attempt did not end, so the pods are replaced.",
@@ -213,6 +219,12 @@ class Reason(Enum):
     )
     # CheckpointAvailable
     COMMITTED = ("Committed", "A checkpoint is complete.", "Nothing.")
+    NOT_SAVED = (
+        "NotSaved",
+        "The newest checkpoint could not be written; it is tried again when the next is due.",
+        "Read the message. Make room in spec.checkpoint.uri or correct who may write there: until then a retry, or a "
+        "resumed job, goes on from the checkpoint before, or from the beginning.",
+    )
     NONE_YET = ("NoneYet", "No checkpoint has been written yet.", "Nothing.")
     NO_STORAGE = (
         "NoStorage",

@@ -39,6 +39,8 @@ WARNINGS = {
     Reason.STALLED,
     Reason.STALENESS_EXCEEDED,
     Reason.NO_STORAGE,
+    Reason.NOT_SAVED,
+    Reason.TOKEN_REFUSED,
 }
 _WARNING_TITLES = {reason.title for reason in WARNINGS}
 _QUIET = {

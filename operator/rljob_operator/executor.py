@@ -35,7 +35,7 @@ from rljob_operator.reconcile import reconcile
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
 from rljob_operator.store import Key, Store
-from rljob_operator.tokens import TokenKey, Tokens
+from rljob_operator.tokens import KeyRing, TokenKey, Tokens
 from rljob_operator.work_queue import RetryError
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ class Memory:
     answer: DriverStatus | None = None
     """The driver's last answer: its last words are read after it has gone."""
     silent_since: datetime | None = None
+    surroundings_due: float = 0.0
+    """When (time.monotonic) to see next whether somebody has deleted what the pods need beside the cluster."""
     own: set[str] = field(default_factory=set)
     """Paths of objects that are known to be the job's."""
 
@@ -68,6 +70,7 @@ class Executor:
     """One look at one job, from the store and the pods to the API server.
 
     Args:
+        keys: from which tokens derive; asked anew each time, since keys may be added.
         may_act: whether this replica leads; asked again before every write.
     """
 
@@ -76,7 +79,7 @@ class Executor:
         api: ApiServer,
         heads: Heads,
         store: Store,
-        key: TokenKey,
+        keys: Callable[[], KeyRing],
         settings: Settings,
         *,
         may_act: Callable[[], bool] = lambda: True,
@@ -85,7 +88,7 @@ class Executor:
         self._api = api
         self._heads = heads
         self._store = store
-        self._key = key
+        self._keys = keys
         self._settings = settings
         self._may_act = may_act
         self._now = now
@@ -114,6 +117,8 @@ class Executor:
         memory = self._memories.get(key)
         if memory is None or memory.uid != job.uid:
             memory = self._memories[key] = Memory(job.uid)
+            # Not all at once when the operator starts.
+            memory.surroundings_due = time.monotonic() + random.uniform(0, self._settings.sweep_seconds)
         memory.changed = False
         observed = await self._observe(key, job, memory)
         decision = reconcile(observed, self._now(), self._settings)
@@ -149,13 +154,17 @@ class Executor:
             queue=self._store.queue(clusters[-1].uid) if clusters else QueueView(),
             kuberay=self._kuberay,
             rejection=memory.rejection,
+            surroundings_due=time.monotonic() >= memory.surroundings_due,
         )
         asked = questions(observed)
         if asked is None:
             self._talking.discard(key)
             return observed
         self._talking.add(key)
-        head = self._heads.head(job.namespace, asked.cluster, self._key.tokens(job.uid, asked.incarnation))
+        try:
+            head = self._head(job, asked.cluster, asked.incarnation)
+        except AnswerError as error:
+            return replace(observed, ray=RayView(False, problem=str(error), refused=error.refused))
         return await self._ask(observed, asked, head, memory)
 
     async def _ask(self, observed: Observed, asked: Questions, head: Head, memory: Memory) -> Observed:
@@ -166,7 +175,7 @@ class Executor:
             found = await head.job(submission)
             lines = await head.lines(submission) if found is not None and found.over else ()
         except AnswerError as error:
-            return replace(observed, ray=RayView(False, problem=f"Ray's dashboard: {error}"))
+            return replace(observed, ray=RayView(False, problem=f"Ray's dashboard: {error}", refused=error.refused))
         observed = replace(observed, ray=RayView(True, job=found, lines=lines))
         if found is None or found.state == "PENDING":
             return observed
@@ -248,6 +257,8 @@ class Executor:
                 path = api_server.clusters(space, action.cluster)
                 self._store.put_cluster(await self._api.patch(path, do.cluster_patch(action)))
                 memory.changed = True
+            case do.KeepSurroundings() if resolved is not None:
+                await self._keep_surroundings(action, job, resolved, memory)
             case do.DeleteCluster():
                 await self._api.delete(api_server.clusters(space, action.name), action.uid)
             case do.RemovePod():
@@ -255,7 +266,7 @@ class Executor:
             case do.DeleteJob():
                 await self._api.delete(api_server.jobs(space, job.name), action.uid)
             case do.SubmitDriver():
-                await self._head(job, action).submit(
+                await self._head_of(job, action).submit(
                     names.submission(job.name, action.attempt),
                     driver_command(action.attempt, action.generation),
                     driver_environment(job, action.attempt, action.incarnation),
@@ -264,18 +275,18 @@ class Executor:
             case do.StopDriver():
                 # Whatever comes of it, what follows (the pods go) must not wait for a pod's answer.
                 try:
-                    await self._head(job, action).stop(names.submission(job.name, action.attempt))
+                    await self._head_of(job, action).stop(names.submission(job.name, action.attempt))
                 except AnswerError as error:
                     log.info("%s/%s: the driver could not be stopped: %s", space, job.name, error)
             case do.TellDriver():
                 try:
-                    await self._head(job, action).tell(action.desired)
+                    await self._head_of(job, action).tell(action.desired)
                 except AnswerError as error:
                     log.info("%s/%s: the driver could not be told: %s", space, job.name, error)
 
     async def _check_pods(self, action: do.CheckPods, job: JobView, resolved: ResolvedJob, memory: Memory) -> None:
         cluster = objects.ray_cluster(
-            resolved, job.fingerprint, job.uid, job.generation, action.incarnation, self._settings
+            resolved, job.fingerprint, job.uid, job.generation, action.incarnation, "", self._settings
         )
         for template in objects.pod_templates(resolved, cluster):
             try:
@@ -293,14 +304,15 @@ class Executor:
     async def _create_cluster(
         self, action: do.CreateCluster, job: JobView, resolved: ResolvedJob, memory: Memory
     ) -> None:
+        tokens = self._keys().newest.tokens(job.uid, action.incarnation)
         cluster = objects.ray_cluster(
-            resolved, job.fingerprint, job.uid, job.generation, action.incarnation, self._settings
+            resolved, job.fingerprint, job.uid, job.generation, action.incarnation, tokens.key, self._settings
         )
         name = cluster["metadata"]["name"]
         try:
             await _together(
                 self._write_job_file(job, resolved, memory),
-                self._write_tokens(job, resolved, action.incarnation),
+                self._write_tokens(job, resolved, action.incarnation, tokens),
                 self._guard_pods(job, resolved, action.incarnation, memory),
             )
             # Created, not applied: should there be one already, nothing in it must change.
@@ -318,16 +330,33 @@ class Executor:
         self._store.put_cluster(created)
         memory.changed = True
 
+    async def _keep_surroundings(
+        self, action: do.KeepSurroundings, job: JobView, resolved: ResolvedJob, memory: Memory
+    ) -> None:
+        """What cannot be written is logged: pods that run do without, and the next time is not far."""
+        memory.surroundings_due = time.monotonic() + self._settings.sweep_seconds * random.uniform(0.8, 1.0)
+        work = [self._guard_pods(job, resolved, action.incarnation, memory)]
+        if action.job_file:
+            work.append(self._write_job_file(job, resolved, memory))
+        key = self._key_of(job, action.cluster)
+        if key is not None:
+            tokens = key.tokens(job.uid, action.incarnation)
+            work.append(self._write_tokens(job, resolved, action.incarnation, tokens))
+        try:
+            await _together(*work)
+        except ApiError as error:
+            log.warning("%s/%s: what its pods need cannot be kept: %s", job.namespace, job.name, error)
+
     async def _write_job_file(self, job: JobView, resolved: ResolvedJob, memory: Memory) -> None:
         body = objects.config_map(resolved, job.document, job.uid, job.generation)
         await self._write_own(job, api_server.core(job.namespace, "configmaps"), body, memory)
 
-    async def _write_tokens(self, job: JobView, resolved: ResolvedJob, incarnation: int) -> None:
+    async def _write_tokens(self, job: JobView, resolved: ResolvedJob, incarnation: int, tokens: Tokens) -> None:
         """Creates the Secret; it goes with the job. One that is there is ours, from a try before.
 
         Creating is all that the operator may do with Secrets: the answers to other writes would show it anybody's.
         """
-        body = objects.secret(resolved, job.uid, incarnation, self._tokens(job, incarnation))
+        body = objects.secret(resolved, job.uid, incarnation, tokens)
         try:
             await self._api.create(api_server.core(job.namespace, "secrets"), body)
         except ApiError as error:
@@ -378,11 +407,29 @@ class Executor:
                 raise
         return True
 
-    def _head(self, job: JobView, action: do.SubmitDriver | do.StopDriver | do.TellDriver) -> Head:
-        return self._heads.head(job.namespace, action.cluster, self._tokens(job, action.incarnation))
+    def _head_of(self, job: JobView, action: do.SubmitDriver | do.StopDriver | do.TellDriver) -> Head:
+        return self._head(job, action.cluster, action.incarnation)
 
-    def _tokens(self, job: JobView, incarnation: int) -> Tokens:
-        return self._key.tokens(job.uid, incarnation)
+    def _head(self, job: JobView, cluster: str, incarnation: int) -> Head:
+        """The head pod of a cluster, with the tokens that it was made with.
+
+        Raises:
+            AnswerError: the key from which they derive was lost.
+        """
+        key = self._key_of(job, cluster)
+        if key is None:
+            made_under = self._made_under(job, cluster) or "(not named)"
+            problem = f"the operator no longer has the key {made_under} that {cluster} was made under"
+            raise AnswerError(problem, refused=True)
+        return self._heads.head(job.namespace, cluster, key.tokens(job.uid, incarnation))
+
+    def _key_of(self, job: JobView, cluster: str) -> TokenKey | None:
+        """The key from which a cluster's tokens derive; None: it was lost."""
+        return self._keys().find(self._made_under(job, cluster))
+
+    def _made_under(self, job: JobView, cluster: str) -> str:
+        clusters = self._store.clusters((job.namespace, job.name), job.uid)
+        return next((found.token_key for found in clusters if found.name == cluster), "")
 
     def _check_leading(self) -> None:
         if not self._may_act():

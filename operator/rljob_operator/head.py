@@ -172,6 +172,8 @@ class Head:
     async def _good_json(
         self, response: aiohttp.ClientResponse, who: str, limit: int | None = None, *, keep_lines: bool = False
     ) -> Any:
+        if response.status in (401, 403):
+            raise AnswerError(f"{who} does not take the operator's token ({response.status})", refused=True)
         if response.status >= 400 or response.status in range(300, 400):
             raise AnswerError(f"{who} answered {response.status}")
         if keep_lines:

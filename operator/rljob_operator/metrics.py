@@ -27,7 +27,7 @@ PROGRESS = {
     "step": ("rljob_step", "Steps done."),
     "totalSteps": ("rljob_steps_wanted", "Steps after which the job ends."),
     "reward": ("rljob_reward", "Mean reward of the last step."),
-    "maxAge": ("rljob_sample_age", "Largest age of samples in the last step, in policy versions."),
+    "oldestAge": ("rljob_sample_age", "Largest age of samples in the last step, in policy versions."),
     "ageBound": ("rljob_sample_age_bound", "Largest age that the job allows, in policy versions."),
     "stepSeconds": ("rljob_step_seconds", "Time of a step."),
     "tokensPerSecond": ("rljob_tokens_per_second", "Response tokens of all engines per second."),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from rljob_api import cluster as _cluster
+from rljob_api.rules import pods as _rules
 
 GROUP: Final = "rljob.dev"
 VERSION: Final = "v1alpha1"
@@ -22,7 +23,8 @@ JOB_UID_LABEL: Final = "rljob.dev/job-uid"
 OPERATOR_LABELS: Final = {"app.kubernetes.io/name": "rljob-operator"}
 """By which the operator's own pods are known to network policies; the chart sets them."""
 ROLE_LABEL: Final = _cluster.ROLE_LABEL
-QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+QUEUE_LABEL: Final = _rules.QUEUE_LABEL
+PRIORITY_LABEL: Final = _rules.PRIORITY_LABEL
 ELASTIC_ANNOTATION: Final = "kueue.x-k8s.io/elastic-job"
 
 INCARNATION_ANNOTATION: Final = "rljob.dev/incarnation"
@@ -33,6 +35,8 @@ ATTEMPT_ANNOTATION: Final = "rljob.dev/attempt"
 the operator between two writes can start the same attempt twice or reuse a number."""
 ATTEMPT_HEAD_ANNOTATION: Final = "rljob.dev/attempt-head"
 """UID of the head pod the attempt was started on: another head means that the attempt is lost."""
+TOKEN_KEY_ANNOTATION: Final = "rljob.dev/token-key"
+"""`TokenKey.id` of the key from which the cluster's tokens derive."""
 FIRST_CRASH_ANNOTATION: Final = "rljob.dev/first-crash"
 """Since when pods of the cluster crash with no attempt running (`crash_loops`)."""
 
@@ -65,13 +69,14 @@ def cluster(job: str, incarnation: int) -> str:
     return f"{job}-c{incarnation}"
 
 
-def secret(cluster_name: str, uid: str) -> str:
+def secret(cluster_name: str, uid: str, key: str) -> str:
     """Name of the Secret with a cluster's tokens.
 
-    With a part of the job's UID: what is left of a former job of the same name has other tokens, and the operator,
-    which may not read Secrets, could not tell.
+    With a part of the job's UID and the id of the key they derive from: a Secret that is left of a former job of the
+    same name, or of a try before the key was changed, has other tokens, and the operator, which may not read it, could
+    not tell.
     """
-    return f"{cluster_name}-{uid[:8]}"
+    return f"{cluster_name}-{uid[:8]}-{key}"
 
 
 def config_map(job: str) -> str:

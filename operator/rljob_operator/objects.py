@@ -39,7 +39,7 @@ def config_map(job: ResolvedJob, document: Mapping[str, Any], uid: str, generati
 
 def secret(job: ResolvedJob, uid: str, incarnation: int, tokens: Tokens) -> Document:
     """The tokens of one incarnation."""
-    name = names.secret(names.cluster(job.metadata.name, incarnation), uid)
+    name = names.secret(names.cluster(job.metadata.name, incarnation), uid, tokens.key)
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -50,9 +50,9 @@ def secret(job: ResolvedJob, uid: str, incarnation: int, tokens: Tokens) -> Docu
 
 
 def ray_cluster(
-    job: ResolvedJob, fingerprint: str, uid: str, generation: int, incarnation: int, settings: Settings
+    job: ResolvedJob, fingerprint: str, uid: str, generation: int, incarnation: int, key: str, settings: Settings
 ) -> Document:
-    """The RayCluster of one incarnation.
+    """The RayCluster of one incarnation. `key`: the id of the key from which its tokens derive.
 
     `spec.suspend` is left out on purpose: where a queue is used it belongs to Kueue.
     """
@@ -63,11 +63,16 @@ def ray_cluster(
         names.GENERATION_ANNOTATION: str(generation),
         names.SPEC_HASH_ANNOTATION: fingerprint,
         names.ATTEMPT_ANNOTATION: "0",
+        names.TOKEN_KEY_ANNOTATION: key,
     }
     if job.spec.queue_name is not None:
         described["labels"][names.QUEUE_LABEL] = job.spec.queue_name
-        described["annotations"][names.ELASTIC_ANNOTATION] = "true"
-    head, tokens = Role(names.HEAD_ROLE, job.spec.head.pod, {}), names.secret(name, uid)
+        priority = job.metadata.labels.get(names.PRIORITY_LABEL)
+        if priority is not None:
+            described["labels"][names.PRIORITY_LABEL] = priority
+        if any(pool.resizable for pool in pools(job)):
+            described["annotations"][names.ELASTIC_ANNOTATION] = "true"
+    head, tokens = Role(names.HEAD_ROLE, job.spec.head.pod, {}), names.secret(name, uid, key)
     spec: Document = {
         "rayVersion": settings.ray_version,
         "enableInTreeAutoscaling": False,

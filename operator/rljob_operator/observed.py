@@ -68,6 +68,8 @@ class ClusterView:
     spec_hash: str
     attempt: int
     attempt_head: str
+    token_key: str = ""
+    """Id of the key from which its tokens derive."""
     first_crash: datetime | None = None
     """Since when pods crash with no attempt running."""
     groups: tuple[GroupView, ...] = ()
@@ -139,6 +141,8 @@ class RayView:
 
     reachable: bool
     problem: str = ""
+    refused: bool = False
+    """It does not answer because it does not take the operator's token."""
     job: RayJobView | None = None
     """None: Ray knows no such submission (if reachable)."""
     lines: tuple[str, ...] = ()
@@ -175,6 +179,8 @@ class Observed:
     """The RayCluster resource is served."""
     rejection: str = ""
     """Why the API server refused to create the cluster, if it did."""
+    surroundings_due: bool = False
+    """It is time to see whether somebody has deleted what the cluster's pods need beside it."""
 
     def pods_of(self, cluster: str, group: str | None = None) -> list[PodView]:
         """Pods of a cluster, or of one of its groups, by name."""

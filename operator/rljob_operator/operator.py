@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from rljob_operator.api_server import ApiServer
 from rljob_operator.executor import Executor
 from rljob_operator.head import DEFAULT_ADDRESS, Heads
 from rljob_operator.inventory import FirstList, sweep
+from rljob_operator.key_secret import KeySecret
 from rljob_operator.leader import Leader
 from rljob_operator.metrics import Metrics
 from rljob_operator.probes import Probes
 from rljob_operator.settings import Settings
 from rljob_operator.store import Key, Store
-from rljob_operator.tokens import TokenKey
+from rljob_operator.tokens import KeyRing, TokenKey
 from rljob_operator.work_queue import RetryError, WorkQueue
 
 log = logging.getLogger(__name__)
@@ -32,8 +34,10 @@ SLOW_HEADS_AT_ONCE = 256
 class Options:
     """How one process of the operator runs."""
 
-    key_file: Path
-    """The key that tokens are derived from."""
+    key_file: Path | None = None
+    """A key from which tokens derive, provided by the administrator; None: the operator makes its own."""
+    key_secret: str | None = None
+    """Secret in `lease_namespace` in which all keys are kept. None: `key_file` has the only one."""
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch; empty: all."""
     head_address: str = DEFAULT_ADDRESS
@@ -60,10 +64,10 @@ class Operator:
         self.queue.on_error = self._count_error
         self._leader: Leader | None = None
         self._executor: Executor | None = None
+        self._key_secret: KeySecret | None = None
 
     async def run(self) -> None:
         options = self._options
-        key = await asyncio.to_thread(TokenKey.read, options.key_file)
         connector = aiohttp.TCPConnector(limit=SLOW_HEADS_AT_ONCE)
         # Cookies of one head must never reach another.
         jar = aiohttp.DummyCookieJar()
@@ -75,11 +79,12 @@ class Operator:
                 self._leader = Leader(
                     api, options.lease_namespace, options.lease_name, options.identity, on_gain=self._look_at_all
                 )
+            keys = await self._read_keys(api)
             self._executor = Executor(
                 api,
                 Heads(http, options.head_address),
                 self.store,
-                key,
+                keys,
                 options.settings,
                 may_act=lambda: self.leads,
             )
@@ -89,10 +94,28 @@ class Operator:
                 group.create_task(self._watch(), name="watch")
                 group.create_task(self._take_stock(api), name="inventory")
                 group.create_task(self.queue.run(), name="queue")
+                if self._key_secret is not None:
+                    group.create_task(self._key_secret.keep(), name="keys")
                 if self._leader is not None:
                     group.create_task(self._leader.run(), name="leader")
                 if options.probe_port is not None:
                     group.create_task(probes.run(options.probe_host, options.probe_port), name="probes")
+
+    async def _read_keys(self, api: ApiServer) -> Callable[[], KeyRing]:
+        """What hands out the keys of the moment; the first ones are there when this returns."""
+        options = self._options
+        if options.key_secret is None:
+            if options.key_file is None:
+                raise ValueError(
+                    "tokens need a key: name a file (--key-file), or a Secret to keep it in (--key-secret)"
+                )
+            alone = KeyRing((await asyncio.to_thread(TokenKey.read, options.key_file),))
+            return lambda: alone
+        if options.lease_namespace is None:
+            raise ValueError("--key-secret needs --lease-namespace, the namespace in which the Secret lies")
+        kept = self._key_secret = KeySecret(api, options.lease_namespace, options.key_secret, options.key_file)
+        first = await kept.look()
+        return lambda: kept.ring or first
 
     @property
     def leads(self) -> bool:

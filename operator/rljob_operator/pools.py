@@ -53,10 +53,9 @@ def pools(job: ResolvedJob) -> list[Pool]:
         return [trainer]
     rollout = spec.rollout
     engines = Pool(
-        role=Role(names.ROLLOUT, rollout.pod, dict(rollout.env), rollout.gpus_per_replica // rollout.hosts_per_replica),
+        role=Role(names.ROLLOUT, rollout.pod, dict(rollout.env), rollout.gpus_per_replica),
         replicas=rollout.replicas,
         least=min(rollout.min_replicas, rollout.replicas),
         most=max(rollout.max_replicas, rollout.replicas),
-        hosts=rollout.hosts_per_replica,
     )
     return [engines, trainer]

@@ -50,8 +50,13 @@ def take(draft: Draft, driver: DriverStatus) -> None:
 def checkpoint_condition(draft: Draft) -> None:
     """Whether a retry would have something to go on from."""
     known = draft.status.checkpoint
-    if known:
-        draft.say(Type.CHECKPOINT_AVAILABLE, True, Reason.COMMITTED, f"step {known.get('step')}: {known.get('uri')}")
+    where = f"step {known.get('step')}: {known.get('uri')}" if known else "there is none before it"
+    unsaved = draft.status.progress.get("unsaved")
+    if unsaved:
+        message = f"the newest checkpoint could not be written: {unsaved}; {where}"
+        draft.say(Type.CHECKPOINT_AVAILABLE, bool(known), Reason.NOT_SAVED, message)
+    elif known:
+        draft.say(Type.CHECKPOINT_AVAILABLE, True, Reason.COMMITTED, where)
     elif draft.resolved.spec.checkpoint.uri is None:
         draft.say(Type.CHECKPOINT_AVAILABLE, False, Reason.NO_STORAGE)
     else:
@@ -72,14 +77,24 @@ def document(driver: DriverStatus) -> dict[str, Any]:
         "tokensPerSecond": speed.generated_tokens_per_second if speed else None,
         "trainerIdle": speed.trainer_idle if speed else None,
         "rolloutIdle": speed.rollout_idle if speed else None,
-        "maxAge": ages.max if ages else None,
+        "oldestAge": ages.max if ages else None,
         "ageBound": ages.bound if ages else None,
+        "unsaved": driver.unsaved or None,
         "waitingFor": f"{driver.waiting.who}: {driver.waiting.reason}" if driver.waiting else None,
         "eta": timestamp(driver.eta) if driver.eta else None,
         "enginesReady": driver.pools.rollout.ready,
         "ranksReady": driver.pools.trainer.ready,
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    return {name: _rounded(value) for name, value in fields.items() if value is not None}
+
+
+def _rounded(value: Any) -> Any:
+    """Figures are for people: four significant digits. What decides something is never read from here."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return value
 
 
 def _steps(driver: DriverStatus) -> str:

@@ -15,7 +15,15 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rljob_operator import attempts, crash_loops, kuberay_limits, progress, storage
-from rljob_operator.actions import ApplyConfigMap, CheckPods, CreateCluster, DeleteJob, NoteGeneration, StopDriver
+from rljob_operator.actions import (
+    ApplyConfigMap,
+    CheckPods,
+    CreateCluster,
+    DeleteJob,
+    KeepSurroundings,
+    NoteGeneration,
+    StopDriver,
+)
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.deadlines import too_late
 from rljob_operator.draft import Decision, Draft
@@ -25,7 +33,7 @@ from rljob_operator.observed import ClusterView, Observed
 from rljob_operator.pools import pools
 from rljob_operator.queueing import NOT_SEEN
 from rljob_operator.readiness import Readiness, pool_status, readiness
-from rljob_operator.resizing import resize
+from rljob_operator.resizing import resize, restore
 from rljob_operator.settings import Settings
 
 
@@ -131,7 +139,8 @@ def _create(draft: Draft) -> None:
         draft.wake_in(draft.settings.start_poll_seconds)
         return
     job, incarnation = draft.job, draft.status.incarnation
-    cluster = ray_cluster(draft.resolved, job.fingerprint, job.uid, job.generation, incarnation, draft.settings)
+    # Which key its tokens derive from makes no difference here.
+    cluster = ray_cluster(draft.resolved, job.fingerprint, job.uid, job.generation, incarnation, "", draft.settings)
     problems = [*storage.problems(draft.resolved), *kuberay_limits.problems(cluster)]
     if problems:
         draft.say(Type.ACCEPTED, False, Reason.INVALID_SPEC, "; ".join(problems))
@@ -180,6 +189,8 @@ def _follow_spec(draft: Draft, cluster: ClusterView) -> None:
     job = draft.job
     if cluster.generation != job.generation:
         draft.do(ApplyConfigMap(), NoteGeneration(cluster.name, cluster.generation, job.generation))
+    elif draft.observed.surroundings_due:
+        draft.do(KeepSurroundings(cluster.name, cluster.incarnation, job_file=cluster.spec_hash == job.fingerprint))
     if cluster.spec_hash != job.fingerprint:
         draft.say(Type.ACCEPTED, True, Reason.NEEDS_NEW_INCARNATION)
 
@@ -250,6 +261,9 @@ def _resize(draft: Draft, cluster: ClusterView) -> None:
     for pool in pools(draft.resolved):
         if pool.resizable:
             resize(draft, cluster, pool, understood, running)
+        elif cluster.spec_hash == draft.job.fingerprint:
+            # Otherwise the job file speaks of the next incarnation.
+            restore(draft, cluster, pool)
 
 
 def _suspend(draft: Draft, cluster: ClusterView | None) -> None:

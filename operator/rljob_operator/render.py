@@ -22,6 +22,7 @@ from rljob_operator.settings import Settings
 from rljob_operator.tokens import Tokens
 
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
+PLACEHOLDER_KEY = "00000000"
 FIRST = 1
 
 
@@ -71,11 +72,12 @@ def rendered(
     for job in jobs:
         resolved = resolve(job)
         fingerprint = objects.spec_hash(job.spec)
-        tokens = Tokens(ray="<derived from the operator's key>", driver="<derived from the operator's key>")
+        derived = "<derived from the operator's key>"
+        tokens = Tokens(ray=derived, driver=derived, key=PLACEHOLDER_KEY)
         documents += [
             objects.config_map(resolved, job.spec.document(), PLACEHOLDER_UID, FIRST),
             objects.secret(resolved, PLACEHOLDER_UID, FIRST, tokens),
             *([network_policy(resolved, PLACEHOLDER_UID, settings)] if settings.network_policy else []),
-            objects.ray_cluster(resolved, fingerprint, PLACEHOLDER_UID, FIRST, FIRST, settings),
+            objects.ray_cluster(resolved, fingerprint, PLACEHOLDER_UID, FIRST, FIRST, PLACEHOLDER_KEY, settings),
         ]
     return documents

@@ -52,6 +52,31 @@ def resize(draft: Draft, cluster: ClusterView, pool: Pool, driver: DriverStatus 
         _shrink(draft, cluster, pool, group, pods, driver, running)
 
 
+def restore(draft: Draft, cluster: ClusterView, pool: Pool) -> None:
+    """Brings a group that never changes back to its size, if somebody has changed it by hand.
+
+    Of surplus pods the youngest go: those before them are part of what runs.
+    """
+    group = cluster.group(pool.name)
+    if group is None:
+        return
+    pods = [pod for pod in draft.observed.pods_of(cluster.name, pool.name) if not pod.ended]
+    here = {pod.name for pod in pods}
+    if group.replicas == pool.replicas:
+        if group.removing and here.isdisjoint(group.removing):
+            draft.do(ClearRemoved(cluster.name, group.index, group.name, group.replicas))
+        return
+    replicas = _replicas([pod for pod in pods if pod.deleting_since is None and pod.name not in group.removing])
+    if len(replicas) < group.replicas and group.replicas > pool.replicas:
+        # Fewer replicas without a name, and KubeRay would take any: also of those that run. The youngest will be seen.
+        draft.wake_in(draft.settings.start_poll_seconds)
+        return
+    victims = sorted(replicas, key=lambda replica: min(pod.created for pod in replica))[pool.replicas :]
+    names = tuple(sorted(pod.name for replica in victims for pod in replica))
+    draft.do(ResizeGroup(cluster.name, group.index, group.name, group.replicas, pool.replicas, pool.most, names))
+    draft.wake_in(draft.settings.start_poll_seconds)
+
+
 def _shrink(
     draft: Draft,
     cluster: ClusterView,
@@ -71,8 +96,10 @@ def _shrink(
         leaving = surplus
     else:
         victims = _drained(replicas, driver, pool.replicas)[:surplus]
-        # A replica without pods is nothing that could be drained.
-        unborn = max(0, group.replicas - len(replicas) - len(group.removing) // pool.hosts)
+        # A replica without pods is nothing that could be drained. But pods that KubeRay has just made may not have been
+        # seen yet, and fewer replicas without their names would let it take any: also of those that work.
+        seen = draft.now >= started + timedelta(seconds=draft.settings.unseen_seconds)
+        unborn = max(0, group.replicas - len(replicas) - len(group.removing) // pool.hosts) if seen else 0
         leaving = min(surplus, len(victims) + unborn)
     if leaving:
         names = tuple(sorted(pod.name for replica in victims for pod in replica))

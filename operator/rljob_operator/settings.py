@@ -38,6 +38,8 @@ class Settings:
     """How long a driver may take for its checkpoint before the pods of a suspended job are freed anyway."""
     drain_grace_seconds: float = 900.0
     """How long engines may take to hand back their samples before the surplus pods are removed anyway."""
+    unseen_seconds: float = 10.0
+    """How long a pod that KubeRay has made may take until the operator sees it."""
     silence_seconds: float = 60.0
     """How long a driver may leave questions unanswered before the status says so."""
     leftover_grace_seconds: float = 30.0

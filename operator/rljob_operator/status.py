@@ -86,6 +86,7 @@ class PoolStatus:
             "desired": self.desired,
             "replicas": self.replicas,
             "ready": self.ready,
+            "summary": f"{self.ready}/{self.desired}",
             "selector": self.selector,
         }
 

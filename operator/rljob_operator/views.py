@@ -76,6 +76,7 @@ def cluster_view(raw: Object) -> ClusterView:
         spec_hash=str(annotations.get(names.SPEC_HASH_ANNOTATION, "")),
         attempt=_number(annotations.get(names.ATTEMPT_ANNOTATION), 0),
         attempt_head=str(annotations.get(names.ATTEMPT_HEAD_ANNOTATION, "")),
+        token_key=str(annotations.get(names.TOKEN_KEY_ANNOTATION, "")),
         first_crash=parse_time(annotations.get(names.FIRST_CRASH_ANNOTATION)),
         groups=tuple(_group(index, group) for index, group in groups),
         suspended=bool(spec.get("suspend", False)),

@@ -165,9 +165,9 @@ def test_placement_and_pool_sizes(job: Make) -> None:
 
 def test_shards_take_the_ranks_that_remain(job: Make) -> None:
     trainer = resolve(
-        job("spec: {trainer: {replicas: 4, gpusPerReplica: 8, parallelism: {sequence: 2, replicate: 2}}}")
+        job("spec: {trainer: {replicas: 4, gpusPerReplica: 8, parallelism: {replicate: 2}}}")
     ).spec.trainer
-    assert (trainer.ranks, trainer.parallelism.shard, trainer.parallelism.data_ranks) == (32, 8, 16)
+    assert (trainer.ranks, trainer.parallelism.shard, trainer.parallelism.ranks) == (32, 16, 32)
     assert resolve(job("spec: {trainer: {replicas: 3}}")).spec.trainer.ranks == 3
 
 

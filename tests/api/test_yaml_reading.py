@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -152,3 +153,20 @@ def test_any_text_gives_data_or_a_yaml_error(text: str) -> None:
         assert min(place) >= 1
     for document in documents:
         json.dumps(document.data, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "digits", ["9" * 309, "9" * 5000, "-" + "9" * 5000, "0x" + "f" * 300, "0b" + "1" * 1030, "0o" + "7" * 400]
+)
+def test_whole_numbers_beyond_every_float_are_text(digits: str) -> None:
+    """As go-yaml has it: what neither an integer nor a float takes is a string."""
+    assert read_value(digits) == digits
+
+
+def test_the_largest_float_is_one_when_written_as_a_whole_number() -> None:
+    assert read_value(str(int(sys.float_info.max))) == sys.float_info.max
+
+
+def test_no_text_holds_nul() -> None:
+    with pytest.raises(YamlError, match="line 2, column 4: a text must not hold the character NUL"):
+        read_value('a: 1\nb: "x\\0y"')

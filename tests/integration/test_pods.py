@@ -98,7 +98,6 @@ def job(**spec: Any) -> dict[str, Any]:
                 "pod": EVERYTHING,
                 "gpusPerReplica": 8,
                 "parallelism": {"tensor": 8},
-                "hostsPerReplica": 2,
                 "env": {"A": "b"},
             },
             "trainer": {"pod": EVERYTHING, "gpusPerReplica": 8},
@@ -114,7 +113,7 @@ def test_the_pods_pass_a_dry_run_as_pod_templates(plane: ControlPlane, spec: dic
     assert (read is not None, violations) == (True, [])
     assert read is not None
     resolved = resolve(read)
-    cluster = objects.ray_cluster(resolved, "0", "uid", 1, 1, Settings())
+    cluster = objects.ray_cluster(resolved, "0", "uid", 1, 1, "key", Settings())
     templates = objects.pod_templates(resolved, cluster)
     assert [item["metadata"]["name"] for item in templates] == [
         *(["pods-head"] if "head" in spec else []),

@@ -53,8 +53,11 @@ IN_THE_CLUSTER: dict[Resource, set[str]] = {
     ("apiextensions.k8s.io", "customresourcedefinitions"): {"list", "watch"},
     ("", "namespaces"): {"list", "watch"},
 }
-IN_ITS_OWN: dict[Resource, set[str]] = {("coordination.k8s.io", "leases"): {"create"}}
-"""Reading and changing a lease is allowed for its own alone, by name: tested below."""
+IN_ITS_OWN: dict[Resource, set[str]] = {
+    ("coordination.k8s.io", "leases"): {"create"},
+    ("", "secrets"): {"create"},
+}
+"""Reading and changing a lease, or the Secret of token keys, is allowed for its own alone, by name: tested below."""
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -176,17 +179,25 @@ def test_watching_one_namespace_it_may_nothing_in_others(
     assert installed_for_default.allowed(resources, "kube-system") == IN_THE_CLUSTER
 
 
-def test_the_lease_is_the_only_one_it_may_touch(installed: Installation) -> None:
-    lease = ("coordination.k8s.io", "leases")
+@pytest.mark.parametrize(
+    ("resource", "own"),
+    [
+        (("coordination.k8s.io", "leases"), "rl-rljob-operator"),
+        (("", "secrets"), "rl-rljob-operator-keys"),
+    ],
+)
+def test_its_lease_and_its_keys_are_the_only_ones_it_may_touch(
+    installed: Installation, resource: Resource, own: str
+) -> None:
     for verb, name, expected in (
-        ("get", "rl-rljob-operator", True),
-        ("update", "rl-rljob-operator", True),
-        ("delete", "rl-rljob-operator", False),
+        ("get", own, True),
+        ("update", own, True),
+        ("delete", own, False),
         ("get", "someone-elses", False),
         ("update", "someone-elses", False),
     ):
-        assert installed.may(verb, lease, installed.namespace, name) is expected, (verb, name)
-    assert not installed.may("update", lease, "default", "rl-rljob-operator")
+        assert installed.may(verb, resource, installed.namespace, name) is expected, (verb, name)
+    assert not installed.may("update", resource, "default", own)
 
 
 def test_the_page_says_the_same() -> None:
@@ -205,4 +216,5 @@ def test_the_page_says_the_same() -> None:
         for name in objects.replace(" (Kueue's)", "").split(", "):
             written[name] = verbs
     assert written.pop("its own lease") == {"create", "get", "update"}
+    assert written.pop("its own Secret of token keys") == {"create", "get", "update"}
     assert written == expected

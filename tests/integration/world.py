@@ -81,15 +81,18 @@ class World:
         identity: str = "operator",
         debug: bool = False,
         all_namespaces: bool = False,
+        token_key: str = "k" * 64,
+        key_secret: str | None = None,
     ) -> OperatorThread:
         """Starts an operator in this process that watches this namespace; the newest is `self.operator`."""
         key = self._folder / "key"
-        key.write_text("k" * 64)
+        key.write_text(token_key)
         connection = kopf.ConnectionInfo(
             server=server or self.plane.server, token=token or self.plane.token, insecure=True, scheme="Bearer"
         )
         options = Options(
             key_file=key,
+            key_secret=key_secret,
             namespaces=() if all_namespaces else (self.namespace,),
             head_address=self.heads.address,
             lease_namespace=lease_namespace,

@@ -1,7 +1,7 @@
 """As much of Prometheus' language as the alerts use, evaluated on one page of metrics.
 
-A vector with labels in braces, `max by (...)` or `sum` of one, a comparison with a number, and such vectors joined from
-left to right by `and on (...)` and `unless on (...)`.
+A vector with labels in braces, `max by (...)` or `sum` of one, `(... or vector(0))` around it, a comparison with a
+number, and such vectors joined from left to right by `and on (...)` and `unless on (...)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ Vector = list[tuple[Labels, float]]
 
 _COMPARE = {"==": operator.eq, "<": operator.lt, ">": operator.gt}
 _JOIN = re.compile(r" (and|unless) on \(([^)]*)\) ")
-_TERM = re.compile(r"(?:(max by|sum)(?: \(([^)]*)\) )?\()?(\w+)(?:\{([^}]*)\})?\)? (==|<|>) (\d+)")
+_TERM = re.compile(
+    r"\(?(?:(max by|sum)(?: \(([^)]*)\) )?\()?(\w+)(?:\{([^}]*)\})?\)?( or vector\(0\)\))? (==|<|>) (\d+)"
+)
 
 
 def evaluate(expression: str, page: str) -> Vector:
@@ -34,7 +36,7 @@ def evaluate(expression: str, page: str) -> Vector:
 def _term(text: str, page: str) -> Vector:
     match = _TERM.fullmatch(text)
     assert match is not None, f"not understood: {text}"
-    aggregation, by, name, matchers, comparison, number = match.groups()
+    aggregation, by, name, matchers, or_zero, comparison, number = match.groups()
     vector = _select(name, matchers or "", page)
     if aggregation:
         groups: dict[tuple[tuple[str, str], ...], list[float]] = {}
@@ -43,6 +45,8 @@ def _term(text: str, page: str) -> Vector:
             groups.setdefault(key, []).append(value)
         reduce = max if aggregation == "max by" else sum
         vector = [(dict(key), reduce(values)) for key, values in groups.items()]
+    if or_zero and not any(not labels for labels, _ in vector):
+        vector.append(({}, 0.0))
     return [item for item in vector if _COMPARE[comparison](item[1], float(number))]
 
 

@@ -39,10 +39,12 @@ from rljob_operator.queueing import QueueView
 from rljob_operator.reconcile import reconcile
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
+from rljob_operator.tokens import TokenKey
 from rljob_operator.views import cluster_view
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SETTINGS = Settings()
+KEY = TokenKey(b"k" * 64)
 
 
 def job_spec(**sections: Any) -> dict[str, Any]:
@@ -97,6 +99,8 @@ class World:
     config_generation: int = 0
     job_deleted: bool = False
     reachable: bool = True
+    refuses: bool = False
+    """Heads do not take the operator's token."""
     silent_since: datetime | None = None
     """Since when drivers leave the operator's questions unanswered."""
     leftovers: int = 0
@@ -108,6 +112,11 @@ class World:
     submissions: list[int] = field(default_factory=list)
     """Attempts as Ray accepted them, in order."""
     last: Decision = field(default_factory=Decision)
+    surroundings_due: bool = False
+    unseen: set[str] = field(default_factory=set)
+    """Pods that the operator's watch has not brought yet."""
+    kept: list[str] = field(default_factory=list)
+    """Clusters whose surroundings were made anew."""
     _numbers: int = 0
 
     # The operator
@@ -139,15 +148,18 @@ class World:
         observed = Observed(
             view,
             tuple(self.clusters.values()),
-            tuple(self.pods.values()),
+            tuple(pod for name, pod in self.pods.items() if name not in self.unseen),
             claims=tuple(self.claims.values()),
             queue=self.queue,
+            surroundings_due=self.surroundings_due,
         )
         asked = questions(observed)
         if asked is None:
             return observed
         if not self.reachable:
             return replace(observed, ray=RayView(False, problem="no answer"))
+        if self.refuses:
+            return replace(observed, ray=RayView(False, problem="does not take the operator's token", refused=True))
         if asked.leftovers:
             return replace(observed, ray=RayView(True, leftovers=self.leftovers))
         driver = self.driver_on(asked.cluster, asked.attempt)
@@ -178,6 +190,9 @@ class World:
                 self.config_generation = self.generation
             case do.CreateCluster():
                 return self._create(action.incarnation)
+            case do.KeepSurroundings():
+                assert self.config_generation == self.clusters[action.cluster].generation
+                self.kept.append(action.cluster)
             case do.DeleteCluster():
                 if action.name in self.clusters:
                     self.clusters[action.name] = replace(self.clusters[action.name], deleting=True)
@@ -221,7 +236,7 @@ class World:
         self.config_generation = self.generation
         job = self.observed().job
         assert job.job is not None
-        document = ray_cluster(job.job, job.fingerprint, job.uid, self.generation, incarnation, SETTINGS)
+        document = ray_cluster(job.job, job.fingerprint, job.uid, self.generation, incarnation, KEY.id, SETTINGS)
         name = document["metadata"]["name"]
         if name in self.clusters:
             return False
@@ -277,7 +292,8 @@ class World:
                     self._remove(pod_name)
                     mine.remove(pod_name)
                 wanted = min(group.replicas, group.most)
-                for pod_name in mine[wanted:]:
+                # Which ones it takes that nobody named is its own affair; here always the oldest.
+                for pod_name in mine[: max(0, len(mine) - wanted)]:
                     self._remove(pod_name)
                 for _ in range(wanted - len(mine)):
                     self._new_pod(cluster.name, group.name)

@@ -19,6 +19,32 @@ from rljob_operator.observed import Observed, RayJobView, RayView
 EXPRESSIONS: dict[str, str] = dict(re.findall(ALERT, RULES))
 
 
+def leader_page(*replicas: int, service: str = "rl") -> str:
+    """What is scraped of the operator's replicas, with the labels that the ServiceMonitor's targets add."""
+    series = [
+        f'rljob_leader{{namespace="ops",service="{service}",pod="{index}"}} {leads}'
+        for index, leads in enumerate(replicas)
+    ]
+    return "\n".join(["# TYPE rljob_leader gauge", *series, ""])
+
+
+@pytest.mark.parametrize(
+    ("page", "fires"),
+    [
+        (leader_page(1, 0), False),
+        (leader_page(0, 0), True),
+        # All replicas are down: there is nothing to scrape.
+        (leader_page(), True),
+        # The replica of another release says nothing about ours.
+        (leader_page(1, service="other"), True),
+    ],
+)
+def test_an_operator_without_leader(page: str, fires: bool) -> None:
+    expression = EXPRESSIONS["RLJobOperatorWithoutLeader"]
+    expression = expression.replace("{{ .Release.Namespace }}", "ops").replace('{{ include "operator.name" . }}', "rl")
+    assert bool(evaluate(expression, page)) is fires
+
+
 @dataclass
 class Troubled(World):
     """A world with drivers that wait, or never begin."""

@@ -14,7 +14,7 @@ from rljob_operator.answers import AnswerError, clean, last_lines, masked
 from rljob_operator.head import Heads
 from rljob_operator.tokens import Tokens
 
-TOKENS = Tokens("ray-token-value", "driver-token-value")
+TOKENS = Tokens("ray-token-value", "driver-token-value", "key")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -124,7 +124,7 @@ def made(layer: dict[str, Any], text: str) -> tuple[dict[str, Any], dict[str, An
     job, violations = check({**document, "spec": spec_with(layer, text)})
     assert violations == []
     assert job is not None
-    cluster = objects.ray_cluster(resolve(job), "hash", "uid", 1, 1, SETTINGS)
+    cluster = objects.ray_cluster(resolve(job), "hash", "uid", 1, 1, "key", SETTINGS)
     carried = objects.config_map(resolve(job), job.spec.document(), "uid", 1)["data"]["job.json"]
     return cluster, json.loads(carried)
 

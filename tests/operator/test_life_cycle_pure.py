@@ -305,6 +305,97 @@ def test_ray_out_of_reach_is_said_at_once_and_given_up_after_the_progress_deadli
     assert world.status.incarnation == 2
 
 
+def test_a_cluster_that_refuses_the_operators_token_is_named_and_left_alone() -> None:
+    world = running(deadlines={"progressSeconds": 100})
+    world.refuses = True
+    for _ in range(5):
+        world.look()
+        assert (world.value("Running"), world.reason("Running")) == ("Unknown", "TokenRefused")
+        world.wait(100)
+    assert sorted(world.clusters) == ["job-c1"]
+    # Silence is another matter, and counts from when it began.
+    world.refuses, world.reachable = False, False
+    world.look()
+    world.wait(99)
+    world.look()
+    assert world.status.incarnation == 1
+    world.wait(1)
+    world.look()
+    assert world.status.incarnation == 2
+
+
+def test_a_job_goes_on_as_before_once_its_key_is_back() -> None:
+    world = running()
+    world.refuses = True
+    world.look()
+    world.refuses = False
+    world.settle(3)
+    assert (world.value("Running"), world.reason("Running")) == ("True", "Training")
+    assert world.submissions == [1]
+
+
+def by_hand(world: World, group: str, replicas: int) -> None:
+    """Somebody edits the RayCluster."""
+    world._change_group("job-c1", group, replicas=replicas, most=8)
+
+
+def workers(world: World, group: str) -> set[str]:
+    return {pod.name for pod in world.pods.values() if pod.group == group}
+
+
+@pytest.mark.parametrize("group", ["rollout", "trainer"])
+@pytest.mark.parametrize("seen", [True, False])
+def test_pods_added_by_hand_go_again_and_cost_none_that_works(group: str, seen: bool) -> None:
+    world = running()
+    before = workers(world, group)
+    by_hand(world, group, 4)
+    world.kuberay()
+    added = workers(world, group) - before
+    if not seen:
+        # KubeRay has made them, and the watch has not told: fewer replicas without their names would be a lottery.
+        world.unseen = set(added)
+        world.look()
+        world.kuberay()
+        world.unseen = set()
+    world.settle(12)
+    assert workers(world, group) == before
+    assert set(world.removed) == added
+    assert world.submissions == [1]
+
+
+def test_engines_added_by_hand_that_never_come_are_not_waited_for() -> None:
+    world = running()
+    by_hand(world, "rollout", 4)
+    for _ in range(8):
+        world.look()
+        world.wait(5)
+    assert world.clusters["job-c1"].group("rollout").replicas == 2  # type: ignore[union-attr]
+
+
+def test_a_trainer_group_made_smaller_by_hand_is_restored() -> None:
+    world = running()
+    by_hand(world, "trainer", 0)
+    world.look()
+    assert world.clusters["job-c1"].group("trainer").replicas == 1  # type: ignore[union-attr]
+
+
+def test_a_trainer_group_that_the_job_file_changes_waits_for_the_next_incarnation() -> None:
+    world = running()
+    world.edit(trainer={"replicas": 2})
+    world.settle(3)
+    assert world.reason("Accepted") == "NeedsNewIncarnation"
+    assert world.clusters["job-c1"].group("trainer").replicas == 1  # type: ignore[union-attr]
+
+
+def test_what_pods_need_beside_the_cluster_is_made_anew_when_it_is_time() -> None:
+    world = running()
+    world.look()
+    assert world.kept == []
+    world.surroundings_due = True
+    world.look()
+    assert world.kept == ["job-c1"]
+
+
 def test_a_live_change_reaches_the_driver_and_a_deep_one_is_said_to_need_a_restart() -> None:
     world = running()
     world.edit(deadlines={"startSeconds": 1234})

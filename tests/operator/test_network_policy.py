@@ -88,7 +88,7 @@ def test_every_pod_of_the_job_is_guarded_and_egress_stays_open() -> None:
         {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}, "spec": job_spec()}
     )
     assert job is not None
-    cluster = ray_cluster(resolve(job), "hash", "uid", 1, 1, IN)["spec"]
+    cluster = ray_cluster(resolve(job), "hash", "uid", 1, 1, "key", IN)["spec"]
     templates = [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
     assert len(templates) == 3
     for template in templates:

@@ -30,7 +30,7 @@ def job(**sections: object) -> ResolvedJob:
 
 def cluster(**sections: object) -> dict[str, object]:
     made = job(**sections)
-    return objects.ray_cluster(made, "hash", "uid", 3, 1, SETTINGS)
+    return objects.ray_cluster(made, "hash", "uid", 3, 1, "key", SETTINGS)
 
 
 def test_the_longest_job_name_gives_a_cluster_name_that_kuberay_takes() -> None:
@@ -127,7 +127,7 @@ def test_pods_carry_the_jobs_labels_but_for_those_that_are_orders() -> None:
         "apiVersion": "rljob.dev/v1alpha1",
         "kind": "RLJob",
         "metadata": {"name": "job", "labels": labels},
-        "spec": job_spec(),
+        "spec": job_spec(queueName="q"),
     }
     made = rendered(json.dumps(document) + "\n", [], SETTINGS)[-1]["spec"]
     for part in (made["headGroupSpec"], *made["workerGroupSpecs"]):
@@ -181,7 +181,7 @@ def test_tokens_are_stable_distinct_and_not_printed() -> None:
     assert len({first.ray, first.driver, key.tokens("uid", 2).ray, key.tokens("other", 1).ray}) == 4
     assert first.ray not in repr(first)
     assert "kkkk" not in repr(key)
-    assert repr(Tokens("a", "b")) == "Tokens()"
+    assert repr(Tokens("a", "b", "id")) == "Tokens(key='id')"
 
 
 def test_a_short_key_is_refused() -> None:

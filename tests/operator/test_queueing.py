@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from simulation import SETTINGS, World, job_spec
 
+from rljob_api import check, resolve
 from rljob_operator import actions as do
 from rljob_operator.objects import ray_cluster
 from rljob_operator.queueing import QueueView, queue_view
@@ -229,7 +230,7 @@ def test_nothing_the_operator_does_touches_suspend() -> None:
     assert not [entry for patch in patches for entry in patch if "suspend" in entry["path"]]
     job = world.observed().job
     assert job.job is not None
-    assert "suspend" not in ray_cluster(job.job, "hash", "uid", 1, 1, SETTINGS)["spec"]
+    assert "suspend" not in ray_cluster(job.job, "hash", "uid", 1, 1, "key", SETTINGS)["spec"]
 
 
 def test_a_larger_size_that_waits_for_quota_is_named() -> None:
@@ -251,9 +252,37 @@ def cluster() -> dict[str, Any]:
     world = World(spec=job_spec(queueName="rl"))
     view = world.observed().job
     assert view.job is not None
-    made = ray_cluster(view.job, "hash", "uid", 1, 1, SETTINGS)
+    made = ray_cluster(view.job, "hash", "uid", 1, 1, "key", SETTINGS)
     made["metadata"] |= {"uid": "cluster-uid", "resourceVersion": "3", "namespace": "space"}
     return made
+
+
+def described(placement: str = "separate", **labels: str) -> dict[str, Any]:
+    spec = job_spec(queueName="rl", placement=placement)
+    if placement == "colocated":
+        spec["rollout"] = {}
+    document = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "job", "labels": {f"kueue.x-k8s.io/{name}": value for name, value in labels.items()}},
+        "spec": spec,
+    }
+    job, violations = check(document)
+    assert job is not None
+    assert not violations
+    return ray_cluster(resolve(job), "hash", "uid", 1, 1, "key", SETTINGS)["metadata"]
+
+
+def test_the_priority_class_of_kueue_is_passed_on() -> None:
+    made = described(**{"priority-class": "urgent", "queue-name": "rl"})
+    assert made["labels"]["kueue.x-k8s.io/priority-class"] == "urgent"
+    assert made["labels"]["kueue.x-k8s.io/queue-name"] == "rl"
+    assert "kueue.x-k8s.io/priority-class" not in described()["labels"]
+
+
+def test_only_a_cluster_that_can_be_resized_is_elastic() -> None:
+    assert described()["annotations"]["kueue.x-k8s.io/elastic-job"] == "true"
+    assert "kueue.x-k8s.io/elastic-job" not in described(placement="colocated")["annotations"]
 
 
 def test_a_workload_finds_its_job_through_the_cluster_in_any_order() -> None:

@@ -67,7 +67,7 @@ def cluster_of_every_kind() -> dict[str, Any]:
     """A RayCluster with all that a view of it can show, as the API server would send it."""
     job = job_view(stored(1)).job
     assert job is not None
-    made = ray_cluster(job, "hash", "job-uid", 3, 2, SETTINGS)
+    made = ray_cluster(job, "hash", "job-uid", 3, 2, "key", SETTINGS)
     made["metadata"] |= {"uid": "cluster-uid", "resourceVersion": "9", "namespace": "space", "deletionTimestamp": "now"}
     made["metadata"] |= WRITERS
     made["metadata"]["annotations"] |= {"rljob.dev/attempt": "4", "rljob.dev/attempt-head": "head-pod"}

@@ -88,7 +88,7 @@ def pods(template: dict[str, Any]) -> list[dict[str, Any]] | None:
     if violations:
         return None
     assert read is not None
-    cluster = objects.ray_cluster(resolve(read), "hash", "uid", 1, 1, SETTINGS)
+    cluster = objects.ray_cluster(resolve(read), "hash", "uid", 1, 1, "key", SETTINGS)
     kuberay_limits.problems(cluster)
     spec = cluster["spec"]
     return [spec["headGroupSpec"]["template"], spec["workerGroupSpecs"][1]["template"]]

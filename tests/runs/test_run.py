@@ -143,6 +143,10 @@ def test_actor_critic_muon_and_the_kl_controller_are_after_a_kill_what_they_woul
     expected = same_state(whole, killed)
     kinds = {name.split(".")[0] + "." + name.rpartition(".")[2] for name in expected}
     assert {"actor.momentum", "critic.momentum"} <= kinds
+    assert weights(runner, whole), "the policy alone is read, whichever optimizer trained it"
+    printed = runner.run("eval", job, "--run", whole, "--json")
+    evaluated = json.loads(printed[printed.index("{") :])
+    assert evaluated["validation/mean"] == metrics_of(whole)[-1]["validation/mean"]
 
 
 def test_two_ranks_are_after_a_kill_what_they_would_have_been(runner: Runner) -> None:

@@ -10,7 +10,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import InspectLoader
 from typing import Protocol, cast
 
@@ -29,6 +29,31 @@ VERBS = {
 }
 """Module and one-line help of each verb (the help stands here so that the list needs no import)."""
 
+EXTRAS: Mapping[str, frozenset[str]] = {
+    "trainer": frozenset(
+        (
+            "aiohttp",
+            "datasets",
+            "fsspec",
+            "huggingface_hub",
+            "jinja2",
+            "math_verify",
+            "numpy",
+            "psutil",
+            "pyarrow",
+            "ray",
+        )
+    )
+    | {"rich", "s3fs", "safetensors", "tensorboard", "tokenizers", "torch", "transformers"},
+    "operator": frozenset({"kopf", "prometheus_client"}),
+    "cpu": frozenset({"vllm"}),
+    "wandb": frozenset({"wandb"}),
+    "mlflow": frozenset({"mlflow"}),
+}
+"""The modules that each extra of the package brings: what ``pip install rljob`` alone leaves out."""
+_TOGETHER = {"trainer": "trainer,cpu", "cpu": "trainer,cpu"}
+"""What is installed to train; on machines with GPUs ``gpu`` takes the place of ``cpu``."""
+
 GROUP = "rljob.commands"
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -46,6 +71,7 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the process's exit code."""
+    _give_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     verb, *rest = arguments or ["--help"]
     if verb in ("-h", "--help", "help"):
@@ -56,7 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb in ("-V", "--version"):
         print(f"rljob {_version()}")
         return 0
-    command = _command(verb)
+    try:
+        command = _command(verb)
+    except ModuleNotFoundError as error:
+        return _lacking(verb, error)
     if command is None:
         print(_unknown(verb), file=sys.stderr)
         return USAGE_ERROR
@@ -69,13 +98,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     command.add_arguments(parser)
     try:
-        return command.run(parser.parse_args(rest))
+        code = command.run(parser.parse_args(rest))
+        sys.stdout.flush()  # here, where a reader that has gone is an error like others
+        return code
     except RLJobError as error:
         print(f"rljob {verb}: {error}", file=sys.stderr)
         return error.exit_code
     except JobInvalid as error:
         print(f"rljob {verb}: the job file is not valid:\n{error}", file=sys.stderr)
         return JobFileError.exit_code
+    except ModuleNotFoundError as error:
+        return _lacking(verb, error)
     except KeyboardInterrupt:
         print(f"rljob {verb}: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -83,6 +116,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _give_streams() -> None:
+    """A process may be started without standard streams (``>&-``). Files that it opens would take their numbers, and
+    what it or one of its children prints would be written into them."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 def _command(verb: str) -> Command | None:
@@ -93,6 +137,21 @@ def _command(verb: str) -> Command | None:
     for entry in entry_points(group=GROUP, name=verb):
         return cast(Command, entry.load())
     return None
+
+
+def _lacking(verb: str, error: ModuleNotFoundError) -> int:
+    """Says which extra of the package brings a module that is missing. Raises ``error`` for one that none does."""
+    module = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    if extra is None:
+        raise error
+    more = "; --schema-only needs none" if verb == "validate" else ""
+    print(
+        f"rljob {verb}: needs the module {module}, which is not installed; the extra {extra} brings it: "
+        f"pip install 'rljob[{_TOGETHER.get(extra, extra)}]'{more}",
+        file=sys.stderr,
+    )
+    return RLJobError.exit_code
 
 
 def _helps() -> dict[str, str]:

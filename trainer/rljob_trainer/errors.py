@@ -6,11 +6,16 @@ traceback.
 
 from __future__ import annotations
 
+from rljob_trainer.texts import writable
+
 
 class RLJobError(Exception):
-    """Base of all errors with a message meant for the user."""
+    """Base of all errors with a message meant for the user, which any file and stream can hold."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return writable(super().__str__())
 
 
 class JobFileError(RLJobError):
@@ -27,6 +32,13 @@ class DataError(RLJobError):
 
 class RewardError(DataError):
     """A reward function raised or hung on a sample, and the job says that this stops the run."""
+
+
+class RewardWorkerError(RLJobError):
+    """Processes that score samples were lost, and neither function nor row need be at fault (exit code 75: try
+    again)."""
+
+    exit_code = 75
 
 
 class CheckpointError(RLJobError):
@@ -57,6 +69,12 @@ class LearnerError(RLJobError):
 
 class StepGivenUpError(RLJobError):
     """A training step ended on request before it changed any weights (``learner/giving_up.py``)."""
+
+
+class IntegrityError(RLJobError):
+    """What is about to be trained on is not what was made (exit code 75: the run goes on from its last checkpoint)."""
+
+    exit_code = 75
 
 
 class OutputError(RLJobError):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from rljob_trainer.receipts import Receipt
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -49,6 +52,8 @@ class RewardResult:
     correct: bool | None = None
     error: str | None = None
     """Set when a reward function raised or timed out and the job said to score the sample anyway."""
+    of: tuple[str, int] | None = None
+    """``ORDINAL/INDEX`` of the sample that was scored, and the digest of its tokens."""
 
 
 @dataclass(slots=True)
@@ -70,6 +75,8 @@ class Sample:
     reward: RewardResult | None = None
     seconds: float = 0.0
     """From its first request to its end."""
+    receipt: Receipt | None = None
+    """What its engine said of it (``receipts.py``)."""
 
 
 @dataclass(slots=True)

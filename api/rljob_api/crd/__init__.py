@@ -25,18 +25,23 @@ HEADER = "# Made by `python -m rljob_api.crd` from api/rljob_api: change it ther
 
 # What `kubectl get rlj` shows; with `-o wide` the columns of priority 1 too.
 _COLUMNS: tuple[tuple[str, str, str, int, str], ...] = (
-    ("Algorithm", "string", ".spec.algorithm.preset", 0, "Preset of the job."),
     ("Status", "string", '.status.conditions[?(@.type=="Running")].reason', 0, "Where the job stands, in one word."),
     ("Step", "integer", ".status.progress.step", 0, "Steps done."),
     ("Reward", "number", ".status.progress.reward", 0, "Mean score of the last step."),
-    ("Rollout", "integer", ".status.pools.rollout.ready", 0, "Ready rollout replicas."),
-    ("Of", "integer", ".status.pools.rollout.desired", 0, "Wanted rollout replicas."),
-    ("Trainer", "integer", ".status.pools.trainer.ready", 0, "Ready trainer replicas."),
-    ("Of", "integer", ".status.pools.trainer.desired", 0, "Wanted trainer replicas."),
-    ("Sample-Age", "integer", ".status.progress.maxAge", 0, "Largest age of the samples last trained, in versions."),
-    ("Waiting-For", "string", ".status.progress.waitingFor", 1, "What the run waits for."),
-    ("Attempt", "integer", ".status.attempt", 0, "Number of the newest attempt."),
+    ("Rollout", "string", ".status.pools.rollout.summary", 0, "Ready rollout replicas of those wanted."),
+    ("Trainer", "string", ".status.pools.trainer.summary", 0, "Ready trainer replicas of those wanted."),
+    ("Oldest-Age", "integer", ".status.progress.oldestAge", 0, "Largest age of samples last trained, in versions."),
+    (
+        "Checkpoint",
+        "string",
+        '.status.conditions[?(@.type=="CheckpointAvailable")].reason',
+        0,
+        "Whether a retry has something to go on from, in one word.",
+    ),
+    ("Attempt", "integer", ".status.attempt", 1, "Number of the newest attempt."),
     ("Age", "date", ".metadata.creationTimestamp", 0, "Time since creation."),
+    ("Algorithm", "string", ".spec.algorithm.preset", 1, "Preset of the job."),
+    ("Waiting-For", "string", ".status.progress.waitingFor", 1, "What the run waits for."),
 )
 
 

@@ -127,6 +127,10 @@ MINI = (
     f"{given('self.batch.miniBatchGroups', given('self.batch.groups', str(DEFAULT_GROUPS)))})"
 )
 GROUPS = given("self.batch.groups", str(DEFAULT_GROUPS))
+UPDATE = (
+    f"({IS_ASYNC} ? {given('self.pipeline.requireBatches', '1')} * "
+    f"{given('self.batch.miniBatchGroups', str(DEFAULT_ASYNC_MINI_BATCH_GROUPS))} : {GROUPS})"
+)
 PULL = f"{given('self.pipeline.syncEvery', '1')} * {given('self.pipeline.requireBatches', '1')} * {MINI}"
 MAX_AGE = given("self.pipeline.staleness.maxAge", "1")
 IS_COLOCATED = (
@@ -155,5 +159,5 @@ def ranks(trainer: str) -> str:
 def shards(trainer: str) -> str:
     """parallelism.shard in force."""
     ways = f"{trainer}.parallelism"
-    fit = f"{ranks(trainer)} / ({ways}.replicate * {ways}.sequence * {ways}.tensor)"
+    fit = f"{ranks(trainer)} / {ways}.replicate"
     return given(f"{ways}.shard", f"({fit} > 0 ? {fit} : 1)")

@@ -52,6 +52,7 @@ def _typed(node: Node, rules: Mapping[Path, list[Schema]], path: Path) -> Schema
                 "minLength": node.shortest,
                 "maxLength": node.longest if not node.choices else None,
                 "pattern": node.pattern,
+                "format": node.format,
             }
         )
     return _number(node)

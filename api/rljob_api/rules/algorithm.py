@@ -164,6 +164,23 @@ def controller_needs_a_coefficient(job: Job) -> Iterator[Violation]:
 
 
 @rule
+def controller_sees_no_more_than_its_horizon(job: Job) -> Iterator[Violation]:
+    term = job.resolved.algorithm.kl.in_reward
+    if term is None or term.controller.type != "adaptive":
+        return
+    batch, pipeline = job.resolved.batch, job.resolved.pipeline
+    pull = pipeline.require_batches * batch.mini_batch_groups
+    groups = pull if pipeline.mode == "fullyAsync" else batch.groups
+    samples = groups * batch.samples_per_prompt
+    if samples > term.controller.horizon:
+        yield Violation(
+            "spec.algorithm.kl.inReward.controller.horizon",
+            f"{term.controller.horizon} is less than the {samples} samples after which the coefficient moves",
+            f"use {samples} or more (10 to 100 times as much is usual)",
+        )
+
+
+@rule
 def correction_needs_a_mode(job: Job) -> Iterator[Violation]:
     given, mode = job.spec.algorithm.rollout_correction, job.resolved.algorithm.rollout_correction.mode
     idle = [name for name in ("weights", "rejection", "veto") if getattr(given, name)]
@@ -210,17 +227,6 @@ def bypass_corrects_in_its_losses(job: Job) -> Iterator[Violation]:
             "spec.algorithm.rolloutCorrection",
             f"with mode bypass the loss {loss} knows nothing of {' and '.join(idle)}",
             "set mode: decoupled, or the loss bypassReinforce (bypassPpoClip without weights)",
-        )
-
-
-@rule
-def weights_in_the_loss_are_not_normalised(job: Job) -> Iterator[Violation]:
-    weights = job.spec.algorithm.rollout_correction.weights
-    if weights and weights.normalize and job.resolved.algorithm.policy_loss.type == "bypassReinforce":
-        yield Violation(
-            "spec.algorithm.rolloutCorrection.weights.normalize",
-            "bypassReinforce makes its weights in each micro-batch, and no mean over the batch",
-            "remove it, or set mode: decoupled and another loss",
         )
 
 

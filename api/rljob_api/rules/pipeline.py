@@ -33,7 +33,7 @@ def async_groups_follow_from_the_pulls(job: Job) -> Iterator[Violation]:
 
 @rule
 def every_rank_gets_a_sequence(job: Job) -> Iterator[Violation]:
-    batch, ranks = job.resolved.batch, job.resolved.trainer.parallelism.data_ranks
+    batch, ranks = job.resolved.batch, job.resolved.trainer.parallelism.ranks
     sequences = batch.mini_batch_groups * batch.samples_per_prompt
     if sequences < ranks:
         yield Violation(

@@ -80,6 +80,10 @@ def gpus_are_counted_once(job: Job) -> Iterator[Violation]:
                 )
 
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+
+
 @rule
 def own_labels_have_own_domains(job: Job) -> Iterator[Violation]:
     for path, pod in job.pods:
@@ -108,6 +112,21 @@ def topology_needs_a_queue(job: Job) -> Iterator[Violation]:
             yield Violation(
                 f"{path}.topology", "is Kueue's, but the job has no queue", "set spec.queueName, or use affinity"
             )
+
+
+@rule
+def labels_of_kueue_are_understood(job: Job) -> Iterator[Violation]:
+    """Kueue's own integrations read labels of a job; what isn't passed on would be dropped without a word."""
+    queue = job.spec.queue_name
+    for name, value in job.metadata.labels.items():
+        path = f"metadata.labels[{name}]"
+        if not name.startswith("kueue.x-k8s.io/") or name == PRIORITY_LABEL:
+            continue
+        if name != QUEUE_LABEL:
+            yield Violation(path, "is not passed on to the job's cluster", f"remove it; {PRIORITY_LABEL} is passed on")
+        elif queue != value:
+            said = f"spec.queueName is {queue}" if queue else "the job's queue is spec.queueName, which is not set"
+            yield Violation(path, f"names the queue {value}, but {said}", f"set spec.queueName: {value}, or remove it")
 
 
 @rule

@@ -44,12 +44,11 @@ def colocated_engines_need_turns(job: Job) -> Iterator[Violation]:
 
 @rule
 def colocated_engines_fill_the_ranks(job: Job) -> Iterator[Violation]:
-    ways, ranks = job.spec.rollout.parallelism, job.resolved.trainer.ranks
-    size = ways.tensor * ways.pipeline
+    size, ranks = job.spec.rollout.parallelism.tensor, job.resolved.trainer.ranks
     if job.resolved.placement == "colocated" and job.spec.trainer.gpus_per_replica and ranks % size:
         yield Violation(
             "spec.rollout.parallelism",
-            f"an engine takes tensor x pipeline = {size} devices, which does not divide the trainer's {ranks}",
+            f"an engine takes tensor = {size} devices, which does not divide the trainer's {ranks}",
             "choose a divisor",
         )
 
@@ -76,44 +75,23 @@ def replicas_lie_between_least_and_most(job: Job) -> Iterator[Violation]:
 @rule
 def engine_parallelism_fits_its_gpus(job: Job) -> Iterator[Violation]:
     rollout = job.spec.rollout
-    size = rollout.parallelism.tensor * rollout.parallelism.pipeline
+    size = rollout.parallelism.tensor
     if job.resolved.placement == "separate" and rollout.gpus_per_replica and size != rollout.gpus_per_replica:
         yield Violation(
             "spec.rollout.parallelism",
-            f"tensor x pipeline = {rollout.parallelism.tensor} x {rollout.parallelism.pipeline} needs {size} GPUs, "
-            f"but rollout.gpusPerReplica is {rollout.gpus_per_replica}",
+            f"tensor = {size} needs {size} GPUs, but rollout.gpusPerReplica is {rollout.gpus_per_replica}",
             f"set gpusPerReplica: {size}, or change parallelism",
-        )
-
-
-@rule
-def hosts_share_the_gpus_evenly(job: Job) -> Iterator[Violation]:
-    rollout = job.spec.rollout
-    if rollout.hosts_per_replica > 1 and (
-        rollout.gpus_per_replica == 0 or rollout.gpus_per_replica % rollout.hosts_per_replica
-    ):
-        yield Violation(
-            "spec.rollout.hostsPerReplica",
-            f"{rollout.hosts_per_replica} hosts cannot share gpusPerReplica = {rollout.gpus_per_replica} evenly",
-            "choose a divisor of gpusPerReplica",
         )
 
 
 @rule
 def torch_engine_runs_on_one_device(job: Job) -> Iterator[Violation]:
     rollout = job.spec.rollout
-    if rollout.engine != "torch":
-        return
-    for name, size in (("tensor", rollout.parallelism.tensor), ("pipeline", rollout.parallelism.pipeline)):
-        if size > 1:
-            yield Violation(
-                f"spec.rollout.parallelism.{name}",
-                "the torch engine runs on one device",
-                "set it to 1, or use engine: vllm",
-            )
-    if rollout.hosts_per_replica > 1:
+    if rollout.engine == "torch" and rollout.parallelism.tensor > 1:
         yield Violation(
-            "spec.rollout.hostsPerReplica", "the torch engine runs on one device", "set it to 1, or use engine: vllm"
+            "spec.rollout.parallelism.tensor",
+            "the torch engine runs on one device",
+            "set it to 1, or use engine: vllm",
         )
 
 
@@ -161,21 +139,9 @@ def trainer_parallelism_fits_its_ranks(job: Job) -> Iterator[Violation]:
     if ways.ranks != trainer.ranks:
         yield Violation(
             "spec.trainer.parallelism",
-            f"replicate x shard x sequence x tensor = {ways.replicate} x {ways.shard} x {ways.sequence} x "
-            f"{ways.tensor} = {ways.ranks} ranks, but replicas x gpusPerReplica give {trainer.ranks}",
+            f"replicate x shard = {ways.replicate} x {ways.shard} = {ways.ranks} ranks, but replicas x gpusPerReplica "
+            f"give {trainer.ranks}",
             "change parallelism (shard may be left out), replicas or gpusPerReplica",
-        )
-
-
-@rule
-def tensor_parallel_ranks_share_a_replica(job: Job) -> Iterator[Violation]:
-    trainer = job.spec.trainer
-    tensor = trainer.parallelism.tensor
-    if trainer.gpus_per_replica and tensor > 1 and trainer.gpus_per_replica % tensor:
-        yield Violation(
-            "spec.trainer.parallelism.tensor",
-            f"{tensor} does not divide gpusPerReplica = {trainer.gpus_per_replica}, so a layer would span two pods",
-            "choose a divisor of gpusPerReplica",
         )
 
 

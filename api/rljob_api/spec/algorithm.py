@@ -52,7 +52,7 @@ CorrectionPresetName = Literal[
     "bypass_pg_geo_rs_seq_tis",
     "bypass_pg_geo_rs_token_tis",
 ]
-KlLossKind = Literal["k1", "k2", "k3", "abs", "k1Straight", "k3Straight", "full"]
+KlLossKind = Literal["k1", "k2", "k3", "abs", "k1Straight", "k3Straight", "absStraight", "full"]
 KlRewardKind = Literal["k1", "k2", "k3", "abs", "full"]
 
 
@@ -69,6 +69,10 @@ class Advantage(SpecModel):
     )
     whiten: bool | None = Field(
         default=None, description="Shift and scale the advantages of a batch to mean 0 and variance 1."
+    )
+    whiten_rewards: bool | None = Field(
+        default=None,
+        description="gae: scale tokens' rewards to variance 1; their mean stays.",
     )
     epsilon: float | None = Field(default=None, gt=0, le=1, description="Added to a divisor so that it is not 0.")
 
@@ -104,11 +108,24 @@ class PolicyLoss(SpecModel):
     covariance_high: float | None = Field(
         default=None, ge=-1000, le=1000, description="clipCov: upper end of the covariances that are cut."
     )
+    exclude_clipped: bool | None = Field(
+        default=None,
+        description="clipCov: draw none that PPO has clipped, as published; false: the paper's formula.",
+    )
     kl_coefficient: float | None = Field(
         default=None, ge=0, le=1000, description="klCov: weight of the KL term on the selected tokens."
     )
-    divergence_threshold: float | None = Field(
-        default=None, gt=0, le=1000, description="dppoKl: tokens whose binary KL exceeds it are left out."
+    divergence_low: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        description="dppoKl: binary KL beyond which A <= 0 is left out.",
+    )
+    divergence_high: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        description="The same for A > 0.",
     )
     ratio_cap: float | None = Field(
         default=None, ge=1, le=1000000, description="tis, dppoTv, dppoKl: upper bound of the importance ratio."
@@ -121,8 +138,8 @@ class KlInLoss(SpecModel):
 
     kind: KlLossKind | None = Field(
         default=None,
-        description="Estimator of the KL. k1Straight, k3Straight: value of k1 or k3, gradient of k2. full: exact over "
-        "the vocabulary. Default: k3.",
+        description="Estimator of the KL. ...Straight: value of the kind, gradient of k2. "
+        "full: exact over the vocabulary. Default: k3.",
     )
     coefficient: float | None = Field(default=None, ge=0, le=1000, description="Its weight. 0 turns it off.")
 
@@ -135,7 +152,10 @@ class KlController(SpecModel):
     )
     target: float = Field(default=0.1, gt=0, le=1000, description="adaptive: the KL per token aimed at.")
     horizon: int = Field(
-        default=10000, ge=1, le=1000000000, description="adaptive: time constant in samples; larger is slower."
+        default=10000,
+        ge=1,
+        le=1000000000,
+        description="adaptive: time constant in samples; larger is slower.",
     )
 
 
@@ -207,7 +227,10 @@ class CorrectionWeights(SpecModel):
         le=1000000,
         description="Larger weights are cut to it; with low given they become 0 instead.",
     )
-    normalize: bool = Field(default=False, description="Divide by the mean weight of the batch.")
+    normalize: bool = Field(
+        default=False,
+        description="Divide by their mean over the batch (mode bypass: mini-batch).",
+    )
 
 
 class Rejection(SpecModel):

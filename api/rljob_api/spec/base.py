@@ -49,6 +49,13 @@ class MapKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class Format:
+    """Marks text that the API server checks by a format of OpenAPI, such as date-time (RFC 3339)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class IntOrString:
     """Marks text that may be written as a whole number too (a Kubernetes quantity)."""
 

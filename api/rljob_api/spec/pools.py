@@ -11,7 +11,7 @@ from rljob_api.spec.data import Sampling
 from rljob_api.spec.pod import Pod
 
 Engine = Literal["vllm", "torch"]
-Backend = Literal["fsdp2", "megatron"]
+Backend = Literal["fsdp2"]
 Schedule = Literal["constant", "cosine", "linear"]
 Placement = Literal["separate", "colocated"]
 
@@ -20,7 +20,6 @@ class RolloutParallelism(SpecModel):
     """How one engine is spread over GPUs."""
 
     tensor: int = Field(default=1, ge=1, le=1024, description="Tensor parallel size of one engine.")
-    pipeline: int = Field(default=1, ge=1, le=256, description="Pipeline parallel size of one engine.")
 
 
 class Rollout(SpecModel):
@@ -43,10 +42,7 @@ class Rollout(SpecModel):
         default=None, ge=1, le=4096, description="Upper end for scaling. Default: replicas."
     )
     gpus_per_replica: Annotated[int, SUSPENDED] = Field(
-        default=0, ge=0, le=1024, description="GPUs of one engine, over all its hosts. 0: on the CPU."
-    )
-    hosts_per_replica: Annotated[int, SUSPENDED] = Field(
-        default=1, ge=1, le=64, description="Pods that one engine spans."
+        default=0, ge=0, le=64, description="GPUs of one engine, all in one pod. 0: on the CPU."
     )
     parallelism: Annotated[RolloutParallelism, SUSPENDED] = Field(
         default=RolloutParallelism(), description="How one engine is spread over GPUs."
@@ -67,14 +63,12 @@ class Rollout(SpecModel):
 
 
 class TrainerParallelism(SpecModel):
-    """How the ranks share the work: replicate x shard x sequence x tensor ranks."""
+    """How the ranks share the work: replicate x shard ranks, each of which trains on sequences of its own."""
 
     shard: int | None = Field(
         default=None, ge=1, le=65536, description="Ranks that share one copy of the weights. Default: all that remain."
     )
     replicate: int = Field(default=1, ge=1, le=65536, description="Copies of the weights (hybrid sharding).")
-    tensor: int = Field(default=1, ge=1, le=1024, description="Ranks that share one layer's matrices.")
-    sequence: int = Field(default=1, ge=1, le=1024, description="Ranks that share one sequence (Ulysses).")
 
 
 class Optimizer(SpecModel):
@@ -107,7 +101,9 @@ class Optimizer(SpecModel):
 class Trainer(SpecModel):
     """The pool of ranks that train."""
 
-    backend: Backend = Field(default="fsdp2", description="fsdp2 for most; megatron for very large models.")
+    backend: Backend = Field(
+        default="fsdp2", description="What trains: fsdp2, PyTorch's fully sharded data parallelism."
+    )
     replicas: Annotated[int, SUSPENDED] = Field(
         default=1, ge=1, le=4096, description="Number of pods; each has one rank a GPU (one rank without GPU)."
     )

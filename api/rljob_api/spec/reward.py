@@ -27,7 +27,7 @@ class RewardFunction(SpecModel):
     function: FunctionPath | None = Field(
         default=None,
         description="custom: module:function. It gets what it names among prompt, response, answer, source, tokens, "
-        "finish and the columns of the row, and returns a number; it may be async.",
+        "finish and the columns of the row, and returns a number (at most 1e15 in size); it may be async.",
     )
     pattern: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         default=None, description="pattern: the regular expression (Python syntax)."
@@ -67,8 +67,8 @@ class Reward(SpecModel):
     )
     on_error: Literal["fail", "score"] = Field(
         default="fail",
-        description="When a function raises or exceeds the time: fail stops the run and names the sample, "
-        "score gives the sample errorScore and counts it.",
+        description="When a function raises, exceeds the time or loses its process twice: fail stops the run and names "
+        "the sample, score gives the sample errorScore and counts it.",
     )
     error_score: float = Field(default=0.0, ge=-1000000, le=1000000, description="The score that onError: score gives.")
     workers: int = Field(default=2, ge=1, le=1024, description="Processes that score samples.")

@@ -20,8 +20,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.image.digest }}{{ .Values.image.repository }}@{{ .Values.image.digest }}{{ else }}{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end -}}
 {{- end }}
 
+{{/* Made and kept by the operator. */}}
 {{- define "operator.keySecret" -}}
-{{- .Values.tokenKey.existingSecret | default (printf "%s-key" (include "operator.name" .)) -}}
+{{- printf "%s-keys" (include "operator.name" .) -}}
 {{- end }}
 
 {{/* What the operator may do in every namespace it watches. No verb and no resource is a wildcard. */}}

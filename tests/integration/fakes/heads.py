@@ -43,6 +43,8 @@ class Play:
     exits: dict[int, int] = field(default_factory=dict)
     """Attempts that fail, with their exit code, after their first step."""
     checkpoints: bool = False
+    unsaved: str = ""
+    """Why the newest checkpoint cannot be written."""
     drains: bool = True
     answers: bool = True
     leftovers: int = 0
@@ -263,5 +265,6 @@ class FakeHeads:
             ages=Ages(mean=0.5, max=1, bound=1),
             rewards=Rewards(mean=0.25 * driver.step),
             checkpoint=checkpoint,
+            unsaved=play.unsaved,
             end=driver.end,
         )

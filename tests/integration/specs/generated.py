@@ -34,7 +34,7 @@ KINDS: Sequence[Document] = (
     {"algorithm": {"preset": "ppo", "critic": {}}, "stop": {"steps": 10}},
     {"pipeline": {"mode": "fullyAsync", "syncEvery": 2, "staleness": {"maxAge": 2}}, "batch": {"miniBatchGroups": 8}},
     {"placement": "separate", "rollout": {"replicas": 2, "gpusPerReplica": 4, "parallelism": {"tensor": 4}}},
-    {"trainer": {"replicas": 2, "gpusPerReplica": 8, "parallelism": {"shard": 4, "sequence": 4}}},
+    {"trainer": {"replicas": 2, "gpusPerReplica": 8, "parallelism": {"shard": 4, "replicate": 4}}},
     {
         "data": {
             "train": {"source": None, "parts": [{"name": "a", "source": "x"}, {"name": "b", "task": {"type": "copy"}}]}
@@ -56,7 +56,7 @@ SECTIONS: Sequence[Sequence[str]] = (
     ("batch", "pipeline", "algorithm.preset", "trainer.replicas", "trainer.gpusPerReplica"),
     ("stop", "trainer.optimizer", "deadlines", "algorithm.critic"),
     ("placement", "rollout.replicas", "rollout.minReplicas", "rollout.maxReplicas", "pipeline.mode"),
-    ("rollout.parallelism", "rollout.gpusPerReplica", "rollout.hostsPerReplica", "rollout.engine", "placement"),
+    ("rollout.parallelism", "rollout.gpusPerReplica", "rollout.engine", "placement"),
     ("trainer.parallelism", "trainer.replicas", "trainer.gpusPerReplica"),
     ("rollout.pod", "rollout.env"),
     ("head.pod", "code", "queueName"),

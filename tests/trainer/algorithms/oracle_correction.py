@@ -155,6 +155,17 @@ def rejection_diagnostics(logs: Rows, kind: str, over: str, low: float | None, h
         }[over]
         for row in rows
     ]
+    of_sequences = named("sequence", sequence_diagnostics(logs, kind, bottom, top)) if over == "token" else {}
     whole = [[v] for v in seen] if over != "sequenceMax" else rows
     above, below = [any(v > top for v in row) for row in whole], [any(v < bottom for v in row) for row in whole]
-    return spread(seen) | {"fraction_high": share(above), "fraction_low": share(below)}
+    return spread(seen) | {"fraction_high": share(above), "fraction_low": share(below)} | of_sequences
+
+
+def sequence_diagnostics(logs: Rows, kind: str, bottom: float, top: float) -> dict[str, float]:
+    """The same of each sequence's mean, for a rule that looks at tokens; equal policies have the value 0."""
+    means = [mean([statistic(kind, x) for x in row]) for row in logs if row]
+    return spread(means) | {
+        "max_deviation": max((abs(v) for v in means), default=0.0),
+        "fraction_high": share([v > top for v in means]),
+        "fraction_low": share([v < bottom for v in means]),
+    }

@@ -109,14 +109,14 @@ def dppo_tv(s: Sequence, clip_low: float, clip_high: float, ratio_cap: float) ->
     return result
 
 
-def dppo_kl(s: Sequence, divergence_threshold: float, ratio_cap: float) -> list[float]:
-    """arXiv 2602.04879, binary KL(pi_old || pi); only steps away from pi_old are stopped."""
+def dppo_kl(s: Sequence, divergence_low: float, divergence_high: float, ratio_cap: float) -> list[float]:
+    """arXiv 2602.04879, binary KL(pi_old || pi); only steps away from it are stopped, each at its bound."""
     result = []
     for t, a in enumerate(s.adv):
         p, q = math.exp(s.old[t]), math.exp(s.sg[t])
         kl = p * (s.old[t] - s.sg[t]) + (1 - p) * math.log((1 - p) / (1 - q))
         away = q > p if a > 0 else q < p
-        kept = kl <= divergence_threshold or not away
+        kept = kl <= (divergence_high if a > 0 else divergence_low) or not away
         result.append(-min(s.sg_ratio(t), ratio_cap) * a * s.lp[t] if kept else 0.0)
     return result
 
@@ -183,7 +183,7 @@ def kl(kind: str, x: float, ref: float) -> float:
     d = x - ref
     if kind.startswith("k1"):
         return d
-    if kind == "abs":
+    if kind.startswith("abs"):
         return abs(d)
     if kind == "k2":
         return d * d / 2

@@ -134,7 +134,10 @@ def make_batch(
     batch.rows["per_token"] = rows(lambda n: rng.normal(0, 1, n))
     batch.rows["entropy"] = rows(lambda n: rng.uniform(0, 3, n))
     batch.rows["weights"] = rows(lambda n: rng.uniform(0, 2, n))
-    batch.rows["squares"] = [_single(np.exp(2 * np.array(row)) + rng.uniform(0, 0.1, len(row))) for row in current]
+    # Of the token itself and of the others, which have what it leaves of the probability.
+    batch.rows["squares"] = [
+        _single(np.exp(2 * np.array(row)) + rng.uniform(0, 1, len(row)) * np.expm1(row) ** 2) for row in current
+    ]
     count = len(lengths)
     scores = rng.choice([0.0, 1.0, 0.3], count) + (rng.random(count) < 0.3) * rng.normal(0, 1, count)
     batch.scalars["scores"] = [0.1 if constant else v for v in _single(scores)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 from typing import Literal
 
@@ -305,6 +306,43 @@ def test_rejection_inside_a_bypass_loss_takes_the_gradient_of_the_rejected(over:
         output = policy_losses[name](given_, rejection=(rule,))
         torch.testing.assert_close(output.per_token[batch.mask], torch.where(gone, 0, without))
         assert float(output.metrics["rejected_fraction"]) == int(gone.sum())
+
+
+@pytest.mark.parametrize(("level", "low"), [("token", None), ("token", 0.7), ("sequence", None)])
+@settings(max_examples=15)
+@given(batch=batches())
+def test_weights_in_a_bypass_loss_are_divided_by_their_mean_over_the_mini_batch(
+    level: Level, low: float | None, batch: Ragged
+) -> None:
+    """Found before the first gradient, so that it does not depend on how the mini-batch is cut."""
+    params = {"level": level, "low": low, "high": 1.5, "normalize": True}
+    weights = oracle.weights(
+        oracle.log_ratios(batch.kept("log_probs"), batch.kept("rollout")), level, low, 1.5, normalize=True
+    )
+    expected = [
+        [-w * a * x for w, a, x in zip(*rows, strict=True)]
+        for rows in zip(weights, batch.kept("advantages"), batch.kept("log_probs"), strict=True)
+    ]
+
+    def inputs_of(part: Ragged) -> PolicyInputs:
+        return PolicyInputs(
+            log_probs=part.stream("log_probs", torch.float64),
+            rollout_log_probs=part.stream("rollout", torch.float64),
+            advantages=part.stream("advantages", torch.float64),
+            mask=part.mask,
+            segments=part.segments,
+        )
+
+    loss = policy_losses["bypassReinforce"]
+    found = loss.select_tokens(inputs_of(batch), torch.Generator(), **params)
+    agree("bypass weights", loss(replace(inputs_of(batch), selection=found), **params).per_token, batch, expected)
+    for row, piece in enumerate(found.split(batch.lengths)):
+        part = batch.reordered([row])
+        alone = loss(replace(inputs_of(part), selection=piece), **params).per_token
+        agree("bypass weights", alone, part, [expected[row]])
+    with pytest.raises(ValueError, match="select_tokens"):
+        loss(inputs_of(batch), **params)
+    assert not loss.looks_ahead({**params, "normalize": False})
 
 
 @pytest.mark.parametrize(

@@ -244,16 +244,16 @@ def test_gradient_noise_of_two_samples_by_hand() -> None:
         segments=Segments.from_lengths([2, 2, 1]),
         scores=torch.zeros(3),
         log_probs=torch.tensor([0.5, 0.75, 0.5, nan, nan]).log(),
-        sum_squared_probs=torch.tensor([0.5, 0.75, 0.5, nan, nan]),
+        sum_squared_probs=torch.tensor([0.5, 0.625, 0.5, nan, nan]),
     )
     metrics = gradient_noise(inputs_, torch.tensor([1.0, 3.0, -1.0, nan, nan]), gradient_norm=0.5)
-    power = (2**2 * 0.75 + 1 * 0.5) / 2
+    power = (2**2 * 0.625 + 1 * 0.5) / 2
     assert metrics == pytest.approx(
         {
             "variance/signal_strength": 0.25,
             "variance/total_power": power,
             "variance/pure_noise": power - 0.25,
             "variance/squared_advantage": 2.5,
-            "variance/weight": 0.625,
+            "variance/weight": 0.5625,
         }
     )

@@ -106,7 +106,12 @@ def test_methods_without_bounds_meet_in_the_importance_weighted_policy_gradient(
     free = loss_and_gradient("tis", inputs(batch), ratio_cap=math.inf)
     same(free, loss_and_gradient("cispo", inputs(batch), clip_low=1.0, clip_high=math.inf))
     same(free, loss_and_gradient("dppoTv", inputs(batch), clip_low=1.0, clip_high=1.0, ratio_cap=math.inf))
-    same(free, loss_and_gradient("dppoKl", inputs(batch), divergence_threshold=math.inf, ratio_cap=math.inf))
+    same(
+        free,
+        loss_and_gradient(
+            "dppoKl", inputs(batch), divergence_low=math.inf, divergence_high=math.inf, ratio_cap=math.inf
+        ),
+    )
     # ... whose gradient is that of the unclipped surrogate -A rho.
     _, surrogate = loss_and_gradient("ppoClip", inputs(batch), clip_low=1.0, clip_high=1e9)
     torch.testing.assert_close(free[1], surrogate, rtol=1e-9, atol=1e-12)

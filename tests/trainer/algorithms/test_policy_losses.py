@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, Oracle, dict[str, Any]]] = {
     "cispo": ("cispo", oracle.cispo, {"clip_low": 0.3, "clip_high": 0.4}),
     "tis": ("tis", oracle.tis, {"ratio_cap": 1.2}),
     "dppoTv": ("dppoTv", oracle.dppo_tv, {"clip_low": 0.05, "clip_high": 0.1, "ratio_cap": 1.5}),
-    "dppoKl": ("dppoKl", oracle.dppo_kl, {"divergence_threshold": 0.01, "ratio_cap": 1.5}),
+    "dppoKl": ("dppoKl", oracle.dppo_kl, {"divergence_low": 0.01, "divergence_high": 0.02, "ratio_cap": 1.5}),
     "dro": ("dro", oracle.dro, {"beta": 0.3}),
     "clipCov": ("clipCov", oracle.clip_cov, {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}),
     "klCov": ("klCov", oracle.kl_cov, {"kl_coefficient": 0.1}),
@@ -160,6 +160,50 @@ def test_metrics_count_what_was_clipped() -> None:
     output = policy_losses["ppoClip"](batch_inputs, dual_clip=3.0)
     torch.testing.assert_close(output.per_token, torch.tensor([-1.2, 0.8, -1.0, 3.0, 0.0]))
     assert float(output.metrics["clip_fraction"]) == 2
+    assert float(output.metrics["clip_fraction_low"]) == 1
     assert float(output.metrics["dual_clip_fraction"]) == 1
     assert float(output.metrics["ratio/mean"]) == pytest.approx(2 + 0.5 + 1 + 8, rel=1e-6)
     assert float(output.metrics["approx_kl"]) == pytest.approx(-math.log(8), rel=1e-6)
+
+
+RATIOS = {
+    # Of gmpo log 2 is above 0.4, log 0.5 below -0.4, log 1.1 within.
+    "gmpo": ([2.0, 0.5, 1.1, 1.0], [1.0, -1.0, 1.0, -1.0], {"clip_fraction": 2, "clip_fraction_low": 1}),
+    # pi_old is 0.1: pi moves by 0.5 (left out), by 0.15 (kept, its ratio cut at 2), by -0.09 (left out), by 0.5 (kept:
+    # the advantage pulls it back, ratio cut).
+    "dppoTv": (
+        [6.0, 2.5, 0.1, 6.0],
+        [1.0, 1.0, -1.0, -1.0],
+        {"clip_fraction": 2, "clip_fraction_low": 1, "cap_fraction": 2},
+    ),
+    # KL(0.1 || 0.6) is 0.55, (0.1 || 0.25) 0.07, (0.1 || 0.01) 0.14 nats.
+    "dppoKl": (
+        [6.0, 2.5, 0.1, 6.0],
+        [1.0, 1.0, -1.0, -1.0],
+        {"clip_fraction": 2, "clip_fraction_low": 1, "cap_fraction": 2},
+    ),
+    "klCov": ([2.0, 0.5, 1.0, 1.0], [1.0, -1.0, 1.0, -1.0], {"selected_fraction": 2, "absolute_kl": 2 * math.log(2)}),
+}
+SETTINGS: dict[str, dict[str, float]] = {
+    "dppoTv": {"clip_low": 0.08, "ratio_cap": 2.0},
+    "dppoKl": {"divergence_low": 0.1, "divergence_high": 0.3, "ratio_cap": 2.0},
+}
+
+
+@pytest.mark.parametrize("name", RATIOS)
+def test_metrics_count_what_other_losses_hold_back(name: str) -> None:
+    ratios, advantages, expected = RATIOS[name]
+    old = torch.full((5,), math.log(0.1))
+    output = policy_losses[name](
+        PolicyInputs(
+            log_probs=old + torch.tensor([*ratios, math.nan]).log(),
+            old_log_probs=old,
+            advantages=torch.tensor([*advantages, math.nan]),
+            mask=torch.tensor([True, True, True, True, False]),
+            segments=Segments.from_lengths([5]),
+            selection=torch.tensor([True, True, False, False, True]),
+        ),
+        **SETTINGS.get(name, {}),
+    )
+    counted = {key: float(value) for key, value in output.metrics.items() if key in expected}
+    assert counted == pytest.approx(expected, rel=1e-6)

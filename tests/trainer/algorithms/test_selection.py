@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import oracle_losses as oracle
@@ -96,12 +97,32 @@ def test_kl_cov_selects_the_largest_covariances(batch: Ragged) -> None:
     assert chosen[batch.mask].nonzero().flatten().tolist() == sorted(expected)
 
 
+def has_gradient(advantage: float, ratio: float, dual_clip: float | None) -> bool:
+    """PPO's loss max(-A rho, -A clip(rho, 0.8, 1.2)), at most -A dual_clip for A < 0, moves with rho."""
+    if advantage > 0:
+        return ratio <= 1.2
+    return ratio >= 0.8 and (dual_clip is None or ratio <= dual_clip)
+
+
+@pytest.mark.parametrize(("exclude", "dual_clip"), [(True, None), (True, 1.3), (False, None)])
 @settings(max_examples=15)
 @given(batch=batches(extreme=False))
-def test_clip_cov_selects_at_random_inside_the_band(batch: Ragged) -> None:
+def test_clip_cov_selects_at_random_inside_the_band(exclude: bool, dual_clip: float | None, batch: Ragged) -> None:
+    """The paper's formula (arXiv 2505.22617, eq. 12), or, as in its published code, without what PPO has clipped."""
     values = covariance(batch)
-    band = {i for i, v in enumerate(values) if 0.1 < v < 1.0}
-    settings_ = {"covariance_fraction": 0.2, "covariance_low": 0.1, "covariance_high": 1.0}
+    of_tokens = [
+        has_gradient(a, math.exp(x - o), dual_clip)
+        for rows in zip(batch.kept("advantages"), batch.kept("log_probs"), batch.kept("old"), strict=True)
+        for a, x, o in zip(*rows, strict=True)
+    ]
+    band = {i for i, v in enumerate(values) if 0.1 < v < 1.0 and (of_tokens[i] or not exclude)}
+    settings_ = {
+        "covariance_fraction": 0.2,
+        "covariance_low": 0.1,
+        "covariance_high": 1.0,
+        "exclude_clipped": exclude,
+        "dual_clip": dual_clip,
+    }
 
     def draw(seed: int) -> set[int]:
         chosen = policy_losses["clipCov"].select_tokens(whole(batch), torch.Generator().manual_seed(seed), **settings_)
@@ -114,6 +135,24 @@ def test_clip_cov_selects_at_random_inside_the_band(batch: Ragged) -> None:
     assert draw(3) == draws[3]
     if 0 < wanted < len(band) - 1 and len(band) > 5:
         assert len({frozenset(d) for d in draws}) > 1
+
+
+def test_clip_cov_takes_the_gradient_of_every_token_that_it_draws() -> None:
+    """Ratios of half the tokens are beyond the clip; without ``exclude_clipped`` some of them are drawn."""
+    lost: dict[bool, int] = {True: 0, False: 0}
+    for seed in range(8):
+        batch = make_batch([4, 4], [8, 5, 0, 3, 9, 9, 2, 6], 0.2, seed=seed)
+        for exclude in lost:
+            params = {"covariance_fraction": 0.5, "covariance_low": 0.01, "exclude_clipped": exclude}
+            generator = torch.Generator().manual_seed(seed)
+            chosen = policy_losses["clipCov"].select_tokens(whole(batch), generator, **params)
+            given_ = whole(batch)
+            log_probs = given_.log_probs.clone().requires_grad_()
+            policy_losses["ppoClip"](replace(given_, log_probs=log_probs)).per_token.sum().backward()
+            assert log_probs.grad is not None
+            lost[exclude] += int((chosen & (log_probs.grad == 0)).sum())
+    assert lost[True] == 0
+    assert lost[False] > 0
 
 
 def test_a_fraction_below_one_token_selects_nothing() -> None:

@@ -39,18 +39,36 @@ CONFIG = {
     "tie_word_embeddings": True,
 }
 
+LAYER = "model.layers.0."
+TENSORS = {
+    "model.embed_tokens.weight": (16, 128),
+    "model.norm.weight": (128,),
+    LAYER + "input_layernorm.weight": (128,),
+    LAYER + "post_attention_layernorm.weight": (128,),
+    LAYER + "self_attn.q_proj.weight": (128, 128),
+    LAYER + "self_attn.k_proj.weight": (64, 128),
+    LAYER + "self_attn.v_proj.weight": (64, 128),
+    LAYER + "self_attn.o_proj.weight": (128, 128),
+    LAYER + "mlp.gate_proj.weight": (256, 128),
+    LAYER + "mlp.up_proj.weight": (256, 128),
+    LAYER + "mlp.down_proj.weight": (128, 256),
+}
+"""As transformers names and shapes them for this configuration."""
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a model of one tensor, training data and the job file ``job.yaml``."""
+    """The current folder, with a model without values, training data and the job file ``job.yaml``."""
     import numpy as np
     from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, models
 
     monkeypatch.chdir(tmp_path)
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(CONFIG))
-    save_file({"model.embed_tokens.weight": np.zeros((16, 128), np.float32)}, str(model / "model.safetensors"))
+    save_file({name: np.zeros(shape, np.float32) for name, shape in TENSORS.items()}, str(model / "model.safetensors"))
+    Tokenizer(models.WordLevel({str(i): i for i in range(16)}, unk_token="0")).save(str(model / "tokenizer.json"))
     (tmp_path / "train.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n' * 3)
     (tmp_path / "job.yaml").write_text(JOB)
     return tmp_path

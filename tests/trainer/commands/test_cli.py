@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import subprocess
 import sys
 import types
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,76 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 def test_verbs_have_a_first_line(name: str) -> None:
     module = importlib.import_module(cli.VERBS[name][0])
     assert (module.__doc__ or "").splitlines()[0].endswith(".")
+
+
+BASE_ONLY = """
+import sys
+
+# What the extras bring; pydantic and PyYAML stay.
+OTHERS = {others!r}
+
+class OnlyBase:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in OTHERS:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, OnlyBase())
+from rljob_trainer.cli import main
+for arguments in {commands!r}:
+    print(">", arguments[0], main(arguments), flush=True)
+"""
+
+
+def test_the_base_wheel_says_which_extra_a_verb_needs(tmp_path: Path) -> None:
+    """In a process in which nothing can be imported that `pip install rljob` alone does not bring."""
+    others = set().union(*cli.EXTRAS.values()) | {"kubernetes", "requests"}
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB)
+    (tmp_path / "train.jsonl").write_text('{"question": "1", "answer": "#### 1"}\n')
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    drive = ["--attempt", "1", "--generation", "1", "--token-file", "none"]
+    commands = [
+        ["explain", "algorithm"],
+        ["validate", str(job), "--schema-only"],
+        ["render", str(job)],
+        ["status", str(run)],
+        ["export", str(run), "--to", str(tmp_path / "out")],
+        ["validate", str(job), "--set", "batch.groups=0"],
+        ["run", str(job)],
+        ["eval", str(job)],
+        ["plan", str(job), "--generation", "1", "--training", "1"],
+        ["drive", str(job), *drive],
+    ]
+    code = BASE_ONLY.format(others=others, commands=commands)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert "Traceback" not in ran.stderr
+    assert ran.returncode == 0
+    ended = dict(line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("> "))
+    assert ended == {verb: "0" if verb in ("explain", "render") else "1" for verb, *_ in commands}
+    assert "spec.batch.groups" in ran.stdout, "what needs no extra is said nonetheless"
+    for verb in ("run", "eval", "plan", "drive"):
+        assert f"rljob {verb}: needs the module " in ran.stderr
+    assert ran.stderr.count("the extra trainer brings it: pip install 'rljob[trainer,cpu]'") == 5
+    assert ran.stderr.count("'rljob[trainer,cpu]'; --schema-only needs none") == 1
+
+
+def test_extras_bring_what_they_are_said_to_bring() -> None:
+    """Module names of the extras' own requirements, where they are the distributions' names."""
+    named = {re.split(r"[^A-Za-z0-9_-]", line)[0] for line in requires("rljob") or ()}
+    for modules in cli.EXTRAS.values():
+        for module in modules - {"huggingface_hub", "tokenizers", "mlflow"}:
+            assert {module, module.replace("_", "-")} & named, module
+
+
+JOB = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: tiny}
+spec:
+  model: {source: owner/name}
+  data: {train: {source: ./train.jsonl}, answer: answer}
+  reward: {functions: [{type: gsm8k}]}
+  algorithm: {preset: grpo}
+  stop: {steps: 1}
+"""

@@ -97,9 +97,14 @@ def test_a_later_row_without_a_prompt(edited: Edit, folder: Path) -> None:
         f'{folder / "train.jsonl"}, line 4: the column "question", which spec.data.prompt names, is null',
         "fill it, or remove the row",
     )
-    # An answer may be missing, where the reward needs none.
+
+
+def test_an_answer_may_be_missing_where_the_reward_needs_none(edited: Edit, folder: Path) -> None:
     (folder / "train.jsonl").write_text('{"question": "2+2?", "answer": null}\n')
-    assert found(folder / "job.yaml") == []
+    place = f"{folder / 'train.jsonl'}, line 1"
+    one(folder / "job.yaml", "spec.data.train.source", place, "the reward function gsm8k compares with, is null")
+    assert found(edited("[{type: gsm8k}]", "[{type: gsm8k}], onError: score")) == []
+    assert found(edited("[{type: gsm8k}]", "[{type: length}]")) == []
 
 
 def test_data_at_a_file_address_is_looked_at(edited: Edit, folder: Path) -> None:
@@ -223,7 +228,9 @@ def test_a_hubs_model_that_is_not_here_is_left_to_the_run(edited: Edit, cached: 
 
 def test_heads_too_narrow_for_vllm(folder: Path) -> None:
     config = json.loads((folder / "model" / "config.json").read_text())
-    (folder / "model" / "config.json").write_text(json.dumps(config | {"num_attention_heads": 8}))
+    (folder / "model" / "config.json").write_text(
+        json.dumps(config | {"num_attention_heads": 8, "num_key_value_heads": 4})
+    )
     one(folder / "job.yaml", "spec.model.source", "16 wide", "rollout.engine: torch")
 
 
@@ -285,3 +292,138 @@ def test_checkpoint_folder_that_will_be_made(edited: Edit) -> None:
 
 def test_restore_from_nowhere(edited: Edit) -> None:
     one(edited("  rollout:", "  restore: {from: ./none}\n  rollout:"), "spec.restore.from", "there is no folder")
+
+
+SCORE = "spec.reward.functions[0].function"
+
+
+@pytest.mark.parametrize(
+    ("signature", "problem", "remedy"),
+    [
+        ("response, anser", "needs 'anser', which samples of the source 'train' don't have", "did you mean answer?"),
+        ("response, *, difficulty", "needs 'difficulty'", "give it a default, set it in params, or add the column"),
+        ("response, /, answer", "takes response by position only", "remove the / from its parameters"),
+    ],
+)
+def test_what_a_custom_reward_asks_for_has_to_be_there(
+    edited: Edit, folder: Path, signature: str, problem: str, remedy: str
+) -> None:
+    (folder / "my_rewards.py").write_text(f"import nothing_of_that_name\n\ndef score({signature}): return 1\n")
+    one(custom(edited, "my_rewards:score"), SCORE, "my_rewards.py, line 3", problem, remedy)
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "response, question",
+        "response, anser=None",
+        "response, *, anser='x'",
+        "**everything",
+        "prompt, tokens, finish, source",
+    ],
+)
+def test_what_a_custom_reward_may_ask_for(edited: Edit, folder: Path, signature: str) -> None:
+    (folder / "my_rewards.py").write_text(f"async def score({signature}): return 1\n")
+    assert found(custom(edited, "my_rewards:score")) == []
+
+
+@pytest.mark.parametrize(
+    "code", ["@wrapped\ndef score(anser): return 1", "score = lambda anser: 1", "def score(a): 1\ndef score(b): 1"]
+)
+def test_what_reading_cannot_tell_is_left_to_the_run(edited: Edit, folder: Path, code: str) -> None:
+    (folder / "my_rewards.py").write_text(code)
+    assert found(custom(edited, "my_rewards:score")) == []
+
+
+def test_parameters_of_custom_rewards(edited: Edit, folder: Path) -> None:
+    (folder / "my_rewards.py").write_text("def score(response, *, strict): return 1\n")
+    file = edited("{type: gsm8k}", "{type: custom, function: 'my_rewards:score', params: {strict: true}}")
+    assert found(file) == []
+    edited("params: {strict: true}", "params: {strict: true, stirct: 1}")
+    one(file, "spec.reward.functions[0].params", "score takes no 'stirct'", "did you mean strict?")
+
+
+def test_a_column_that_one_of_two_sources_lacks(edited: Edit, folder: Path) -> None:
+    (folder / "more.jsonl").write_text('{"question": "a", "answer": "b", "level": 1}\n')
+    (folder / "my_rewards.py").write_text("def score(response, level): return 1\n")
+    edited("{source: train.jsonl}", "{parts: [{name: old, source: train.jsonl}, {name: new, source: more.jsonl}]}")
+    file = edited("{type: gsm8k}", "{type: custom, function: 'my_rewards:score'}")
+    one(file, SCORE, "needs 'level', which samples of the source 'old' don't have")
+    parts = "{type: custom, function: 'my_rewards:score', sources: [new]}, {type: length, sources: [old]}"
+    assert found(edited("{type: custom, function: 'my_rewards:score'}", parts)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "remedy"),
+    [
+        ("train.jsonl", "s4://bucket/train.jsonl", "spec.data.train.source", "use s3://, pvc://"),
+        ("train.jsonl", "what://bucket/train.jsonl", "spec.data.train.source", "use s3://, pvc://, file://, hf://"),
+        ("./model", "hff://owner/name", "spec.model.source", "did you mean hf://?"),
+        ("./model}", "./model, tokenizer: 'htp://owner/name'}", "spec.model.tokenizer", "did you mean http://?"),
+        ("train.jsonl", "webhdfs://host/train.jsonl", "", ""),
+        ("train.jsonl", "pvc://claim/train.jsonl", "", ""),
+    ],
+)
+def test_addresses_that_nobody_reads(edited: Edit, old: str, new: str, path: str, remedy: str) -> None:
+    file = edited(old, new)
+    if path:
+        one(file, path, "nothing here reads addresses that begin with", remedy)
+    else:
+        assert found(file) == []
+
+
+MESSAGES = '{"question": [{"role": "user", "content": "2+2?"}], "answer": "4"}\n'
+
+
+def test_chat_messages_need_a_template(edited: Edit, folder: Path) -> None:
+    (folder / "train.jsonl").write_text(MESSAGES)
+    place = f"{folder / 'train.jsonl'}, line 1"
+    one(folder / "job.yaml", "spec.data.train.source", place, "no chat template is applied", "set spec.model.chatTem")
+    file = edited("{source: ./model}", "{source: ./model, chatTemplate: '{{ messages[0].content }}'}")
+    assert found(file) == []
+    edited("    prompt: question", "    chat: never\n    prompt: question")
+    one(file, "spec.data.train.source", "no chat template is applied")
+
+
+def test_settings_that_need_a_template(edited: Edit) -> None:
+    file = edited("    prompt: question", "    chat: always\n    prompt: question")
+    one(file, "spec.data.chat", "the model's has none", "set spec.model.chatTemplate, or chat: never")
+    edited("chat: always", "systemPrompt: Be brief.")
+    one(file, "spec.data.systemPrompt", "needs a chat template")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"role": "tool", "content": "4"}',
+        '{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}',
+        '{"role": 1, "content": "4"}',
+        '{"role": "user", "content": null}',
+    ],
+)
+def test_messages_that_no_prompt_can_have(edited: Edit, folder: Path, message: str) -> None:
+    (folder / "train.jsonl").write_text(MESSAGES + MESSAGES.replace("}]", "}, " + message + "]"))
+    file = edited("{source: ./model}", "{source: ./model, chatTemplate: '{{ messages[0].content }}'}")
+    one(file, "spec.data.train.source", f"{folder / 'train.jsonl'}, line 2, message 1")
+
+
+def test_a_chat_template_that_is_none(edited: Edit, folder: Path) -> None:
+    file = edited("{source: ./model}", "{source: ./model, chatTemplate: '{% for m in messages %}'}")
+    one(file, "spec.model.chatTemplate", "is no Jinja template (line 1", "correct it")
+    edited(", chatTemplate: '{% for m in messages %}'", "")
+    (folder / "model" / "chat_template.jinja").write_bytes("{{ 'Fähre' }}".encode("latin-1"))
+    one(file, "spec.model.source", "chat_template.jinja is not UTF-8 text (byte 5)", "save it as UTF-8")
+
+
+def test_what_the_torch_engine_does_not_compute(edited: Edit, folder: Path) -> None:
+    config = json.loads((folder / "model" / "config.json").read_text())
+    (folder / "model" / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
+    file = edited("rollout: {", "rollout: {engine: torch, ")
+    one(file, "spec.rollout.engine", "the torch engine has no activation 'gelu'", "use rollout.engine: vllm")
+
+
+def test_remedies_are_never_to_look_elsewhere() -> None:
+    from rljob_trainer.errors import DataError
+    from rljob_trainer.preflight.places import as_violation
+
+    assert as_violation(DataError("data.jsonl is odd"), "spec.data").remedy == "correct it, or name another one"

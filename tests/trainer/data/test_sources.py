@@ -83,8 +83,8 @@ def test_a_truncated_file_names_the_line_where_it_breaks_off(tmp_path: Path) -> 
         ("{'question': 1}", "line 3: not valid JSON .*; correct the line or remove it"),
         ('["a"]', "line 3: a line must hold one JSON object, not a list"),
         ('"a"', "line 3: a line must hold one JSON object, not a str"),
-        ("\udcff", "line 3: not valid JSON"),
-        ("[" * 100_000, "line 3: its JSON is nested too deep to be read; correct the line"),
+        ("\udcff", "line 3: the text is not UTF-8"),
+        ("[" * 100_000, "line 3: its columns are nested more than 64 levels deep; flatten the row or remove it"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -247,3 +247,70 @@ def test_a_hub_name_without_a_network_says_what_to_do(tmp_path: Path, monkeypatc
     for source in ("hf://nobody/nothing:main", "nobody/nothing"):
         with pytest.raises(DataError, match=r"(?s)nobody/nothing.*HF_HUB_OFFLINE=1"):
             open_rows(source, base=tmp_path)
+
+
+GOOD = b'{"question": "1+1?", "answer": "2"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (GOOD + '{"question": "Fähre?", "answer": "2"}\n'.encode("latin-1"), "line 2: the text is not UTF-8 (byte 15"),
+        (GOOD + b'{"question": "\xed\xa0\x80", "answer": "2"}\n', "line 2: the text is not UTF-8 (byte 14"),
+        (GOOD.decode().encode("utf-16"), "is UTF-16 text, and JSON Lines are UTF-8; save it as UTF-8"),
+        (GOOD + b'{"question": "a\0b", "answer": "2"}\n', "line 2: not valid JSON"),
+        (GOOD + b"\0" * 40, "line 2: the file ends in the middle of a JSON object"),
+        (GOOD + b'{"question": %s}\n' % (b"9" * 5000), "line 2: not valid JSON (Exceeds the limit"),
+        (
+            GOOD + b'{"question": %s1%s}\n' % (b"[" * 70, b"]" * 70),
+            "line 2: its columns are nested more than 64 levels",
+        ),
+        (
+            GOOD + b'{"question": %s1%s}\n' % (b"[" * 9999, b"]" * 9999),
+            "line 2: its columns are nested more than 64 le",
+        ),
+    ],
+)
+def test_text_that_is_no_row_is_named_with_its_line(content: bytes, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(DataError) as raised:
+        open_rows(str(file))
+    assert str(raised.value).startswith(str(file))
+    assert problem in str(raised.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + GOOD + GOOD)
+    assert [dict(row) for row in map(open_rows(str(file)).__getitem__, range(2))] == [json.loads(GOOD)] * 2
+
+
+def test_many_brackets_side_by_side_are_not_deep(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"question": [[1]] * 100}) + "\n")
+    assert len(open_rows(str(file))[0]["question"]) == 100
+
+
+def test_a_line_of_gigabytes_is_refused_without_being_read(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    with file.open("wb") as out:
+        out.write(GOOD)
+        out.truncate(200_000_000)  # a hole: the rest of the file is one line of zeros
+    with pytest.raises(DataError, match=r"line 2: the line has 200 MB, more than the 67 that a row may have"):
+        open_rows(str(file))
+
+
+def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
+    import pyarrow
+
+    text = pyarrow.array([b"a", b"\xff\xfe"]).cast(pyarrow.binary()).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"question": text}), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"rows.parquet cannot be read as Parquet .*UTF.?8"):
+        open_rows(str(tmp_path / "rows.parquet"))
+
+
+def test_a_data_set_on_disk_that_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "dataset_info.json").write_text("{")
+    with pytest.raises(DataError, match=r"cannot be read as a data set that was saved to disk .*copy the folder again"):
+        open_rows(str(tmp_path))

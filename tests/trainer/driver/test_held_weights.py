@@ -1,4 +1,4 @@
-"""Which of the learner's weights are those that engines serve: its own, those that it kept, or none."""
+"""Of which versions the learner has the weights: its present ones, those that it kept, or none."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from rljob_trainer.driver.training import PipelineTrainer
+from rljob_trainer.errors import StepGivenUpError
 from rljob_trainer.samples import Group
 
 
@@ -28,8 +29,8 @@ class Published:
         return {}
 
 
-@pytest.mark.parametrize(("keeps", "between_pulls"), [(True, "first"), (False, None)])
-async def test_between_two_pulls_it_is_what_the_version_began_with(keeps: bool, between_pulls: str | None) -> None:
+@pytest.mark.parametrize(("keeps", "first"), [(True, [0]), (False, [])])
+async def test_between_two_pulls_it_is_what_the_version_began_with(keeps: bool, first: list[int]) -> None:
     step = Step(keeps_first_weights=keeps)
     trainer = PipelineTrainer(step, Published())  # type: ignore[arg-type]
     seen = [trainer.holds]
@@ -42,8 +43,24 @@ async def test_between_two_pulls_it_is_what_the_version_began_with(keeps: bool, 
         await pull
         seen.append(trainer.holds)
     await trainer.publish(1)
-    assert seen == ["present", None, between_pulls, None, between_pulls]
-    assert trainer.holds == "present"
+    assert [list(versions) for versions in seen] == [[0], [], first, [], first]
+    assert list(trainer.holds) == [1, *first]
+
+
+async def test_while_a_publication_is_under_way_the_new_weights_have_the_new_number() -> None:
+    step = Step(keeps_first_weights=True)
+    step.may_end.set()
+    trainer: PipelineTrainer
+
+    class Looks:
+        async def publish(self, version: int) -> dict[str, float]:
+            assert list(trainer.holds) == [version, version - 1]
+            return {}
+
+    trainer = PipelineTrainer(step, Looks())  # type: ignore[arg-type]
+    for version in range(3):
+        await trainer.train([], step=version + 1, version=version)
+        await trainer.publish(version + 1)
 
 
 async def test_an_update_that_was_cut_off_leaves_none() -> None:
@@ -53,4 +70,33 @@ async def test_an_update_that_was_cut_off_leaves_none() -> None:
     pull.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pull
-    assert (trainer.busy, trainer.holds) == (True, None)
+    assert (trainer.busy, list(trainer.holds)) == (True, [])
+
+
+async def test_an_update_that_was_given_up_leaves_what_there_was() -> None:
+    class GivenUp(Step):
+        async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
+            if number == 2:
+                raise StepGivenUpError("asked to")
+            return {}
+
+    trainer = PipelineTrainer(GivenUp(keeps_first_weights=True), Published())  # type: ignore[arg-type]
+    with pytest.raises(StepGivenUpError):
+        await trainer.train([], step=2, version=0)
+    assert (trainer.busy, list(trainer.holds)) == (False, [0])
+    await trainer.train([], step=1, version=0)
+    with pytest.raises(StepGivenUpError):
+        await trainer.train([], step=2, version=0)
+    assert (trainer.busy, list(trainer.holds)) == (True, [0])  # those that the version began with
+
+
+async def test_weights_that_are_read_have_no_number_before_they_are_published() -> None:
+    trainer = PipelineTrainer(Step(keeps_first_weights=True), Published())  # type: ignore[arg-type]
+    seen = []
+
+    async def read() -> None:
+        seen.append(list(trainer.holds))
+
+    await trainer.restore(read, 7)
+    assert seen == [[]]
+    assert list(trainer.holds) == [7]

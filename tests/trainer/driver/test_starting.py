@@ -91,7 +91,7 @@ async def start(folder: Path, stack: AsyncExitStack, **spec: Any) -> list[str]:
     await starting.start_learner_and_engines(
         resolve(job),
         model,
-        holds=lambda: "present",
+        holds=tuple,
         shelf=Shelf(folder),
         waits=Waits(),
         stack=stack,

@@ -310,7 +310,7 @@ def test_a_large_export_is_cut_into_files(settings: LearnerSettings, tmp_path: P
 
 
 def test_a_folder_that_is_no_model(settings: LearnerSettings, tmp_path: Path) -> None:
-    with pytest.raises(JobFileError, match=r"cannot be loaded.*spec\.model"):
+    with pytest.raises(JobFileError, match=r"spec\.model: .*cannot be loaded"):
         LearnerRank(replace(settings, model_path=tmp_path))
 
 

@@ -159,10 +159,11 @@ def test_what_is_masked_cannot_matter(ranks: Any, make_batch: Callable[..., Sequ
     [
         LossSettings(policy_loss="clipCov", policy_loss_params={"covariance_fraction": 0.3, "covariance_low": 0.0}),
         LossSettings(policy_loss="klCov", policy_loss_params={"covariance_fraction": 0.3}),
+        LossSettings(policy_loss="bypassReinforce", policy_loss_params={"level": "sequence", "normalize": True}),
         LossSettings(kl_kind="full", kl_coefficient=0.5, temperature=0.7),
         LossSettings(policy_loss="gspo", aggregation="seqMeanTokenMean"),
     ],
-    ids=["clipCov", "klCov", "full KL", "gspo"],
+    ids=["clipCov", "klCov", "normalised bypass weights", "full KL", "gspo"],
 )
 def test_losses_that_look_beyond_a_micro_batch(
     loss: LossSettings, ranks: Any, make_batch: Callable[..., SequenceBatch], tied_folder: Path

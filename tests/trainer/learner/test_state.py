@@ -243,3 +243,9 @@ def failing_load(rank: int, address: str, settings: LearnerSettings, folder: Pat
     with pytest.raises(CheckpointError) as caught:
         LearnerRank(settings, rank, address, timeout_seconds=60).load(folder)
     return str(caught.value)
+
+
+def test_a_state_of_another_optimizer_is_called_that(saved: Path, settings: LearnerSettings) -> None:
+    muon = OptimizerSettings("muon")
+    with pytest.raises(CheckpointError, match=r"written with another optimizer.*set trainer\.optimizer\.type"):
+        LearnerRank(replace(settings, actor=muon, critic=muon)).load(saved)

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import s3fs
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_api.spec.model import Model
 from rljob_trainer.errors import BucketError, JobFileError
 from rljob_trainer.models import materialise, read_folder
 from rljob_trainer.models.sharing import send_model
+from rljob_trainer.models.weights import check_values
 from rljob_trainer.storage.bucket import Bucket
 
 CHARACTERS = "0123456789+="
@@ -187,3 +189,53 @@ def test_a_remote_folder_is_copied_through_fsspec(tmp_path: Path) -> None:
         materialise(Model(source="memory://bucket/other"), tmp_path / "run" / "other")
     with pytest.raises(JobFileError, match="a volume of the cluster"):
         materialise(Model(source="pvc://claim/model"), tmp_path / "run" / "other")
+
+
+def config_with(folder: Path, **fields: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 15}, r"has the shape \[16, 64\], and config.json speaks of \[15, 64\] \(vocab_size"),
+        ({"num_hidden_layers": 3}, "config.json: num_hidden_layers = 3, but .* holds the weights of 2"),
+        ({"num_hidden_layers": 1}, "config.json: num_hidden_layers = 1, but .* holds the weights of 2"),
+        ({"intermediate_size": 100}, r"gate_proj.weight has the shape .*intermediate_size"),
+        ({"hidden_size": "64"}, "config.json: hidden_size must be a whole number above 0, not '64'"),
+        ({"rms_norm_eps": None}, "config.json: rms_norm_eps must be set, or left out, not None"),
+        ({"rope_parameters": 3}, "config.json: rope_parameters must be an object, not 3"),
+        ({"eos_token_id": 99}, "config.json: eos_token_id = 99 is no row of the embedding"),
+        ({"attention_bias": True}, "lacks the tensor model.layers.0.self_attn.q_proj.bias, which config.json needs"),
+        ({"tie_word_embeddings": False}, "lacks the tensor lm_head.weight"),
+    ],
+)
+def test_a_configuration_that_contradicts_the_weights_is_refused_with_its_field(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    made = materialise(spec(), tmp_path / "model")
+    config_with(made.path, **change)
+    with pytest.raises(JobFileError, match=f"(?s){message}"):
+        materialise(Model(source=str(made.path)), tmp_path / "unused")
+
+
+def test_a_models_own_tokenizer_that_is_larger_than_its_embedding_is_refused(tmp_path: Path) -> None:
+    made = materialise(spec(), tmp_path / "model")
+    file = made.path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"] |= {"more": 16}
+    file.write_text(json.dumps(content))
+    with pytest.raises(JobFileError, match="has 17 tokens, but the model's embedding only 16 rows"):
+        materialise(Model(source=str(made.path)), tmp_path / "unused")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_refused_with_the_tensors_name(tmp_path: Path, value: float) -> None:
+    made = materialise(spec(), tmp_path / "model")
+    check_values(made.path)
+    tensors = load_file(made.path / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+    save_file(tensors, made.path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(JobFileError, match=r"model.safetensors: model.layers.1.mlp.up_proj.weight holds (NaN|an inf)"):
+        check_values(made.path)

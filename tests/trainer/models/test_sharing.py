@@ -16,7 +16,15 @@ from rljob_trainer.storage.bucket import Bucket
 def folder(path: Path) -> ModelFolder:
     path.mkdir(parents=True, exist_ok=True)
     facts = {"family": "llama", "context_length": 8, "vocabulary_size": 4, "hidden_size": 32, "layers": 1, "heads": 1}
-    more = {"kv_heads": 1, "head_dim": 32, "tied": True, "parameters": 1, "eos_token_ids": (1,), "pad_token_id": 1}
+    more = {
+        "kv_heads": 1,
+        "head_dim": 32,
+        "tied": True,
+        "parameters": 1,
+        "eos_token_ids": (1,),
+        "pad_token_id": 1,
+        "unsupported": None,
+    }
     return ModelFolder(path=path, **facts, **more)  # type: ignore[arg-type]
 
 

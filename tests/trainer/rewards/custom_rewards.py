@@ -38,6 +38,8 @@ def misbehaves(response: str) -> Any:
             raise KeyError("no such thing")
         case "exit":
             sys.exit(3)
+        case "quit":
+            os._exit(3)
         case "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         case "nan":

@@ -137,7 +137,14 @@ async def test_async_functions_wait_together() -> None:
         ("sleep", "no result within 1 s; its worker process was killed"),
         ("raise", "KeyError: 'no such thing'"),
         ("exit", "SystemExit: 3"),
-        ("crash", "its worker process died (signal SIGKILL)"),
+        (
+            "crash",
+            "its worker process was ended by signal SIGKILL, which the function sent itself; this happened twice",
+        ),
+        (
+            "quit",
+            "it ended its worker process (exit code 3); this happened twice, the second time with this sample alone",
+        ),
         ("nan", "it returned the score nan, which is not a finite number"),
         ("inf", "it returned the score inf, which is not a finite number"),
         ("nothing", "it returned None (NoneType), which is not a number"),
@@ -336,13 +343,14 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 async def test_what_was_scored_before_a_crash_is_not_asked_again(tmp_path: Path) -> None:
-    """Results wait for company before they are sent: those of a worker that is killed must not be lost."""
+    """Results wait for company before they are sent: those of a worker that is killed must not be lost. Only the sample
+    at which it died is scored once more."""
     journal = tmp_path / "calls"
     texts = [*(f"before {i}" for i in range(20)), "crash", *(f"after {i}" for i in range(20))]
     async with pool(custom("counts_calls"), onError="score") as opened:
         results = await opened.score_responses(responses(*texts, journal=str(journal)))
     assert [r.error is not None for r in results] == [text == "crash" for text in texts]
-    assert sorted(journal.read_text().splitlines()) == sorted(texts)
+    assert sorted(journal.read_text().splitlines()) == sorted([*texts, "crash"])
 
 
 async def test_calls_at_the_same_time_get_their_own_results() -> None:

@@ -65,12 +65,6 @@ def test_splits_share_the_same_devices_and_the_job_is_among_them() -> None:
     assert [split.engines for split in splits] == sorted({split.engines for split in splits})
 
 
-def test_ranks_come_in_units_of_those_that_share_a_sequence() -> None:
-    shared = job("trainer.parallelism={sequence: 4}")
-    planner = Planner(shared, LENGTHS, calibrated(shared, LENGTHS, StageSeconds(40.0, 25.0)))
-    assert [split.ranks for split in planner.splits()] == [12, 8, 4]
-
-
 def test_a_plan_compares_with_lockstep_and_with_other_splits() -> None:
     """Generation is slow: more engines help, and no step is shorter than its slower stage alone."""
     planner = Planner(job(), LENGTHS, calibrated(job(), LENGTHS, StageSeconds(80.0, 20.0)))

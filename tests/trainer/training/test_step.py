@@ -103,10 +103,15 @@ async def test_every_update_compares_trainer_and_engine(folder: Path, mode: str)
 async def test_of_several_mini_batches_the_first_is_compared(folder: Path) -> None:
     spec = spec_of(kl=NO_KL, rolloutCorrection={"mode": "bypass"})
     spec = spec.model_copy(update={"batch": spec.batch.model_copy(update={"mini_batch_groups": 1})})
-    step, _ = step_of(spec, folder)
+    step, learner = step_of(spec, folder)
     groups = groups_of(SCORES)
     metrics = await step.run(groups, number=1, version=0)
     assert metrics["mismatch/tokens"] == sum(len(sample.token_ids) for sample in groups[0].samples)
+    first = learner.results[0].first_log_probs
+    assert first is not None
+    seen = np.concatenate([sample.log_probs for sample in groups[0].samples])
+    expected = (seen - first[: len(seen)]).mean()
+    assert metrics["rollout_correction/kl"] == pytest.approx(expected, rel=1e-4)
 
 
 async def test_several_updates_are_anchored_at_the_policy_before_the_first(folder: Path) -> None:
@@ -293,6 +298,10 @@ async def test_a_bypass_preset_corrects_in_its_loss(
     assert not all(bad)
     expected = sum(len(part) for part, out in zip(parts, bad, strict=True) if out) / len(trainer)
     assert metrics.get("actor/rejected_fraction", 0.0) == pytest.approx(expected)
+    apart = trainer - batch.rollout_log_probs
+    assert metrics["rollout_correction/kl"] == pytest.approx(-apart.mean(), rel=1e-4)
+    assert metrics.get("rollout_correction/rejection/masked_ratio", 0.0) == pytest.approx(expected)
+    assert ("rollout_correction/weight/mean" in metrics) == ("high" in weights)
 
 
 def test_every_bypass_preset_is_there() -> None:

@@ -45,7 +45,7 @@ def test_an_engine_that_the_learner_is_never_free_for_ends_in_an_error_that_name
         loop = asyncio.get_running_loop()
         waits, pool, engine = Waits(loop.time), RolloutPool(), Engine()
         pool.add(engine)
-        publication = WeightPublication(Ranks(), pool, bucket_bytes=1, seconds=300, holds=lambda: None, waits=waits)
+        publication = WeightPublication(Ranks(), pool, bucket_bytes=1, seconds=300, holds=tuple, waits=waits)
         coming = asyncio.create_task(publication.bring_up(engine))
         await asyncio.sleep(100)
         wait = waits.beside["engine 3"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from rljob_trainer.driver.canaries import Canaries, GuardedPublication
 from rljob_trainer.driver.local_ray import ray_for_run
+from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.errors import EngineError, LearnerError
 from rljob_trainer.learner.group import GroupOptions, LearnerGroup
+from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.rollout.actor import EngineSpec
@@ -24,6 +27,7 @@ from rljob_trainer.rollout.handle import EngineHandle, RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
 from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.samples import Group
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.weights.publication import WeightPublication
 
@@ -45,7 +49,8 @@ def multiply(rank: LearnerRank, factor: float) -> None:
 
 def keep_anchor(rank: LearnerRank) -> None:
     """What the first update of a version does before it begins."""
-    rank._anchor.keep()
+    rank._anchor.keep(rank.version)
+    rank.version = None
 
 
 def process_of(_rank: LearnerRank) -> int:
@@ -114,7 +119,7 @@ async def test_between_two_pulls_an_engine_that_joins_gets_the_weights_that_the_
         await publication.publish(1)
         await learner.run(keep_anchor)
         await learner.run(multiply, 1.25)
-        between_pulls = WeightPublication(learner, pool, bucket_bytes=1 << 20, seconds=30, holds=lambda: "first")
+        between_pulls = WeightPublication(learner, pool, bucket_bytes=1 << 20, seconds=30)
         late = await RayEngine.start("late", EngineSpec("torch", str(folder)), num_cpus=0)
         pool.add(late)
         await between_pulls.bring_up(late)
@@ -125,6 +130,98 @@ async def test_between_two_pulls_an_engine_that_joins_gets_the_weights_that_the_
         await between_pulls.publish(2)
         for engine in pool.engines:
             np.testing.assert_allclose(await served(engine), scores_of(folder, 1.25), atol=1e-5)
+
+
+class Pull:
+    """A training step: an update that keeps what the version began with (and has nothing to learn), and then a move of
+    all weights."""
+
+    keeps_first_weights = True
+
+    def __init__(self, learner: LearnerGroup) -> None:
+        self._learner = learner
+
+    async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
+        count = len(PAIR[1])
+        batch = SequenceBatch(
+            token_ids=np.array([*PAIR[0], *PAIR[1]], dtype=np.int32),
+            prompt_lengths=np.array([len(PAIR[0])]),
+            response_lengths=np.array([count]),
+            mask=np.ones(count, dtype=np.bool_),
+            advantages=np.zeros(count, dtype=np.float32),
+        )
+        await self._learner.update(batch, LossSettings(), [[0]], keep_anchor=True)
+        await self._learner.run(multiply, 1.25)
+        return {}
+
+
+class SlowToScore:
+    """The learner, which scores canaries when it is allowed to."""
+
+    def __init__(self, learner: LearnerGroup) -> None:
+        self._learner = learner
+        self.asked, self.may = asyncio.Event(), asyncio.Event()
+
+    async def score(self, batch: SequenceBatch, **wanted: Any) -> ScoreResult:
+        self.asked.set()
+        await self.may.wait()
+        return await self._learner.score(batch, **wanted)
+
+
+async def test_who_joins_or_comes_back_while_a_publication_is_checked_gets_what_was_published(folder: Path) -> None:
+    async with run_of(folder, ranks=1, engines=2) as (learner, pool, _):
+        said: list[str] = []
+        scorer = SlowToScore(learner)
+        publication = WeightPublication(
+            learner, pool, bucket_bytes=1 << 20, seconds=30, host="127.0.0.1", holds=lambda: trainer.holds
+        )
+        canaries: Any = Canaries(
+            scorer,  # type: ignore[arg-type]
+            pool,
+            publication.resend,
+            [[*PAIR[0], *PAIR[1]]],
+            tolerance=0.01,
+            seconds=60,
+            report=said.append,
+        )
+        pool.bring_up, publication.admits = publication.bring_up, canaries.admits
+        trainer = PipelineTrainer(Pull(learner), GuardedPublication(publication, canaries))  # type: ignore[arg-type]
+        scorer.may.set()
+        await trainer.publish(1)
+        lent = await pool.lend(1)
+        late = await RayEngine.start("late", EngineSpec("torch", str(folder)), num_cpus=0)
+        await trainer.train([], step=1, version=1)
+
+        scorer.may.clear()
+        scorer.asked.clear()
+        publishing = asyncio.create_task(trainer.publish(2))
+        await scorer.asked.wait()
+        # The one that was lent has the weights of version 1, the late one those of the folder.
+        assert pool.version == 2
+        lent.give_back()
+        pool.add(late)
+        async with asyncio.timeout(60):
+            await publication.bring_up(late)
+            while len(pool.serving) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        for engine in pool.serving:
+            assert (await engine.call("status", seconds=10)).version == 2
+            np.testing.assert_allclose(await served(engine), scores_of(folder, 1.25), atol=1e-5, err_msg=engine.name)
+        scorer.may.set()
+        assert (await publishing)["mismatch/canary/max"] < 1e-4
+        assert not said
+
+
+async def test_no_weights_go_out_under_a_number_that_is_not_theirs(folder: Path) -> None:
+    async with run_of(folder, ranks=2, engines=1) as (_, pool, publication):
+        await publication.publish(3)
+        pool.version = 4  # what the driver believes
+        late = await RayEngine.start("late", EngineSpec("torch", str(folder)), num_cpus=0)
+        pool.add(late)
+        with pytest.raises(LearnerError, match=r"was asked for the weights of version 4, but has version 3; nothing"):
+            await publication.bring_up(late)
+        assert late not in pool.serving
+        late.kill()  # it waits for the weights until its deadline
 
 
 async def test_an_engine_that_joins_serves_once_it_is_admitted(folder: Path) -> None:

@@ -35,7 +35,11 @@ def clipped_objective(
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = torch.maximum(plain, clipped)
-    metrics = {"clip_fraction": masked_count(clipped > plain, mask)}
+    held = clipped > plain
+    metrics = {
+        "clip_fraction": masked_count(held, mask),
+        "clip_fraction_low": masked_count(held & (advantages < 0), mask),
+    }
     if dual_clip:
         if dual_clip <= 1.0:
             raise ValueError(f"dual_clip must be above 1 (3 is usual), but is {dual_clip}")
@@ -44,6 +48,14 @@ def clipped_objective(
         metrics["dual_clip_fraction"] = masked_count(beyond, mask)
         loss = torch.where(beyond, bound, loss)
     return PolicyLossOutput(loss, metrics)
+
+
+def without_gradient(
+    ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Tensor:
+    """``[tokens]`` bool: those for which `clipped_objective` is constant, so that nothing pushes them."""
+    held = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high) > -advantages * ratio
+    return held | ((advantages < 0) & (ratio > dual_clip)) if dual_clip else held
 
 
 @policy_loss("ppoClip")

@@ -1,7 +1,12 @@
-"""Coefficients that follow a measurement: the KL penalty, and the entropy bonus. Their state belongs in checkpoints."""
+"""Coefficients that follow a measurement: the KL penalty, and the entropy bonus. Their state belongs in checkpoints.
+
+A measurement that is no finite number says nothing, and the coefficient stays: one such batch must not spoil all that
+follow.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,7 +42,10 @@ class FixedKl:
 
 @dataclass(slots=True)
 class AdaptiveKl:
-    """beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) sequences / horizon) (arXiv 1909.08593)."""
+    """beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) sequences / horizon) (arXiv 1909.08593).
+
+    A batch counts as at most one horizon, so that the factor lies in [0.8, 1.2] and beta keeps its sign.
+    """
 
     coefficient: float = 0.001
     target: float = 0.1
@@ -49,8 +57,10 @@ class AdaptiveKl:
 
     def update(self, kl: float, sequences: int) -> None:
         """``kl``: the batch's mean KL; ``sequences``: how many samples it was measured on."""
+        if not math.isfinite(kl):
+            return
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-        self.coefficient *= 1.0 + error * sequences / self.horizon
+        self.coefficient *= 1.0 + error * min(sequences / self.horizon, 1.0)
 
     def state_dict(self) -> dict[str, float]:
         return {"coefficient": self.coefficient}
@@ -82,6 +92,8 @@ class EntropyTarget:
 
     def update(self, entropy: float) -> None:
         """``entropy``: the batch's mean per token, in nats."""
+        if not math.isfinite(entropy):
+            return
         moved = self.coefficient + self.rate * (self.target - entropy)
         self.coefficient = min(max(moved, self.minimum), self.maximum)
 

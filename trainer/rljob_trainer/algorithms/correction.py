@@ -16,7 +16,7 @@ from torch import Tensor
 from rljob_trainer.algorithms.mismatch import DifferenceSeen, LogRatios, LossSeen, RuleSeen, WeightsSeen
 from rljob_trainer.algorithms.moments import floats, joined
 from rljob_trainer.algorithms.rejection import Rejection, judge, rejected
-from rljob_trainer.algorithms.segments import Segments, kept_only
+from rljob_trainer.algorithms.segments import Segments, kept_only, wide
 from rljob_trainer.algorithms.weights import Weights, importance_ratio, within_bounds
 
 
@@ -51,6 +51,7 @@ def correct(
     given mask, not the narrowed one, so that neither part depends on the other. Raises ``ValueError`` naming the
     sequence when a log-prob of a masked token is NaN.
     """
+    old_log_probs, rollout_log_probs = wide(old_log_probs), wide(rollout_log_probs)
     settings, rules = correction.weights, correction.rejection
     weights = None if settings is None else torch.empty_like(old_log_probs)
     kept = torch.empty_like(mask) if rules else mask
@@ -98,10 +99,10 @@ def _refuse_nan(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, 
     bad = (old_log_probs - rollout_log_probs).isnan() & mask
     if bool(bad.any()):
         token = int(bad.nonzero()[0])
-        row = int(torch.searchsorted(segments.offsets, token, right=True)) - 1
+        row, position = segments.place_of(token)
         raise ValueError(
             f"a log-probability of sequence {row} of this batch is NaN (its response token "
-            f"{token - int(segments.offsets[row])}): the model or the engine produced it"
+            f"{position}): the model or the engine produced it"
         )
 
 

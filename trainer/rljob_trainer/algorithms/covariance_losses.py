@@ -10,11 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rljob_trainer.algorithms.clipped_losses import clipped_objective
+from rljob_trainer.algorithms.clipped_losses import clipped_objective, without_gradient
 from rljob_trainer.algorithms.policy_losses import (
     PolicyInputs,
     PolicyLossOutput,
     masked_count,
+    masked_sum,
     policy_loss,
     ratio_metrics,
 )
@@ -45,10 +46,18 @@ def select_for_clip(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
+    exclude_clipped: bool = True,
 ) -> Tensor:
-    """Random tokens among those with covariance_low < cov < covariance_high; draws from ``generator``."""
+    """Random tokens among those with covariance_low < cov < covariance_high; draws from ``generator``.
+
+    With ``exclude_clipped`` (the published code) none of those that PPO's clip leaves without gradient already.
+    """
     covariance = _covariance(inputs)
     candidates = inputs.mask & (covariance > covariance_low) & (covariance < covariance_high)
+    if exclude_clipped:
+        candidates &= ~without_gradient(
+            inputs.ratio, inputs.advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+        )
     draw = torch.rand(covariance.numel(), generator=generator, dtype=torch.float64, device=generator.device)
     return _largest(draw.to(covariance.device), candidates, int(covariance_fraction * int(inputs.mask.sum())))
 
@@ -63,8 +72,13 @@ def clip_cov(
     covariance_fraction: float = 2e-4,
     covariance_low: float = 1.0,
     covariance_high: float = 5.0,
+    exclude_clipped: bool = True,
 ) -> PolicyLossOutput:
-    """PPO's clipped loss, 0 for the selected tokens (Clip-Cov, arXiv 2505.22617)."""
+    """PPO's clipped loss, 0 for the selected tokens (Clip-Cov, arXiv 2505.22617).
+
+    The paper's formula draws among all tokens in the range of covariances; its published code leaves out those that
+    PPO has clipped, which have no gradient to lose. That is the default; ``exclude_clipped=False`` is the formula.
+    """
     assert inputs.selection is not None
     output = clipped_objective(
         inputs.ratio, inputs.advantages, inputs.mask, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
@@ -90,5 +104,8 @@ def kl_cov(inputs: PolicyInputs, *, covariance_fraction: float = 2e-4, kl_coeffi
     """-A rho, plus kl_coefficient |log rho| on the selected tokens (KL-Cov, arXiv 2505.22617)."""
     assert inputs.selection is not None
     penalty = torch.where(inputs.selection, kl_coefficient * inputs.log_ratio.abs(), 0)
-    metrics = ratio_metrics(inputs) | {"selected_fraction": masked_count(inputs.selection, inputs.mask)}
+    metrics = ratio_metrics(inputs) | {
+        "selected_fraction": masked_count(inputs.selection, inputs.mask),
+        "absolute_kl": masked_sum(inputs.log_ratio.abs(), inputs.mask),
+    }
     return PolicyLossOutput(penalty - inputs.advantages * inputs.ratio, metrics)

@@ -7,7 +7,7 @@ of them, and makes sure that what is masked cannot matter.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rljob_trainer.algorithms.groups import Groups
 from rljob_trainer.algorithms.registry import Method, Registry
-from rljob_trainer.algorithms.segments import Segments, kept_only
+from rljob_trainer.algorithms.segments import Segments, kept_only, wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +66,15 @@ class AdvantageInputs:
         assert self.groups is not None
         return Groups(self.groups)
 
+    def widened(self) -> AdvantageInputs:
+        """The same with every stream in half precision as float32."""
+        narrow: dict[str, Any] = {
+            field.name: wide(stream)
+            for field in fields(self)
+            if isinstance(stream := getattr(self, field.name), Tensor) and wide(stream) is not stream
+        }
+        return replace(self, **narrow) if narrow else self
+
     @property
     def dtype(self) -> torch.dtype:
         """The working precision: that of the values, else of the rewards."""
@@ -104,6 +113,7 @@ class AdvantageEstimator(Method[AdvantageOutput]):
 
     def __call__(self, inputs: AdvantageInputs, **settings: Any) -> AdvantageOutput:
         bound = self.bind(settings)
+        inputs = inputs.widened()
         self._check(inputs)
         with torch.no_grad():
             return self.function(inputs, **bound)
@@ -130,6 +140,24 @@ class AdvantageEstimator(Method[AdvantageOutput]):
         for name in ("greedy_scores", "parts"):
             if getattr(inputs, name) is not None:
                 refuse_non_finite(name, getattr(inputs, name))
+        if self.needs_sum_squared_probs:
+            for name in ("log_probs", "sum_squared_probs", "weights"):
+                _refuse_nan(name, getattr(inputs, name), inputs)
+
+
+def _refuse_nan(what: str, stream: Tensor | None, inputs: AdvantageInputs) -> None:
+    """Raises ``ValueError`` naming the sample and its token when a masked value of ``stream [tokens]`` is NaN, or as
+    large as no number (log-probs of -inf are those of impossible tokens)."""
+    if stream is None:
+        return
+    bad = (stream.isnan() | (stream == torch.inf)) & inputs.mask
+    if bool(bad.any()):
+        token = int(bad.nonzero()[0])
+        row, position = inputs.segments.place_of(token)
+        raise ValueError(
+            f"the {what} of sample {row} of this batch: {float(stream[token])} at its response token {position} is no "
+            "number to weigh a baseline with; look at the model that scored this sample"
+        )
 
 
 def refuse_non_finite(what: str, values: Tensor) -> None:
@@ -167,7 +195,7 @@ def advantages(estimator: str, inputs: AdvantageInputs, **settings: Any) -> Adva
     """Advantages (and the critic's targets, if the method has a critic) of one batch.
 
     ``settings`` are the keyword-only parameters of the named estimator. Raises ``ValueError`` for an unknown estimator
-    or setting, for inputs that the estimator needs and does not get, and for a reward that is not finite (naming the
-    sample).
+    or setting, for inputs that the estimator needs and does not get, and for a reward that is not finite or a log-prob,
+    sum of squares or weight that is NaN (naming the sample).
     """
     return advantage_estimators[estimator](inputs, **settings)

@@ -15,14 +15,24 @@ from rljob_trainer.algorithms.kept import Kept
 from rljob_trainer.algorithms.memory import Scratch, fresh
 from rljob_trainer.algorithms.scan import Grid
 from rljob_trainer.algorithms.segments import Spread
+from rljob_trainer.algorithms.segments import whiten as whitened
 
 
 @advantage_estimator("gae", needs_critic=True)
-def gae(inputs: AdvantageInputs, *, gamma: float = 1.0, lambda_: float = 1.0, whiten: bool = True) -> AdvantageOutput:
+def gae(
+    inputs: AdvantageInputs,
+    *,
+    gamma: float = 1.0,
+    lambda_: float = 1.0,
+    whiten: bool = True,
+    whiten_rewards: bool = False,
+) -> AdvantageOutput:
     """A_t = delta_t + gamma lambda A_next, delta_t = r_t + gamma V_next - V_t (arXiv 1506.02438).
 
     `next` is the next masked token: V and A pass over tool output unchanged. After the last one stands 0 or, for
     truncated responses with ``final_values``, that value. Returns are A + V before whitening.
+    ``whiten_rewards`` scales the token rewards beforehand: (r - mean) / sqrt(variance + 1e-8) + mean over the batch's
+    tokens, as PPO for text does where rewards come with a KL penalty (arXiv 1909.08593, its published code).
 
     Computed as the recurrence of the returns, G_t = r_t + gamma ((1 - lambda) V_next + lambda G_next) and A = G - V,
     which is the same and, unlike a sum of thousands of delta, does not lose digits when lambda is 1. Raises
@@ -35,6 +45,8 @@ def gae(inputs: AdvantageInputs, *, gamma: float = 1.0, lambda_: float = 1.0, wh
     if inputs.final_values is not None and inputs.truncated is not None:
         bootstrap = gamma * torch.where(inputs.truncated, inputs.final_values, 0).double()
     rewards = inputs.token_rewards
+    if whiten_rewards:
+        rewards = whitened(rewards, mask, keep_mean=True)
     spread = Spread()
     for piece in inputs.segments.pieces:
         here = piece.tokens

@@ -20,6 +20,7 @@ from rljob_trainer.algorithms.policy_losses import (
     ratio_metrics,
 )
 from rljob_trainer.algorithms.rejection import Rejection, rejected
+from rljob_trainer.algorithms.segments import masked_mean
 from rljob_trainer.algorithms.weights import WeightLevel, importance_ratio, within_bounds
 
 
@@ -66,40 +67,71 @@ def dppo_tv(
 
 
 @policy_loss("dppoKl")
-def dppo_kl(inputs: PolicyInputs, *, divergence_threshold: float = 0.05, ratio_cap: float = 20.0) -> PolicyLossOutput:
+def dppo_kl(
+    inputs: PolicyInputs, *, divergence_low: float = 0.05, divergence_high: float = 0.05, ratio_cap: float = 20.0
+) -> PolicyLossOutput:
     """The same with the KL between "this token" and "any other" as distance (arXiv 2602.04879).
 
-    KL = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)). A token beyond
-    ``divergence_threshold`` is left out if its advantage would push it further: A > 0 and p > p_old, or A <= 0 and
-    p < p_old.
+    KL = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)). A token is left out if its advantage would push
+    it further: with A > 0 and p > p_old beyond ``divergence_high``, with A <= 0 and p < p_old beyond
+    ``divergence_low``. Log-probs that rounding has put above 0 count as 0.
     """
-    log_new, log_old = inputs.log_probs.detach(), inputs.anchor
+    log_new, log_old = inputs.log_probs.detach().clamp(max=0), inputs.anchor.clamp(max=0)
     old = log_old.exp()
     rest_new, rest_old = -torch.expm1(log_new), -torch.expm1(log_old)
     divergence = old * (log_old - log_new) + rest_old * torch.log((rest_old + 1e-8) / (rest_new + 1e-8))
-    outward = torch.where(inputs.advantages > 0, log_new > log_old, log_new < log_old)
-    return _trusted(inputs, (divergence <= divergence_threshold) | ~outward, ratio_cap)
+    up = (divergence <= divergence_high) | (log_new <= log_old)
+    down = (divergence <= divergence_low) | (log_new >= log_old)
+    return _trusted(inputs, torch.where(inputs.advantages > 0, up, down), ratio_cap)
 
 
 def _trusted(inputs: PolicyInputs, kept: Tensor, ratio_cap: float) -> PolicyLossOutput:
-    weight = torch.where(kept, inputs.ratio.detach().clamp(max=ratio_cap), 0)
-    metrics = ratio_metrics(inputs) | {"clip_fraction": masked_count(~kept, inputs.mask)}
+    ratio = inputs.ratio.detach()
+    weight = torch.where(kept, ratio.clamp(max=ratio_cap), 0)
+    metrics = ratio_metrics(inputs) | {
+        "clip_fraction": masked_count(~kept, inputs.mask),
+        "clip_fraction_low": masked_count(~kept & (inputs.advantages <= 0), inputs.mask),
+        "cap_fraction": masked_count(kept & (ratio > ratio_cap), inputs.mask),
+    }
     return PolicyLossOutput(-weight * inputs.advantages * inputs.log_probs, metrics)
 
 
-@policy_loss("bypassReinforce", needs_rollout_log_probs=True)
+def mean_weight(
+    inputs: PolicyInputs,
+    generator: torch.Generator,
+    *,
+    level: WeightLevel | Literal["none"] = "token",
+    low: float | None = None,
+    high: float = 2.0,
+    normalize: bool = False,
+    rejection: Sequence[Rejection] = (),
+) -> Tensor:
+    """What bypassReinforce divides its weights by: their mean at every token; 1 if there is none, or all are 0."""
+    log_ratio = inputs.log_probs - inputs.rollout("bypassReinforce")
+    mean = log_ratio.new_zeros(())
+    if level != "none":
+        of_tokens = level == "token"
+        counted = inputs.mask if of_tokens else inputs.segments.count(inputs.mask) > 0
+        weight = within_bounds(importance_ratio(log_ratio, inputs.mask, inputs.segments, level), low, high)
+        mean = masked_mean(weight.double(), counted)
+    return torch.where(mean > 0, mean, 1.0).expand(inputs.mask.shape)
+
+
+@policy_loss("bypassReinforce", needs_rollout_log_probs=True, selector=mean_weight, selects_if="normalize")
 def bypass_reinforce(
     inputs: PolicyInputs,
     *,
     level: WeightLevel | Literal["none"] = "sequence",
     low: float | None = None,
     high: float = 2.0,
+    normalize: bool = False,
     rejection: Sequence[Rejection] = (),
 ) -> PolicyLossOutput:
     """-w A log pi, w = sg(pi_theta / pi_roll) of the token or of its whole sequence.
 
     No forward pass for pi_old is needed. w is cut at ``high``; with ``low`` given, weights outside [low, high] become
-    0; level "none" means w = 1. ``rejection`` as in bypassPpoClip.
+    0; level "none" means w = 1. ``normalize`` divides by the mean w of the whole mini-batch (over tokens or
+    sequences, as the level says), for one more forward pass. ``rejection`` as in bypassPpoClip.
     """
     anchored = replace(inputs, old_log_probs=inputs.rollout("bypassReinforce"))
     log_ratio = anchored.log_ratio.detach()
@@ -110,6 +142,9 @@ def bypass_reinforce(
         ratio = inputs.segments.spread(ratio) if level == "sequence" else ratio
         weight = within_bounds(ratio, low, high)
         metrics["clip_fraction"] = masked_count(weight != ratio, inputs.mask)
+        if normalize:
+            assert inputs.selection is not None
+            weight = weight / inputs.selection.to(weight.dtype)
     if rejection:
         gone = rejected(log_ratio, inputs.mask, inputs.segments, rejection)
         weight = torch.where(gone, 0, weight)

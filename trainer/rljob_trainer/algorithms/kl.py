@@ -1,8 +1,8 @@
 """KL divergence from the reference, estimated per token from the log-probs of sampled tokens.
 
 With d = log pi_theta - log pi_ref: k1 = d, k2 = d^2 / 2, k3 = e^-d + d - 1 >= 0 (http://joschu.net/blog/kl-approx.html).
-As a loss, k1's gradient has expectation 0 and k3's is biased; the straight-through variants keep the value of k1 or k3
-and take k2's gradient, whose expectation is that of the KL itself.
+As a loss, k1's gradient has expectation 0 and k3's is biased; the straight-through variants keep the value of k1, k3 or
+abs and take k2's gradient, whose expectation is that of the KL itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.algorithms.registry import Method, Registry
-from rljob_trainer.algorithms.segments import Segments, kept_only
+from rljob_trainer.algorithms.segments import Segments, kept_only, wide
 
 EXPONENT_BOUND = 20.0
 K3_BOUND = 10.0
@@ -74,6 +74,12 @@ def k3_straight(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     return _straight_through(k3(log_probs, ref_log_probs), k2(log_probs, ref_log_probs))
 
 
+@kl_estimator("absStraight")
+def abs_straight(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """The value of abs with the gradient of k2."""
+    return _straight_through(absolute(log_probs, ref_log_probs), k2(log_probs, ref_log_probs))
+
+
 def _straight_through(value: Tensor, gradient: Tensor) -> Tensor:
     return value.detach() + (gradient - gradient.detach())
 
@@ -97,8 +103,9 @@ def kl_penalised_rewards(
     """
     if kind == "full" and vocabulary_kl is None:
         raise ValueError("the KL kind full needs `vocabulary_kl`, the exact KL of every token")
+    log_probs, ref_log_probs = wide(log_probs), wide(ref_log_probs)
     with torch.no_grad():
-        estimate = kl_estimators[kind](log_probs, ref_log_probs) if vocabulary_kl is None else vocabulary_kl
+        estimate = kl_estimators[kind](log_probs, ref_log_probs) if vocabulary_kl is None else wide(vocabulary_kl)
         kl = kept_only(estimate, mask)
         score_here = torch.where(segments.is_last(mask), segments.spread(scores.to(kl.dtype)), 0)
         with_tokens = (segments.count(mask) > 0).sum().clamp(min=1)

@@ -22,7 +22,7 @@ from rljob_trainer.algorithms.policy_losses import (
     masked_sum,
     policy_losses,
 )
-from rljob_trainer.algorithms.segments import Segments, kept_only
+from rljob_trainer.algorithms.segments import Segments, kept_only, wide
 
 
 class LossSettings(Protocol):
@@ -69,6 +69,7 @@ def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts)
     corrects from pi_roll to it.
     Raises ``ValueError`` for unknown methods or settings and for streams that they need and do not get.
     """
+    inputs = inputs.widened()
     mask, segments = inputs.mask, inputs.segments
     made: dict[str, Tensor] = {}
     if inputs.rollout_share is not None:
@@ -151,13 +152,13 @@ def critic_loss(
 
     All streams ``[tokens]``; c is ``settings.value_clip``, None for no clip (then ``old_values`` is not needed).
     """
-    values, returns = kept_only(values, mask), kept_only(returns, mask)
+    values, returns = kept_only(wide(values), mask), kept_only(wide(returns), mask)
     error = (values - returns).square()
     metrics: dict[str, Tensor] = {}
     if settings.value_clip is not None:
         if old_values is None:
             raise ValueError("value_clip needs the values at sampling time, which this batch lacks")
-        anchor = kept_only(old_values, mask)
+        anchor = kept_only(wide(old_values), mask)
         near = torch.clamp(values, anchor - settings.value_clip, anchor + settings.value_clip)
         clipped = (near - returns).square()
         metrics["critic/clip_fraction"] = masked_count(clipped > error, mask) / max(counts.tokens, 1)

@@ -19,6 +19,8 @@ from rljob_trainer.algorithms.segments import Segments, kept_only, masked_mean
 from rljob_trainer.algorithms.weights import Weights
 
 _ROOT = "rollout_correction"
+_LARGEST_LOG_PERPLEXITY = 600.0
+"""Perplexities are cut at e^600, so that those of any number of sequences add up within float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +80,9 @@ class DifferenceSeen:
         rollout = mean_ratio + training  # log-perplexities
         whole = self.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         metrics = {
-            f"{_ROOT}/perplexity/training": masked_mean(training.exp(), present),
-            f"{_ROOT}/perplexity/rollout": masked_mean(rollout.exp(), present),
-            f"{_ROOT}/perplexity/ratio": masked_mean((-mean_ratio).exp(), present),
+            f"{_ROOT}/perplexity/training": masked_mean(_perplexity(training), present),
+            f"{_ROOT}/perplexity/rollout": masked_mean(_perplexity(rollout), present),
+            f"{_ROOT}/perplexity/ratio": masked_mean(_perplexity(-mean_ratio), present),
             f"{_ROOT}/log_perplexity/training": masked_mean(training, present),
             f"{_ROOT}/log_perplexity/rollout": masked_mean(rollout, present),
             f"{_ROOT}/log_perplexity/absolute_difference": masked_mean(mean_ratio.abs(), present),
@@ -91,6 +93,10 @@ class DifferenceSeen:
         }
         difference = Moments.of(-mean_ratio, present).metrics(f"{_ROOT}/log_perplexity/difference")
         return metrics | {name: value for name, value in difference.items() if not name.endswith("/std")}
+
+
+def _perplexity(log_perplexity: Tensor) -> Tensor:
+    return log_perplexity.clamp(max=_LARGEST_LOG_PERPLEXITY).exp()
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,17 +172,32 @@ class RuleSeen:
     values: Moments
     above: Tensor  # []
     below: Tensor
+    counts: Tensor  # [S]
+    sequences: Tensor  # [S] float64: a rule of tokens: the mean value of each sequence's; else empty
 
     @staticmethod
     def of(here: LogRatios, rule: Rejection, verdict: Verdict) -> RuleSeen:
-        counted = here.mask if rule.over == "token" else here.counts > 0
+        by_token = rule.over == "token"
+        counted = here.mask if by_token else here.counts > 0
         above, below = torch.count_nonzero(verdict.above & counted), torch.count_nonzero(verdict.below & counted)
-        return RuleSeen(Moments.of(verdict.value, counted), above, below)
+        means = here.segments.mean(verdict.value.double(), here.mask) if by_token else verdict.value.new_zeros(0)
+        return RuleSeen(Moments.of(verdict.value, counted), above, below, here.counts, means)
 
     def metrics(self, rule: Rejection) -> Metrics:
         root, counted = f"{_ROOT}/rejection/{rule.name}", self.values.count.clamp(min=1)
         shares = {f"{root}/fraction_high": self.above / counted, f"{root}/fraction_low": self.below / counted}
-        return self.values.metrics(root) | shares
+        of_sequences = self._of_sequences(f"{root}/sequence", rule) if rule.over == "token" else {}
+        return self.values.metrics(root) | shares | of_sequences
+
+    def _of_sequences(self, root: str, rule: Rejection) -> Metrics:
+        """Of the sequences' means; how far they are from 0, where equal policies are, and beyond the bounds."""
+        present, (low, high) = self.counts > 0, rule.bounds
+        metrics = Moments.of(self.sequences, present).metrics(root)
+        deviation = torch.where(present, self.sequences.abs(), 0)
+        metrics[f"{root}/max_deviation"] = deviation.amax() if deviation.numel() else deviation.sum()
+        metrics[f"{root}/fraction_high"] = masked_mean((self.sequences > high).double(), present)
+        metrics[f"{root}/fraction_low"] = masked_mean((self.sequences < low).double(), present)
+        return metrics
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,8 @@ A loss is a function of streams and gives a loss per token; making one number of
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.algorithms.registry import Method, Registry
-from rljob_trainer.algorithms.segments import Segments, kept_only
+from rljob_trainer.algorithms.segments import Segments, kept_only, wide
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to +-20 before exp: e^20 is finite in float32, and no gradient flows from beyond."""
@@ -37,7 +37,16 @@ class PolicyInputs:
     rollout_share: Tensor | None = None  # [tokens] in [0, 1]: pi_old is interpolated, see `losses.actor_loss`
     entropy: Tensor | None = None  # [tokens]
     vocabulary_kl: Tensor | None = None  # [tokens] exact KL to the reference (kl kind `full`)
-    selection: Tensor | None = None  # [tokens] bool, from `Selector` for the methods that have one
+    selection: Tensor | None = None  # [tokens] from `Selector`, for the methods that look at the mini-batch first
+
+    def widened(self) -> PolicyInputs:
+        """The same with every stream in half precision as float32; gradients flow through."""
+        narrow: dict[str, Any] = {
+            field.name: wide(stream)
+            for field in fields(self)
+            if isinstance(stream := getattr(self, field.name), Tensor) and wide(stream) is not stream
+        }
+        return replace(self, **narrow) if narrow else self
 
     def cleaned(self) -> PolicyInputs:
         """The same with 0 at every masked position of every stream (its gradient there is 0 too)."""
@@ -84,7 +93,8 @@ class PolicyLossOutput:
 
 
 Selector = Callable[..., Tensor]
-"""(inputs of the whole mini-batch, generator, **settings of the loss) -> [tokens] bool."""
+"""(inputs of the whole mini-batch, generator, **settings of the loss) -> [tokens]: what only all of it tells, which
+tokens are picked (bool) or what weights are divided by."""
 
 
 @dataclass(frozen=True)
@@ -96,22 +106,30 @@ class PolicyLoss(Method[PolicyLossOutput]):
     needs_rollout_log_probs: bool = False
     """The anchor of its ratio is the engine's log-probs: for `rolloutCorrection.mode: bypass` alone."""
     selector: Selector | None = None
-    """Set for methods that pick tokens of the whole mini-batch (over all ranks) before the first gradient."""
+    """Set for methods that look at the whole mini-batch (over all ranks) before the first gradient."""
+    selects_if: str | None = None
+    """The setting that must be true for this; None: always."""
+
+    def looks_ahead(self, settings: Mapping[str, Any]) -> bool:
+        """Whether `select_tokens` must be called with these settings, at the price of one more forward pass."""
+        if self.selector is None or self.selects_if is None:
+            return self.selector is not None
+        return bool({**self.settings, **self.bind(settings)}[self.selects_if])
 
     def __call__(self, inputs: PolicyInputs, **settings: Any) -> PolicyLossOutput:
         bound = self.bind(settings)
         if self.needs_rollout_log_probs:
             inputs.rollout(self.name)
-        if self.selector is not None and inputs.selection is None:
+        if inputs.selection is None and self.looks_ahead(settings):
             raise ValueError(
                 f"the policy loss {self.name} selects tokens of the whole mini-batch: "
                 "call select_tokens() on it first and pass each micro-batch its part as `selection`"
             )
-        output = self.function(inputs.cleaned(), **bound)
+        output = self.function(inputs.widened().cleaned(), **bound)
         return PolicyLossOutput(torch.where(inputs.mask, output.per_token, 0), output.metrics)
 
     def select_tokens(self, inputs: PolicyInputs, generator: torch.Generator, **settings: Any) -> Tensor:
-        """``[tokens]`` bool for the whole mini-batch.
+        """``[tokens]`` of the whole mini-batch: what the losses of its micro-batches get as ``selection``.
 
         ``inputs`` hold the mini-batch of all ranks, in one order that does not depend on their number, with log-probs
         from a forward pass without gradient; every rank calls this with an equal ``generator`` and keeps its part.
@@ -119,7 +137,7 @@ class PolicyLoss(Method[PolicyLossOutput]):
         if self.selector is None:
             raise ValueError(f"the policy loss {self.name} selects no tokens")
         with torch.no_grad():
-            return self.selector(inputs.cleaned(), generator, **self.bind(settings))
+            return self.selector(inputs.widened().cleaned(), generator, **self.bind(settings))
 
 
 policy_losses: Registry[PolicyLoss] = Registry("policy loss")

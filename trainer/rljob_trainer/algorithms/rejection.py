@@ -57,6 +57,13 @@ class Rejection:
         return 1.0 / self.high if self.low is None else self.low
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest value of the statistic that is kept."""
+        if self.statistic != "k1":
+            return -math.inf, self.high
+        return (math.log(self.lower) if self.lower > 0 else -math.inf), math.log(self.high)
+
+    @property
     def name(self) -> str:
         """As in metrics: ``sequence_mean_k3``."""
         return f"{_OVER_NAMES[self.over]}_{self.statistic}"
@@ -88,8 +95,7 @@ def judge(log_ratio: Tensor, mask: Tensor, segments: Segments, rule: Rejection) 
         value = 0.5 * clamped.square()
     elif rule.statistic == "k3":
         value = torch.expm1(clamped) - clamped
-    low = math.log(rule.lower) if rule.statistic == "k1" and rule.lower > 0 else -math.inf
-    high = math.log(rule.high) if rule.statistic == "k1" else rule.high
+    low, high = rule.bounds
 
     if rule.over == "sequenceMax":
         largest = segments.max(value, mask)

@@ -1,10 +1,11 @@
 """Discounted sums from the end of every sequence, without a loop over time.
 
-`y_t = x_t + decay * y_{t + 1}`: GAE and discounted returns are both this recurrence. A run of sequences is scanned as
-if it were one, in blocks of 16: inside a block the recurrence is a product with the triangular matrix of powers of
-`decay`; what flows from block to block is the same recurrence with `decay ** 16` over 16 times fewer elements. A second
-look at those few stops the flow from one sequence into the one before it. All of it in float64: that leaves ten digits
-however large the batch is, where float32 would lose digits with the length when the decay is near 1.
+`y_t = x_t + decay * y_{t + 1}`: GAE and discounted returns are both this recurrence. A run of sequences is scanned in
+blocks of 16: inside a block the recurrence is a product with the triangular matrix of powers of `decay`; what flows
+from block to block is the same recurrence with `decay ** 16` over 16 times fewer elements. Blocks in which a sequence
+ends get a matrix of their own, without the powers that would carry anything over the border: no number of a sequence
+is ever added to another's, so that each has the rounding of its own size alone. All of it in float64: that leaves ten
+digits however long a sequence is, where float32 would lose digits with the length when the decay is near 1.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from rljob_trainer.algorithms.memory import Scratch, fresh
 from rljob_trainer.algorithms.segments import Segments
 
 BLOCK = 16
-WIDE_BLOCK = 64  # of the levels above, where the number of operations counts more than their size
 FEW = 320  # elements that one product with a triangular matrix takes: no further level
 
 
@@ -28,7 +28,7 @@ def discounted_sum(stream: Tensor, decay: float, segments: Segments, mask: Tenso
     """``[tokens]``: the discounted sum of the masked tokens from each masked token to its sequence's end.
 
     ``decay`` is in [0, 1]. Tokens with mask False are skipped (they cost no discount) and get 0. Kept values must be
-    finite: one that is not spoils its neighbours' sequences too.
+    finite: one that is not spoils the sequences that share its block, too.
     """
     sums, scratch = fresh(stream), Scratch(stream.device)
     for piece in segments.pieces:
@@ -66,51 +66,68 @@ class Grid:
             raise ValueError(f"a discount must be between 0 and 1, but is {decay}")
         if decay == 0.0 or self.segments.tokens == 0:
             return self.stream
-        triangle, powers = _powers(decay, BLOCK, self.matrix.device)
-        local = torch.mm(self.matrix, triangle, out=self._local)
-        if len(self.segments) > 1:
-            self._stop_at_borders(local, decay, triangle, powers)
-        local.addcmul_(_entering(local, decay)[:, None], powers)
-        return local.view(-1)[: self.segments.tokens]
-
-    def _stop_at_borders(self, local: Tensor, decay: float, triangle: Tensor, powers: Tensor) -> None:
-        """Takes off, at the last token of each sequence, what will flow in from the first of the next one."""
-        offsets = self.segments.offsets
-        entering = _entering(local, decay)
-
-        def unbroken(at: Tensor) -> Tensor:
-            """The sums at some positions if all were one sequence."""
-            row, column = at // BLOCK, at % BLOCK
-            return local[row, column] + powers[column] * entering[row]
-
-        firsts = offsets[1:-1]
-        following = torch.searchsorted(offsets, firsts, right=True).clamp_(max=len(self.segments))
-        next_firsts = offsets[following]
-        gap = torch.pow(decay, (next_firsts - firsts).double())
-        sums = unbroken(firsts) - gap * unbroken(next_firsts)
-        # Where the sequence in front is empty this border is that sequence's own, too: counted once.
-        flow = torch.where(self.segments.lengths[:-1] > 0, -decay * sums, 0)
-        lasts = (firsts - 1).clamp(min=0)
-        local.index_add_(0, lasts // BLOCK, flow[:, None] * triangle[lasts % BLOCK])
+        _recur(self.matrix, self.segments.offsets, decay, self._local)
+        return self._local.view(-1)[: self.segments.tokens]
 
 
-def _entering(local: Tensor, decay: float) -> Tensor:
-    """``[blocks]``: the sum at the first token behind each block."""
-    return _behind(local[:, 0], decay ** local.shape[1])
+def _recur(matrix: Tensor, offsets: Tensor, decay: float, out: Tensor) -> None:
+    """The recurrence of every segment of the stream ``matrix [blocks, BLOCK]`` into ``out``.
+
+    ``offsets`` as those of `Segments`; whatever lies behind the last one is 0 and a segment of its own.
+    """
+    triangle, powers = _powers(decay, BLOCK, matrix.device)
+    torch.mm(matrix, triangle, out=out)
+    rows, links = _links(offsets, decay)
+    own, reach = torch.empty_like(links), torch.empty_like(links)
+    values, running, arriving = matrix.index_select(0, rows).T, links.new_zeros(()), links.new_ones(())
+    for place in reversed(range(BLOCK)):
+        running = torch.addcmul(values[place], links[place], running, out=own[place])
+        arriving = torch.mul(links[place], arriving, out=reach[place])
+    out.index_copy_(0, rows, own.T)
+    entering = _behind(out[:, 0], _block_of(offsets + BLOCK - 1), decay**BLOCK)
+    own.addcmul_(reach, entering.index_select(0, rows))
+    out.addcmul_(entering[:, None], powers)
+    out.index_copy_(0, rows, own.T)
 
 
-def _behind(stream: Tensor, decay: float) -> Tensor:
-    """The recurrence over one unbroken float64 stream ``[n]``: its sums one place further on, 0 at the end."""
+def _links(offsets: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+    """``[rows]``: the blocks with a segment's last token; and ``[BLOCK, rows]`` what carries each of their tokens' next
+    sum over to it: ``decay``, or 0 at a segment's last."""
+    borders = offsets[1:-1]
+    lasts = (borders - 1).clamp(min=0)
+    rows = _block_of(lasts)
+    if rows.device.type == "cpu":
+        rows, number = rows.unique_consecutive(return_inverse=True)
+        links = torch.full((BLOCK + 1, len(rows)), decay, dtype=torch.float64)
+        # A border in front of all tokens cuts nothing: it goes to the spare place.
+        links[torch.where(borders > 0, lasts % BLOCK, BLOCK), number] = 0.0
+        return rows, links[:BLOCK]
+    # Without waiting for the device: a row for each border, those of the same block alike.
+    within = torch.arange(BLOCK + 1, device=rows.device)[:, None]
+    segment = torch.searchsorted(offsets, rows * BLOCK + within, right=True)
+    return rows, torch.where(segment[:-1] == segment[1:], decay, 0.0).double()
+
+
+def _block_of(place: Tensor) -> Tensor:
+    return torch.div(place, BLOCK, rounding_mode="floor")
+
+
+def _behind(stream: Tensor, offsets: Tensor, decay: float) -> Tensor:
+    """``[n]``: the recurrence's sums one place further on, whichever segment that is in; 0 at the end."""
     count = stream.numel()
+    sums = stream.new_zeros(count + 1)
     if count < FEW:
         triangle, _ = _powers(decay, FEW, stream.device)
-        return stream @ triangle[:count, 1 : count + 1]
-    grid = stream.new_zeros(count // WIDE_BLOCK + 1, WIDE_BLOCK)
+        segment = torch.searchsorted(offsets, torch.arange(count, device=stream.device), right=True)
+        alike = segment[:, None] == segment[None, :]
+        sums[:count] = stream @ torch.where(alike, triangle[:count, :count], 0)
+        return sums[1:]
+    grid = stream.new_zeros(count // BLOCK + 1, BLOCK)
     grid.view(-1)[:count] = stream
-    triangle, powers = _powers(decay, WIDE_BLOCK, stream.device)
-    local = grid @ triangle
-    local.addcmul_(_entering(local, decay)[:, None], powers)
-    return local.view(-1)[1 : count + 1]
+    local = torch.empty_like(grid)
+    _recur(grid, offsets, decay, local)
+    sums[:count] = local.view(-1)[:count]
+    return sums[1:]
 
 
 @lru_cache(maxsize=16)

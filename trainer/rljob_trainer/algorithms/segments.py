@@ -29,6 +29,15 @@ def all_kept(mask: Tensor) -> bool:
     return mask.device.type == "cpu" and bool(mask.numpy().all())
 
 
+def wide(stream: Tensor) -> Tensor:
+    """The stream in float32 where it comes in half precision; itself otherwise. Gradients flow through.
+
+    Sums, exponentials and differences of half-precision numbers are not what their names say: whoever computes starts
+    with this.
+    """
+    return stream.float() if stream.dtype in (torch.bfloat16, torch.float16) else stream
+
+
 def kept_only(stream: Tensor, mask: Tensor) -> Tensor:
     """The stream with 0 wherever the mask is False; the stream itself where nothing is masked."""
     if all_kept(mask):
@@ -132,10 +141,19 @@ class Segments:
             first = last
         return found
 
+    def place_of(self, token: int) -> tuple[int, int]:
+        """The sequence that a token of the stream is in, and its position there. Waits for the device."""
+        row = int(torch.searchsorted(self.offsets, token, right=True)) - 1
+        return row, token - int(self.offsets[row])
+
     def spread(self, per_sequence: Tensor) -> Tensor:
         """``[S]`` to ``[tokens]``: gives each token its sequence's value."""
-        if per_sequence.device.type == "cpu" and not per_sequence.requires_grad:
-            # torch would make an index of 8 bytes a token first.
+        if (
+            per_sequence.device.type == "cpu"
+            and not per_sequence.requires_grad
+            and per_sequence.dtype != torch.bfloat16
+        ):
+            # torch would make an index of 8 bytes a token first. (NumPy knows no bfloat16.)
             return torch.from_numpy(np.repeat(per_sequence.numpy(), self.lengths.numpy()))
         return per_sequence.repeat_interleave(self.lengths, output_size=self.tokens)
 
@@ -230,25 +248,28 @@ class Spread:
         """Whether all values were finite (a GPU is waited for)."""
         return not self._found or bool(self._joined()[1].isfinite())
 
-    def normalise_(self, stream: Tensor, mask: Tensor, epsilon: float) -> Tensor:
-        """(x - mean) / sqrt(variance + epsilon) in the place of ``stream``; 0 where the mask is False."""
+    def normalise_(self, stream: Tensor, mask: Tensor, epsilon: float, *, keep_mean: bool = False) -> Tensor:
+        """(x - mean) / sqrt(variance + epsilon), plus the mean if it is kept, in the place of ``stream``; 0 where the
+        mask is False."""
         if not self._found:
             return stream.zero_()
         count, mean, squares = self._joined()
         scale = torch.rsqrt(squares / (count - 1).clamp(min=1) + epsilon).to(stream.dtype)
         centre = mean.to(stream.dtype)
         for part in parts(stream):
-            keep_only_(stream[part].sub_(centre).mul_(scale), mask[part])
+            scaled = stream[part].sub_(centre).mul_(scale)
+            keep_only_(scaled.add_(centre) if keep_mean else scaled, mask[part])
         return stream
 
 
 @torch.no_grad()
-def whiten(stream: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
+def whiten(stream: Tensor, mask: Tensor, epsilon: float = 1e-8, *, keep_mean: bool = False) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) over all masked tokens; 0 where the mask is False.
 
-    The variance is unbiased (Bessel). A single token has variance 0, so its result is 0.
+    The variance is unbiased (Bessel). A single token has variance 0, so its result is 0. With ``keep_mean`` the mean
+    is added again: only the scale changes, and what lies above 0 and below it stays so on the whole.
     """
     spread = Spread()
     for part in parts(stream):
         spread.add(stream[part], mask[part])
-    return spread.normalise_(stream.clone(), mask, epsilon)
+    return spread.normalise_(stream.clone(), mask, epsilon, keep_mean=keep_mean)

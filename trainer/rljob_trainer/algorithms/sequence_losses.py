@@ -46,5 +46,9 @@ def gmpo(inputs: PolicyInputs, *, clip_low: float = 0.4, clip_high: float = 0.4)
     clipped = torch.where(inputs.advantages >= 0, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low))
     ratio = segments.mean(clipped, mask).exp()
     loss = -segments.mean(inputs.advantages, mask) * ratio
-    metrics = ratio_metrics(inputs) | {"clip_fraction": masked_count(clipped != log_ratio, mask)}
+    held = clipped != log_ratio
+    metrics = ratio_metrics(inputs) | {
+        "clip_fraction": masked_count(held, mask),
+        "clip_fraction_low": masked_count(held & (inputs.advantages < 0), mask),
+    }
     return PolicyLossOutput(segments.spread(loss), metrics)

@@ -2,7 +2,8 @@
 
 The optimal token baseline weighs each response by how much gradient it has gathered so far,
 W_t = sum over j <= t of (1 - 2 pi_j + sum over the vocabulary of pi^2), times the squared importance weight if there
-is one (arXiv 2602.07078; the bracket is the squared norm of the log-probability's gradient by the logits).
+is one (arXiv 2602.07078; the bracket is the squared norm of the log-probability's gradient by the logits). W is never
+negative, so that a baseline lies between the smallest and the largest return of its group, and 0.
 """
 
 from __future__ import annotations
@@ -40,26 +41,33 @@ def ranks(mask: Tensor, segments: Segments) -> Tensor:
 
 
 def token_energy(inputs: AdvantageInputs) -> Tensor:
-    """``[tokens]`` float64: 1 - 2 pi + sum of pi^2, the squared norm of the gradient of log pi by the logits."""
+    """``[tokens]`` float64: 1 - 2 pi + sum of pi^2, the squared norm of the gradient of log pi by the logits.
+
+    The streams are rounded to float32 (or less), and of a confident token the sum leaves nothing but that rounding,
+    of either sign. It is (1 - pi)^2 plus the squares of all other tokens' probabilities, which add up to 1 - pi: so it
+    lies between (1 - pi)^2 and twice that, whatever rounding says, and 1 - pi is known from log pi to all digits.
+    """
     assert inputs.log_probs is not None
     assert inputs.sum_squared_probs is not None
-    energy = 1.0 - 2.0 * inputs.log_probs.double().exp() + inputs.sum_squared_probs.double()
+    log_probs = inputs.log_probs.double().clamp(max=0)
+    least = torch.expm1(log_probs).square()
+    energy = 1.0 - 2.0 * log_probs.exp() + inputs.sum_squared_probs.double()
+    energy = torch.minimum(torch.maximum(energy, least), 2.0 * least)
     if inputs.weights is not None:
         energy = energy * inputs.weights.double().square()
     return torch.where(inputs.mask, energy, 0)
 
 
 def gathered_energy(inputs: AdvantageInputs) -> Tensor:
-    """``[tokens]`` float64: W_t, the energy that a response has gathered up to each token."""
-    running = torch.cumsum(token_energy(inputs), 0)
-    before = torch.cat([running.new_zeros(1), running])[inputs.segments.offsets[:-1]]
-    return running - inputs.segments.spread(before)
+    """``[tokens]`` float64: W_t, the energy that a response has gathered up to each token; 0 where masked."""
+    backwards = Segments.from_lengths(inputs.segments.lengths.flip(0))
+    return discounted_sum(token_energy(inputs).flip(0), 1.0, backwards, inputs.mask.flip(0)).flip(0)
 
 
 def _with_token_baseline(inputs: AdvantageInputs, position: Tensor, gamma: float, epsilon: float) -> AdvantageOutput:
     mask, longest = inputs.mask, max(inputs.segments.longest, 1)
     returns = discounted_sum(inputs.token_rewards, gamma, inputs.segments, mask)
-    energy = kept_only(gathered_energy(inputs), mask)
+    energy = gathered_energy(inputs)
     cell = inputs.segments.spread(inputs.grouping.index) * longest + position  # one for each group and position
 
     def gathered(stream: Tensor) -> Tensor:

@@ -54,25 +54,25 @@ class FolderCheckpoints:
         may_commit: Callable[[], None] = lambda: None,
     ) -> Checkpoint:
         """See ``Checkpoints``."""
-        may_commit()
+        await asyncio.to_thread(may_commit)
         final = self.folder / name_of(step)
         # Another attempt may be writing too, until it finds that it is fenced.
+        committing = False
         writing = self.folder / f".writing-{name_of(step)}-{uuid.uuid4().hex[:8]}"
         try:
-            (writing / LEARNER).mkdir(parents=True)
+            await asyncio.to_thread((writing / LEARNER).mkdir, parents=True)
             await save_learner(str(writing / LEARNER))
-            (writing / DRIVER).write_text(json.dumps(driver_state))
+            await asyncio.to_thread((writing / DRIVER).write_text, json.dumps(driver_state))
             if save_rest is not None:
                 await save_rest(writing)
             await asyncio.to_thread(_seal, writing, step)
-            may_commit()
-            if final.exists():  # the same step again, after a resume from an earlier one
-                shutil.rmtree(final)
-            writing.rename(final)
-            _sync_folder(self.folder)
+            committing = True
+            await asyncio.to_thread(self._commit, writing, final, may_commit)
         except BaseException as error:
-            # What is left of it would take the space that the next one needs.
-            shutil.rmtree(writing, ignore_errors=True)
+            # What is left of it would take the space that the next one needs. (Who is cancelled leaves a thread behind
+            # that may be giving it its name: then it has to be whole.)
+            if not (committing and isinstance(error, asyncio.CancelledError)):
+                await asyncio.to_thread(shutil.rmtree, writing, ignore_errors=True)
             self._failed.append(writing)
             if isinstance(error, OSError):
                 raise CheckpointError(
@@ -80,8 +80,15 @@ class FolderCheckpoints:
                     "Free some space or choose another folder; earlier checkpoints are untouched."
                 ) from error
             raise
-        self._remove_old()
+        await asyncio.to_thread(self._remove_old)
         return _checkpoint(step, final)
+
+    def _commit(self, writing: Path, final: Path, may_commit: Callable[[], None]) -> None:
+        may_commit()
+        if final.exists():  # the same step again, after a resume from an earlier one
+            shutil.rmtree(final)
+        writing.rename(final)
+        _sync_folder(self.folder)
 
     def steps(self) -> list[int]:
         return sorted(_step(path) for path in self._folders())

@@ -81,11 +81,6 @@ def _not_yet(found: Readable) -> list[Violation]:
         "spec.placement", "spec.pipeline.mode", "spec.rollout.replicas", "spec.rollout.engine"
     )
     unsupported = [
-        (spec.trainer.backend != "fsdp2", "trainer.backend", "only fsdp2 runs", "write fsdp2"),
-        (spec.trainer.parallelism.tensor > 1, "trainer.parallelism.tensor", "ranks share no matrices", "write 1"),
-        (spec.trainer.parallelism.sequence > 1, "trainer.parallelism.sequence", "ranks share no sequences", "write 1"),
-        (spec.rollout.hosts_per_replica > 1, "rollout.hostsPerReplica", "an engine lives on one host", "write 1"),
-        (spec.rollout.parallelism.pipeline > 1, "rollout.parallelism.pipeline", "engines have no stages", "write 1"),
         (
             colocated and spec.rollout.engine == "vllm" and spec.rollout.parallelism.tensor > 1,
             "rollout.parallelism.tensor",

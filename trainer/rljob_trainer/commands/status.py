@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from rljob_api.status import STATUS_PATH, DriverStatus, EngineStatus
 from rljob_trainer.errors import RLJobError
 from rljob_trainer.telemetry import run_folder
@@ -39,8 +41,14 @@ def run(args: argparse.Namespace) -> int:
     text = _from_service(where, args.token_file) if remote else _from_folder(Path(where))
     try:
         status = DriverStatus.model_validate_json(text)
-    except ValueError as error:
-        raise NoStatusError(f"what {where} says is not the status of a run: {error}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise NoStatusError(
+            f"what {where if remote else Path(where) / run_folder.STATUS} says is not the status of a run "
+            f"({f'{field}: ' if field else ''}{first['msg']}): it is cut off, or was written by something else; a run "
+            "that goes on writes it anew every few seconds"
+        ) from error
     if args.json:
         json.dump(status.model_dump(mode="json", by_alias=True, exclude_none=True), sys.stdout, indent=1)
         print()
@@ -92,25 +100,31 @@ def _engine(engine: EngineStatus) -> str:
 
 def _from_folder(folder: Path) -> str:
     try:
-        return (folder / run_folder.STATUS).read_text()
-    except OSError as error:
+        return (folder / run_folder.STATUS).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise NoStatusError(
-            f"{folder / run_folder.STATUS} cannot be read ({error.strerror}); is {folder} the output folder of a run?"
+            f"{folder / run_folder.STATUS} cannot be read ({reason}); is {folder} the output folder of a run?"
         ) from error
 
 
 def _from_service(address: str, token_file: Path | None) -> str:
+    import http.client
     import urllib.error
     import urllib.request
 
     request = urllib.request.Request(address.rstrip("/").removesuffix(STATUS_PATH) + STATUS_PATH)
     if token_file is not None:
-        request.add_header("Authorization", f"Bearer {token_file.read_text().strip()}")
+        try:
+            token = token_file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise NoStatusError(f"the token cannot be read from {token_file}: {error}; check --token-file") from error
+        request.add_header("Authorization", f"Bearer {token}")
     try:
         with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
             return str(answer.read(_LARGEST_ANSWER).decode())
     except urllib.error.HTTPError as error:
         hint = "; give --token-file" if error.code == 401 else ""
         raise NoStatusError(f"{address} answers {error.code} {error.reason}{hint}") from error
-    except OSError as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         raise NoStatusError(f"{address} does not answer ({error}); does the run still go on?") from error

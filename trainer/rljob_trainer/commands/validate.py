@@ -1,6 +1,7 @@
 """Says everything that is wrong with job files, without starting anything.
 
-Each line reads `path: what is wrong; what to do`. The exit code is 0 when all files are valid, else 2.
+Each line reads `path: what is wrong; what to do`. The exit code is 0 when all files are valid, else 64, as that
+of a run that refuses them.
 Files and data that a job names are looked at too, unless --schema-only is given; relative paths start at the job file.
 That is done also when the job file itself has mistakes: what can be read of it is looked at, and what depends on a
 value of the wrong type is not (a mistake in one item of a list hides the other items). Of JSON Lines files beyond 64 MB
@@ -17,8 +18,11 @@ import sys
 from pathlib import Path
 
 from rljob_api import JobInvalid, Readable, Violation, check_text, read_overlay
+from rljob_api.loading import read_text
+from rljob_api.yaml_reading import MAX_CHARACTERS
+from rljob_trainer.errors import JobFileError
 
-INVALID = 2
+INVALID = JobFileError.exit_code
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,27 +38,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     files, overlays = (args.files[:1], args.files[1:]) if args.merge else (args.files, [])
     invalid = 0
+    lacking: list[ModuleNotFoundError] = []
     for file in files:
-        found, jobs = _violations(file, args.set, args.schema_only, overlays)
+        found, jobs = _violations(file, args.set, args.schema_only, overlays, lacking)
         several = len(files) > 1 or jobs > 1
         for place, violation in found:
             print(f"{place}: " if several and place else "", violation, sep="")
         if found:
             invalid += 1
-        elif not args.quiet:
+        elif not args.quiet and not lacking:
             print(f"{' + '.join([file, *overlays])}: valid")
+    if lacking:
+        raise lacking[0]
     return INVALID if invalid else 0
 
 
 def _violations(
-    file: str, assignments: list[str], schema_only: bool, overlays: list[str]
+    file: str, assignments: list[str], schema_only: bool, overlays: list[str], lacking: list[ModuleNotFoundError]
 ) -> tuple[list[tuple[str | None, Violation]], int]:
     """What is wrong with one file, overlays laid over it, with file and line, and how many jobs it holds. No line: it
-    is about the file as a whole, which the violation itself names, or about several files laid over one another."""
+    is about the file as a whole, which the violation itself names, or about several files laid over one another.
+    ``lacking`` gets what kept the files that the job names from being looked at."""
     name = "standard input" if file == "-" else file
     try:
         patches = [read_overlay(Path(overlay)) for overlay in overlays]
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        text = sys.stdin.read(MAX_CHARACTERS + 1) if file == "-" else read_text(Path(file))
     except OSError as problem:
         return [(None, Violation(str(problem.filename), f"cannot be read ({problem.strerror})", "check the path"))], 0
     except JobInvalid as problem:
@@ -67,7 +75,10 @@ def _violations(
         violations = list(outcome.violations)
         if outcome.readable is not None and not schema_only:
             said = {violation.path for violation in violations}
-            violations += [v for v in _beyond_the_schema(outcome.readable, file) if v.path not in said]
+            try:
+                violations += [v for v in _beyond_the_schema(outcome.readable, file) if v.path not in said]
+            except ModuleNotFoundError as problem:
+                lacking.append(problem)
         document = outcome.document
         found += [(f"{file}:{document.line_of(v.parts)}" if document else None, v) for v in violations]
     return found, len(outcomes)

@@ -2,6 +2,5 @@
 
 from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.feed import PromptFeed, Source, validation_prompts
-from rljob_trainer.data.tokenisation import load_tokenizer
 
-__all__ = ["PromptFeed", "Source", "load_tokenizer", "training_feed", "validation_prompts", "validation_sets"]
+__all__ = ["PromptFeed", "Source", "training_feed", "validation_prompts", "validation_sets"]

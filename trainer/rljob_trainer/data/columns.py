@@ -23,6 +23,36 @@ def column(row: Row, name: str) -> Any:
     return value
 
 
+MOST_LEVELS = 64
+"""Deeper columns than any data set has: whoever walks through a row (rewards in other processes, Ray, the ledger) does
+so recursively."""
+
+
+def levels(value: Any) -> int:
+    """How many maps and lists lie inside each other, counted without recursion up to one more than are allowed."""
+    level, layer = 0, [value]
+    while level <= MOST_LEVELS:
+        inner: list[Any] = []
+        found = False
+        for item in layer:
+            if isinstance(item, Mapping):
+                inner.extend(item.values())
+                found = True
+            elif isinstance(item, list | tuple):
+                inner.extend(item)
+                found = True
+        if not found:
+            break
+        level, layer = level + 1, inner
+    return level
+
+
+def too_deep(place: str) -> DataError:
+    return DataError(
+        f"{place}: its columns are nested more than {MOST_LEVELS} levels deep; flatten the row or remove it"
+    )
+
+
 def is_template(text: str) -> bool:
     """Whether ``data.prompt`` is a template over columns and not a column's name."""
     return "{" in text or "}" in text
@@ -85,6 +115,14 @@ def first_null(rows: Iterable[tuple[int, Row]], name: str) -> int | None:
         except KeyError:
             continue
     return None
+
+
+def half_a_character(place: str, name: str, escape: str) -> DataError:
+    """What is said of a row in which a text holds a lone surrogate: no tokenizer and no file takes it."""
+    return DataError(
+        f'{place}: the column "{name}" holds half a character ({escape} without its other half): the text was cut or '
+        "written wrongly; correct it, or remove the row"
+    )
 
 
 def null_column(place: str, name: str, field: str) -> DataError:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Protocol
+from zlib import crc32
 
 import numpy as np
 
@@ -23,9 +24,12 @@ from rljob_trainer.data.columns import Row, lacks_column, null_column
 from rljob_trainer.data.kept import KeptPrompts
 from rljob_trainer.data.order import Int64Array, permutation
 from rljob_trainer.data.tokenisation import EncodedPrompt, PromptEncoder
-from rljob_trainer.errors import CheckpointError, DataError
+from rljob_trainer.errors import CheckpointError, DataError, IntegrityError
+from rljob_trainer.receipts import prompt_digest
 from rljob_trainer.samples import Prompt
 
+_WITNESSES = 64
+"""Rows of each source, spread evenly, by which it is recognised."""
 BLOCK = 64
 """Rows tokenised together: enough to use a batch tokenizer, little enough to start at once."""
 
@@ -77,6 +81,17 @@ class Source:
         """The rows at ``indices``, None where an overlong prompt is dropped."""
         return self.encoder.encode([self.rows[i] for i in indices], [self.rows.place(i) for i in indices])
 
+    def witnesses(self) -> dict[str, list[int]]:
+        """Digests of the prompt's token ids and of the answer of some rows, by row (as JSON has it): enough to
+        recognise the source, its template and its tokenizer, cheap for one of any size. Of overlong rows none."""
+        step = max(1, len(self.rows) // _WITNESSES)
+        chosen = list(range(0, len(self.rows), step))[: 2 * _WITNESSES]
+        return {
+            str(row): [prompt_digest(encoded.token_ids), crc32((encoded.answer or "").encode("utf-8", "replace"))]
+            for row, encoded in zip(chosen, self.encode(chosen), strict=True)
+            if encoded is not None
+        }
+
     def prompt(self, encoded: EncodedPrompt, row: int, *, ordinal: int, epoch: int) -> Prompt:
         """What the pipeline gets."""
         return Prompt(
@@ -127,6 +142,7 @@ class PromptFeed:
         self._kept = KeptPrompts()
         self._ahead = ReadAhead(self._encode, len(self), BLOCK, epochs)
         """Never part of the state."""
+        self._first_read: dict[str, dict[str, list[int]]] | None = None
 
     def __len__(self) -> int:
         """Rows per epoch, overlong ones included."""
@@ -180,6 +196,14 @@ class PromptFeed:
                     f"{source.encoder.settings.max_tokens}; raise it"
                 )
         self.truncated += encoded.truncated
+        skipped = self._epoch * len(self) + self._position - (self._ordinal + 1) - self.dropped
+        if skipped:
+            raise IntegrityError(
+                f"the feed stands at row {self._position} of epoch {self._epoch}, but has handed out "
+                f"{self._ordinal + 1} prompts and left out {self.dropped} that are too long: "
+                f"{abs(skipped)} prompts were {'skipped' if skipped > 0 else 'handed out twice'}. "
+                "Start again: the run continues from its last checkpoint. If it comes back, please report it"
+            )
         prompt = source.prompt(encoded, row, ordinal=self._ordinal, epoch=self._epoch)
         self._ordinal += 1
         return prompt
@@ -214,17 +238,46 @@ class PromptFeed:
             "seed": self._seed,
             "shuffle": self._shuffle,
             "sources": [[source.name, len(source.rows)] for source in self._sources],
+            "witnesses": self._witnesses,
         }
+
+    @property
+    def _witnesses(self) -> dict[str, dict[str, list[int]]]:
+        """As they were read first."""
+        if self._first_read is None:
+            self._first_read = {source.name: source.witnesses() for source in self._sources}
+        return self._first_read
+
+    def _check_witnesses(self, known: Mapping[str, Mapping[str, list[int]]]) -> None:
+        """Raises ``CheckpointError`` when prompts are not those that they were."""
+        for name, rows in self._witnesses.items():
+            then = known.get(name, {})
+            changed = [row for row, digests in rows.items() if digests != then.get(row, digests)]
+            prompts = [row for row in changed if rows[row][0] != then[row][0]]
+            if len(prompts) > len(rows) // 8:
+                raise CheckpointError(
+                    f"prompts of data source {name!r} are tokenised otherwise than when the checkpoint was written "
+                    f"({len(prompts)} of {len(rows)} rows that were looked at): the chat template, the tokenizer or "
+                    "the data has changed. Put back what was there, or start a new run from the checkpoint's model"
+                )
+            if changed:
+                part = "prompt" if changed[0] in prompts else "answer"
+                raise CheckpointError(
+                    f"the {part} in row {changed[0]} of data source {name!r} is not what it was when the checkpoint "
+                    f"was written ({len(changed)} of {len(rows)} rows that were looked at differ). Put the data back, "
+                    "or start a new run from the checkpoint's model"
+                )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes to a saved position. Raises ``CheckpointError`` when the data or its order is not the same."""
         mine = self.state_dict()
-        for key in ("seed", "shuffle", "sources"):
+        for key in ("seed", "shuffle", "sources"):  # before the rows themselves: fewer of them say more
             if state[key] != mine[key]:
                 raise CheckpointError(
                     f"the checkpoint's data position belongs to {key} = {state[key]}, but the job has {mine[key]}; "
                     "use the same data to resume, or start a new run from the checkpoint's model"
                 )
+        self._check_witnesses(state["witnesses"])
         self._ordinal, self._epoch, self._position = state["ordinal"], state["epoch"], state["position"]
         self.dropped, self.truncated = state["dropped"], state["truncated"]
 

@@ -7,27 +7,34 @@ can be counted.
 
 from __future__ import annotations
 
+import codecs
 import glob
 import json
 import mmap
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rljob_trainer.data.columns import Row, first_null, first_without
+from rljob_trainer.data.columns import MOST_LEVELS, Row, first_null, first_without, half_a_character, levels, too_deep
 from rljob_trainer.data.feed import Rows
 from rljob_trainer.data.order import Int64Array
 from rljob_trainer.data.tasks import Problem
 from rljob_trainer.errors import BucketError, DataError
 from rljob_trainer.storage.bucket import REMEDY, reason
+from rljob_trainer.texts import surrogate_within
 
 CHECKED_BYTES = 64 << 20
 """JSON Lines files up to this size are parsed whole when opened; of larger ones the first rows and the last."""
 CHECKED_ROWS = 4096
 """So many first rows of a larger file, and of Parquet when a column lies inside another one."""
 
+LONGEST_ROW = 64 << 20
+"""Bytes of one line. A longer one is a file whose rows are not on lines of their own."""
+_MAY_HOLD_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""Bytes of a JSON text: escapes of the surrogates' range, most of them pairs, and what no UTF-8 has."""
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
@@ -66,10 +73,15 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if path.stat().st_size == 0:
-            raise DataError(f"{path} is empty; it should hold one JSON object a line")
-        with path.open("rb") as file:
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            if path.stat().st_size == 0:
+                raise DataError(f"{path} is empty; it should hold one JSON object a line")
+            with path.open("rb") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as problem:
+            raise DataError(f"{path} cannot be read ({problem.strerror}); check its permissions") from problem
+        if self._bytes[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise DataError(f"{path} is UTF-16 text, and JSON Lines are UTF-8; save it as UTF-8")
         self._lines, self._starts, self._ends = _line_table(self._bytes)
         if len(self._starts) == 0:
             raise DataError(f"{path} has only empty lines; it should hold one JSON object a line")
@@ -96,12 +108,24 @@ class JsonLines:
         return len(self._starts)
 
     def __getitem__(self, index: int) -> Row:
-        text = self._bytes[self._starts[index] : self._ends[index]]
-        try:
-            row = json.loads(text)
-        except RecursionError:
+        size = int(self._ends[index] - self._starts[index])
+        if size > LONGEST_ROW:
             raise DataError(
-                f"{self.place(index)}: its JSON is nested too deep to be read; correct the line or remove it"
+                f"{self.place(index)}: the line has {size / 1e6:,.0f} MB, more than the {LONGEST_ROW / 1e6:,.0f} "
+                "that a row may have; write one JSON object a line, each on a line of its own"
+            )
+        text = self._bytes[self._starts[index] : self._ends[index]]
+        if index == 0 and self._starts[0] == 0:
+            text = text.removeprefix(codecs.BOM_UTF8)
+        try:
+            row = json.loads(text.decode("utf-8"))
+            if text.count(b"[") + text.count(b"{") > MOST_LEVELS and levels(row) > MOST_LEVELS:
+                raise too_deep(self.place(index))
+        except RecursionError:
+            raise too_deep(self.place(index)) from None
+        except UnicodeDecodeError as problem:
+            raise DataError(
+                f"{self.place(index)}: the text is not UTF-8 (byte {problem.start} of the line); save the file as UTF-8"
             ) from None
         except ValueError as problem:
             cut = index == len(self) - 1 and self._ends[index] == len(self._bytes)
@@ -115,6 +139,8 @@ class JsonLines:
                 f"{self.place(index)}: a line must hold one JSON object, not a {type(row).__name__}; "
                 "write each row as an object on a line of its own"
             )
+        if _MAY_HOLD_SURROGATES.search(text) and (found := surrogate_within(row)):
+            raise half_a_character(self.place(index), *found)
         return row
 
     def place(self, index: int) -> str:
@@ -153,18 +179,28 @@ class Parquet:
 
         self.path = path
         try:
-            self._table = pyarrow.parquet.read_table(path).combine_chunks()
-        except (pyarrow.ArrowException, OSError) as problem:
+            self._table = pyarrow.parquet.ParquetFile(path).read().combine_chunks()
+            self._table.validate(full=True)  # text that is not UTF-8, offsets beyond their data
+        except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as problem:
             raise DataError(
-                f"{path} cannot be read as Parquet ({problem}); copy or download the file again"
+                f"{path} cannot be read as Parquet ({_first_line(problem)}); copy or download the file again"
             ) from problem
         self.columns = tuple(self._table.column_names)
+        if twice := sorted({name for name in self.columns if self.columns.count(name) > 1}):
+            raise DataError(f"{path} has more than one column {twice[0]!r}; give each a name of its own")
+        if any(_type_levels(field.type) >= MOST_LEVELS for field in self._table.schema):
+            raise too_deep(str(path))
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
     def __getitem__(self, index: int) -> Row:
-        row: Row = self._table.slice(index, 1).to_pylist()[0]
+        try:
+            row: Row = self._table.slice(index, 1).to_pylist()[0]
+        except (ValueError, OverflowError, ArithmeticError) as problem:  # a time that Python has no word for
+            raise DataError(
+                f"{self.place(index)}: a value cannot be read ({_first_line(problem)}); correct the row or remove it"
+            ) from problem
         return row
 
     def place(self, index: int) -> str:
@@ -182,6 +218,19 @@ class Parquet:
 
         column = self._table.column(name)
         return pyarrow.compute.index(column.is_null(), True).as_py() if column.null_count else None
+
+
+def _type_levels(kind: Any) -> int:
+    """Of Arrow's nested types, without recursion."""
+    level, layer = 0, [kind]
+    while layer and level < MOST_LEVELS:
+        layer = [part.field(n).type for part in layer for n in range(part.num_fields)]
+        level += 1
+    return level
+
+
+def _first_line(problem: BaseException) -> str:
+    return (str(problem).strip() or type(problem).__name__).splitlines()[0]
 
 
 class HuggingFace:
@@ -325,7 +374,16 @@ def _folder_rows(folder: Path, split: str | None, field: str) -> Rows:
     if (folder / "dataset_info.json").exists() or (folder / "dataset_dict.json").exists():
         from datasets import load_from_disk
 
-        return _one_split(load_from_disk(str(folder)), str(folder), split, field)
+        try:
+            found = load_from_disk(str(folder))
+        except MemoryError:
+            raise
+        except Exception as problem:  # of its own, of Arrow, of JSON, KeyError ...
+            raise DataError(
+                f"{field}: {folder} cannot be read as a data set that was saved to disk "
+                f"({type(problem).__name__}: {_first_line(problem)}); copy the folder again"
+            ) from problem
+        return _one_split(found, str(folder), split, field)
     files = sorted(file for file in folder.iterdir() if file.suffix in (*_JSON_LINES, ".parquet"))
     if split is not None:
         files = [file for file in files if file.name.startswith(split)]

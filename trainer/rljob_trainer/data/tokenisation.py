@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_trainer.data.columns import (
@@ -18,12 +17,14 @@ from rljob_trainer.data.columns import (
     Template,
     as_text,
     column,
+    half_a_character,
     is_template,
     lacks_column,
     null_column,
     require_columns,
 )
 from rljob_trainer.errors import DataError, JobFileError
+from rljob_trainer.texts import lone_surrogate, writable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 ChatMode = Literal["auto", "always", "never"]
 Overlong = Literal["drop", "error", "truncate"]
 
+_OF_TOOLS = ("tool", "function", "ipython")
+"""Roles in which chat templates expect what a tool said."""
 _WORTH_THREADS = 4096
 """Tokens from which on a tokenizer's threads are faster than one: half a millisecond's work."""
 
@@ -61,14 +64,6 @@ class PromptSettings:
     """``truncate`` keeps the last ``max_tokens`` tokens: the question usually stands at the end."""
 
 
-def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a materialised model folder. ``trust_remote_code`` is the job's ``spec.model`` setting."""
-    from transformers import AutoTokenizer
-
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    return tokenizer
-
-
 def response_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[list[int]]], list[str]]:
     """The texts of responses, as ``tokenizer.batch_decode(ids, skip_special_tokens=True)`` gives them.
 
@@ -78,7 +73,7 @@ def response_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[list[
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or tokenizer.clean_up_tokenization_spaces:
-        return lambda responses: tokenizer.batch_decode(responses, skip_special_tokens=True)
+        return lambda responses: list(map(writable, tokenizer.batch_decode(responses, skip_special_tokens=True)))
 
     def quick(responses: list[list[int]]) -> list[str]:
         if sum(map(len, responses)) < _WORTH_THREADS:
@@ -171,30 +166,19 @@ class PromptEncoder:
         ``places`` says where each row is from, for messages. Raises ``DataError`` naming the row.
         """
         texts = [self._text(row, place) for row, place in zip(rows, places, strict=True)]
+        for text, place in zip(texts, places, strict=True):
+            if escape := lone_surrogate(text):
+                raise half_a_character(place, self.settings.prompt, escape)
         return [
             self._fit(text, ids, row, place)
             for text, ids, row, place in zip(texts, self._ids_of(texts), rows, places, strict=True)
         ]
 
     def _text(self, row: Row, place: str) -> str:
-        try:
-            content = self._template.render(row) if self._template else column(row, self.settings.prompt)
-        except KeyError as missing:
-            raise lacks_column(place, row, str(missing.args[0]), "spec.data.prompt") from None
-        except NullColumnError as null:
-            raise null_column(place, str(null.args[0]), "spec.data.prompt") from None
-        if content is None:
-            raise null_column(place, self.settings.prompt, "spec.data.prompt")
-        messages = _messages(content)
+        content = prompt_content(row, place, self.settings.prompt, self._template, uses_chat=self.uses_chat)
         if not self.uses_chat:
-            if messages is not None:
-                raise DataError(
-                    f"{place}: the prompt is a list of chat messages, but no chat template is applied; "
-                    "set spec.model.chatTemplate (or chat: always with a chat model)"
-                )
             return as_text(content)
-        if messages is None:
-            messages = [{"role": "user", "content": as_text(content)}]
+        messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
         if self.settings.system_prompt:
             messages = [{"role": "system", "content": self.settings.system_prompt}, *messages]
         try:
@@ -211,10 +195,7 @@ class PromptEncoder:
     def _fit(self, text: str, ids: list[int], row: Row, place: str) -> EncodedPrompt | None:
         unknown = self.tokenizer.unk_token_id
         if unknown is not None and unknown in ids:
-            raise DataError(
-                f"{place}: the tokenizer does not know every character of the prompt {text[:80]!r}; "
-                "add them to spec.model.random.tokenizer.characters, or use another tokenizer"
-            )
+            raise unknown_characters(place, text)
         if not ids:
             raise DataError(f"{place}: the prompt has no tokens; remove the row or fill it")
         truncated = len(ids) > self.settings.max_tokens
@@ -236,7 +217,63 @@ class PromptEncoder:
             value = column(row, self.settings.answer)
         except KeyError:
             raise lacks_column(place, row, self.settings.answer, "spec.data.answer") from None
-        return None if value is None else as_text(value)
+        text = None if value is None else as_text(value)
+        if text is not None and (escape := lone_surrogate(text)):
+            raise half_a_character(place, self.settings.answer, escape)
+        return text
+
+
+def prompt_content(
+    row: Row, place: str, prompt: str, template: Template | None, *, uses_chat: bool | None
+) -> str | list[dict[str, Any]]:
+    """A row's prompt: text, or the chat messages that its column holds. ``template``: of ``prompt``, if it is one.
+
+    ``uses_chat`` None: it is not known yet whether a chat template will be applied. Raises ``DataError`` naming the
+    row.
+    """
+    try:
+        content = template.render(row) if template else column(row, prompt)
+    except KeyError as missing:
+        raise lacks_column(place, row, str(missing.args[0]), "spec.data.prompt") from None
+    except NullColumnError as null:
+        raise null_column(place, str(null.args[0]), "spec.data.prompt") from None
+    if content is None:
+        raise null_column(place, prompt, "spec.data.prompt")
+    messages = _messages(content)
+    if messages is None:
+        return as_text(content)
+    if uses_chat is False:
+        raise DataError(
+            f"{place}: the prompt is a list of chat messages, but no chat template is applied; "
+            "set spec.model.chatTemplate (or chat: always with a chat model)"
+        )
+    if not messages:
+        raise DataError(f"{place}: the prompt is an empty list of chat messages; fill it, or remove the row")
+    for number, message in enumerate(messages):
+        _check_message(message, f"{place}, message {number}")
+    return messages
+
+
+def unknown_characters(place: str, text: str) -> DataError:
+    """What is said of a prompt that the tokenizer has no tokens for."""
+    return DataError(
+        f"{place}: the tokenizer does not know every character of the prompt {text[:80]!r}; "
+        "add them to spec.model.random.tokenizer.characters, or use another tokenizer"
+    )
+
+
+def _check_message(message: Mapping[str, Any], place: str) -> None:
+    """Raises ``DataError`` for what templates would render as something else than what is meant."""
+    role = message["role"]
+    if not isinstance(role, str):
+        raise DataError(f"{place}: its role must be text, not {as_text(role)[:60]!r}; write user, assistant or system")
+    for name in ("tool_calls", "tool_call_id", "function_call"):
+        if message.get(name):
+            raise DataError(f"{place}: has {name}, and calls of tools are not supported; remove the row")
+    if role in _OF_TOOLS:
+        raise DataError(f"{place}: is of the role {role!r}, and messages of tools are not supported; remove the row")
+    if not isinstance(message.get("content"), str | Sequence):
+        raise DataError(f"{place}: its content must be text; fill it, or remove the row")
 
 
 def _messages(content: Any) -> list[dict[str, Any]] | None:

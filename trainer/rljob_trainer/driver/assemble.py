@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rljob_trainer.algorithms import advantage_estimators
 from rljob_trainer.checkpoints.checkpoint import Checkpoints
 from rljob_trainer.data.build import training_feed, validation_sets
-from rljob_trainer.data.tokenisation import load_tokenizer, response_decoder
+from rljob_trainer.data.tokenisation import response_decoder
 from rljob_trainer.driver.canaries import Canaries, GuardedPublication
 from rljob_trainer.driver.engines import Engines
 from rljob_trainer.driver.fence import Fence
@@ -19,6 +19,7 @@ from rljob_trainer.driver.generation import Decode, GenerationSettings, GroupRol
 from rljob_trainer.driver.ledger import ENGINE_LOST, Ledger
 from rljob_trainer.driver.limits import Limits
 from rljob_trainer.driver.parts import Parts
+from rljob_trainer.driver.same_weights import ComparedPublication, SameWeights
 from rljob_trainer.driver.starting import start_learner_and_engines
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer, Publication, QuietPublication
@@ -27,11 +28,15 @@ from rljob_trainer.driver.validating import Validator, held_out
 from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.models.building import check_builds
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.models.materialise import materialise
+from rljob_trainer.models.tokenizer import check_embedded, load_tokenizer
+from rljob_trainer.models.weights import check_values
 from rljob_trainer.pipeline.loop import Keep, Stage, keep_all
 from rljob_trainer.pipeline.shape import schedule_settings
 from rljob_trainer.rewards.pool import RewardPool
+from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.protocol import SamplingSettings
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count, response_lengths
@@ -72,9 +77,12 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path) -> Inputs:
                 f"{field}: {length} and spec.data.maxPromptTokens = {spec.data.max_prompt_tokens} together exceed the "
                 f"model's context of {model.context_length} tokens; lower one of them"
             )
+    check_builds(model.path, trust_remote_code=spec.model.trust_remote_code)
     tokenizer = load_tokenizer(model.path, trust_remote_code=spec.model.trust_remote_code)
+    check_embedded(tokenizer, model.vocabulary_size, f"spec.model: the tokenizer in {model.path}")
     feed = training_feed(spec.data, tokenizer, base=base, epochs=spec.stop.epochs)
     validation = validation_sets(spec.data, tokenizer, base=base)
+    check_values(model.path)
     return Inputs(model, tokenizer, feed, validation, response_decoder(tokenizer))
 
 
@@ -108,7 +116,7 @@ async def assemble(
     learner, engines = await start_learner_and_engines(
         job,
         inputs.model,
-        holds=lambda: "present" if trainer is None else trainer.holds,
+        holds=lambda: () if trainer is None else trainer.holds,
         shelf=shelf,
         waits=waits,
         stack=stack,
@@ -131,9 +139,13 @@ async def assemble(
         report=view.message,
     )
     canaries = canaries_of(spec, inputs, learner, engines, view.message, waits)
+    same_weights = same_weights_of(spec, learner, engines, view.message, waits)
+    if isinstance(engines.publication, WeightPublication):
+        looks = [guard.admits for guard in (same_weights, canaries) if guard is not None]
+        engines.publication.admits = admitted_by(looks)
     trainer = PipelineTrainer(
         step,
-        publication_of(spec, engines, waits, canaries),
+        publication_of(spec, engines, waits, canaries, same_weights),
         engines.turns,
         undisturbed=engines.undisturbed,
     )
@@ -215,7 +227,7 @@ def canaries_of(
     """The mismatch guard of engines that have weights of their own; None without one."""
     if not spec.weights.canaries or engines.resend is None:
         return None
-    canaries = Canaries(
+    return Canaries(
         learner,
         engines.pool,
         engines.resend,
@@ -225,18 +237,43 @@ def canaries_of(
         report=report,
         waits=waits,
     )
-    if isinstance(engines.publication, WeightPublication):
-        engines.publication.admits = canaries.admits
-    return canaries
 
 
-def publication_of(spec: ResolvedSpec, engines: Engines, waits: Waits, canaries: Canaries | None) -> Publication:
+def admitted_by(
+    looks: Sequence[Callable[[EngineHandle], Awaitable[bool]]],
+) -> Callable[[EngineHandle], Awaitable[bool]]:
+    """Whether an engine passes all of them, looked at in order."""
+
+    async def admits(engine: EngineHandle) -> bool:
+        for look in looks:
+            if not await look(engine):
+                return False
+        return True
+
+    return admits
+
+
+def same_weights_of(
+    spec: ResolvedSpec, learner: LearnerGroup, engines: Engines, report: Callable[[str], None], waits: Waits
+) -> SameWeights | None:
+    """None for engines without weights of their own, and for those that take turns on a GPU with the learner."""
+    if engines.resend is None or engines.turns is not None:
+        return None
+    seconds = float(spec.deadlines.progress_seconds)
+    return SameWeights(learner, engines.pool, engines.resend, seconds=seconds, report=report, waits=waits)
+
+
+def publication_of(
+    spec: ResolvedSpec, engines: Engines, waits: Waits, canaries: Canaries | None, weights: SameWeights | None = None
+) -> Publication:
     """What a publication does to running requests, where there can be any, and what is looked at after it."""
     publication = engines.publication
     if engines.turns is not None:
         # The trainer scores canaries while its actor is on the device anyway; engines need their cache for it.
         asked = [] if canaries is None else [canaries.ask]
         publication = PublicationInTurns(publication, engines.turns, *asked)
+    if weights is not None:
+        publication = ComparedPublication(publication, weights)
     if canaries is not None:
         publication = GuardedPublication(publication, canaries)
     if spec.pipeline.mode == "sync" or spec.pipeline.partial_rollout == "keepCache":

@@ -53,8 +53,14 @@ def call_engine(rank: LearnerRank, method: str, *args: Any) -> Any:
     return getattr(rank.attachments[_NAME], method)(*args)
 
 
-def take_weights(rank: LearnerRank, version: int) -> None:
-    """Gives the engine beside a rank the rank's weights. Shared weights are there already: only the version is new."""
+def take_weights(rank: LearnerRank, version: int, is_new: bool) -> None:
+    """Gives the engine beside a rank the rank's weights. Shared weights are there already: only the version is new.
+    ``is_new``: the rank's present weights become ``version``.
+
+    Raises ``LearnerError`` when the rank has no weights of that version.
+    """
+    if is_new:
+        rank.call_present(version)
     loop: EngineLoop = rank.attachments[_NAME]
 
     def take(engine: Engine) -> None:
@@ -62,7 +68,8 @@ def take_weights(rank: LearnerRank, version: int) -> None:
         if rank.settings.ranks > 1:
             engine.load(rank.named_parameters_for_publish())
 
-    loop.update(take, version)
+    with rank.holding(version):
+        loop.update(take, version)
 
 
 class ColocatedPublication:
@@ -72,15 +79,15 @@ class ColocatedPublication:
         self._learner, self._pool, self._waits = learner, pool, waits
 
     async def publish(self, version: int) -> dict[str, float]:
-        await self._take_over(version)
+        await self._take_over(version, is_new=True)
         self._pool.activate([engine.name for engine in self._pool.engines], version)
         return {}
 
     async def resend(self, engine: EngineHandle) -> None:
         """Gives one engine the pool's version once more; and the others, for ranks gather their weights together."""
-        await self._take_over(self._pool.version)
+        await self._take_over(self._pool.version, is_new=False)
 
-    async def _take_over(self, version: int) -> None:
+    async def _take_over(self, version: int, *, is_new: bool) -> None:
         reason = f"the engines beside the ranks to take version {version} over"
         with self._waits.wait("trainer", reason, self._learner.options.call_seconds):
-            await self._learner.run(take_weights, version)
+            await self._learner.run(take_weights, version, is_new)

@@ -33,7 +33,7 @@ from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count, in_hand, max_concurrent, response_lengths
 from rljob_trainer.telemetry.waits import Taken, Waits
-from rljob_trainer.weights.publication import Held, WeightPublication
+from rljob_trainer.weights.publication import Holds, WeightPublication
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob, ResolvedSpec
@@ -139,7 +139,7 @@ async def start_engines(
     job: ResolvedJob,
     model: ModelFolder,
     learner: LearnerGroup,
-    holds: Callable[[], Held | None],
+    holds: Holds,
     *,
     shelf: Shelf,
     waits: Waits,
@@ -228,7 +228,7 @@ async def start_pool(
     job: ResolvedJob,
     model: ModelFolder,
     learner: LearnerGroup | None,
-    holds: Callable[[], Held | None],
+    holds: Holds,
     *,
     shelf: Shelf | None = None,
     waits: Waits | None = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rljob_trainer.driver.assemble import read_inputs, training_sampling, validator_of
 from rljob_trainer.driver.engines import start_pool
 from rljob_trainer.driver.finished import find_trained, load_actor
-from rljob_trainer.driver.local_ray import ray_for_run
+from rljob_trainer.driver.ray_beside import ray_beside
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rollout.size import engine_count
 
@@ -37,11 +37,11 @@ async def evaluate(
             job = job.model_copy(update={"spec": spec.model_copy(update={"model": model})})
         inputs = read_inputs(job, base, Path(scratch) / "model")
         async with AsyncExitStack() as stack:
-            stack.enter_context(ray_for_run(engine_count(spec)))
+            await stack.enter_async_context(ray_beside(engine_count(spec)))
             rewards = await stack.enter_async_context(
                 RewardPool(spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base])
             )
-            engines = await start_pool(job, inputs.model, None, holds=lambda: "present")
+            engines = await start_pool(job, inputs.model, None, holds=lambda: ())
             stack.push_async_callback(engines.close)
             validator = validator_of(job.spec, inputs, engines, rewards, training_sampling(job.spec, inputs))
             assert validator is not None

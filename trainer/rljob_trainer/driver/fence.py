@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 
-from rljob_trainer.errors import CheckpointError, RLJobError
+from rljob_trainer.errors import CheckpointError, OutputError, RLJobError
 from rljob_trainer.storage.small import SmallFile
 
 FILE = "attempt.json"
@@ -24,6 +24,10 @@ class FencedError(RLJobError):
     exit_code = 75
 
 
+class RemovedError(OutputError):
+    """The folder that the run writes into was removed while it went on."""
+
+
 class Fence:
     """The right to write where the state of one job is kept."""
 
@@ -34,7 +38,8 @@ class Fence:
         """No number above this one was ever published before this attempt."""
         self._reserved = versions
         self.lost = False
-        """Whether another attempt is known to have taken over: nothing there is this one's any more."""
+        """Whether another attempt is known to have taken over, or the folder to be gone: nothing there is this one's
+        any more."""
 
     @classmethod
     def take(cls, file: SmallFile, attempt: int | None = None) -> Fence:
@@ -51,8 +56,15 @@ class Fence:
         return fence
 
     def check(self) -> None:
-        """Raises ``FencedError`` when another attempt has taken over."""
+        """Raises ``FencedError`` when another attempt has taken over, ``RemovedError`` when the file is gone."""
         newest, _ = read(self._file)
+        if newest == 0 and self._file.read() is None:
+            self.lost = True
+            raise RemovedError(
+                f"{self._file.place} is gone: the folder was removed, emptied or renamed while the run went on, and "
+                "with it metrics and checkpoints. Put it back where it was and start again to go on from the last "
+                "checkpoint; without it the same command begins anew."
+            )
         if newest != self.attempt:
             self.lost = True
             raise FencedError(f"attempt {newest} has taken over; attempt {self.attempt} neither saves nor publishes")

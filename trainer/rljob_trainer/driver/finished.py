@@ -50,20 +50,31 @@ def find_trained(place: str | Path, step: int | None, scratch: Path, report: Rep
 
 
 def load_actor(found: Found) -> LearnerRank:
-    """The trained policy in this process, whatever the number of ranks that trained it."""
+    """The trained policy in this process, whatever the ranks and the optimizer that trained it.
+
+    Raises ``CheckpointError`` and, for a model folder that cannot be read, ``JobFileError``.
+    """
     from rljob_trainer.learner.rank import LearnerRank
     from rljob_trainer.learner.settings import LearnerSettings
 
     rank = LearnerRank(LearnerSettings(model_path=found.model, trust_remote_code=found.trust_remote_code))
-    rank.load(found.checkpoint.learner)
+    rank.load_weights(found.checkpoint.learner)
     return rank
 
 
 def _trusts(run: str) -> bool:
-    """``model.trustRemoteCode`` of a run's job."""
+    """``model.trustRemoteCode`` of a run's job. Raises ``CheckpointError`` for a file that holds none."""
     file: SmallFile = BucketFile(Bucket(run), JOB) if is_address(run) else LocalFile(Path(run) / JOB)
     text = file.read()
-    return text is not None and bool(yaml.safe_load(text)["spec"]["model"].get("trustRemoteCode"))
+    if text is None:
+        return False
+    try:
+        return bool(yaml.safe_load(text)["spec"]["model"].get("trustRemoteCode"))
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{run}/{JOB} is not the job of a run ({type(error).__name__}); it says whether the model may bring code "
+            "of its own: put the run's own file back"
+        ) from error
 
 
 def _above(place: str) -> str:

@@ -304,6 +304,7 @@ def samples_of(
             finish=result.finish,
             text=text,
             seconds=result.seconds,
+            receipt=result.receipt,
         )
         for index, result, text in zip(indices or range(len(results)), results, texts, strict=True)
     ]

@@ -20,6 +20,7 @@ import asyncio
 import logging
 import secrets
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,6 +45,14 @@ log = logging.getLogger(__name__)
 FILE = "ledger.sqlite"
 ROLLED_BACK, ENGINE_LOST = "rolled back", "engine lost"
 """Why a group is asked again."""
+
+_BUSY_SECONDS = 1.0
+"""SQLite's own wait for a lock, in which its thread does nothing else."""
+_PAUSE_SECONDS = 0.5
+_LOCK_SECONDS = 60.0
+"""How long a lock that somebody else holds is waited for."""
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 _FORMAT = 4
 """Of the tables; to be raised with every change of theirs."""
@@ -103,9 +112,12 @@ def _nothing() -> _Changes:
 class Ledger:
     """The ledger of one run, open from ``open`` to ``close``. Its methods are for the event loop's thread."""
 
-    def __init__(self, path: Path, attempt: int) -> None:
-        """Opens or makes the file. Raises ``OutputError``."""
-        self.path, self.attempt = path, attempt
+    def __init__(self, path: Path, attempt: int, patience_seconds: float = 3600.0) -> None:
+        """Opens or makes the file, for which it may wait. Raises ``OutputError``.
+
+        ``patience_seconds``: how long the number of a version waits for room on the disk.
+        """
+        self.path, self.attempt, self.patience_seconds = path, attempt, patience_seconds
         self.fresh = not path.exists()
         """Whether nothing was known before."""
         self._changes = _nothing()
@@ -124,12 +136,11 @@ class Ledger:
         self.account = self._account
         """What has ended so far, as of the last ``write``; it does not change."""
         try:
-            self._thread.submit(self._open).result()
+            self._thread.submit(self._open_patiently).result()
         except sqlite3.Error as error:
             self._thread.shutdown()
-            raise OutputError(
-                f"cannot open the ledger {path}: {error}; move it away or choose another folder"
-            ) from error
+            remedy = "end the program that holds it" if _is(error, _LOCKED) else "move it away"
+            raise OutputError(f"cannot open the ledger {path}: {error}; {remedy} or choose another folder") from error
 
     # --- what the pipeline reports (Journal)
 
@@ -170,8 +181,10 @@ class Ledger:
             self._writing = self._thread.submit(self._write)
 
     async def announce(self, version: int, step: int) -> None:
-        """A version is about to be published: from now on its number is used. Raises ``OutputError``."""
-        await self._do(self._execute, "INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", (version, self.attempt, step))
+        """A version is about to be published: from now on its number is used. Waits for a lock, and for room on a
+        disk that is full. Raises ``OutputError``."""
+        insert = "INSERT OR REPLACE INTO versions VALUES (?, ?, ?)"
+        await self._do(self._execute, insert, (version, self.attempt, step), room=True)
 
     def command(self, desired: Desired) -> None:
         """What the operator wants."""
@@ -202,28 +215,71 @@ class Ledger:
         try:
             if write:
                 self.write()
-                self._thread.submit(self._try_to_write)
+                await self._do(self._write_unwritten)
+        except OutputError as error:
+            log.warning("%s: what happened last is not in it", error)
         finally:
-            await asyncio.to_thread(self._thread.shutdown)
-            self._connection.close()
+            await asyncio.to_thread(self._end)
         if write:
             self._check_written()
+
+    def _end(self) -> None:
+        self._thread.shutdown()
+        self._connection.close()
 
     def _check_written(self) -> None:
         """Raises what was wrong with the rows that the thread has looked at last."""
         if self._writing is not None and self._writing.done():
             self._writing.result()
 
-    async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
-        except sqlite3.Error as error:
-            raise OutputError(f"the ledger {self.path} cannot be written: {error}; is the disk full?") from error
+    async def _do(self, function: Callable[..., T], *arguments: Any, room: bool = False) -> T:
+        """What ``function`` returns, in the thread; again and again while somebody else holds a lock, and with ``room``
+        while the disk is full."""
+        began, told = time.monotonic(), False
+        while True:
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+            except sqlite3.Error as error:
+                waited = time.monotonic() - began
+                left = (
+                    _LOCK_SECONDS - waited
+                    if _is(error, _LOCKED)
+                    else self.patience_seconds - waited
+                    if room and _is(error, _NO_ROOM)
+                    else 0.0
+                )
+                if left <= 0:
+                    remedy = "end the program that holds it" if _is(error, _LOCKED) else "is the disk full?"
+                    after = f" within {waited:.0f} s" if told else ""
+                    raise OutputError(f"the ledger {self.path} cannot be written{after}: {error}; {remedy}") from error
+                if not told:
+                    remedy = "another program holds it" if _is(error, _LOCKED) else "make room"
+                    log.warning(
+                        "the ledger %s cannot be written (%s): the run waits, for %.0f s at most; %s",
+                        self.path,
+                        error,
+                        left,
+                        remedy,
+                    )
+                told = True
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     # --- in the thread
 
+    def _open_patiently(self) -> None:
+        until = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                return self._open()
+            except sqlite3.Error as error:
+                if not _is(error, _LOCKED) or time.monotonic() >= until:
+                    raise
+            time.sleep(_PAUSE_SECONDS)
+
     def _open(self) -> None:
-        self._connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(
+            self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         if self._connection.execute("SELECT 1 FROM sqlite_schema").fetchone() and not self._is_ours("main"):
@@ -335,25 +391,31 @@ class Ledger:
                 undone.append((ordinal, attempt, ROLLED_BACK, state, now))
         return undone
 
+    def _take_over_from_past(self, next_ordinal: int, again: list[int], snapshot: Path) -> None:
+        database = self._connection
+        if not self._is_ours("past"):
+            raise CheckpointError(
+                f"the ledger {snapshot} was written by another version of rljob: go on with that one, or start anew in "
+                "another folder"
+            )
+        undone = self._undone(next_ordinal, again)
+        with self._own_transaction():
+            database.executemany(_RESAMPLE, undone)
+            database.execute("INSERT OR IGNORE INTO resampled SELECT * FROM past.resampled")
+            database.execute("DELETE FROM groups")
+            database.execute("INSERT INTO groups SELECT * FROM past.groups")
+            database.execute("INSERT OR IGNORE INTO versions SELECT * FROM past.versions")
+
     def _roll_back(self, snapshot: Path | None, step: int, next_ordinal: int, again: list[int]) -> int:
         database = self._connection
         self._unwritten.clear()
         highest = self._highest()
         if snapshot is not None and snapshot.exists():
             database.execute("ATTACH ? AS past", (str(snapshot),))
-            if not self._is_ours("past"):
-                raise CheckpointError(
-                    f"the ledger {snapshot} was written by another version of rljob: go on with that one, or start "
-                    "anew in another folder"
-                )
-            undone = self._undone(next_ordinal, again)
-            with self._own_transaction():
-                database.executemany(_RESAMPLE, undone)
-                database.execute("INSERT OR IGNORE INTO resampled SELECT * FROM past.resampled")
-                database.execute("DELETE FROM groups")
-                database.execute("INSERT INTO groups SELECT * FROM past.groups")
-                database.execute("INSERT OR IGNORE INTO versions SELECT * FROM past.versions")
-            database.execute("DETACH past")
+            try:
+                self._take_over_from_past(next_ordinal, again, snapshot)
+            finally:
+                database.execute("DETACH past")
         with self._own_transaction():
             database.execute("DELETE FROM groups WHERE ordinal >= ?", (next_ordinal,))
             # Open then, whatever became of them afterwards.
@@ -370,6 +432,11 @@ class Ledger:
             )
         self._add_up_anew()
         return max(highest, self._highest())
+
+
+def _is(error: sqlite3.Error, kinds: tuple[int, ...]) -> bool:
+    """Whether an error is of one of SQLite's kinds; the upper bits of its code say more."""
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in kinds
 
 
 def _now() -> str:

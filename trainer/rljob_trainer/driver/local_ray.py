@@ -1,6 +1,7 @@
 """Ray for one run: a private one on this machine, or the cluster that the driver was submitted to.
 
-A private Ray keeps everything in a folder of its own, talks on the loopback device, and is gone afterwards.
+A private Ray keeps everything in a folder that only its user may enter, talks on the loopback device with those alone
+who have its token, and is gone afterwards, however the driver ends.
 """
 
 from __future__ import annotations
@@ -8,21 +9,23 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import socket
+import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rljob_api.cluster import RAY_ENVIRONMENT
 from rljob_trainer.errors import RLJobError
 
 PRIVATE_ENVIRONMENT = {
     **RAY_ENVIRONMENT,
-    # The default writes a token under the user's home, after which other local clusters refuse connections.
-    "RAY_AUTH_MODE": "disabled",
     # Ray would otherwise rebuild a uv environment in every worker when started by `uv run`.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # Ray's default of 15 would let anything else on the machine go before training.
@@ -34,8 +37,19 @@ PRIVATE_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), ""),
 }
 
-_PREFIX = "rljob-ray-"
+_PREFIX = "rljob-own-"
 _ATTEMPTS = 3
+_TOKEN = "token"
+_RAYS = "r"
+"""Ray's own part of the folder, which it opens to everybody; the short name leaves room for the paths of sockets."""
+_MODE, _TOKEN_TEXT, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_ENDS_WITH_PARENT = (
+    "import ctypes, os, signal, sys\n"
+    "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"  # PR_SET_PDEATHSIG
+    "if os.getppid() != int(os.environ.get('RAY_RAYLET_PID', os.getppid())): sys.exit(1)\n"
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""A program that becomes another one, which the kernel ends together with who started it."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +68,8 @@ def ray_for_run(cpus: int) -> Iterator[None]:
     if "RAY_ADDRESS" in os.environ:
         import ray
 
-        ray.init(address="auto", log_to_driver=False)
+        with _without_complaints_of_signals():
+            ray.init(address="auto", log_to_driver=False)
         try:
             yield
         finally:
@@ -64,12 +79,46 @@ def ray_for_run(cpus: int) -> Iterator[None]:
         os.environ.setdefault(name, value)
     import ray
 
-    with _private_folder() as folder:
+    with _private_folder() as folder, _token_of_its_own(folder):
+        rays = folder / _RAYS
+        rays.mkdir()
         try:
-            _start(folder, cpus)
+            _start(rays, cpus)
             yield
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _token_of_its_own(folder: Path) -> Iterator[None]:
+    """Ray refuses whoever does not have the token. It is in a file: Ray's default lies under the user's home, where all
+    other clusters would find it and refuse their own clients.
+
+    Whatever the environment says of authentication is meant for other clusters, and holds again afterwards.
+    """
+    file = folder / _TOKEN
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
+        written.write(secrets.token_hex(32))
+    before = {name: os.environ.pop(name, None) for name in (_MODE, _TOKEN_TEXT, _TOKEN_FILE)}
+    os.environ |= {_MODE: "token", _TOKEN_FILE: str(file)}
+    _authenticate_anew()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        _authenticate_anew()
+
+
+def _authenticate_anew() -> None:
+    """Ray looks at the environment once."""
+    from ray import _raylet
+
+    compiled: Any = _raylet  # without types
+    compiled.Config.initialize("")
+    compiled.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _start(folder: Path, cpus: int) -> None:
@@ -78,7 +127,7 @@ def _start(folder: Path, cpus: int) -> None:
 
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _as_no_argument_says():
+            with _as_no_argument_says(), _without_complaints_of_signals():
                 ray.init(
                     address="local",
                     num_cpus=cpus,
@@ -110,7 +159,7 @@ def _as_no_argument_says() -> Iterator[None]:
     """
     from ray._private import parameter, services, utils
 
-    usual = parameter.RayParams
+    usual, agent = parameter.RayParams, services._build_python_executable_command_memory_profileable
     ours = {
         "node_ip_address": "127.0.0.1",
         "dashboard_agent_listen_port": 0,
@@ -121,8 +170,29 @@ def _as_no_argument_says() -> Iterator[None]:
         _replaced(parameter, "RayParams", lambda **said: usual(**{**said, **ours})),
         _replaced(services, "start_api_server", lambda *_, **__: (None, None)),  # as if it could not be started
         _replaced(utils, "get_dashboard_dependency_error", lambda: None),
+        _replaced(services, agent.__name__, lambda *said, **named: _ending_with_parent(agent(*said, **named))),
     ):
         yield
+
+
+@contextmanager
+def _without_complaints_of_signals() -> Iterator[None]:
+    """Signals are the driver's business; Ray says that it cannot take them in a thread."""
+    from ray._private.worker import logger
+
+    def is_another(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("SIGTERM handler is not set")
+
+    logger.addFilter(is_another)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_another)
+
+
+def _ending_with_parent(command: list[str]) -> list[str]:
+    """``command``, for a process that does not outlive its parent; elsewhere than on Linux as it is."""
+    return [sys.executable, "-ISc", _ENDS_WITH_PARENT, *command] if sys.platform == "linux" else command
 
 
 @contextmanager
@@ -137,31 +207,44 @@ def _replaced(module: ModuleType, name: str, by: Callable[..., object]) -> Itera
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder for Ray's sockets and logs, removed afterwards, together with those that killed runs have left.
+    """A folder for Ray's sockets and logs, removed afterwards, together with those that killed runs have left. Only its
+    owner may enter it, so that nobody else can put anything in the place of what is there.
 
     Sockets live below it, and their paths may have 107 characters at most: hence /tmp and a short name.
     """
     for left in Path("/tmp").glob(f"{_PREFIX}*"):
         _remove_if_abandoned(left)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    folder, lock = _locked_folder()
     try:
         yield folder
     finally:
-        os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_folder() -> tuple[Path, int]:
+    """A new folder, and the descriptor that locks it. The lock is on the folder itself: it cannot be replaced."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Before it was locked another run may have taken it for abandoned.
+        if folder.exists():
+            return folder, lock
+        os.close(lock)
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    """Its owner holds the lock for as long as it lives."""
+    """Its owner holds the lock for as long as it lives. What belongs to other users is left alone, whoever asks."""
     try:
-        lock = os.open(folder / "lock", os.O_RDWR)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
-        return  # just being made, or another user's
+        return  # gone meanwhile, no folder, or another user's
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
+        is_own = os.fstat(lock).st_uid == os.geteuid()
+        if is_own and stat.S_IMODE(os.fstat(lock).st_mode) == 0o700:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
     except BlockingIOError:
         pass
     finally:

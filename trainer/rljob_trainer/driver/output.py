@@ -72,6 +72,10 @@ class OutputFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unlocks it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -22,15 +22,16 @@ from rljob_api import cluster
 from rljob_api.status import STATUS_PATH, EndKind
 from rljob_trainer.driver.account import Account
 from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
+from rljob_trainer.driver.closing import closing, closing_ledger
 from rljob_trainer.driver.controls import Controls
 from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.engines import inside_ranks
-from rljob_trainer.driver.fence import Fence, FencedError
+from rljob_trainer.driver.fence import Fence, FencedError, RemovedError
 from rljob_trainer.driver.ledger import FILE as LEDGER
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.limits import RollBackError, start_again
-from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.driver.output import OutputFolder
+from rljob_trainer.driver.ray_beside import ray_beside
 from rljob_trainer.driver.resuming import Start, where_to_start
 from rljob_trainer.driver.service import Answers, Listening, serving
 from rljob_trainer.driver.session import Session
@@ -54,6 +55,7 @@ from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.trackers import open_trackers
 from rljob_trainer.telemetry.view import JobSummary, View, Views
 from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.texts import writable
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
@@ -97,7 +99,9 @@ class RunOptions:
 
 async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
     """Trains until the job is done or a signal asks to stop. Raises ``RLJobError`` with a message for the user."""
-    with OutputFolder(options.output) as output, listening_to_signals() as stop:
+    output = OutputFolder(options.output)
+    await asyncio.to_thread(output.__enter__)
+    with contextlib.closing(output), listening_to_signals() as stop:
         state = state_of(output, options.state, job.spec.checkpoint.keep)
         fence, start = await asyncio.to_thread(_take_over, options, output, state, view)
         controls = _controls_of(job, options, fence.attempt, output.path, stop, view)
@@ -117,12 +121,13 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
                 if fence.lost:
                     raise
                 controls.standing.ended("failed", _described(error), getattr(error, "exit_code", 1))
-                record.write("failed", _described(error))
+                await asyncio.to_thread(record.write, "failed", _described(error))
                 await _keep_quietly(state)
                 raise
             kind: EndKind = "failed" if ending.status == "stopped" else ending.status
             controls.standing.ended(kind, ending.reason, ending.exit_code)
-            record.write("succeeded" if ending.status == "succeeded" else "interrupted", ending.reason)
+            outcome: Outcome = "succeeded" if ending.status == "succeeded" else "interrupted"
+            await asyncio.to_thread(record.write, outcome, ending.reason)
             report = options.shown(f"{state.place}/{run_folder.REPORT}")
             view.message(f"{ending.status}: {ending.reason}; report: {report}")
             await _keep_quietly(state)  # with that last line of the log
@@ -161,7 +166,8 @@ def _answers_of(controls: Controls) -> Answers:
 
 
 async def _watch(controls: Controls, fence: Fence) -> None:
-    """Shows what goes on, and keeps ``status.json`` fresh for `rljob status DIR`. Raises ``FencedError``."""
+    """Shows what goes on, and keeps ``status.json`` fresh for `rljob status DIR`. Raises ``FencedError`` and
+    ``RemovedError``."""
     written = -_STATUS_SECONDS
     while True:
         controls.view.show(controls.standing.present())
@@ -170,6 +176,8 @@ async def _watch(controls: Controls, fence: Fence) -> None:
             try:
                 await asyncio.to_thread(fence.check)
                 await controls.standing.write_aside()
+            except RemovedError:
+                raise
             except (CheckpointError, OutputError) as error:
                 _log.warning("%s", error)
         await asyncio.sleep(_WATCH_SECONDS)
@@ -181,7 +189,7 @@ async def _unless_stopped_early(
     """The training's ending. Until training begins (while parts start, a checkpoint is read, the model is validated) a
     request to stop just ends it; later the session sees to that.
 
-    Raises what the training raises, and ``FencedError`` as soon as it is known.
+    Raises what the training raises, and ``FencedError`` and ``RemovedError`` as soon as it is known.
     """
     asked = asyncio.create_task(stop.asked.wait())
     awaited: set[asyncio.Task[Any]] = {training, watching, asked}
@@ -192,7 +200,7 @@ async def _unless_stopped_early(
                 return await training
             if watching in awaited and watching.done():
                 awaited.discard(watching)
-                if isinstance(error := watching.exception(), FencedError):
+                if isinstance(error := watching.exception(), FencedError | RemovedError):
                     await _cancelled(training)
                     raise error
                 _log.error("status is not shown any more: %r", error)
@@ -236,7 +244,9 @@ async def _train_within_limits(held: _Held, start: Start) -> Ending:
         except RollBackError as beyond:
             assert given is not None
             times += 1
-            start = start_again(beyond, times, given.roll_backs, held.state.checkpoints, controls.view.message)
+            start = await asyncio.to_thread(
+                start_again, beyond, times, given.roll_backs, held.state.checkpoints, controls.view.message
+            )
         now = time.time()
         controls.times.trace.span("limits", f"rolled back to step {held.record.begins_again(start)}", now, now)
         controls.times.lap()
@@ -259,27 +269,27 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     """Data, model, Ray, ranks and engines; what is to be ended or closed goes onto ``stack``."""
     job, options, output, controls = held.job, held.options, held.output, held.controls
     spec = job.spec
-    with run_folder.writing(output.path):
-        write_job(output.path / run_folder.JOB, job, options.base)
-    # In a thread: signals and questions are answered while a large data set is read.
+    # In threads: signals and questions are answered while a large data set is read or a disk hangs.
+    await asyncio.to_thread(write_job, output.path / run_folder.JOB, job, options.base)
     inputs = await asyncio.to_thread(read_inputs, job, options.base, output.model)
     inputs = replace(inputs, model=await _seen_by_all(inputs.model, held))
-    output.point_to_model(inputs.model.path)
+    await asyncio.to_thread(output.point_to_model, inputs.model.path)
     held.record.model = _model_of(inputs)
     engines = 0 if inside_ranks(spec) else engine_count(spec)
     if roll_backs == 0:
         controls.view.start(_summary_of(job, inputs, output, start, controls.end))
-    sinks = _open_sinks(job, output, start, controls.view)
-    stack.callback(sinks.close)
-    ledger = Ledger(_ledger_path(options, output), held.fence.attempt)
-    stack.push_async_callback(_close_ledger, ledger, held.fence)
+    sinks = await asyncio.to_thread(_open_sinks, job, output, start, controls.view)
+    stack.push_async_exit(closing(sinks.close))
+    patience = float(spec.deadlines.progress_seconds)
+    ledger = await asyncio.to_thread(_open_ledger, options, output, held.fence.attempt, patience)
+    stack.push_async_exit(closing_ledger(ledger, held.fence))
     controls.steering.record_with(ledger.command)
     stack.callback(controls.steering.record_with, None)
     held.record.ledger = controls.standing.ledger = ledger
     shelf = Shelf(ledger.path.parent)
-    stack.callback(shelf.close)
-    stack.push_async_callback(asyncio.to_thread, held.state.checkpoints.clean_own)  # when the ranks have ended
-    stack.enter_context(ray_for_run(spec.trainer.ranks + engines))
+    stack.push_async_exit(closing(shelf.close))
+    stack.push_async_exit(closing(held.state.checkpoints.clean_own))  # when the ranks have ended
+    await stack.enter_async_context(ray_beside(spec.trainer.ranks + engines))
     controls.stop.listen()
     parts = await assemble(
         job,
@@ -308,7 +318,8 @@ async def _seen_by_all(model: ModelFolder, held: _Held) -> ModelFolder:
     if copy is None:
         if options.storage is None:
             return model
-        return on_shared_storage(model, options.storage, output.model if options.keeps_state else None)
+        linked = output.model if options.keeps_state else None
+        return await asyncio.to_thread(on_shared_storage, model, options.storage, linked)
     seconds = float(held.job.spec.deadlines.start_seconds)
     try:
         async with asyncio.timeout(seconds):
@@ -321,12 +332,12 @@ async def _seen_by_all(model: ModelFolder, held: _Held) -> ModelFolder:
         ) from None
     if options.storage is None or is_below(model, options.storage):
         return model
-    output.point_to_model(model.path)
+    await asyncio.to_thread(output.point_to_model, model.path)
     return replace(model, path=output.model, address=copy.address)
 
 
-async def _close_ledger(ledger: Ledger, fence: Fence) -> None:
-    await ledger.close(write=not fence.lost)
+def _open_ledger(options: RunOptions, output: OutputFolder, attempt: int, patience_seconds: float) -> Ledger:
+    return Ledger(_ledger_path(options, output), attempt, patience_seconds)
 
 
 def _ledger_path(options: RunOptions, output: OutputFolder) -> Path:
@@ -447,4 +458,4 @@ def _model_of(inputs: Inputs) -> str:
 
 
 def _described(error: BaseException) -> str:
-    return str(error) if isinstance(error, RLJobError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, RLJobError) else writable(f"{type(error).__name__}: {error}")

@@ -5,19 +5,22 @@
     PUT /v1/desired   Desired as JSON; answers with the status
 
 With a token every call needs it (`Authorization: Bearer ...`). Without one, as `rljob run` may serve on the loopback
-device, there are no commands. Bodies are bounded in size and time, and read as JSON into a strict model.
+device, there are no commands. Bodies are bounded in size and time, and read as JSON into a strict model. A connection
+serves one request and lasts for seconds; when there are many, the one that has said nothing for longest has to go.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 from pydantic import ValidationError
 
@@ -28,7 +31,19 @@ from rljob_trainer.telemetry.prometheus import CONTENT_TYPE
 
 LOOPBACK = "127.0.0.1"
 _BODY_SECONDS = 10.0
+_CONNECTION_SECONDS = 20.0
+_MOST_CONNECTIONS = 64
+_BACKLOG = 16
+"""Connections that are taken at once, before any of them can be closed."""
+_HEADERS = 32
+_HEADER_BYTES = 2048
 _SHORTEST_TOKEN = 16
+
+
+_OF_CLIENTS = (HttpProcessingError, web.RequestPayloadError)
+"""What is wrong with a request is told to who sent it, not to whoever reads the log."""
+_log = logging.getLogger(f"{__name__}.http")
+_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], _OF_CLIENTS)))
 
 
 class ServiceError(RLJobError):
@@ -75,22 +90,64 @@ async def serving(listening: Listening, answers: Answers) -> AsyncIterator[int]:
     """Serves while the context lasts; gives the port. Raises ``ServiceError`` when it is taken."""
     told = asyncio.Event()
     app = application(listening.token, answers, told)
-    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=1.0,
+        logger=_log,
+        max_headers=_HEADERS,
+        max_line_size=_HEADER_BYTES,
+        max_field_size=_HEADER_BYTES,
+    )
     await runner.setup()
+    assert runner.server is not None
+    door = _Door(runner.server)
+    server: asyncio.Server | None = None
     try:
         try:
-            await web.TCPSite(runner, listening.host, listening.port, shutdown_timeout=1.0).start()
+            server = await asyncio.get_running_loop().create_server(
+                door.enter, listening.host, listening.port, backlog=_BACKLOG
+            )
         except OSError as error:
             raise ServiceError(
                 f"cannot serve on {listening.host}:{listening.port} ({error.strerror or error}); choose another port"
             ) from error
         try:
-            yield int(runner.addresses[0][1])
+            yield int(server.sockets[0].getsockname()[1])
         finally:
             with suppress(TimeoutError):
                 await asyncio.wait_for(told.wait(), listening.farewell)
     finally:
+        if server is not None:
+            server.close()
         await runner.cleanup()
+
+
+class _Door:
+    """Lets connections in, each for a while and not too many at a time."""
+
+    def __init__(self, server: web.Server) -> None:
+        self._server = server
+        self._inside: dict[web.RequestHandler, None] = {}
+        """In the order in which they came."""
+
+    def enter(self) -> web.RequestHandler:
+        """The protocol of a new connection."""
+        if len(self._inside) >= _MOST_CONNECTIONS:
+            connected = [other for other in self._inside if other.transport is not None]
+            # Who has closed the connection meanwhile has no transport any more.
+            for other in connected[: len(self._inside) - _MOST_CONNECTIONS + 1]:
+                self._leave(other)
+        protocol = self._server()
+        self._inside[protocol] = None
+        asyncio.get_running_loop().call_later(_CONNECTION_SECONDS, self._leave, protocol)
+        return protocol
+
+    def _leave(self, protocol: web.RequestHandler) -> None:
+        self._inside.pop(protocol, None)
+        if protocol.transport is not None:
+            protocol.transport.abort()
 
 
 def application(token: str | None, answers: Answers, told: asyncio.Event | None = None) -> web.Application:
@@ -109,6 +166,8 @@ def application(token: str | None, answers: Answers, told: asyncio.Event | None 
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await request.read()
             desired = Desired.model_validate_json(body)
+        except web.RequestPayloadError as error:
+            return _refused(400, f"the body cannot be read: {error}")
         except TimeoutError:
             return _refused(408, f"the body did not arrive within {_BODY_SECONDS:.0f} s")
         except ValidationError as error:
@@ -123,8 +182,14 @@ def application(token: str | None, answers: Answers, told: asyncio.Event | None 
         return _status(answers, told)
 
     app = web.Application(client_max_size=LARGEST_BODY, middlewares=[] if token is None else [_asking_for(token)])
+    app.on_response_prepare.append(_last_of_its_connection)
     app.add_routes([web.get(STATUS_PATH, status), web.get(METRICS_PATH, metrics), web.put(DESIRED_PATH, desire)])
     return app
+
+
+async def _last_of_its_connection(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Connection"] = "close"  # a client that is not told might send its next request into it
+    response.force_close()
 
 
 def _asking_for(token: str) -> Middleware:

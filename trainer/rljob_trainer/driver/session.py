@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -69,6 +71,11 @@ def named_for(mode: str, stage: Stage) -> Stage:
     return both if mode == "oneStepOff" else stage
 
 
+def _owner(state: Mapping[str, Any]) -> str:
+    """In words, what the parts of a checkpoint with this driver's state belong to."""
+    return f"run {state['run']}, step {state['step']}"
+
+
 class Session:
     """Trains until the job is done or somebody asks to stop. Use ``run`` once."""
 
@@ -91,6 +98,8 @@ class Session:
         self._unwritten: tuple[int, dict[str, float]] | None = None
         self._pipeline: Pipeline | None = None
         self._step_began = time.monotonic()
+        self._run = uuid.uuid4().hex[:12]
+        """Of the run over all its attempts: binds the parts of a checkpoint together."""
 
     # --- the whole
 
@@ -106,7 +115,7 @@ class Session:
             await self._validate_at_start()
         self.trains = True
         stopped = await self._train(reward)
-        self._write()
+        await self._write()
         await self._checkpoint_boundary(last=stopped is None, must=True)
         if stopped is None:
             return Ending("succeeded", self._reason)
@@ -211,7 +220,7 @@ class Session:
         reason = self._end.reason(self._progress(None if parts.validator else metrics.get("reward/mean")))
         if reason is None and self._feed.exhausted and not pipeline.open_prompts:
             reason = "the data is exhausted"
-        self._write_generations(record, last=reason is not None)
+        await self._write_generations(record, last=reason is not None)
         try:
             if parts.validator is not None:
                 reward = await self._validation(record.step, metrics, last=reason is not None)
@@ -221,7 +230,7 @@ class Session:
             seconds, self._step_began = now - self._step_began, now
             metrics |= parts.speed.of(record.groups, metrics, seconds)
         # Before the checkpoint: who is killed in between does the step again; who resumed from it would not write it.
-        self._write()
+        await self._write()
         if reason is not None or self._stop or self._is_due(spec.checkpoint.every_steps, record.step):
             last = reason is not None
             await self._checkpoint_boundary(last=last, must=last or bool(self._stop))
@@ -238,7 +247,7 @@ class Session:
         now = time.monotonic()
         totals.seconds += now - self._step_began
 
-    def _write(self) -> None:
+    async def _write(self) -> None:
         """Hands the step that just ended to sinks and view."""
         if self._unwritten is None:
             return
@@ -255,10 +264,10 @@ class Session:
         }
         # A step that is written anew has its own already.
         metrics |= progress | metrics
-        self.parts.sinks.step(step, metrics)
         self.parts.view.step(ShownStep(step, metrics))
+        await asyncio.to_thread(self.parts.sinks.step, step, metrics)
 
-    def _write_generations(self, record: StepRecord, *, last: bool) -> None:
+    async def _write_generations(self, record: StepRecord, *, last: bool) -> None:
         """For people: what the first weights make and what the last step's made, whatever came between or not."""
         spec, step = self.parts.job.spec, record.step
         if spec.logging.samples_every == 0:
@@ -267,7 +276,8 @@ class Session:
             step = 0  # of weights that no step has changed, as those of a validation at the start
         elif not last and not self._is_due(spec.logging.samples_every, step):
             return
-        self.parts.sinks.samples(step, sample_rows(record.groups, spec.logging.samples_per_write, self.parts.decode))
+        rows = sample_rows(record.groups, spec.logging.samples_per_write, self.parts.decode)
+        await asyncio.to_thread(self.parts.sinks.samples, step, rows)
 
     def _progress(self, reward: float | None) -> Progress:
         return Progress(self.totals.step, self.totals.samples, self.totals.seconds, reward)
@@ -283,8 +293,8 @@ class Session:
             return
         metrics: dict[str, float] = {}
         await self._validate(0, metrics)
-        self.parts.sinks.step(0, metrics)
         self.parts.view.step(ShownStep(0, metrics))
+        await asyncio.to_thread(self.parts.sinks.step, 0, metrics)
         self.parts.times.lap()
 
     async def _validation(self, step: int, metrics: dict[str, float], *, last: bool) -> float | None:
@@ -312,7 +322,7 @@ class Session:
         reward = await self._validate(self.totals.step, metrics)
         self._boundary["unvalidated"] = None
         self._unwritten = self.totals.step, metrics
-        self._write()
+        await self._write()
         self.parts.times.lap()
         return reward
 
@@ -323,7 +333,7 @@ class Session:
             return None
         step, result = taken
         metrics |= result.metrics | {VALIDATION_STEP: float(step)}
-        self._write_validation_samples(step, result)
+        await self._write_validation_samples(step, result)
         return result.mean
 
     async def _validate(self, step: int, metrics: dict[str, float]) -> float:
@@ -333,15 +343,15 @@ class Session:
         with self.parts.times.stage("validation"):
             result = await validator.run()
         metrics |= result.metrics
-        self._write_validation_samples(step, result)
+        await self._write_validation_samples(step, result)
         return result.mean
 
-    def _write_validation_samples(self, step: int, result: ValidationResult) -> None:
+    async def _write_validation_samples(self, step: int, result: ValidationResult) -> None:
         limit = self.parts.job.spec.logging.samples_per_write
         rows = [
             row for groups in result.groups.values() for row in sample_rows(groups[:limit], limit, self.parts.decode)
         ]
-        self.parts.sinks.samples(step, rows)
+        await asyncio.to_thread(self.parts.sinks.samples, step, rows)
 
     # --- state
 
@@ -350,6 +360,7 @@ class Session:
         metrics, as long as the validation that is due at this boundary is missing in them."""
         return {
             **asdict(self.totals),
+            "run": self._run,
             "feed": self._feed.state_dict(),
             "open": [[p.ordinal, p.epoch, p.source, p.row, deadline] for p, deadline in self._open()],
             "groups_per_version": self._schedule_settings().groups_per_version,
@@ -402,13 +413,19 @@ class Session:
     async def _announce(self, version: int) -> None:
         """Before a publication: this attempt is still the newest, and the number is used from now on."""
         await asyncio.to_thread(self.parts.fence.announce, version)
-        await self.parts.ledger.announce(version, self.totals.step)
+        ledger = self.parts.ledger
+        with self.parts.waits.wait(
+            "trainer", f"{ledger.path} to take the number of a version", ledger.patience_seconds
+        ):
+            await ledger.announce(version, self.totals.step)
 
     async def _restore(self, checkpoint: Checkpoint) -> None:
         files = await asyncio.to_thread(checkpoint.files)
-        state = driver_state(files)
+        state = await asyncio.to_thread(driver_state, files)
         try:
             self.totals = Totals.of(state)
+            self._run = str(state["run"])
+            belongs_to = _owner(state)
             self.parts.feed.load_state_dict(state["feed"])
             self.parts.step.load_state_dict(state["training"])
             opened, size = state["open"], int(state["groups_per_version"])
@@ -425,6 +442,7 @@ class Session:
         )
         if self.parts.ledger.fresh:  # the one of the last attempt was lost with its node
             used = max(used, self.parts.fence.versions)
+        self._check_ledger(files, checkpoint)
         before = self.totals.version
         if used > before:
             self.totals.version = used + 1
@@ -433,17 +451,31 @@ class Session:
             (self.parts.feed.prompt_at(ordinal=ordinal, epoch=epoch, source=source, row=row), deadline + later)
             for ordinal, epoch, source, row, deadline in opened
         ]
-        self.parts.rollout.restored = unfinished.read(files, versions_later=later, keep=self.parts.shelf.put)
+        self.parts.rollout.restored = await asyncio.to_thread(
+            unfinished.read, files, versions_later=later, keep=self.parts.shelf.put
+        )
         self._restored_size = size
         self._boundary = self._state() | {"unvalidated": state.get("unvalidated")}
         self.checkpoint = checkpoint
         self._controls.standing.checkpointed(checkpoint, self.totals.version)
         if self.parts.engines.turns is not None:
             await self.parts.engines.turns.to_learner()
+        await self.parts.trainer.restore(lambda: self._read_learner(checkpoint, belongs_to), self.totals.version)
+
+    async def _read_learner(self, checkpoint: Checkpoint, belongs_to: str) -> None:
         seconds = float(self.parts.job.spec.deadlines.progress_seconds)
         with self.parts.waits.wait("driver", f"the learner to read {checkpoint.place}", seconds):
-            await self.parts.learner.load(checkpoint.learner)
-        await self.parts.trainer.publish(self.totals.version)
+            await self.parts.learner.load(checkpoint.learner, belongs_to)
+
+    def _check_ledger(self, files: Path, checkpoint: Checkpoint) -> None:
+        """Raises ``CheckpointError`` when the ledger knows of other trained groups than the driver's part."""
+        trained = self.parts.ledger.account.trained.groups
+        if (files / ledger.FILE).exists() and trained != self.totals.groups:
+            raise CheckpointError(
+                f"the ledger in checkpoint {checkpoint.place} has {trained} trained groups, but {self.totals.groups} "
+                f"groups were trained until its step {self.totals.step}: it is that of another step or run. Use a "
+                "checkpoint as it was written"
+            )
 
     @property
     def _saved_step(self) -> int:
@@ -481,13 +513,14 @@ class Session:
             )
             return
         seconds = float(self.parts.job.spec.deadlines.progress_seconds)
+        save_learner = functools.partial(self.parts.learner.save, belongs_to=_owner(self._boundary))
         place = self.parts.checkpoints.place
         waiting = self.parts.waits.wait("trainer", f"the checkpoint of step {step} to be written into {place}", seconds)
         with self.parts.times.stage("checkpoint"), waiting:
             try:
                 async with asyncio.timeout(seconds):
                     self.checkpoint = await self.parts.checkpoints.write(
-                        step, self._boundary, self.parts.learner.save, self._save_groups, self.parts.fence.check
+                        step, self._boundary, save_learner, self._save_groups, self.parts.fence.check
                     )
             except TimeoutError:
                 raise DeadlineError(

@@ -49,6 +49,7 @@ from rljob_trainer.telemetry.summary import AgeCounts
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import JobSummary, Pace, Present, StepRecord
 from rljob_trainer.telemetry.waits import Wait, Waits
+from rljob_trainer.texts import writable
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
@@ -396,4 +397,5 @@ def _finite(value: float | None) -> float | None:
 
 
 def _short(text: str) -> str:
+    text = writable(text)
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"

@@ -17,7 +17,7 @@ from rljob_trainer.rollout.handle import RayEngine
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count
 from rljob_trainer.telemetry.waits import Waits
-from rljob_trainer.weights.publication import Held
+from rljob_trainer.weights.publication import Holds
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
@@ -27,7 +27,7 @@ async def start_learner_and_engines(
     job: ResolvedJob,
     model: ModelFolder,
     *,
-    holds: Callable[[], Held | None],
+    holds: Holds,
     shelf: Shelf,
     waits: Waits,
     stack: AsyncExitStack,

@@ -83,7 +83,7 @@ async def _keep(state: State, may_write: Callable[[], None]) -> None:
         try:
             await asyncio.to_thread(may_write)
             await asyncio.to_thread(state.keep)
-        except fence.FencedError:
+        except (fence.FencedError, fence.RemovedError):
             return  # whoever watches the fence ends the run
         except CheckpointError as error:
             _log.warning("%s", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,26 @@ from typing import Any
 import yaml
 
 from rljob_api.resolved import ResolvedJob
+from rljob_trainer.telemetry.run_folder import writing
 
 
 def write_job(path: Path, job: ResolvedJob, base: Path) -> None:
-    """Relative paths start at the job file's folder ``base``; this file lies in another, so here they are absolute."""
+    """Relative paths start at the job file's folder ``base``; this file lies in another, so here they are absolute.
+    Raises ``OutputError``."""
     document = job.document()
     for holder, name in _sources(document["spec"]):
         if isinstance(source := holder.get(name), str):
             holder[name] = _from_anywhere(source, base)
-    path.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    _write_for_owner(path, yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+
+
+def _write_for_owner(path: Path, text: str) -> None:
+    """Only the owner may read it: values of ``env`` may be keys and passwords."""
+    with writing(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o600)  # one that an earlier run has left, before there is anything in it
+            file.write(text)
 
 
 def _sources(spec: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:

@@ -25,10 +25,13 @@ class Anchor:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._kept: list[torch.Tensor] | None = None
+        self.version: int | None = None
+        """The policy version that the kept weights are; None: none, or nobody has said which."""
 
     @torch.no_grad()
-    def keep(self) -> None:
-        """The present weights are what ``in_place`` brings back from now on."""
+    def keep(self, version: int | None) -> None:
+        """The present weights, which are those of ``version``, are what ``in_place`` brings back from now on."""
+        self.version = version
         shards = self._shards()
         if self._kept is None:
             self._kept = [torch.empty_like(shard, device=_HOST) for shard in shards]

@@ -63,12 +63,14 @@ def write_folder(
 
 
 def source_dtypes(source: Path) -> dict[str, torch.dtype]:
-    """The dtype of every tensor in a folder's safetensors files, read from their headers."""
+    """The dtype of every floating-point tensor in a folder's safetensors files, read from their headers."""
     result: dict[str, torch.dtype] = {}
     for file in sorted(source.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (not a dict)
-                result[name] = _DTYPES[opened.get_slice(name).get_dtype()]
+                dtype = _DTYPES.get(opened.get_slice(name).get_dtype())
+                if dtype is not None:  # else no parameter: a table of whole numbers
+                    result[name] = dtype
     return result
 
 

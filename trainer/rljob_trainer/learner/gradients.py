@@ -226,12 +226,13 @@ class CriticGradient:
 def _select(
     policy: Policy, share: Share, number: int, loss: LossSettings, place: Place, seed: int
 ) -> list[torch.Tensor] | None:
-    """For losses that pick tokens of the whole mini-batch: each micro-batch's part ``[tokens]`` bool; else None.
+    """For losses that look at the whole mini-batch first: what they find, each micro-batch's part ``[tokens]``; else
+    None.
 
-    Every rank puts its tokens into the mini-batch's own order, adds up with the others, and picks alike.
+    Every rank puts its tokens into the mini-batch's own order, adds up with the others, and finds the same.
     """
     method = policy_losses[loss.policy_loss]
-    if method.selector is None:
+    if not method.looks_ahead(loss.policy_loss_params):
         return None
     lengths = share.lengths_of_all[number]
     offsets = offsets_of(lengths)

@@ -20,6 +20,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayTaskError
 
 from rljob_trainer.actor_deaths import DEATHS, KILLED, cause_of_death
+from rljob_trainer.aside import aside
 from rljob_trainer.errors import LearnerError, RLJobError
 from rljob_trainer.garbage import settle
 from rljob_trainer.learner.bundles import Bundles, reserve
@@ -166,8 +167,11 @@ class LearnerGroup:
                     f"{group.options.start_seconds:.0f} s (deadlines.startSeconds): {what}"
                 )
         places = [group.bundles.options(rank) if group.bundles else {} for rank in range(settings.ranks)]
-        group.actors = [RANK_PROCESS.options(**asked, **place).remote(number) for number, place in enumerate(places)]
         try:
+            # Ray asks its head, which may be gone, to register class and actors, and answers when that has answered.
+            group.actors = await aside(
+                lambda: [RANK_PROCESS.options(**asked, **place).remote(number) for number, place in enumerate(places)]
+            )
             (address,) = await group._gather(
                 what, [group.actors[0].address.remote()], deadline - time.monotonic(), names=[0]
             )
@@ -244,11 +248,11 @@ class LearnerGroup:
         asked = [_result(actor.give_up.remote()) for actor in self._alive()]
         await asyncio.gather(*asked, return_exceptions=True)  # who has died is told of by the call under way
 
-    async def save(self, place: str | Path) -> None:
-        await self.call("save", place)
+    async def save(self, place: str | Path, belongs_to: str = "") -> None:
+        await self.call("save", place, belongs_to)
 
-    async def load(self, place: str | Path) -> None:
-        await self.call("load", place)
+    async def load(self, place: str | Path, belongs_to: str = "") -> None:
+        await self.call("load", place, belongs_to)
 
     async def export(self, folder: Path) -> None:
         await self.call("export", folder)

@@ -44,7 +44,9 @@ def update_result(reports: Sequence[RankReport], work: Cut, batch: SequenceBatch
     metrics.update(usage_metrics([report.usage for report in reports]))
     parts = [report.first_log_probs for report in reports if report.first_log_probs is not None]
     first = work.merge(batch, parts, only=0) if parts else None
-    return UpdateResult(metrics, taken["actor"], taken["critic"], skipped, first)
+    # What one rank's part of a parameter lacks, others may have.
+    notes = [note for note in reports[0].notes if all(note in report.notes for report in reports)]
+    return UpdateResult(metrics, taken["actor"], taken["critic"], skipped, first, notes)
 
 
 def usage_metrics(ranks: Sequence[Usage]) -> dict[str, float]:

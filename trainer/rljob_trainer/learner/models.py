@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy,
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.learner.plain_layer import compute_in_rows
 from rljob_trainer.samples import IntArray
+
+Module = TypeVar("Module", bound=nn.Module)
 
 _UNSUPPORTED = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
 """Settings of families whose output layer or attention computes something else than a plain softmax."""
@@ -209,6 +211,21 @@ def checkpoint_activations(layers: list[nn.Module]) -> None:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
+def place(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
+    """Moves a module to ``device`` and its parameters to ``dtype``, in place; returns it.
+
+    Buffers keep their precision. Rotary frequencies are one, in float32: rounded to bfloat16, an angle at position
+    2,000 would be off by several radians (relative error 2^-9), and two models with equal weights would disagree.
+    """
+    # The tensors themselves: ``Module.to`` puts others, rounded, in their place.
+    buffers = list(module.named_buffers(remove_duplicate=False))
+    module.to(device, dtype)
+    for name, buffer in buffers:
+        owner, _, own_name = name.rpartition(".")
+        setattr(module.get_submodule(owner), own_name, buffer.to(device))
+    return module
+
+
 def _hidden(backbone: nn.Module, row: PackedRow) -> torch.Tensor:
     """Last hidden states ``[N, d]``, or ``[M, d]`` of the rows that are read."""
     # A mask of four dimensions is passed through untouched: the model builds none of its own.
@@ -232,12 +249,29 @@ def _layers(model: nn.Module, names: set[str]) -> list[nn.Module]:
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
     # Loading reports go to the driver's log by way of errors only; progress bars of many ranks would garble it.
     transformers_logging.disable_progress_bar()
+    load: Any = AutoModelForCausalLM.from_pretrained  # its types know nothing of output_loading_info
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=trust_remote_code
+        loaded, told = load(
+            folder,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
-        raise JobFileError(f"the model in {folder} cannot be loaded: {error}; see spec.model") from error
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # transformers' many classes raise what they like
+        raise JobFileError(
+            f"spec.model: the model in {folder} cannot be loaded ({type(error).__name__}: {error}); copy it again, or "
+            "use another one"
+        ) from error
+    model: PreTrainedModel = loaded
+    if missing := sorted(told["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise JobFileError(
+            f"spec.model: {folder} lacks the tensor {missing[0]}{more}, "
+            "which would begin at random; copy the model again"
+        )
     config = model.config.get_text_config()
     for name in _UNSUPPORTED:
         if getattr(config, name, None) not in (None, 1.0):
@@ -247,7 +281,10 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrain
             )
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
-        raise JobFileError(f"the model in {folder} ({config.model_type}) has no plain output matrix; see spec.model")
+        raise JobFileError(
+            f"the model in {folder} ({config.model_type}) has no plain output matrix; "
+            "choose a model with one (Llama, Qwen, Mistral and most others)"
+        )
     config.use_cache = False
     if getattr(config, "attention_dropout", 0.0):
         config.attention_dropout = 0.0

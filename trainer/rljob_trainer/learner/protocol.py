@@ -93,6 +93,8 @@ class UpdateResult:
     first_log_probs: FloatArray | None = None
     """[tokens] of the actor before its first optimizer step, NaN for sequences outside the first mini-batch; None
     without an update of the actor."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences about what the update did not do as it should have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +151,14 @@ class Learner(Protocol):
         has made its first optimizer step goes on to its end. To be followed by nothing but ``save`` and ``close``."""
         ...
 
-    async def save(self, place: str | Path) -> None:
-        """Writes model, optimizer, scheduler and random states, sharded, into an existing folder or to an address."""
+    async def save(self, place: str | Path, belongs_to: str = "") -> None:
+        """Writes model, optimizer, scheduler and random states, sharded, into an existing folder or to an address;
+        and the run and step that they belong to, in words."""
         ...
 
-    async def load(self, place: str | Path) -> None:
-        """Reads what ``save`` wrote, also by another number of ranks. Raises ``CheckpointError``."""
+    async def load(self, place: str | Path, belongs_to: str = "") -> None:
+        """Reads what ``save`` wrote, also by another number of ranks. Raises ``CheckpointError``, also for a state that
+        belongs to another run or step than is said."""
         ...
 
     async def export(self, folder: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rljob_trainer.errors import StepGivenUpError
-from rljob_trainer.learner import export, parallel, state
+from rljob_trainer.errors import LearnerError, StepGivenUpError
+from rljob_trainer.learner import export, parallel, seals, state
 from rljob_trainer.learner.anchor import Anchor
 from rljob_trainer.learner.giving_up import GivingUp
 from rljob_trainer.learner.gradients import (
@@ -30,7 +30,7 @@ from rljob_trainer.learner.gradients import (
     on_host,
 )
 from rljob_trainer.learner.lanes import Twin, assign
-from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy
+from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy, place
 from rljob_trainer.learner.optim import StepOutcome
 from rljob_trainer.learner.protocol import LearnerFacts, LossSettings
 from rljob_trainer.learner.reference import Reference
@@ -38,6 +38,7 @@ from rljob_trainer.learner.residence import Residence
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.side_by_side import SideBySide
 from rljob_trainer.learner.trained import Trained
+from rljob_trainer.learner.untouched import Untouched
 from rljob_trainer.learner.usage import Meter
 from rljob_trainer.learner.work import RankReport, RankScores, Share, StepReport
 from rljob_trainer.weights.blocks import lay_out
@@ -65,6 +66,9 @@ class LearnerRank:
         self.attachments: dict[str, Any] = {}
         """Objects of others that live beside the models (weight publication, a colocated engine)."""
         self.giving_up = GivingUp(settings.ranks)
+        self.version: int | None = 0
+        """The policy version that the actor's weights are, at first the folder's. None since an update of them began,
+        or others were read, until ``call_present`` gives them a number."""
         self._dtype = settings.compute_dtype
         self._meter = Meter(self.device)
         if self.device.type == "cuda":
@@ -115,6 +119,7 @@ class LearnerRank:
             parts |= {trained.name: trained.module.to, f"{trained.name} optimizer": trained.optimizer.move}
         if self._reference is not None:
             parts["reference"] = self._reference.to
+        self._untouched = Untouched(rank, self._trained, self._reference)
         self._residence = Residence(self.device, parts, idle_in_host=settings.offload)
 
     def _prepare(self, module: Any, masters: torch.dtype, compute: torch.dtype) -> Any:
@@ -122,7 +127,7 @@ class LearnerRank:
         if self.settings.activation_checkpointing:
             checkpoint_activations(module.layers)
         parallel.shard(module, module.layers, self.mesh, compute)
-        return module.to(self.device, masters)
+        return place(module, self.device, masters)
 
     @property
     def actor_model(self) -> PreTrainedModel:
@@ -162,6 +167,7 @@ class LearnerRank:
     ) -> RankScores:
         """The streams asked for, in the order of the share's micro-batches. ``anchored``: the actor's with the weights
         that the last update with ``keep_anchor`` began with. Raises ``StepGivenUpError`` when asked to give up."""
+        seals.check(share.batch, share.seals, self.rank)
         compares = reference or vocabulary_kl
         if compares and self._reference is None:
             raise ValueError("the reference was asked for, but the job keeps none (algorithm.kl is off)")
@@ -227,6 +233,34 @@ class LearnerRank:
         """Inside, the actor has the weights that the last update with ``keep_anchor`` began with."""
         return self._anchor.in_place()
 
+    def call_present(self, version: int) -> None:
+        """The actor's weights are policy version ``version`` from now on. Raises ``LearnerError`` for a number that is
+        older than one it has given, or belongs to other weights."""
+        kept = self._anchor.version
+        if version < max(self.version or 0, kept or 0) or (version == kept and version != self.version):
+            raise LearnerError(
+                f"learner rank {self.rank} is to publish its weights as version {version}, but has given that number "
+                f"or a later one to others already ({self._held()}); please report this"
+            )
+        self.version = version
+
+    def holding(self, version: int) -> AbstractContextManager[None]:
+        """Inside, the actor has the weights of ``version``: its present ones, or those that the version began with.
+        Raises ``LearnerError`` when it has neither: no other weights go out under that number."""
+        if version == self.version:
+            return nullcontext()
+        if version == self._anchor.version:
+            return self.anchored()
+        raise LearnerError(
+            f"learner rank {self.rank} was asked for the weights of version {version}, but has {self._held()}; "
+            "nothing was sent; please report this"
+        )
+
+    def _held(self) -> str:
+        """The versions of its weights, for messages."""
+        present = "present weights of no version" if self.version is None else f"version {self.version}"
+        return present if self._anchor.version is None else f"{present}, kept version {self._anchor.version}"
+
     # --- training -----------------------------------------------------------------------------------------------------
 
     def update(
@@ -243,6 +277,7 @@ class LearnerRank:
 
         Raises ``StepGivenUpError`` when asked to give up before the first of them: then nothing has changed.
         """
+        seals.check(share.batch, share.seals, self.rank)
         if update_critic and self.critic is None:
             raise ValueError("an update of the critic was asked for, but the job has none")
         work = [self.critic] if update_critic and self.critic is not None else []
@@ -250,12 +285,13 @@ class LearnerRank:
             work.append(self.actor)
         # Where models run in turn the first one's gradients are gone before the second one's are there.
         groups = [work] if self.settings.two_lanes else [[trained] for trained in work]
-        clocks = [trained.clock for trained in work]
+        clocks, version = [trained.clock for trained in work], self.version
         for trained in work:
             trained.begin(continues=continues)
         try:
             return self._update(groups, share, loss, keep_anchor=keep_anchor)
         except StepGivenUpError:
+            self.version = version
             for trained, clock in zip(work, clocks, strict=True):
                 trained.clock = clock
                 trained.module.zero_grad()
@@ -272,8 +308,11 @@ class LearnerRank:
         sums: list[Sums] = []
         busy = [part for trained in work for part in (trained.name, f"{trained.name} optimizer")]
         with self._residence.working(*busy, *["reference"] * (loss.kl_kind == "full")):
+            self._untouched.check()
             if keep_anchor:
-                self._anchor.keep()
+                self._anchor.keep(self.version)
+            if self.actor in work:
+                self.version = None
             for number in range(len(share.micro_batches)):
                 for group in groups:
                     check = _go_on if report.steps else self.giving_up.check
@@ -287,6 +326,7 @@ class LearnerRank:
                         if outcome.problem is not None:
                             _log.warning("%s, mini-batch %d: %s; step skipped", trained.name, number, outcome.problem)
                         report.steps.append(StepReport(trained.name, number, outcome.grad_norm, {}, outcome.problem))
+            report.notes = self._untouched.updated(work, report.largest_norms())
         for step, values in zip(report.steps, on_host(sums), strict=True):
             step.sums = values
         report.usage = self._meter.read()
@@ -356,15 +396,24 @@ class LearnerRank:
     def _trained(self) -> list[Trained]:
         return [self.actor] if self.critic is None else [self.actor, self.critic]
 
-    def save(self, place: str | Path) -> None:
+    def save(self, place: str | Path, belongs_to: str = "") -> None:
         """Writes this rank's shards into an existing folder, or to an address. Raises ``CheckpointError``."""
         # From wherever the parts rest: a colocated engine may have the device.
-        state.save(place, self._trained, self.rank, self.settings.ranks)
+        state.save(place, self._trained, self.rank, self.settings.ranks, belongs_to)
 
-    def load(self, place: str | Path) -> None:
+    def load(self, place: str | Path, belongs_to: str = "") -> None:
         """Reads a saved state, whatever the number of ranks that wrote it. Raises ``CheckpointError``."""
+        self.version = self._anchor.version = None
         with self._residence.working():
-            state.load(place, self._trained, self.rank, self.settings.ranks)
+            state.load(place, self._trained, self.rank, self.settings.ranks, belongs_to)
+            self._untouched.keep()
+
+    def load_weights(self, place: str | Path) -> None:
+        """Reads the actor's parameters of a saved state, whatever else it holds. Raises ``CheckpointError``."""
+        self.version = self._anchor.version = None
+        with self._residence.working():
+            state.load_weights(place, self.actor)
+            self._untouched.keep()
 
     def export(self, folder: Path) -> None:
         """Writes the actor as a Hugging Face folder, in the dtype of the folder it came from."""
@@ -378,6 +427,10 @@ class LearnerRank:
         """
         for name, parameter in self._policy.published():
             yield name, parallel.full(parameter, self._dtype)
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same, not for sending: what a publication is compared with."""
+        return ((name, parallel.full(parameter, self._dtype)) for name, parameter in self._policy.published())
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None:
         """Moves the actor's parameters together as the packs want them, where the live tensors are what is published.

@@ -1,7 +1,8 @@
 """A learner's state in a folder or a bucket: torch's distributed checkpoint, which any number of ranks can read.
 
-    learner.json      format, ranks that wrote it, updates done by each model
+    learner.json      format, ranks that wrote it, updates done by each model, run and step it belongs to
     random-0003.pt    random states of rank 3
+    digests-0003.json checksums of the parts of all tensors that rank 3 wrote
     .metadata, *.distcp   parameters and optimizer moments, each shard once
 
 Each rank writes its own shards where they belong and reads the parts of shards that it needs: no rank, and no node,
@@ -15,7 +16,7 @@ import io
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,21 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from rljob_trainer.errors import CheckpointError
-from rljob_trainer.learner.state_files import state_files
+from rljob_trainer.learner.shards import local
+from rljob_trainer.learner.state_files import StateFiles, state_files
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.storage import is_address
 from rljob_trainer.storage.bucket import REMEDY
+from rljob_trainer.weights.checksum import checksum
 
 FORMAT = 1
 _DESCRIPTION = "learner.json"
 
 
-def save(place: str | Path, models: Sequence[Trained], rank: int, ranks: int) -> None:
-    """Writes this rank's shards and random states; rank 0 also the description. A collective call.
+def save(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, belongs_to: str = "") -> None:
+    """Writes this rank's shards, their digests and random states; rank 0 also the description. A collective call.
 
+    ``belongs_to`` says in words of which run and step the state is.
     ``place`` is a folder that exists, or an address. Raises ``CheckpointError``.
     """
     files = state_files(place)
@@ -46,8 +50,10 @@ def save(place: str | Path, models: Sequence[Trained], rank: int, ranks: int) ->
         random = io.BytesIO()
         torch.save(_random_states(), random)
         files.write(_random_file(rank), random.getvalue())
+        files.write(_digest_file(rank), json.dumps(_digests(models)).encode())
         if rank == 0:
-            description = {"format": FORMAT, "ranks": ranks, "updates": {m.name: m.updates for m in models}}
+            updates = {m.name: m.updates for m in models}
+            description = {"format": FORMAT, "ranks": ranks, "updates": updates, "belongs_to": belongs_to}
             files.write(_DESCRIPTION, json.dumps(description).encode())
     except CheckpointError:
         raise
@@ -59,14 +65,22 @@ def save(place: str | Path, models: Sequence[Trained], rank: int, ranks: int) ->
         ) from error
 
 
-def load(place: str | Path, models: Sequence[Trained], rank: int, ranks: int) -> None:
-    """Reads what ``save`` wrote, in place. Raises ``CheckpointError`` naming the file or the model that is wrong.
+def load(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, belongs_to: str = "") -> None:
+    """Reads what ``save`` wrote, in place. Raises ``CheckpointError`` naming the file or the model that is wrong, and
+    when the state belongs to another run or step than ``belongs_to`` says (empty: nobody knows).
+
+    Where as many ranks read as wrote, each also looks whether its tensors are those that were saved together.
 
     Random states come back when as many ranks read as wrote; otherwise they stay as they were made from the seed.
     After an error the models may hold a mixture: load another checkpoint or stop.
     """
     files = state_files(place)
     description = _described(files.read(_DESCRIPTION), place)
+    if belongs_to and description["belongs_to"] != belongs_to:
+        raise CheckpointError(
+            f"the learner's part in {place} belongs to {description['belongs_to']}, but the driver's part of the "
+            f"checkpoint to {belongs_to}: it was put together from several. Use a checkpoint as it was written"
+        )
     for model in models:
         if model.name not in description["updates"]:
             raise CheckpointError(
@@ -75,8 +89,11 @@ def load(place: str | Path, models: Sequence[Trained], rank: int, ranks: int) ->
             )
     try:
         _quietly(load_tensors, _tensors(models), storage_reader=files.reader(), no_dist=not dist.is_initialized())
-        random = None
+        random, saved = None, None
         if description["ranks"] == ranks:
+            saved = files.read(_digest_file(rank))
+            if saved is None:
+                raise FileNotFoundError(f"{_digest_file(rank)} is missing")
             data = files.read(name := _random_file(rank))
             if data is None:
                 raise FileNotFoundError(f"{name} is missing")
@@ -84,14 +101,49 @@ def load(place: str | Path, models: Sequence[Trained], rank: int, ranks: int) ->
     # Damaged bytes surface as whatever the unpickler or the zip reader stumbles over; torch's wrapper around that
     # is not even an Exception.
     except (Exception, CheckpointException) as error:
-        raise CheckpointError(
-            f"the learner's state in {place} cannot be read: {_reason(error)}; "
-            "the files are damaged or belong to another model"
-        ) from error
+        raise _unreadable(place, error, _lacking(files, models)) from error
+    if saved is not None:
+        _check(json.loads(saved), _digests(models), place)
     if random is not None:
         _restore_random(random)
     for model in models:
         model.updates = int(description["updates"][model.name])
+
+
+def load_weights(place: str | Path, model: Trained) -> None:
+    """Reads one model's parameters and nothing else, in place: whichever optimizer trained it, its state stays unread.
+
+    Raises ``CheckpointError`` naming the file that is wrong.
+    """
+    files = state_files(place)
+    description = _described(files.read(_DESCRIPTION), place)
+    if model.name not in description["updates"]:
+        raise CheckpointError(f"{place} holds no {model.name} (it has: {', '.join(description['updates'])})")
+    try:
+        _quietly(load_tensors, model.weights(), storage_reader=files.reader(), no_dist=not dist.is_initialized())
+    except (Exception, CheckpointException) as error:  # as in load
+        raise _unreadable(place, error) from error
+
+
+def _lacking(files: StateFiles, models: Sequence[Trained]) -> set[str]:
+    """Which of the tensors that the models need a checkpoint does not list; none where its list can't be read."""
+    try:
+        listed = set(files.reader().read_metadata().state_dict_metadata)
+    except Exception:  # noqa: BLE001  damaged, which is being said already
+        return set()
+    return set(_tensors(models)) - listed
+
+
+def _unreadable(place: str | Path, error: BaseException, lacking: Collection[str] = ()) -> CheckpointError:
+    if lacking and all(".optimizer." in name for name in lacking):
+        return CheckpointError(
+            f"the learner's state in {place} was written with another optimizer (it has no {min(lacking)}); set "
+            "trainer.optimizer.type to that one, or start a new run from the model that `rljob export` makes of it"
+        )
+    return CheckpointError(
+        f"the learner's state in {place} cannot be read: {_reason(error)}; "
+        "the files are damaged or belong to another model"
+    )
 
 
 def _described(data: bytes | None, place: str | Path) -> dict[str, Any]:
@@ -110,12 +162,32 @@ def _described(data: bytes | None, place: str | Path) -> dict[str, Any]:
     return description
 
 
+def _digests(models: Sequence[Trained]) -> dict[str, int]:
+    """Of this rank's part of every tensor."""
+    return {name: checksum(local(tensor).contiguous()) for name, tensor in _tensors(models).items()}
+
+
+def _check(saved: dict[str, int], read: dict[str, int], place: str | Path) -> None:
+    wrong = [name for name, digest in read.items() if saved.get(name, digest) != digest]
+    if not wrong:
+        return
+    parts = sorted({".".join(name.split(".")[:2]) for name in wrong})
+    raise CheckpointError(
+        f"{', '.join(parts)} in {place}: {len(wrong)} of {len(read)} tensors are not those that were saved with the "
+        f"rest, first {wrong[0]}: they are another run's or another step's. Use a checkpoint as it was written"
+    )
+
+
 def _tensors(models: Sequence[Trained]) -> dict[str, torch.Tensor]:
     return {name: tensor for model in models for name, tensor in model.state().items()}
 
 
 def _random_file(rank: int) -> str:
     return f"random-{rank:04d}.pt"
+
+
+def _digest_file(rank: int) -> str:
+    return f"digests-{rank:04d}.json"
 
 
 def _random_states() -> dict[str, torch.Tensor]:

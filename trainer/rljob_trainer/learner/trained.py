@@ -71,9 +71,13 @@ class Trained:
     def step(self) -> StepOutcome:
         return self.optimizer.step(self.rate)
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Parameters by the names that ``state`` gives them, sharing their memory."""
+        return {f"{self.name}.model.{name}": p.detach() for name, p in self.module.named_parameters()}
+
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters and optimizer state by name, sharing their memory."""
-        result = {f"{self.name}.model.{name}": p.detach() for name, p in self.module.named_parameters()}
+        result = self.weights()
         for name, tensor in self.optimizer.state().items():
             result[f"{self.name}.optimizer.{name}"] = tensor
         return result

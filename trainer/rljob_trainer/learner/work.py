@@ -13,6 +13,7 @@ import numpy as np
 from rljob_trainer.algorithms.aggregation import LossCounts
 from rljob_trainer.learner.packing import Bins, Lengths, check_batch, offsets_of, plan, ranges, take
 from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
+from rljob_trainer.learner.seals import Seals, of_sequences, seals_of
 from rljob_trainer.learner.usage import Usage
 from rljob_trainer.samples import FloatArray
 
@@ -32,6 +33,8 @@ class Share:
     """``[mini-batch]`` response lengths of its sequences on all ranks, ``[S]``."""
     counts: list[LossCounts]
     """``[mini-batch]`` over all ranks."""
+    seals: Seals = field(default_factory=dict)
+    """Of ``batch``, as the driver had it."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,16 @@ class RankReport:
     """[tokens] of the first mini-batch before its optimizer step, in the order of the share's micro-batches; None
     without an update of the actor."""
     usage: Usage = field(default_factory=Usage)
+    notes: list[str] = field(default_factory=list)
+    """What the run should say of this update."""
+
+    def largest_norms(self) -> dict[str, float]:
+        """Of the gradients of the optimizer steps that were taken, by model."""
+        norms: dict[str, float] = {}
+        for step in self.steps:
+            if step.problem is None:
+                norms[step.model] = max(norms.get(step.model, 0.0), step.grad_norm)
+        return norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +121,7 @@ def cut(
     Raises ``ValueError`` for a malformed batch or an index out of range.
     """
     check_batch(batch)
+    seals = seals_of(batch)
     for number, mini_batch in enumerate(mini_batches):
         if len(mini_batch) and (min(mini_batch) < 0 or max(mini_batch) >= len(batch)):
             raise ValueError(f"mini-batch {number} names sequences outside 0 .. {len(batch) - 1}")
@@ -134,7 +148,8 @@ def cut(
             part = take(batch, indices)
             wanted = [[np.searchsorted(indices, m) for m in own] for own in wanted]
         of_all = [lengths.responses[mini] for mini in minis]
-        shares.append(Share(part, lengths.take(indices), wanted, places, of_all, counts))
+        own = of_sequences(seals, indices)
+        shares.append(Share(part, lengths.take(indices), wanted, places, of_all, counts, own))
         needed.append(indices)
     return Cut(shares, needed, tokens)
 

@@ -5,13 +5,21 @@ Configuration, generation settings and the safetensors headers are enough: no we
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.models.config import (
+    PLAIN_FAMILIES,
+    check_config,
+    check_ids,
+    read_json,
+    text_part,
+    unsupported_by_torch_engine,
+)
+from rljob_trainer.models.tokenizer_files import check_size, read_tokenizer
+from rljob_trainer.models.weights import check_weights, stored_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,8 @@ class Shape:
     kv_heads: int
     head_dim: int
     """vLLM on the CPU needs 32 or more."""
+    unsupported: str | None
+    """What the torch engine cannot compute of it; None: it computes all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,45 +61,51 @@ class ModelFolder(Shape):
 
 def read_shape(file: Path) -> Shape:
     """Reads a ``config.json``. Raises ``JobFileError`` naming it when it is missing, malformed or not a decoder's."""
-    return _shape(_json(file), file)
+    return _shape(read_json(file), file)
 
 
 def _shape(config: dict[str, Any], file: Path) -> Shape:
-    text = _text_part(config)
-    try:
-        hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
-        context, vocabulary, layers = (
-            int(text[key]) for key in ("max_position_embeddings", "vocab_size", "num_hidden_layers")
-        )
-    except KeyError as missing:
-        raise JobFileError(
-            f"{file} has no {missing}; spec.model.source must be a decoder-only language model"
-        ) from None
+    check_config(config, file)
+    text = text_part(config, file)
+    hidden, heads = text["hidden_size"], text["num_attention_heads"]
     return Shape(
         family=str(config.get("model_type", "unknown")),
-        context_length=context,
-        vocabulary_size=vocabulary,
+        context_length=text["max_position_embeddings"],
+        vocabulary_size=text["vocab_size"],
         hidden_size=hidden,
-        layers=layers,
+        layers=text["num_hidden_layers"],
         heads=heads,
-        kv_heads=int(text.get("num_key_value_heads") or heads),
-        head_dim=int(text.get("head_dim") or hidden // heads),
+        kv_heads=text.get("num_key_value_heads") or heads,
+        head_dim=text.get("head_dim") or hidden // heads,
+        unsupported=unsupported_by_torch_engine(config),
     )
 
 
-def read_folder(path: Path) -> ModelFolder:
-    """Reads a model folder. Raises ``JobFileError`` naming the file that is missing or malformed."""
+def read_folder(path: Path, *, tokenizer: bool = True) -> ModelFolder:
+    """Reads a model folder. Raises ``JobFileError`` naming the file that is missing or malformed, and the field in it.
+
+    ``tokenizer`` False: the folder's own, if it has one, is not used and not looked at.
+    """
     path = Path(path)
-    config = _json(path / "config.json")
-    shape = _shape(config, path / "config.json")
-    text = _text_part(config)
-    sizes = _tensor_sizes(path)
-    tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", "lm_head.weight" not in sizes)))
+    file = path / "config.json"
+    config = read_json(file)
+    shape = _shape(config, file)
+    text = text_part(config, file)
+    stored = stored_tensors(path)
+    # Where nothing is said, the plain families have matrices of their own at both ends.
+    unsaid = shape.family not in PLAIN_FAMILIES and "lm_head.weight" not in stored
+    tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", unsaid)))
+    check_weights(config, file, stored, tied=tied)
+    sizes = {name: tensor.size for name, tensor in stored.items()}
     if tied:
         # Checkpoints of tied models may store the shared matrix a second time.
         sizes.pop("lm_head.weight", None)
-    of_tokenizer = _tokenizer_ids(path)
-    eos = _eos_token_ids(path, config, of_tokenizer.get("eos_token"))
+    of_tokenizer: dict[str, int] = {}
+    if tokenizer:
+        files = read_tokenizer(path)
+        check_size(files, shape.vocabulary_size, "spec.model.source")
+        of_tokenizer = files.ids
+    eos = _eos_token_ids(path, config, of_tokenizer.get("eos_token"), shape.vocabulary_size)
     pad = of_tokenizer.get("pad_token", config.get("pad_token_id"))
     return ModelFolder(
         **asdict(shape),
@@ -97,77 +113,19 @@ def read_folder(path: Path) -> ModelFolder:
         tied=tied,
         parameters=sum(sizes.values()),
         eos_token_ids=eos,
-        pad_token_id=eos[0] if pad is None else int(pad),
+        pad_token_id=eos[0] if pad in (None, -1) else int(pad),
     )
 
 
-def _text_part(config: dict[str, Any]) -> dict[str, Any]:
-    part: dict[str, Any] = config.get("text_config", config)
-    return part
-
-
-def _eos_token_ids(path: Path, config: dict[str, Any], of_tokenizer: int | None) -> tuple[int, ...]:
+def _eos_token_ids(path: Path, config: dict[str, Any], of_tokenizer: int | None, vocabulary: int) -> tuple[int, ...]:
     generation = path / "generation_config.json"
-    said: list[Any] = [
-        _json(generation).get("eos_token_id") if generation.exists() else None,
-        config.get("eos_token_id"),
-        of_tokenizer,
-    ]
+    in_generation = read_json(generation).get("eos_token_id") if generation.exists() else None
+    check_ids(in_generation, "eos_token_id", generation, vocabulary)
+    said: list[Any] = [in_generation, config.get("eos_token_id"), of_tokenizer]
     ids = [i for entry in said for i in (entry if isinstance(entry, list) else [entry]) if i is not None]
     if not ids:
         raise JobFileError(
             f"{path} names no end-of-text token (generation_config.json, config.json, tokenizer_config.json); "
             "responses would never end: add eos_token_id to config.json"
         )
-    return tuple(dict.fromkeys(int(i) for i in ids))
-
-
-def _tokenizer_ids(path: Path) -> dict[str, int]:
-    """Ids of the tokenizer's end and padding tokens, as far as its files say."""
-    settings, fast = path / "tokenizer_config.json", path / "tokenizer.json"
-    if not (settings.exists() and fast.exists()):
-        return {}
-    from tokenizers import Tokenizer
-
-    said = _json(settings)
-    tokenizer = Tokenizer.from_file(str(fast))
-    ids = {}
-    for name in ("eos_token", "pad_token"):
-        token = said.get(name)
-        content = token.get("content") if isinstance(token, dict) else token
-        if content is not None and (known := tokenizer.token_to_id(content)) is not None:
-            ids[name] = known
-    return ids
-
-
-def _tensor_sizes(path: Path) -> dict[str, int]:
-    """Names and sizes (in numbers) of the stored tensors, from the headers of all safetensors files."""
-    from safetensors import SafetensorError, safe_open
-
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise JobFileError(
-            f"{path} has no *.safetensors file; convert the model with transformers' save_pretrained first"
-        )
-    sizes: dict[str, int] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="numpy") as tensors:
-                sizes |= {name: math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-        except SafetensorError as problem:
-            raise JobFileError(f"{file} is damaged or cut short ({problem}); copy the model again") from problem
-    return sizes
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise JobFileError(
-            f"{file.parent} has no {file.name}; spec.model.source must be a Hugging Face model folder"
-        ) from None
-    except ValueError as problem:
-        raise JobFileError(f"{file} is not valid JSON ({problem}); copy the model again") from problem
-    if not isinstance(content, dict):
-        raise JobFileError(f"{file} must hold a JSON object; copy the model again")
-    return content
+    return tuple(dict.fromkeys(ids))

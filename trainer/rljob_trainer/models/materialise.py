@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from rljob_trainer.errors import BucketError, JobFileError
 from rljob_trainer.models.folder import ModelFolder, read_folder
-from rljob_trainer.models.tokenizer import character_tokenizer
+from rljob_trainer.models.tokenizer import character_tokenizer, check_embedded, load_tokenizer
+from rljob_trainer.models.tokenizer_files import read_tokenizer
 from rljob_trainer.storage.bucket import REMEDY, reason
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ def materialise(spec: Model, folder: Path, *, base: Path | None = None) -> Model
     else:
         source = fetch(spec.source, "spec.model.source", base=base, revision=spec.revision)
     if spec.tokenizer is None and spec.chat_template is None:
-        _check_tokenizer(source)
         return read_folder(source)
     _make(folder, spec, lambda target: _link_with_tokenizer(source, spec, target, base))
     return read_folder(folder)
@@ -196,6 +196,7 @@ def _random_tokenizer(random: RandomModel, spec: Model, base: Path) -> PreTraine
 
 def _link_with_tokenizer(source: Path, spec: Model, target: Path, base: Path) -> None:
     """Links to the model's files, and the other tokenizer (or the same one with another chat template)."""
+    vocabulary = read_folder(source, tokenizer=spec.tokenizer is None).vocabulary_size
     if spec.tokenizer is None:
         tokenizer = _load_tokenizer(source, "spec.model.source", spec.trust_remote_code)
     else:
@@ -203,12 +204,7 @@ def _link_with_tokenizer(source: Path, spec: Model, target: Path, base: Path) ->
         tokenizer = _load_tokenizer(folder, "spec.model.tokenizer", spec.trust_remote_code)
     if spec.chat_template is not None:
         tokenizer.chat_template = spec.chat_template
-    vocabulary = read_folder(source).vocabulary_size
-    if len(tokenizer) > vocabulary:
-        raise JobFileError(
-            f"spec.model.tokenizer: it has {len(tokenizer)} tokens, but the model's embedding only {vocabulary} rows; "
-            "use the tokenizer that belongs to the model"
-        )
+    check_embedded(tokenizer, vocabulary, "spec.model.tokenizer: it")
     replaced = {file.name for pattern in _TOKENIZER_FILES for file in source.glob(pattern)}
     for file in source.iterdir():
         if file.is_file() and file.name not in replaced:
@@ -216,19 +212,9 @@ def _link_with_tokenizer(source: Path, spec: Model, target: Path, base: Path) ->
     tokenizer.save_pretrained(target)
 
 
-def _check_tokenizer(folder: Path) -> None:
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
-        raise JobFileError(
-            f"spec.model.source: {folder} has no tokenizer (tokenizer.json ...); copy the model's tokenizer files "
-            "there or set spec.model.tokenizer"
-        )
-
-
 def _load_tokenizer(folder: Path, field: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
+    read_tokenizer(folder)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as problem:
-        raise JobFileError(f"{field}: {folder} holds no tokenizer that transformers can load ({problem})") from problem
-    return tokenizer
+        return load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    except JobFileError as problem:
+        raise JobFileError(f"{field}: {problem}") from problem

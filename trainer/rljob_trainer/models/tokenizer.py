@@ -1,13 +1,15 @@
-"""A tokenizer with one token per character, for models with random weights."""
+"""A model folder's tokenizer as transformers loads it, and one with a token per character for random weights."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.models.tokenizer_files import COPY, too_large
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL_TOKENS = (PAD, BOS, EOS, UNKNOWN)
@@ -44,3 +46,30 @@ def character_tokenizer(characters: str, context_length: int) -> PreTrainedToken
         model_max_length=context_length,
         clean_up_tokenization_spaces=False,
     )
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder. ``trust_remote_code`` is the job's ``spec.model`` setting.
+
+    Raises ``JobFileError`` for files that transformers cannot make a tokenizer of.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as problem:
+        # Whatever its many classes, or the tokenizers library (whose panics are no Exception), stumble over.
+        lines = str(problem).strip().splitlines() or [""]
+        raise JobFileError(
+            f"{folder} holds no tokenizer that transformers can load ({type(problem).__name__}: {lines[0]}); {COPY}"
+        ) from problem
+    return tokenizer
+
+
+def check_embedded(tokenizer: PreTrainedTokenizerBase, vocabulary: int, which: str) -> None:
+    """Raises ``JobFileError`` when a token of it would have no row in the embedding."""
+    size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
+    if size > vocabulary:
+        raise too_large(size, vocabulary, which)

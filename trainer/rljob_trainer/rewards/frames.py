@@ -8,6 +8,7 @@ is not lost when it hangs or is killed.
 from __future__ import annotations
 
 import mmap
+import os
 import pickle
 import struct
 import tempfile
@@ -19,8 +20,20 @@ from rljob_trainer.rewards.terms import Outcome, Response, TermSpec
 
 COMPANY_SECONDS = 0.02
 """How long a message may wait for others while its worker goes on."""
-_HEADER = struct.Struct("<I")
+_HEADER = struct.Struct("<4sQ")
+_MARK = b"\x93rlj"
+"""Begins every frame: what somebody else has written into the pipe is no frame."""
 _OUTBOX_BYTES = 1 << 16
+_STOPPED = struct.Struct("<d")
+_SIGNAL = struct.Struct("<i")
+_LENGTH = struct.Struct("<I")
+_SIGNAL_AT = _STOPPED.size
+_LENGTH_AT = _SIGNAL_AT + _SIGNAL.size
+_MESSAGES_AT = _LENGTH_AT + _LENGTH.size
+
+
+class GarbledError(Exception):
+    """Something that is no frame came out of a worker's pipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +76,7 @@ class Scored(NamedTuple):
 def frame(message: Any) -> bytes:
     """A message as it travels."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return _HEADER.pack(len(body)) + body
+    return _HEADER.pack(_MARK, len(body)) + body
 
 
 def read_frame(incoming: BinaryIO) -> Any:
@@ -71,7 +84,7 @@ def read_frame(incoming: BinaryIO) -> Any:
     header = incoming.read(_HEADER.size)
     if len(header) < _HEADER.size:
         return None
-    return pickle.loads(incoming.read(_HEADER.unpack(header)[0]))
+    return pickle.loads(incoming.read(_HEADER.unpack(header)[1]))
 
 
 class Unframing:
@@ -81,21 +94,31 @@ class Unframing:
         self._rest = b""
 
     def messages(self, arrived: bytes) -> list[Any]:
-        """Those that ``arrived`` completes."""
+        """Those that ``arrived`` completes. Raises ``GarbledError`` for what is no message."""
         data = self._rest + arrived
         found, at = [], 0
         while len(data) - at >= _HEADER.size:
-            end = at + _HEADER.size + _HEADER.unpack_from(data, at)[0]
+            mark, length = _HEADER.unpack_from(data, at)
+            if mark != _MARK:
+                raise GarbledError
+            end = at + _HEADER.size + length
             if len(data) < end:
                 break
-            found.append(pickle.loads(data[at + _HEADER.size : end]))
+            try:
+                found.append(pickle.loads(data[at + _HEADER.size : end]))
+            except Exception as problem:  # pickle raises what it likes
+                raise GarbledError from problem
             at = end
         self._rest = data[at:]
         return found
 
 
 class SharedMemory:
-    """A few pages that a process shares with one that it starts: ``file`` is inherited, the other end attaches."""
+    """A few pages that a process shares with one that it starts: ``file`` is inherited, the other end attaches.
+
+    They hold how long the worker was stopped (the driver writes that), the last signal that a function sent to its own
+    process, and the messages that are not sent yet.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -107,13 +130,33 @@ class SharedMemory:
         file.truncate(_OUTBOX_BYTES)
         return cls(file)
 
+    @property
+    def stopped_seconds(self) -> float:
+        """How long the worker has been stopped (SIGSTOP, a paused machine), as far as the driver has noticed."""
+        seconds: float = _STOPPED.unpack_from(self.pages, 0)[0]
+        return seconds
+
+    @stopped_seconds.setter
+    def stopped_seconds(self, seconds: float) -> None:
+        _STOPPED.pack_into(self.pages, 0, seconds)
+
+    @property
+    def own_signal(self) -> int:
+        """The last signal that Python code of the worker or of a child of it sent to the worker; 0: none."""
+        number: int = _SIGNAL.unpack_from(self.pages, _SIGNAL_AT)[0]
+        return number
+
+    @own_signal.setter
+    def own_signal(self, number: int) -> None:
+        _SIGNAL.pack_into(self.pages, _SIGNAL_AT, number)
+
     def messages(self) -> list[Any]:
         """What its writer, who has ended, had not sent yet; some of it may have been sent all the same."""
-        length = _HEADER.unpack_from(self.pages)[0]
-        return Unframing().messages(self.pages[_HEADER.size : _HEADER.size + length])
+        length = _LENGTH.unpack_from(self.pages, _LENGTH_AT)[0]
+        return Unframing().messages(self.pages[_MESSAGES_AT : _MESSAGES_AT + length])
 
     def clear(self) -> None:
-        _HEADER.pack_into(self.pages, 0, 0)
+        _LENGTH.pack_into(self.pages, _LENGTH_AT, 0)
 
     def close(self) -> None:
         self.pages.close()
@@ -121,16 +164,27 @@ class SharedMemory:
 
 
 class Outbox:
-    """A worker's way to say something: now (``flush``), or soon."""
+    """A worker's way to say something: now (``flush``), or soon.
+
+    It belongs to the process that made it. A child that a function forked, and that came out of the function, ends here
+    without a word: what it has to say is no outcome, and its siblings' are not its to tell.
+    """
 
     def __init__(self, outgoing: BinaryIO, memory: SharedMemory) -> None:
         self._outgoing = outgoing
         self._memory = memory
-        self._end = _HEADER.size
+        self._owner = os.getpid()
+        self._end = _MESSAGES_AT
         self._sent = time.monotonic()
+
+    def end_escaped_child(self) -> None:
+        """Ends this process when it is not the owner."""
+        if os.getpid() != self._owner:
+            os._exit(0)
 
     def post(self, message: Any) -> None:
         """Raises ``BrokenPipeError`` when the driver is gone, as ``flush`` does."""
+        self.end_escaped_child()
         data = frame(message)
         end = self._end + len(data)
         if end > _OUTBOX_BYTES:
@@ -143,14 +197,15 @@ class Outbox:
         pages[self._end : end] = data
         self._end = end
         # Last, so that what it counts is whole.
-        _HEADER.pack_into(pages, 0, end - _HEADER.size)
+        _LENGTH.pack_into(pages, _LENGTH_AT, end - _MESSAGES_AT)
         if time.monotonic() - self._sent >= COMPANY_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        if self._end > _HEADER.size:
-            self._send(self._memory.pages[_HEADER.size : self._end])
-            self._end = _HEADER.size
+        self.end_escaped_child()
+        if self._end > _MESSAGES_AT:
+            self._send(self._memory.pages[_MESSAGES_AT : self._end])
+            self._end = _MESSAGES_AT
             self._memory.clear()
 
     def _send(self, data: bytes) -> None:

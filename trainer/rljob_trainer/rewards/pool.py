@@ -5,7 +5,8 @@
 
 A function that raises, hangs, crashes its process or returns no finite number is always reported with its sample:
 ``onError: fail`` raises ``RewardError``; ``onError: score`` gives the sample ``errorScore`` and says so in its
-``RewardResult.error``, in the log and in ``failures``.
+``RewardResult.error``, in the log and in ``failures``. Where worker processes were lost twice on a sample and nothing
+says that the function did it, ``onError: fail`` raises ``RewardWorkerError``: the run may be tried again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rljob_trainer.errors import JobFileError, RewardError
+from rljob_trainer.errors import JobFileError, RewardError, RewardWorkerError
+from rljob_trainer.receipts import digest
 from rljob_trainer.rewards.process import WorkerProcess
 from rljob_trainer.rewards.rules import Verdict
 from rljob_trainer.rewards.sharing import SharedWork
@@ -31,6 +33,7 @@ from rljob_trainer.rewards.terms import (
     TermSpec,
     combine,
     term_specs,
+    too_large,
 )
 from rljob_trainer.samples import Group, RewardResult
 
@@ -135,9 +138,10 @@ class RewardPool:
         return self._route(source).pooled
 
     async def score(self, group: Group) -> list[RewardResult]:
-        """One result per sample, in their order. Raises ``RewardError`` as the job's ``onError`` says."""
+        """One result per sample, in their order. Raises ``RewardError`` or ``RewardWorkerError`` as the job's
+        ``onError`` says."""
         prompt = group.prompt
-        return await self.score_responses(
+        results = await self.score_responses(
             [
                 Response(
                     prompt=prompt.text,
@@ -152,6 +156,10 @@ class RewardPool:
                 for sample in group.samples
             ]
         )
+        return [
+            replace(result, of=(f"{prompt.ordinal}/{sample.index}", digest(sample.token_ids)))
+            for result, sample in zip(results, group.samples, strict=True)
+        ]
 
     async def score_responses(self, responses: Sequence[Response]) -> list[RewardResult]:
         """As ``score``, for responses that are no group."""
@@ -172,13 +180,31 @@ class RewardPool:
         specs = self._route(response.source).specs
         failures = [verdict for verdict in outcome.values() if isinstance(verdict, Failure)]
         if not failures:
-            return combine(specs, outcome, response.tokens, self._overlong)
+            result = combine(specs, outcome, response.tokens, self._overlong)
+            if (problem := too_large(result)) is None:
+                return result
+            titles = " + ".join(f"{spec.weight:g} x {spec.title}" for spec in specs)
+            return self._failed(
+                result, f"reward {titles} on {response.label or 'a sample'}: {problem}\n{_shown(response)}", lost=False
+            )
         message = "\n".join(self._message(failure, response) for failure in failures)
         if all(failure.ended and failure.term in self._hang_scores for failure in failures):
             self._log(f"{message}\nThis counts as wrong.")
             judged = outcome | {f.term: Verdict(self._hang_scores[f.term], None, False) for f in failures}
             return replace(combine(specs, judged, response.tokens, self._overlong), error=message)
+        judged = outcome | {failure.term: Verdict(self._reward.error_score) for failure in failures}
+        result = combine(specs, judged, response.tokens, self._overlong)
+        return self._failed(result, message, lost=all(failure.lost for failure in failures))
+
+    def _failed(self, result: RewardResult, message: str, *, lost: bool) -> RewardResult:
+        """What ``onError`` makes of a sample without a score. ``lost``: no function is known to be at fault."""
         if self._reward.on_error == "fail":
+            if lost:
+                raise RewardWorkerError(
+                    f"{message}\nTry again, with more memory or fewer spec.reward.workers if memory may have run out. "
+                    "Should it always be this sample, correct the function (or the row), or set spec.reward.onError: "
+                    "score to go on with errorScore for such samples."
+                )
             raise RewardError(
                 f"{message}\nCorrect the function (or the row), or set spec.reward.onError: score to go on with "
                 "errorScore for such samples."
@@ -186,8 +212,7 @@ class RewardPool:
         self.failures += 1
         substitute = self._reward.error_score
         self._log(f"{message}\nThe sample gets spec.reward.errorScore = {substitute:g}.")
-        judged = outcome | {failure.term: Verdict(substitute) for failure in failures}
-        return replace(combine(specs, judged, response.tokens, self._overlong), score=substitute, error=message)
+        return replace(result, score=substitute, error=message)
 
     def _log(self, message: str) -> None:
         if self._logged < _LOGGED:
@@ -198,12 +223,8 @@ class RewardPool:
 
     def _message(self, failure: Failure, response: Response) -> str:
         spec = next(spec for spec in self._specs if spec.name == failure.term)
-        return (
-            f"reward function {spec.title} failed on {response.label or 'a sample'}: {failure.problem}\n"
-            f"  prompt:   {_excerpt(response.prompt)}\n"
-            f"  response: {_excerpt(response.response)}\n"
-            f"  answer:   {_excerpt(response.answer)}"
-        )
+        where = f"reward function {spec.title} failed on {response.label or 'a sample'}"
+        return f"{where}: {failure.problem}\n{_shown(response)}"
 
     def _route(self, source: str) -> _Route:
         if source not in self._routes:
@@ -215,6 +236,14 @@ class RewardPool:
             inline = [term for term in self._inline if term.applies_to(source)]
             self._routes[source] = _Route(specs, inline, any(spec.applies_to(source) for spec in self._pooled))
         return self._routes[source]
+
+
+def _shown(response: Response) -> str:
+    return (
+        f"  prompt:   {_excerpt(response.prompt)}\n"
+        f"  response: {_excerpt(response.response)}\n"
+        f"  answer:   {_excerpt(response.answer)}"
+    )
 
 
 def _excerpt(text: str | None) -> str:

@@ -1,4 +1,12 @@
-"""One reward worker as the driver sees it: start, score a few samples, notice a hang or a crash, end it."""
+"""One reward worker as the driver sees it: start, score a few samples, notice a hang or a crash, end it.
+
+Whose fault an end is, is told apart as far as that can be done honestly. A worker that died is replaced, and the sample
+that it was at is scored once more, alone: only a second death is held against anybody. A signal that the process
+brought on itself (a segmentation fault, an alarm, ``os.kill`` of its own number) or an exit code is the function's;
+SIGKILL, SIGTERM and the like of unknown origin are nobody's (``Failure.lost``). Time in which the worker was stopped
+does not count, nor does a pause of the whole machine; one that stays stopped is replaced like one that died. A function
+that had its time is slow, and is not called again: it would take as long.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +15,19 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from rljob_trainer.errors import JobFileError, RewardError
+import psutil  # type: ignore[import-untyped]
+
+from rljob_trainer.errors import JobFileError, RewardWorkerError
 from rljob_trainer.rewards.frames import (
     COMPANY_SECONDS,
     Calling,
+    GarbledError,
     Request,
     Scored,
     Setup,
@@ -25,9 +39,48 @@ from rljob_trainer.rewards.terms import Failure, Outcome, Response, TermSpec
 
 START_SECONDS = 120.0
 """Interpreter, imports of the user's module, math-verify: seconds normally, much longer on a loaded machine."""
-_SECOND_LOOK_SECONDS = 1.0
+_STARTS = 2
+_LOOK_SECONDS = 0.25
+"""How often a worker that says nothing is looked at."""
+_HELD_UP_SECONDS = 1.0
+"""A look that comes so late was held up: the driver was busy elsewhere, or the whole machine was paused."""
 _READ_BYTES = 1 << 20
-_GONE = object()
+_LAST_WORDS_SECONDS = 1.0
+"""How long after a worker's end its pipe is read: what it started may hold it open for ever."""
+_FROM_OUTSIDE = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGSTOP, signal.SIGPWR}
+    if sys.platform == "linux"
+    else {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGSTOP}
+)
+"""Signals that a process gets from others; further ones are mostly brought on by what it does itself."""
+_STOPPING = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+
+
+class _Gone:
+    """The process has ended."""
+
+
+class _Garbled:
+    """Something else than the worker wrote into its pipe."""
+
+
+class _Late:
+    """The worker had its time."""
+
+
+class _Stopped:
+    """The worker has been stopped for as long as it has time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Why a worker ended in the middle of its work."""
+
+    problem: str
+    outside: bool = False
+    """Nothing that it did itself is known to have brought it on."""
+    had_its_time: bool = False
+    """It ran all the time that a sample has: another try would take as long."""
 
 
 class WorkerProcess:
@@ -40,7 +93,9 @@ class WorkerProcess:
         self._paths = tuple(paths)
         self._process: asyncio.subprocess.Process | None = None
         self._memory: SharedMemory | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._pipes: list[asyncio.BaseTransport] = []
+        self._incoming: asyncio.WriteTransport | None = None
+        self._reading: list[asyncio.Task[None]] = []
         self._arrived: asyncio.Queue[Any] = asyncio.Queue()
 
     @property
@@ -48,43 +103,82 @@ class WorkerProcess:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Starts the process unless it runs. Raises ``JobFileError`` when a function cannot be loaded."""
+        """Starts the process unless it runs.
+
+        Raises ``JobFileError`` when a function cannot be loaded, ``RewardWorkerError`` when processes cannot be started
+        or are lost while they start.
+        """
         if self._process is not None:
             if self._process.returncode is None and self._arrived.empty():
                 return
             # It ended while nobody used it (out of memory, say): no sample is to blame.
             await self.kill()
-        self._memory = SharedMemory.new()
-        descriptor = self._memory.file.fileno()
-        search = os.pathsep.join(dict.fromkeys((*self._paths, *(p for p in sys.path if p))))
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "rljob_trainer.rewards.worker",
-            str(descriptor),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"},
-            # A group of its own: Ctrl-C is the driver's to handle, and what the functions start ends with them.
-            start_new_session=True,
-            pass_fds=[descriptor],
-        )
-        self._arrived = asyncio.Queue()
-        self._reader = asyncio.create_task(self._read(self._process, self._arrived), name="reward worker frames")
-        try:
-            self._send(Setup(self._terms, self._timeout))
-            answer = await self._next(START_SECONDS)
-        except BaseException:
-            await self.kill()
-            raise
-        if not isinstance(answer, list):
-            how = "ended" if answer is _GONE else f"did not answer within {START_SECONDS:.0f} s"
-            code = await self.kill()
-            raise RewardError(f"a reward worker {how} while it started (exit code {code}); see its output above")
+        for attempt in range(_STARTS):
+            try:
+                await self._spawn()
+                self._send(Setup(self._terms, self._timeout))
+                answer = await self._next(START_SECONDS)
+            except OSError as problem:
+                await self.kill()
+                raise RewardWorkerError(
+                    f"no reward worker can be started ({problem.strerror or problem}); make room (memory, processes, "
+                    "open files, the folder for temporary files) and try again"
+                ) from problem
+            except BaseException:
+                await self.kill()
+                raise
+            if isinstance(answer, list):
+                break
+            end = await self._ended(answer, None, START_SECONDS)
+            if attempt + 1 < _STARTS:
+                continue
+            if end.outside or end.had_its_time:
+                raise RewardWorkerError(
+                    f"reward workers do not start: {end.problem}, {_STARTS} times; see the output above, give the "
+                    "process more memory if it may have run out of it, and try again"
+                )
+            modules = ", ".join(dict.fromkeys(f"{s.place} ({s.function or s.type})" for s in self._terms))
+            raise JobFileError(
+                f"{modules}: importing what the reward needs ends the worker process: {end.problem}, {_STARTS} times; "
+                "correct the module (see the output above)"
+            )
         (ready,) = answer
         if ready.problem is not None:
             await self.kill()
             raise JobFileError(ready.problem)
+
+    async def _spawn(self) -> None:
+        """Pipes of our own: a process of asyncio's counts as running while what it started holds its pipes open."""
+        self._memory = SharedMemory.new()
+        descriptor = self._memory.file.fileno()
+        search = os.pathsep.join(dict.fromkeys((*self._paths, *(p for p in sys.path if p))))
+        loop = asyncio.get_running_loop()
+        with _closing() as ours:
+            (their_input, our_output), (our_input, their_output) = ours.pipe(), ours.pipe()
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "rljob_trainer.rewards.worker",
+                str(descriptor),
+                stdin=their_input,
+                stdout=their_output,
+                env=os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"},
+                # A group of its own: Ctrl-C is the driver's to handle, and what the functions start ends with them.
+                start_new_session=True,
+                pass_fds=[descriptor],
+            )
+            stream = asyncio.StreamReader(limit=_READ_BYTES)
+            reading, _ = await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(stream), ours.handed_over(our_input, "rb")
+            )
+            self._pipes.append(reading)
+            writing, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, ours.handed_over(our_output, "wb"))
+            self._pipes.append(writing)
+            self._incoming = writing
+        self._arrived = asyncio.Queue()
+        read = asyncio.create_task(self._read(stream, self._arrived), name="reward worker frames")
+        ending = asyncio.create_task(self._await_end(self._process, read, self._arrived), name="reward worker end")
+        self._reading = [read, ending]
 
     async def score(self, responses: Sequence[Response]) -> list[Outcome]:
         """One outcome per response, each with a verdict or failure of every term that applies.
@@ -95,24 +189,36 @@ class WorkerProcess:
         outcomes: list[Outcome] = [{} for _ in responses]
         ended: list[set[str]] = [set() for _ in responses]
         pending = list(range(len(responses)))
+        suspects: set[tuple[int, str]] = set()
+        """Sample and term at which a worker ended once."""
+        suspect: int | None = None
         alone = False
         while pending:
-            batch = pending[:1] if alone else pending
+            batch = [suspect] if suspect is not None else pending[:1] if alone else pending
+            suspect = None
             progress = _Progress([Request(responses[i], frozenset(ended[i])) for i in batch])
-            problem = await self._attempt(progress)
+            end = await self._attempt(progress)
             for i, outcome in zip(batch, progress.outcomes, strict=True):
                 outcomes[i] |= outcome
-            if problem is not None:
+                # A function that has ruined its worker has said so itself.
+                ended[i].update(t for t, v in outcome.items() if isinstance(v, Failure) and v.ended)
+            final = {batch[i] for i in progress.final}
+            if end is not None:
                 culprit = progress.culprit()
                 if culprit is None:
-                    # Async functions of several samples were under way: find the one by calling them singly.
+                    # Async functions of several samples were under way, or none: find the one by calling them singly.
                     alone = True
                 else:
                     i = batch[culprit]
                     term = progress.calling.get(culprit) or self._only_term(responses[i], ended[i])
-                    outcomes[i][term] = Failure(term, problem, ended=True)
-                    ended[i].add(term)
-            final = {batch[i] for i in progress.final}
+                    if term is None:
+                        alone = True
+                    elif end.had_its_time or ((i, term) in suspects and len(batch) == 1):
+                        outcomes[i][term] = _blamed(term, end)
+                        ended[i].add(term)
+                    else:
+                        suspects.add((i, term))
+                        suspect = i
             pending = [i for i in pending if i not in final]
         return outcomes
 
@@ -123,21 +229,27 @@ class WorkerProcess:
         """
         process, self._process = self._process, None
         memory, self._memory = self._memory, None
-        if process is None or memory is None:
-            return None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        if self._reader is not None:
-            self._reader.cancel()
-        code = await process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
-        if progress is not None:
-            progress.note(memory.messages())
-        memory.close()
+        pipes, self._pipes = self._pipes, []
+        reading, self._reading = self._reading, []
+        self._incoming = None
+        for task in reading:
+            task.cancel()
+        code = None
+        if process is not None:
+            _end_family(process.pid)
+            code = await process.wait()
+        for pipe in pipes:
+            if not pipe.is_closing():
+                # What is still to be written is for nobody.
+                pipe.abort() if isinstance(pipe, asyncio.WriteTransport) else pipe.close()
+        if memory is not None:
+            if progress is not None:
+                with contextlib.suppress(GarbledError):
+                    progress.note(memory.messages())
+            memory.close()
         return code
 
-    async def _attempt(self, progress: _Progress) -> str | None:
+    async def _attempt(self, progress: _Progress) -> _End | None:
         """Scores until all samples are final (None) or the worker hangs or dies (what happened)."""
         try:
             await self.start()
@@ -147,43 +259,129 @@ class WorkerProcess:
                 if isinstance(arrived, list):
                     progress.note(arrived)
                     continue
-                code = await self.kill(progress)
-                if progress.finished:
-                    return None
-                if arrived is _GONE:
-                    return f"its worker process died ({_exit_reason(code)})"
-                return f"no result within {self._timeout:g} s; its worker process was killed"
+                end = await self._ended(arrived, progress, self._timeout)
+                return None if progress.finished else end
         except BaseException:
             await self.kill()
             raise
         return None
 
-    def _only_term(self, response: Response, ended: set[str]) -> str:
-        """The term that must have been called where the worker does not announce it: there is just one."""
-        return next(spec.name for spec in self._terms if spec.name not in ended and spec.applies_to(response.source))
+    async def _ended(self, how: Any, progress: _Progress | None, seconds: float) -> _End:
+        """Ends the worker after what ``_next`` has said of it. Returns why."""
+        own_signal = self._memory.own_signal if self._memory else 0
+        code = await self.kill(progress)
+        if how is _Late:
+            return _End(f"no result within {seconds:g} s; its worker process was killed", had_its_time=True)
+        if how is _Garbled:
+            return _End("something wrote into the pipe of its worker process, whose answers became unreadable")
+        if how is _Stopped:
+            number = int(signal.SIGSTOP)
+            what = f"stopped for {seconds:g} s (SIGSTOP, a debugger)"
+        elif code is None or code >= 0:
+            return _End(f"it ended its worker process (exit code {code})")
+        else:
+            number = -code
+            what = f"ended by signal {_signal_name(number)}"
+        if own_signal == number or (how is _Stopped and own_signal in _STOPPING):
+            return _End(f"its worker process was {what}, which the function sent itself")
+        return _End(f"its worker process was {what}", outside=number in _FROM_OUTSIDE)
+
+    def _only_term(self, response: Response, ended: set[str]) -> str | None:
+        """The term that must have been called where the worker does not announce it: there is just one. None: the
+        sample has had all its terms."""
+        return next(
+            (spec.name for spec in self._terms if spec.name not in ended and spec.applies_to(response.source)), None
+        )
 
     def _send(self, message: Any) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(frame(message))
+        assert self._incoming is not None
+        self._incoming.write(frame(message))
 
     async def _next(self, seconds: float) -> Any:
-        """The next messages (a list), ``_GONE`` when the process ended, None when the time is over."""
-        for wait in (seconds, _SECOND_LOOK_SECONDS):
-            # The second look is for a driver that was busy elsewhere while the message lay in the pipe.
+        """The next messages (a list), or what has become of the worker: ``_Gone``, ``_Garbled``, ``_Late`` after
+        ``seconds`` in which it was able to run, ``_Stopped`` after as many in which it was not."""
+        ran = stopped = 0.0
+        last_look = False
+        while True:
+            asked = _HELD_UP_SECONDS if last_look else min(_LOOK_SECONDS, max(seconds - ran, 0.0))
+            began = time.monotonic()
             with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(self._arrived.get(), wait)
-        return None
+                return await asyncio.wait_for(self._arrived.get(), asked)
+            if last_look:
+                return _Late
+            passed = time.monotonic() - began
+            if self._is_stopped():
+                stopped += passed
+                self._does_not_count(passed)
+                if stopped >= max(seconds, _HELD_UP_SECONDS):
+                    return _Stopped
+                continue
+            if passed > asked + _HELD_UP_SECONDS:
+                self._does_not_count(passed - asked)
+                passed = asked
+            ran += passed
+            # One last look is for a driver that was busy elsewhere while the message lay in the pipe.
+            last_look = ran >= seconds
+
+    def _is_stopped(self) -> bool:
+        try:
+            return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        except psutil.Error:
+            return False
+
+    def _does_not_count(self, seconds: float) -> None:
+        """Lets the worker know, which gives its async functions their time."""
+        if self._memory is not None:
+            self._memory.stopped_seconds += seconds
 
     @staticmethod
-    async def _read(process: asyncio.subprocess.Process, arrived: asyncio.Queue[Any]) -> None:
-        assert process.stdout is not None
+    async def _read(stream: asyncio.StreamReader, arrived: asyncio.Queue[Any]) -> None:
         unframing = Unframing()
         with contextlib.suppress(ConnectionError):
-            while data := await process.stdout.read(_READ_BYTES):
-                if messages := unframing.messages(data):
+            while data := await stream.read(_READ_BYTES):
+                try:
+                    messages = unframing.messages(data)
+                except GarbledError:
+                    arrived.put_nowait(_Garbled)
+                    return
+                if messages:
                     arrived.put_nowait(messages)
-        arrived.put_nowait(_GONE)
+
+    @staticmethod
+    async def _await_end(
+        process: asyncio.subprocess.Process, read: asyncio.Task[None], arrived: asyncio.Queue[Any]
+    ) -> None:
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            # A worker that has closed its pipe will never answer, and one that has ended may have left it open.
+            await asyncio.wait({ended, read}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, read}, timeout=_LAST_WORDS_SECONDS)
+        finally:
+            ended.cancel()
+        arrived.put_nowait(_Gone)
+
+
+class _closing:  # noqa: N801  (a context manager)
+    """Pipes of which each end is closed on leaving, unless a transport has it by then."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def pipe(self) -> tuple[int, int]:
+        ends = os.pipe()
+        self._open.update(ends)
+        return ends
+
+    def handed_over(self, descriptor: int, mode: str) -> Any:
+        self._open.discard(descriptor)
+        return os.fdopen(descriptor, mode, buffering=0)
+
+    def __enter__(self) -> _closing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._open:
+            os.close(descriptor)
 
 
 class _Progress:
@@ -218,7 +416,50 @@ class _Progress:
         return unfinished.pop() if len(unfinished) == 1 else None
 
 
-def _exit_reason(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"signal {signal.Signals(-code).name}"
-    return f"exit code {code}"
+def _blamed(term: str, end: _End) -> Failure:
+    if end.had_its_time:
+        return Failure(term, end.problem, ended=True)
+    if not end.outside:
+        problem = f"{end.problem}; this happened twice, the second time with this sample alone"
+        return Failure(term, problem, ended=True)
+    problem = (
+        f"{end.problem}, twice in succession. By whom is not known (the kernel, where memory runs out, or another "
+        "process): neither function nor row need be at fault"
+    )
+    return Failure(term, problem, ended=True, lost=True)
+
+
+def _end_family(pid: int) -> None:
+    """Kills a worker, its group, and what it started in sessions of its own."""
+    family = _descendants(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    for member in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    """What a process has started and is still there, children's children included."""
+    if sys.platform != "linux":
+        with contextlib.suppress(psutil.Error):
+            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        return []
+    found: list[int] = []
+    parents = [pid]
+    while parents:
+        children: list[int] = []
+        # Of each of its threads; a file that is gone is of a process that has ended.
+        for file in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                children += map(int, file.read_text().split())
+        found += children
+        parents += children
+    return found
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)

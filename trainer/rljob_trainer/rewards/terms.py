@@ -6,13 +6,12 @@ quick built-in rules, a worker process for the rest.
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import importlib
 import inspect
 import math
 import re
 import reprlib
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,9 +19,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.rules import Verdict, built_in, overlong
 from rljob_trainer.samples import RewardResult
+from rljob_trainer.texts import writable
 
 if TYPE_CHECKING:
     from rljob_api.spec.reward import Reward
+
+
+LARGEST_SCORE = 1e15
+"""Training computes in float32, whose largest number is 3.4e38, with squares and sums of the scores of a batch: those
+of 10^8 samples of this size are still finite."""
+_LONGEST_PREDICTION = 16384
+_LONGEST_MESSAGE = 2000
+"""Characters of what a function says of itself: a prediction is kept in every sample, a message in the log."""
 
 
 class Response(NamedTuple):
@@ -70,12 +78,16 @@ class Failure:
     problem: str
     ended: bool = False
     """It hung or crashed, and its worker process is no more."""
+    lost: bool = False
+    """Its worker process was ended or stopped from outside, as far as can be told, twice in succession: neither
+    function nor row need be at fault."""
 
 
 Outcome = dict[str, Verdict | Failure]
 """What the terms said about one sample, by their names."""
 
-_STANDARD = ("prompt", "response", "answer", "source", "tokens", "finish")
+STANDARD = ("prompt", "response", "answer", "source", "tokens", "finish")
+"""What every sample has, besides the columns of its row."""
 
 
 class Term:
@@ -91,7 +103,9 @@ class Term:
         self.hang_score = rule.hang_score if rule else None
         self._prepare = rule.prepare if rule else None
         self._function: Callable[..., Any] = rule.function if rule else _imported(spec)
-        self.is_async = inspect.iscoroutinefunction(self._function)
+        self.is_async = inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(
+            getattr(self._function, "__call__", None)  # noqa: B004  an object that is called as an async function is
+        )
         self._params = dict(spec.params) if rule is None else _checked_params(spec, self._function)
         signature = _signature(self._function)
         self._takes_all = signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -99,12 +113,12 @@ class Term:
         if not self._takes_all and (unknown := sorted(set(self._params) - self._names)):
             raise JobFileError(
                 f"{spec.place}.params: {spec.title} takes no {', '.join(map(repr, unknown))}; "
-                f"it takes {', '.join(sorted(self._names - set(_STANDARD))) or 'none'}"
+                f"it takes {', '.join(sorted(self._names - set(STANDARD))) or 'none'}"
             )
         if spec.type == "pattern":
             _check_pattern(spec)
-        self._wanted_standard = tuple(n for n in _STANDARD if self._takes_all or n in self._names)
-        self._wants_columns = self._takes_all or bool(self._names - set(_STANDARD) - set(self._params))
+        self._wanted_standard = tuple(n for n in STANDARD if self._takes_all or n in self._names)
+        self._wants_columns = self._takes_all or bool(self._names - set(STANDARD) - set(self._params))
 
     def prepare(self) -> None:
         """Does what would make the first call slow."""
@@ -118,16 +132,17 @@ class Term:
         """Calls a function that is not async. Whatever it raises becomes a ``Failure`` that says where."""
         try:
             returned = self._function(**self._arguments(response))
-        except (Exception, SystemExit) as problem:  # noqa: BLE001  the user's code may raise anything
+        except BaseException as problem:  # noqa: BLE001  also KeyboardInterrupt and CancelledError, raised by the function
             return Failure(self.spec.name, _described(problem))
         return self._judged(returned)
 
     async def score_async(self, response: Response) -> Verdict | Failure:
-        """As ``score``, for an async function. Cancellation goes through."""
+        """As ``score``, for an async function. Whoever awaits it in a task of its own and cancels that task must not
+        expect it to end as cancelled."""
         try:
             called: Awaitable[Any] = self._function(**self._arguments(response))
             returned = await called
-        except (Exception, SystemExit) as problem:  # noqa: BLE001  as in score
+        except BaseException as problem:  # noqa: BLE001  as in score
             return Failure(self.spec.name, _described(problem))
         return self._judged(returned)
 
@@ -135,8 +150,10 @@ class Term:
         """What was returned as a verdict, or what is wrong with it."""
         try:
             return _verdict(returned)
-        except Exception as problem:  # noqa: BLE001  also what conversions of the user's types raise
-            return Failure(self.spec.name, str(problem) or type(problem).__name__)
+        except _UnusableError as problem:
+            return Failure(self.spec.name, str(problem))
+        except BaseException as problem:  # noqa: BLE001  what conversions of the user's types raise
+            return Failure(self.spec.name, f"what it returned cannot be used: {_described(problem)}")
 
     def _arguments(self, response: Response) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
@@ -219,7 +236,7 @@ def _imported(spec: TermSpec) -> Callable[..., Any]:
     module_name, _, function_name = (spec.function or "").partition(":")
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except (Exception, SystemExit) as problem:  # the user's module may raise anything when imported
+    except BaseException as problem:  # the user's module may raise anything when imported
         raise JobFileError(
             f"{spec.place}.function: {spec.function} cannot be imported: {_described(problem)}. "
             "The module must lie beside the job file, in the current folder, or be installed"
@@ -258,40 +275,101 @@ def _check_pattern(spec: TermSpec) -> None:
         raise JobFileError(f"{spec.place}.pattern: not a regular expression: {problem}") from problem
 
 
+class _UnusableError(Exception):
+    """What a function returned is no verdict; the message says why."""
+
+
 def _verdict(returned: Any) -> Verdict:
-    """What a function returned: a number, or a mapping with ``score`` and perhaps ``prediction`` and ``correct``."""
+    """What a function returned: a number, or a mapping with ``score`` and perhaps ``prediction`` and ``correct``.
+
+    All that is in it are plain numbers and texts afterwards, which can travel: nothing of the user's types.
+    """
     if isinstance(returned, Verdict):
-        verdict = returned
+        score, prediction, correct = returned
     elif isinstance(returned, Mapping):
         if "score" not in returned:
-            raise TypeError(
-                f"it returned a mapping without 'score', only with {', '.join(map(repr, returned)) or 'nothing'}"
-            )
-        prediction, correct = returned.get("prediction"), returned.get("correct")
-        verdict = Verdict(
-            _number(returned["score"]),
-            None if prediction is None else str(prediction),
-            None if correct is None else bool(correct),
-        )
+            names = reprlib.repr(list(returned))[1:-1] if returned else "nothing"
+            raise _UnusableError(f"it returned a mapping without 'score', only with {plain_text(names)}")
+        score, prediction, correct = returned["score"], returned.get("prediction"), returned.get("correct")
     else:
-        verdict = Verdict(_number(returned))
-    if not math.isfinite(verdict.score):
-        raise ValueError(f"it returned the score {verdict.score}, which is not a finite number")
-    return verdict
-
-
-def _number(value: Any) -> float:
-    with contextlib.suppress(Exception):  # whatever its own conversion raises
-        if not isinstance(value, str | bytes):
-            return float(value)
-    raise TypeError(
-        f"it returned {reprlib.repr(value)} ({type(value).__name__}), which is not a number; return one, or a mapping "
-        "with 'score'"
+        score, prediction, correct = returned, None, None
+    return Verdict(
+        _number(score),
+        None if prediction is None else _kept_prediction(plain_text(str(prediction))),
+        None if correct is None else bool(correct),
     )
 
 
+def _kept_prediction(text: str) -> str:
+    """A prediction is compared with others and written beside its sample. Of one as long as a book the beginning is
+    kept and a digest of the whole, so that equal predictions stay equal and others do not become so."""
+    if len(text) <= _LONGEST_PREDICTION:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"{text[:_LONGEST_MESSAGE]}... ({len(text)} characters, SHA-256 {digest})"
+
+
+def _number(value: Any) -> float:
+    """Raises ``_UnusableError`` for what is no number that training can hold."""
+    number: float | None = None
+    if not isinstance(value, str | bytes | bytearray):
+        try:
+            number = float(value)
+        except OverflowError:  # of whole numbers and fractions beyond a float's range
+            raise _UnusableError(f"it returned a score ({_type_name(value)}) {_TOO_LARGE}") from None
+        except BaseException:  # noqa: BLE001  whatever its own conversion raises
+            number = None
+    if number is None:
+        raise _UnusableError(
+            f"it returned {_shown(value)} ({_type_name(value)}), which is not a number; return one, or a mapping with "
+            "'score'"
+        )
+    if not math.isfinite(number):
+        raise _UnusableError(f"it returned the score {number}, which is not a finite number")
+    if abs(number) > LARGEST_SCORE:
+        raise _UnusableError(f"it returned the score {number:g}, {_TOO_LARGE}")
+    return number
+
+
+_TOO_LARGE = f"beyond +-{LARGEST_SCORE:g}: training computes in float32, with squares and sums of scores; scale it down"
+
+
+def too_large(result: RewardResult) -> str | None:
+    """What is wrong with the weighted sum of terms that are each small enough; None: nothing."""
+    if abs(result.score) <= LARGEST_SCORE:
+        return None
+    return f"the weighted sum of its rewards is {result.score:g}, {_TOO_LARGE}, or lower the weights"
+
+
+def _type_name(value: Any) -> str:
+    # Of the class itself: an instance may say anything of its own class.
+    return plain_text(type.__dict__["__name__"].__get__(type(value)))
+
+
+def _shown(value: Any) -> str:
+    """A value as messages show it, whatever its ``__repr__`` does."""
+    try:
+        return plain_text(reprlib.repr(value))
+    except BaseException:  # noqa: BLE001
+        return "a value that cannot be shown"
+
+
+def plain_text(text: str) -> str:
+    """A text of the user's code that can travel and be written: of class ``str`` itself, without lone surrogates."""
+    return writable(str.__str__(text))
+
+
 def _described(problem: BaseException) -> str:
-    """Type, message and the innermost line of an exception."""
-    frames = traceback.extract_tb(problem.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(problem).__name__}: {problem}{where}"
+    """Type, message and the innermost line of an exception, whatever its ``__str__`` does."""
+    try:
+        message = plain_text(str(problem))
+    except BaseException as another:  # noqa: BLE001
+        message = f"(its text cannot be read: that raises {_type_name(another)})"
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[:_LONGEST_MESSAGE]}... ({len(message)} characters)"
+    # Not traceback.extract_tb, which reads source files: the line's number is all that is wanted.
+    trace = problem.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f" ({plain_text(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno})" if trace else ""
+    return f"{_type_name(problem)}: {message}{where}"

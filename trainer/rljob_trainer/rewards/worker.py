@@ -4,56 +4,59 @@ Started as ``python -m rljob_trainer.rewards.worker FD``; talks pickled frames (
 and output, with an outbox in the shared memory behind the file descriptor FD. What the functions print goes to standard
 error. It never imports torch. It ends when the driver closes the pipe, and is killed by the kernel should the driver
 die while a function hangs.
+
+Functions may do anything to their process. What they fork never answers for it (``Outbox``), signals that they send to
+it are told from those of others (``_note_own_signals``), and one that takes its descriptors away is named.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import os
+import selectors
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from typing import BinaryIO
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.frames import Calling, Outbox, Ready, Request, Scored, Setup, SharedMemory, read_frame
-from rljob_trainer.rewards.terms import Failure, Outcome, Term
+from rljob_trainer.rewards.rules import Verdict
+from rljob_trainer.rewards.terms import Failure, Outcome, Response, Term
+
+_LATE_SECONDS = 0.5
+"""A timer that comes so late was held up, perhaps because the machine was paused: the driver is about to notice too."""
+_BROKEN = 70
+"""Exit code after an exception that no function's call let through."""
 
 
 def main() -> None:
     _die_with_parent()
+    # Ctrl-C is the driver's: a KeyboardInterrupt in here is one that a function raises itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     incoming, outgoing = _take_over_pipes()
     # Functions may start processes of their own, which have no business here.
     os.set_inheritable(descriptor := int(sys.argv[1]), False)
-    outbox = Outbox(outgoing, SharedMemory(os.fdopen(descriptor, "rb+")))
+    memory = SharedMemory(os.fdopen(descriptor, "rb+"))
+    outbox = Outbox(outgoing, memory)
+    _keep_from_children([incoming.fileno(), outgoing.fileno()])
     setup = read_frame(incoming)
     if not isinstance(setup, Setup):
         return
+    _note_own_signals(memory)
+    worker = _Worker(setup, incoming, outgoing, outbox, memory)
     try:
-        _serve(setup, incoming, outbox)
+        worker.serve()
     except BrokenPipeError:
         # The driver is gone; nobody is left to hear about it.
         os._exit(0)
-
-
-def _serve(setup: Setup, incoming: BinaryIO, outbox: Outbox) -> None:
-    try:
-        terms = [Term(spec) for spec in setup.terms]
-    except JobFileError as problem:
-        outbox.post(Ready(str(problem)))
-        outbox.flush()
-        return
-    for term in terms:
-        term.prepare()
-    outbox.post(Ready())
-    outbox.flush()
-    with asyncio.Runner() as runner:
-        while (batch := read_frame(incoming)) is not None:
-            _score(batch, terms, setup.timeout_seconds, outbox, runner)
-            outbox.flush()
+    except BaseException:  # noqa: BLE001  what a task of a function raised into the event loop, for example
+        outbox.end_escaped_child()
+        traceback.print_exc()
+        os._exit(_BROKEN)
 
 
 class _Sample:
@@ -64,58 +67,181 @@ class _Sample:
         self.response = request.response
         self.terms = [t for t in terms if t.spec.name not in request.skip and t.applies_to(request.response.source)]
         self.outcome: Outcome = {}
-        self.seconds_left = 0.0
+        self.deadline = 0.0
 
 
-def _score(
-    batch: Sequence[Request], terms: list[Term], timeout_seconds: float, outbox: Outbox, runner: asyncio.Runner
-) -> None:
-    """Plain functions sample by sample, in order; then all async ones together, which mostly wait for somebody else."""
-    waiting: list[_Sample] = []
-    for index, request in enumerate(batch):
-        begin = time.monotonic()
-        sample = _Sample(index, request, terms)
-        for term in sample.terms:
-            if not term.is_async:
-                _announce(sample, term, outbox)
-                sample.outcome[term.spec.name] = term.score(sample.response)
-        final = not any(term.is_async for term in sample.terms)
-        if not final:
-            sample.seconds_left = timeout_seconds - (time.monotonic() - begin)
-            waiting.append(sample)
-        outbox.post(Scored(index, sample.outcome, final))
-    if waiting:
-        runner.run(_score_async(waiting, timeout_seconds, outbox))
+class _Worker:
+    """Calls the functions for one batch of samples after the other."""
+
+    def __init__(
+        self, setup: Setup, incoming: BinaryIO, outgoing: BinaryIO, outbox: Outbox, memory: SharedMemory
+    ) -> None:
+        self._setup = setup
+        self._incoming = incoming
+        self._outbox = outbox
+        self._memory = memory
+        self._terms: list[Term] = []
+        self._guarded = [0, 1, 2, incoming.fileno(), outgoing.fileno()]
+        self._at_first = self._descriptors()
+
+    def serve(self) -> None:
+        try:
+            self._terms = [Term(spec) for spec in self._setup.terms]
+        except JobFileError as problem:
+            self._outbox.post(Ready(str(problem)))
+            self._outbox.flush()
+            return
+        for term in self._terms:
+            term.prepare()
+        self._outbox.post(Ready())
+        self._outbox.flush()
+        # What modules do to the standard streams when they are imported is nobody's mistake.
+        self._at_first = self._descriptors()
+        with asyncio.Runner(loop_factory=self._event_loop) as runner:
+            while (batch := read_frame(self._incoming)) is not None:
+                self._score(batch, runner)
+                self._outbox.flush()
+
+    def _score(self, batch: Sequence[Request], runner: asyncio.Runner) -> None:
+        """Plain functions sample by sample, in order; then all async ones together, which mostly wait for others."""
+        waiting: list[_Sample] = []
+        for index, request in enumerate(batch):
+            sample = _Sample(index, request, self._terms)
+            sample.deadline = self._clock() + self._setup.timeout_seconds
+            for term in sample.terms:
+                if not term.is_async:
+                    self._announce(sample, term)
+                    sample.outcome[term.spec.name] = self._called(term, sample.response)
+            final = not any(term.is_async for term in sample.terms)
+            if not final:
+                waiting.append(sample)
+            self._outbox.post(Scored(index, sample.outcome, final))
+            self._end_if_robbed()
+        if waiting:
+            runner.run(self._score_async(waiting))
+
+    def _called(self, term: Term, response: Response) -> Verdict | Failure:
+        verdict = term.score(response)
+        self._outbox.end_escaped_child()
+        if self._descriptors() != self._at_first:
+            problem = (
+                "it closed or replaced file descriptors of its worker process (0, 1, 2, or the pipes of the driver)"
+            )
+            return Failure(term.spec.name, problem, ended=True)
+        return verdict
+
+    async def _score_async(self, samples: Sequence[_Sample]) -> None:
+        async def one(sample: _Sample) -> None:
+            outcome: Outcome = {}
+            for term in sample.terms:
+                if term.is_async:
+                    self._announce(sample, term)
+                    outcome[term.spec.name] = await self._within_time(term, sample)
+                    # Several were under way: the driver finds the one by calling them singly.
+                    self._end_if_robbed()
+            self._outbox.post(Scored(sample.index, outcome))
+
+        async with asyncio.TaskGroup() as tasks:
+            for sample in samples:
+                tasks.create_task(one(sample))
+
+    async def _within_time(self, term: Term, sample: _Sample) -> Verdict | Failure:
+        """An async function's verdict within the sample's time, in which its process was able to run."""
+        late = Failure(term.spec.name, f"no result within {self._setup.timeout_seconds:g} s")
+        if self._clock() >= sample.deadline:
+            return late
+        call = asyncio.ensure_future(term.score_async(sample.response))
+        while (left := sample.deadline - self._clock()) > 0:
+            asked = time.monotonic()
+            if (await asyncio.wait({call}, timeout=left))[0]:
+                return call.result()
+            if time.monotonic() - asked > left + _LATE_SECONDS:
+                await asyncio.wait({call}, timeout=_LATE_SECONDS)
+        # A function may keep its cancellation to itself. Then it goes on, and nobody waits for it.
+        call.cancel()
+        return call.result() if call.done() and not call.cancelled() else late
+
+    def _announce(self, sample: _Sample, term: Term) -> None:
+        if len(sample.terms) > 1:
+            self._outbox.post(Calling(sample.index, term.spec.name))
+
+    def _clock(self) -> float:
+        """Time that stands still while the process is stopped."""
+        return time.monotonic() - self._memory.stopped_seconds
+
+    def _descriptors(self) -> list[tuple[int, int] | None]:
+        """What is behind the descriptors that this process needs."""
+        found: list[tuple[int, int] | None] = []
+        for descriptor in self._guarded:
+            try:
+                status = os.fstat(descriptor)
+            except OSError:
+                found.append(None)
+            else:
+                found.append((status.st_dev, status.st_ino))
+        return found
+
+    def _end_if_robbed(self) -> None:
+        """The driver reads what was posted from the shared memory, and starts another worker."""
+        if self._descriptors() != self._at_first:
+            os._exit(_BROKEN)
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.SelectorEventLoop(_OwnSelector(self._outbox.end_escaped_child))
 
 
-async def _score_async(samples: Sequence[_Sample], timeout_seconds: float, outbox: Outbox) -> None:
-    async def one(sample: _Sample) -> None:
-        asked = [term for term in sample.terms if term.is_async]
-        too_late = f"no result within {timeout_seconds:g} s"
-        outcome: Outcome = {term.spec.name: Failure(term.spec.name, too_late) for term in asked}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(sample.seconds_left):
-                for term in asked:
-                    _announce(sample, term, outbox)
-                    outcome[term.spec.name] = await term.score_async(sample.response)
-        outbox.post(Scored(sample.index, outcome))
+class _OwnSelector(selectors.DefaultSelector):
+    """Ends a forked child that goes on with the event loop of its parent, whose events it would take."""
 
-    async with asyncio.TaskGroup() as tasks:
-        for sample in samples:
-            tasks.create_task(one(sample))
+    def __init__(self, end_escaped_child: Callable[[], None]) -> None:
+        super().__init__()
+        self._end_escaped_child = end_escaped_child
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._end_escaped_child()
+        found: list[tuple[selectors.SelectorKey, int]] = super().select(timeout)
+        return found
 
 
-def _announce(sample: _Sample, term: Term, outbox: Outbox) -> None:
-    if len(sample.terms) > 1:
-        outbox.post(Calling(sample.index, term.spec.name))
+def _keep_from_children(descriptors: Sequence[int]) -> None:
+    """A child that a function forks has no part in the pipes: it can neither answer nor hold them open."""
+
+    def let_go() -> None:
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in descriptors:
+            os.dup2(null, descriptor, inheritable=False)
+        os.close(null)
+
+    os.register_at_fork(after_in_child=let_go)
+
+
+def _note_own_signals(memory: SharedMemory) -> None:
+    """Remembers the last signal that Python code of this process, or of a child forked by it, sends to this process:
+    when the process dies of that one, nobody else has killed it."""
+    own = os.getpid()
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("os.kill", "os.killpg"):
+            target, number = arguments
+            if target in (own, 0, -1, -own):
+                memory.own_signal = int(number)
+        elif event == "signal.pthread_kill" and os.getpid() == own:
+            memory.own_signal = int(arguments[1])
+
+    sys.addaudithook(note)
 
 
 def _die_with_parent() -> None:
-    """Asks the kernel (Linux) to kill this process when the driver is gone: a hanging function reads no pipe."""
+    """Asks the kernel (Linux) to kill this process when the driver is gone: a hanging function reads no pipe.
+
+    And to make it the parent of those that lose theirs, so that what functions leave behind can be found and ended.
+    """
     if sys.platform != "linux":
         return
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    pr_set_pdeathsig, pr_set_child_subreaper = 1, 36
+    library = ctypes.CDLL(None, use_errno=True)
+    library.prctl(pr_set_pdeathsig, signal.SIGKILL)
+    library.prctl(pr_set_child_subreaper, 1)
 
 
 def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:

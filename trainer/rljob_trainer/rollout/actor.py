@@ -131,6 +131,9 @@ class EngineActor:
     def receive_weights(self, version: int, timeout: float) -> ReceiveReport:
         return self._loop.receive_weights(version, timeout)
 
+    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
+        return self._loop.digests(in_any_order)
+
     def sleep(self) -> None:
         self._loop.sleep()
 

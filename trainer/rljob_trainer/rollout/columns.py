@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rljob_trainer.receipts import Receipt
 from rljob_trainer.rollout.protocol import Begun, GenerationRequest, GenerationResult
 from rljob_trainer.samples import FinishReason, FloatArray, IntArray
 
@@ -46,6 +47,7 @@ class Results(list[GenerationResult]):
             [result.request_id for result in self],
             [result.finish for result in self],
             _columns(self),
+            [result.receipt for result in self],
         )
 
 
@@ -80,8 +82,10 @@ def _requests(begun: Columns | None, *plain: Sequence[Any]) -> Requests:
     return Requests(map(GenerationRequest, *plain, (Begun(*arrays) for arrays in _parts(begun))))
 
 
-def _results(names: Sequence[str], finishes: Sequence[FinishReason], columns: Columns) -> Results:
+def _results(
+    names: Sequence[str], finishes: Sequence[FinishReason], columns: Columns, receipts: Sequence[Receipt | None]
+) -> Results:
     return Results(
-        GenerationResult(name, *arrays, finish)
-        for name, finish, arrays in zip(names, finishes, _parts(columns), strict=True)
+        GenerationResult(name, *arrays, finish, receipt=receipt)
+        for name, finish, arrays, receipt in zip(names, finishes, _parts(columns), receipts, strict=True)
     )

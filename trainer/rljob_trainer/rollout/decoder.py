@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.models.config import unsupported_by_torch_engine
 from rljob_trainer.rollout.kv_cache import KVCache
-
-SUPPORTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [tokens, heads, D], keys and values [tokens, kv heads, D]) -> [tokens, heads * D]."""
@@ -50,21 +49,11 @@ class DecoderConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
         """Reads a ``config.json`` (or ``config.to_dict()``). Raises ``JobFileError`` for what is not supported."""
-        family = config.get("model_type")
-        if family not in SUPPORTED_FAMILIES:
-            raise _unsupported(f"knows the model types {', '.join(SUPPORTED_FAMILIES)}, but this model is a {family!r}")
-        window_is_used = config.get("use_sliding_window", family == "mistral")
-        if window_is_used and config.get("sliding_window"):
-            raise _unsupported(f"has no sliding-window attention (sliding_window: {config['sliding_window']})")
-        if config.get("hidden_act", "silu") != "silu":
-            raise _unsupported(f"has no activation {config['hidden_act']!r}, only silu")
+        if (problem := unsupported_by_torch_engine(config)) is not None:
+            raise JobFileError(f"rollout.engine: the torch engine {problem}; use rollout.engine: vllm")
         # transformers 5 writes one mapping `rope_parameters`; earlier versions `rope_theta` and `rope_scaling`.
         rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
         rope_type = rope.get("rope_type", rope.get("type", "default"))
-        if rope_type not in ("default", "linear", "llama3"):
-            raise _unsupported(f"has no RoPE scaling {rope_type!r}, only linear and llama3")
-        if float(config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0) != 1.0:
-            raise _unsupported("rotates whole heads only (partial_rotary_factor must be 1)")
         heads = int(config["num_attention_heads"])
         return cls(
             vocabulary=int(config["vocab_size"]),
@@ -74,15 +63,11 @@ class DecoderConfig:
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
             context=int(config["max_position_embeddings"]),
-            norm_epsilon=float(config["rms_norm_eps"]),
+            norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
             tied=bool(config.get("tie_word_embeddings", False)),
             rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
             rope_scaling=None if rope_type == "default" else {**rope, "rope_type": rope_type},
         )
-
-
-def _unsupported(what: str) -> JobFileError:
-    return JobFileError(f"rollout.engine: the torch engine {what}; use rollout.engine: vllm")
 
 
 def read_folder(

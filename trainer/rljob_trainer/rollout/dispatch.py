@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.receipts import ReceiptError, check_answer
 from rljob_trainer.rollout.activity import Activity
 from rljob_trainer.rollout.columns import Requests
 from rljob_trainer.rollout.handle import EngineLostError
@@ -24,11 +26,15 @@ from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, 
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.telemetry.waits import NEVER, patiently
 
+log = logging.getLogger(__name__)
+
 _POLL_SECONDS = 5.0
 """One long poll of an engine's results."""
 _LINGER_SECONDS = 0.025
 """A call costs driver and engine a millisecond of processor time each, as much as a token of a small model: what
 finishes close together travels together."""
+_MOST_UNSOUND = 16
+"""Responses of a process that may arrive as they were not made, before it is no accident any more."""
 CALL_SECONDS = 60.0
 """Longest wait for an answer that takes no generation; an engine answers between two steps."""
 
@@ -61,6 +67,7 @@ class Dispatch(ABC):
         """Set when an engine has fewer requests in hand than before."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
+        self._unsound = 0
 
     @abstractmethod
     def report_lost(self, name: str, reason: str) -> None:
@@ -265,6 +272,8 @@ class Dispatch(ABC):
         for result in results:
             pending = member.pending.pop(result.request_id, None)
             if pending is not None and not pending.done.done():
+                if not self._is_sound(pending, result):
+                    continue
                 result.seconds = now - pending.since
                 if self._shelf is not None:
                     self._shelf.keep(result)
@@ -292,7 +301,7 @@ class Dispatch(ABC):
         self._resolve(member, finished)
         for partial in reversed(partials):
             pending = member.pending.pop(partial.request_id, None)
-            if pending is not None:
+            if pending is not None and self._is_sound(pending, partial):
                 if before_version is not None:
                     cut(partial, before_version)
                 # What it brought along is on the shelf already.
@@ -303,6 +312,23 @@ class Dispatch(ABC):
                 self._queue.appendleft([pending])
         self._follow(member)
         self._wake()
+
+    def _is_sound(self, pending: Pending, result: GenerationResult) -> bool:
+        """Whether the response is what was asked for and what its engine made. If not it is asked for again, until
+        that has happened too often."""
+        try:
+            check_answer(pending.request, result)
+        except ReceiptError as error:
+            self._unsound += 1
+            if self._unsound > _MOST_UNSOUND:
+                self._fail(error)
+                if not pending.done.done():
+                    pending.done.set_exception(error)
+            else:
+                log.warning("%s; it is made again", error)
+                self._queue.appendleft([pending])
+            return False
+        return True
 
     def _return_all(self, member: Member) -> None:
         """What an engine that is no member any more had in hand goes back to the queue's front."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.receipts import Receipts
 from rljob_trainer.rollout.columns import Results
 from rljob_trainer.rollout.protocol import Engine, GenerationRequest, GenerationResult
 from rljob_trainer.samples import FloatArray
@@ -58,6 +59,7 @@ class EngineLoop:
         self._asleep = False
         self._updating = False
         self._busy_seconds = 0.0
+        self._receipts = Receipts()
         built: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(build, built), name=f"engine-{name}", daemon=True)
         self._thread.start()
@@ -73,9 +75,10 @@ class EngineLoop:
             try:
                 for request in requests:
                     engine.add(request)
+                    self._receipts.take(request)
                     added.append(request.request_id)
             except ValueError:
-                engine.abort(added)
+                self._receipts.write(engine.abort(added))
                 raise
 
         self.call(enter)
@@ -95,7 +98,7 @@ class EngineLoop:
     def abort(self, request_ids: Iterable[str] | None = None) -> Results:
         """Ends the named (or all) requests and returns what they have. Finished ones come from ``collect``."""
         wanted = None if request_ids is None else list(request_ids)
-        return Results(self.call(lambda engine: engine.abort(wanted)))
+        return Results(self.call(lambda engine: self._with_receipts(engine.abort(wanted))))
 
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
         return self.call(lambda engine: engine.score(sequences, temperature))
@@ -135,6 +138,10 @@ class EngineLoop:
             return replace(report, pause_seconds=time.perf_counter() - started)
 
         return self.call(receive)
+
+    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
+        """Of the weights (``Engine.digests``)."""
+        return self.call(lambda engine: engine.digests(in_any_order))
 
     def sleep(self) -> None:
         def fall_asleep(engine: Engine) -> None:
@@ -239,6 +246,10 @@ class EngineLoop:
         started = time.perf_counter()
         results = engine.step()
         self._busy_seconds += time.perf_counter() - started
+        return self._with_receipts(results)
+
+    def _with_receipts(self, results: list[GenerationResult]) -> list[GenerationResult]:
+        self._receipts.write(results)
         return results
 
     def _check(self) -> None:

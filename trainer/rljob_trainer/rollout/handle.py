@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from rljob_trainer.actor_deaths import DEATHS, cause_of_death
+from rljob_trainer.aside import aside
 from rljob_trainer.errors import DeadlineError, EngineError, RLJobError
 from rljob_trainer.rollout.actor import ACTOR_OPTIONS, EngineActor, EnginePlace, EngineSpec
 
@@ -44,6 +45,7 @@ _WORK: Mapping[str, tuple[str, str | None]] = {
     "join_weights": ("meet the learner for its weights", "deadlines.progressSeconds"),
     "receive_weights": ("load its weights", "deadlines.progressSeconds"),
     "score": ("score the canaries", "deadlines.progressSeconds"),
+    "digests": ("say which weights it has", "deadlines.progressSeconds"),
     "submit": ("take its requests", None),
     "collect": ("hand over what has finished", None),
     "abort": ("interrupt its requests", None),
@@ -67,7 +69,12 @@ class RayEngine:
     @classmethod
     async def start(cls, name: str, spec: EngineSpec, *, seconds: float = 600.0, **options: Any) -> RayEngine:
         """Starts an engine actor with the given Ray options and waits until it is built."""
-        actor: Any = ray.remote(EngineActor).options(**{**ACTOR_OPTIONS, **options}).remote(name, spec)
+
+        def create() -> Any:
+            return ray.remote(EngineActor).options(**{**ACTOR_OPTIONS, **options}).remote(name, spec)
+
+        # Ray asks its head, which may be gone, to register class and actor, and answers when that has answered.
+        actor: Any = await aside(create)
         handle = cls(
             name,
             lambda method, *args: getattr(actor, method).remote(*args),

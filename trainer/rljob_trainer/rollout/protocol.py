@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from rljob_trainer.receipts import Receipt
 from rljob_trainer.samples import FinishReason, FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class GenerationResult:
     finish: FinishReason
     seconds: float = 0.0
     """From the first request to the response, waiting and interruptions included; the pool measures it."""
+    receipt: Receipt | None = None
+    """What whoever drives the engine says of the response."""
 
 
 def continued(request: GenerationRequest, partial: GenerationResult) -> GenerationRequest:
@@ -220,6 +223,11 @@ class Engine(Protocol):
 
     def receive_weights(self, version: int, timeout: float) -> ReceiveReport:
         """One whole update from the weight group: begin, receive and load, finish."""
+        ...
+
+    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
+        """Of the parameters that are sampled with, by Hugging Face name (``weights/digests.py``); None where an engine
+        keeps them in a layout of its own."""
         ...
 
     def sleep(self) -> None:

@@ -34,6 +34,7 @@ from rljob_trainer.rollout.protocol import (
 )
 from rljob_trainer.rollout.row_state import RowState
 from rljob_trainer.samples import FinishReason, FloatArray
+from rljob_trainer.weights.digests import digests_of
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import Receiver, ReceiveReport
 
@@ -341,6 +342,10 @@ class TorchEngine:
         return scoring.score(self._decoder, sequences, temperature)
 
     # ------------------------------------------------------------------ weights
+
+    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
+        """None for weights that are shared with the learner, or rest elsewhere while the engine sleeps."""
+        return None if self._shared else digests_of(self._decoder.tensors.items(), in_any_order=in_any_order)
 
     @property
     def parameters(self) -> dict[str, Tensor]:

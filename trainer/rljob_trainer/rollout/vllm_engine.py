@@ -371,6 +371,10 @@ class VLLMEngine:
         self._version = version
         self._updating = False
 
+    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
+        """None: vLLM fuses matrices and lays them out for its kernels."""
+        return None
+
     # ------------------------------------------------------------------ memory
 
     def sleep(self) -> None:

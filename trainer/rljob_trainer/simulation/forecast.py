@@ -133,7 +133,7 @@ async def _simulate(setup: Setup, steps: int, warm_up: int) -> Forecast:
     return Forecast(
         steps=counted,
         step_seconds=seconds / counted,
-        trainer_idle=1 - (end.trainer_busy - begin.trainer_busy) / seconds,
+        trainer_idle=max(0.0, 1 - (end.trainer_busy - begin.trainer_busy) / seconds),
         engines_idle=max(0.0, 1 - (end.engine_busy - begin.engine_busy) / seconds / engines),
         running_sequences=(end.sequence_seconds - begin.sequence_seconds) / seconds / engines,
         ages={age: new for age, count in sorted(end.ages.items()) if (new := count - begin.ages.get(age, 0))},

@@ -153,12 +153,11 @@ class Planner:
         """Ways to share the job's devices between separate pools, from few engines to many, with the job's own."""
         spec = self.job.spec
         per_engine = max(1, spec.rollout.gpus_per_replica) if spec.placement == "separate" else 1
-        unit = spec.trainer.parallelism.sequence * spec.trainer.parallelism.tensor
         devices = self.own.devices
         possible = [
             Split(engines, per_engine, ranks)
             for engines in range(1, devices // per_engine)
-            if (ranks := devices - engines * per_engine) % unit == 0
+            if (ranks := devices - engines * per_engine)
         ]
         stride = -(-len(possible) // _MOST_SPLITS)
         middle = (len(possible) // 2) % stride if stride else 0

@@ -209,6 +209,10 @@ def _learning() -> Iterator[Metric]:
         "tokens (sequences, for sequence ratios) held by the upper or lower clip",
         "mean",
     )
+    yield Metric("actor/clip_fraction_low", "fraction", "those of them with negative advantage", "mean")
+    yield Metric(
+        "actor/cap_fraction", "fraction", "tokens that dppoTv or dppoKl keep, with a ratio cut at ratioCap", "mean"
+    )
     yield Metric("actor/dual_clip_fraction", "fraction", "tokens with negative advantage held by the dual clip", "mean")
     yield Metric(
         "actor/rejected_fraction", "fraction", "tokens that a bypass loss rejects against the engine's policy", "mean"
@@ -217,6 +221,7 @@ def _learning() -> Iterator[Metric]:
         "actor/correction_weight", "", "mean importance weight of a token, where pi_old is interpolated", "mean"
     )
     yield Metric("actor/selected_fraction", "fraction", "tokens that clipCov or klCov pick by their covariance", "mean")
+    yield Metric("actor/absolute_kl", "nats", "klCov: mean of |log pi_theta - log pi_old|", "mean")
     yield Metric("actor/ratio/mean", "", "mean of pi_theta / pi_old", "mean")
     yield Metric("actor/ratio/max", "", "largest pi_theta / pi_old", "max")
     yield Metric("actor/ratio/min", "", "smallest pi_theta / pi_old", "min")
@@ -288,6 +293,11 @@ def _rollout_correction() -> Iterator[Metric]:
     yield from _spread(f"{rejection}/<rule>", "", "the quantity one rejection rule looks at")
     yield Metric(f"{rejection}/<rule>/fraction_high", "fraction", "above the rule's upper bound")
     yield Metric(f"{rejection}/<rule>/fraction_low", "fraction", "below the rule's lower bound")
+    of_tokens = f"{rejection}/<rule>/sequence"
+    yield from _spread(of_tokens, "", "the sequences' mean values, for a rule over tokens")
+    yield Metric(f"{of_tokens}/max_deviation", "", "largest distance of such a mean from 0", "max")
+    yield Metric(f"{of_tokens}/fraction_high", "fraction", "sequences whose mean is above the rule's upper bound")
+    yield Metric(f"{of_tokens}/fraction_low", "fraction", "sequences whose mean is below the rule's lower bound")
     yield Metric(f"{rejection}/<rule>/masked_ratio", "fraction", "tokens masked by this rule")
     yield Metric(f"{rejection}/<rule>/masked_sequence_ratio", "fraction", "sequences touched by this rule")
 

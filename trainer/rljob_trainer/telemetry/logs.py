@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rljob_trainer.telemetry.view import View
+from rljob_trainer.texts import writable
 
 
 class _ViewHandler(logging.Handler):
@@ -18,7 +19,7 @@ class _ViewHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        self._view.message(prefix + self.format(record))
+        self._view.message(writable(prefix + self.format(record)))
 
 
 def _writes_to_terminal(handler: logging.Handler) -> bool:

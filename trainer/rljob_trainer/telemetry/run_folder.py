@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import DataError, OutputError
+from rljob_trainer.texts import writable
 
 JOB = "job.yaml"
 METRICS = "metrics.jsonl"
@@ -37,7 +38,10 @@ _STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """One generated sample as it is written for people to read."""
+    """One generated sample as it is written for people to read: here, in trackers and in the report.
+
+    Lone surrogates, which none of them can hold, are escaped (``texts.writable``).
+    """
 
     source: str
     prompt: str
@@ -49,6 +53,12 @@ class SampleRow:
     finish: str | None = None
     tokens: int | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, str) and not value.isascii():
+                object.__setattr__(self, each.name, writable(value))
 
     def to_json(self) -> str:
         """One line of JSON; what is not known is left out."""
@@ -73,12 +83,15 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replaces ``path`` by ``text`` in one move: a reader sees the old file or the new one. Raises ``OutputError``."""
+    """Replaces ``path`` by ``text`` in one move: a reader sees the old file or the new one.
+
+    Lone surrogates are escaped. Raises ``OutputError``.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with partial.open("w", encoding="utf-8") as file:
+            with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

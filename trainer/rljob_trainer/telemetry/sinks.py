@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Takes what a run reports. Calls come from one thread, steps in rising order."""
+    """Takes what a run reports. Calls come one after the other, from any thread, steps in rising order."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -45,26 +46,30 @@ class Sinks:
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = tuple(sinks)
+        self._working = threading.Lock()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hands one step's metrics to every sink. Raises ``UnknownMetricError`` before any of them is written."""
         check_all(metrics)
         plain = {name: float(value) for name, value in metrics.items()}
-        for sink in self._sinks:
-            sink.step(step, plain)
+        with self._working:
+            for sink in self._sinks:
+                sink.step(step, plain)
 
     def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
-        for sink in self._sinks:
-            sink.samples(step, rows)
+        with self._working:
+            for sink in self._sinks:
+                sink.samples(step, rows)
 
     def close(self) -> None:
         """Closes every sink, also when one of them fails; the first failure is raised at the end."""
         failure: Exception | None = None
-        for sink in self._sinks:
-            try:
-                sink.close()
-            except Exception as problem:  # noqa: BLE001  (the other sinks must still be closed; re-raised below)
-                failure = failure or problem
+        with self._working:
+            for sink in self._sinks:
+                try:
+                    sink.close()
+                except Exception as problem:  # noqa: BLE001  (the other sinks must still be closed; re-raised below)
+                    failure = failure or problem
         if failure is not None:
             raise failure
 
@@ -93,7 +98,7 @@ class JsonlSink:
             folder.mkdir(parents=True, exist_ok=True)
             _remove_later_samples(folder, restored_step)
             if restored_step is not None:
-                _cut_back(self._path, restored_step)
+                _tell_missing(self._path, _cut_back(self._path, restored_step), restored_step)
             # Unbuffered: what the disk did not take is known to the byte, and no line is written twice or torn.
             self._file: IO[bytes] = self._path.open("wb" if restored_step is None else "ab", buffering=0)
         self._unwritten = b""
@@ -115,6 +120,8 @@ class JsonlSink:
     def samples(self, step: int, rows: Sequence[SampleRow]) -> None:
         text = "".join(row.to_json() + "\n" for row in rows)
         try:
+            with writing(self._folder):
+                self._folder.stat()  # one that was removed is not made again
             run_folder.write_whole(run_folder.samples_path(self._folder, step), text)
         except OutputError as problem:
             self._tell(f"{problem}; the samples of step {step} are left out")
@@ -146,17 +153,39 @@ def _remove_later_samples(folder: Path, restored_step: int | None) -> None:
             path.unlink()
 
 
-def _cut_back(path: Path, restored_step: int) -> None:
-    """Removes the lines after ``restored_step`` and a last line that a crash cut off; the rest stays byte for byte."""
+def _cut_back(path: Path, restored_step: int) -> set[int]:
+    """Removes the lines after ``restored_step`` and those that cannot be read; the rest stays byte for byte. Returns
+    the steps that are there."""
     if not path.exists():
-        return
-    kept = 0
+        return set()
+    steps, kept, whole = set(), [], True
     with path.open("rb+") as file:
         for line in file:
-            if not line.endswith(b"\n") or _step_of(line) > restored_step:
-                break
-            kept += len(line)
-        file.truncate(kept)
+            if line.endswith(b"\n") and _step_of(line) <= restored_step:
+                kept.append((line, whole))
+                steps.add(int(_step_of(line)))
+            else:
+                whole = False
+        if all(before for _, before in kept):
+            file.truncate(sum(len(line) for line, _ in kept))
+            return steps
+    run_folder.write_whole(path, b"".join(line for line, _ in kept).decode())
+    return steps
+
+
+def _tell_missing(path: Path, steps: set[int], restored_step: int) -> None:
+    """A machine that lost its power, or a disk that was full when a run was killed, can have cost lines."""
+    missing = sorted(set(range(1, restored_step + 1)) - steps)
+    if missing:
+        some = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
+        _log.warning(
+            "%s has lost the lines of %d of the %d steps that the checkpoint goes on from (%s): curves and report have "
+            "a gap there; training is not affected",
+            path,
+            len(missing),
+            restored_step,
+            some,
+        )
 
 
 def _step_of(line: bytes) -> float:

@@ -34,11 +34,13 @@ def open_trackers(
     resume: bool = False,
     warn: Warn = print,
 ) -> list[Sink]:
-    """The trackers that a job's ``logging`` asks for, none by default. ``config`` is the job as the file has it.
+    """The trackers that a job's ``logging`` asks for, none by default. ``config`` is the job as the file has it; values
+    of environment variables, which may be keys and passwords, are not sent.
 
     Raises ``JobFileError`` when an extra is not installed, ``OutputError`` when a tracker cannot be reached.
     """
     trackers: list[Sink] = []
+    config = without_env_values(config)
     if logging.wandb is not None:
         asked = logging.wandb
         trackers.append(
@@ -66,6 +68,17 @@ def open_trackers(
             )
         )
     return trackers
+
+
+def without_env_values(tree: Any) -> Any:
+    """A job's document in which variables of every ``env`` (a map, or a list of names and values) have no values."""
+    if isinstance(tree, Mapping):
+        return {key: _names_of(entry) if key == "env" else without_env_values(entry) for key, entry in tree.items()}
+    return [without_env_values(entry) for entry in tree] if isinstance(tree, list | tuple) else tree
+
+
+def _names_of(env: Any) -> list[str]:
+    return [str(entry["name"]) if isinstance(entry, Mapping) else str(entry) for entry in env or ()]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -49,7 +49,7 @@ def _bypass_params(algorithm: ResolvedAlgorithm) -> dict[str, Any]:
         weights = correction.weights
         params["level"] = "none" if weights is None else weights.level
         if weights is not None:
-            params |= {"low": weights.low, "high": weights.high}
+            params |= {"low": weights.low, "high": weights.high, "normalize": weights.normalize}
     return params
 
 

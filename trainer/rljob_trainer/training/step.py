@@ -39,7 +39,8 @@ from rljob_trainer.algorithms import (
     rollout_share,
     without_truncated,
 )
-from rljob_trainer.learner.protocol import Learner, ScoreResult, UpdateResult
+from rljob_trainer.learner.packing import take
+from rljob_trainer.learner.protocol import Learner, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.pipeline.loop import Stage, unmeasured
 from rljob_trainer.samples import FloatArray, Group, RewardResult
 from rljob_trainer.telemetry.batch_metrics import (
@@ -48,7 +49,9 @@ from rljob_trainer.telemetry.batch_metrics import (
     oldest_versions,
     optimizer_step_metrics,
 )
+from rljob_trainer.training import attribution
 from rljob_trainer.training.batch import TrainingBatch, layout
+from rljob_trainer.training.checks import TrainedPrompts, check_groups, check_layout
 from rljob_trainer.training.settings import (
     correction_settings,
     entropy_controller,
@@ -63,6 +66,8 @@ _log = logging.getLogger(__name__)
 _OLDEST_AGE = 64
 """The largest ``staleness.maxAge``."""
 
+_GROWN = 3.0
+"""Times by which a gap between trainer and engines has to grow to be looked into once more."""
 _NAMED = 3
 """Samples that are named as the worst."""
 
@@ -112,6 +117,9 @@ class TrainingStep:
         """Whether the correction has been switched on beyond what the job says."""
         self.most_apart = ""
         """Names the samples of the last batch that trainer and engine disagreed most about, if the job has limits."""
+        self._trained = TrainedPrompts()
+        self._explained = 0.0
+        """The largest gap between trainer and engines that was looked into."""
         self._trained_version: int | None = None
         self._steps_taken: list[int] = []
         """The policy's optimizer steps in each of the latest versions, the present one last. By place and not by
@@ -119,13 +127,18 @@ class TrainingStep:
 
     async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
         """Trains on the groups as step ``number`` and returns its metrics. Raises what learner and algorithms raise."""
+        self._trained.check(groups, number)
+        check_groups(groups, version)
         batch = layout(groups)
+        check_layout(batch, groups)
         made = batch.sequences.mask  # before anything is rejected
         mini_batches = self._mini_batches(len(groups), batch, number)
         continues = version == self._trained_version
         if not continues:
             self._steps_taken = [*self._steps_taken[-_OLDEST_AGE:], 0]
         scored = await self._score(batch, optimizer_steps=len(mini_batches), continues=continues)
+        if scored.log_probs is not None and (not continues or self._anchors):
+            await self._explain(batch, made, scored.log_probs, version, number, anchored=continues)
         with self._stage("advantage"):
             corrected = self._correct(batch, scored)
             inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored)
@@ -151,12 +164,16 @@ class TrainingStep:
         if scored.log_probs is None:
             updated_from = None if continues else version
             metrics.update(self._agreement(groups, batch, made, result.first_log_probs, updated_from))
+            metrics.update(self._bypassed(batch, result.first_log_probs))
+            if result.first_log_probs is not None and not continues:
+                await self._explain(batch, made, result.first_log_probs, version, number, anchored=False)
         self._trained_version = version
+        self._trained.trained(groups, number)
         if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
             of_batch = torch.from_numpy(batch.sequences.advantages)
             metrics.update(gradient_noise(inputs, of_batch, metrics["actor/grad_norm"]))
-        for skipped in result.skipped:
-            self._report(f"step {number}: {skipped}")
+        for told in (*result.skipped, *result.notes):
+            self._report(f"step {number}: {told}")
         if kl_in_reward is not None:
             metrics["kl/in_reward"] = kl_in_reward
             metrics["kl/coefficient"] = self.kl.coefficient
@@ -264,6 +281,22 @@ class TrainingStep:
         sequences.mask = corrected.mask.numpy()
         sequences.weights = None if corrected.weights is None else corrected.weights.to(torch.float32).numpy()
         return corrected.metrics
+
+    def _bypassed(self, batch: TrainingBatch, first: FloatArray | None) -> dict[str, float]:
+        """Bypass mode: the diagnostics of the correction, which the losses do themselves.
+
+        ``first [tokens]``: the policy's log-probs in the update's first forward pass, NaN for sequences outside it.
+        """
+        sequences = batch.sequences
+        if self.algorithm.rollout_correction.mode != "bypass" or first is None or sequences.rollout_log_probs is None:
+            return {}
+        return correct(
+            torch.from_numpy(first),
+            torch.from_numpy(sequences.rollout_log_probs),
+            torch.from_numpy(sequences.mask & np.isfinite(first)),
+            _segments(batch),
+            correction_settings(self.algorithm.rollout_correction),
+        ).metrics
 
     def _advantage_inputs(
         self, groups: Sequence[Group], batch: TrainingBatch, scored: ScoreResult
@@ -432,6 +465,47 @@ class TrainingStep:
         if (known & ~alike).any():
             metrics |= drift_metrics(*streams, torch.from_numpy(known), _segments(batch))
         return metrics
+
+    async def _explain(
+        self,
+        batch: TrainingBatch,
+        mask: npt.NDArray[np.bool_],
+        trainer: FloatArray,
+        version: int,
+        number: int,
+        *,
+        anchored: bool,
+    ) -> None:
+        """Says why trainer and engines disagree under the same weights, if they do and the streams tell. Looked into
+        when the gap is there first, and whenever it has grown to several times what was looked into before.
+
+        After the update some sequences are scored with what the policy is then, at the job's temperature as at others:
+        its one step is small against a gap that has such a cause.
+        """
+        engine = batch.sequences.rollout_log_probs
+        if engine is None:
+            return
+        known = mask & np.isfinite(trainer) & np.isfinite(engine) & (batch.versions == version)
+        apart = attribution.gap(trainer, engine, known)
+        if not apart > max(attribution.NOTICEABLE, _GROWN * self._explained):
+            return
+        self._explained = apart
+        said = attribution.shifted(trainer, engine, known, batch.offsets)
+        if not said:
+            wholly = np.logical_and.reduceat(np.append(known, True), batch.offsets[:-1]).tolist()
+            few = np.array(attribution.few(batch.sequences.response_lengths.tolist(), wholly), dtype=np.int64)
+            said = await self._of_temperature(take(batch.sequences, few), anchored=anchored) if len(few) else ""
+        if said:
+            self._report(f"step {number}: engines and trainer differ by {apart:.2g} nats per token: {said}")
+
+    async def _of_temperature(self, few: SequenceBatch, *, anchored: bool) -> str:
+        assert few.rollout_log_probs is not None
+        scored: dict[float, FloatArray] = {}
+        for temperature in sorted({*attribution.TEMPERATURES, self._temperature}):
+            result = await self._learner.score(few, temperature=temperature, log_probs=True, anchored=anchored)
+            assert result.log_probs is not None
+            scored[temperature] = result.log_probs
+        return attribution.of_temperature(scored, few.rollout_log_probs, self._temperature)
 
 
 def _segments(batch: TrainingBatch) -> Segments:

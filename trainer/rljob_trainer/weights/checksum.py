@@ -1,7 +1,9 @@
 """A fast checksum of a tensor's bytes, the same on every device.
 
-64-bit words are added up in blocks, and the blocks with different odd weights: as fast as reading memory, and a block
-that is missing, doubled, stale or swapped with another shows. It guards against mistakes, not against an adversary.
+64-bit words are laid out in rows of ``_BLOCK`` and added up along rows and along columns; the sums of either are
+added with different odd weights. That costs two passes over memory and no multiplication per word. A byte that differs,
+a block that is missing, doubled or stale, and words that change places show: two words of one row change the sums of
+two columns, two words of different rows those of two rows. It guards against mistakes, not against an adversary.
 """
 
 from __future__ import annotations
@@ -11,15 +13,35 @@ from torch import Tensor
 
 _BLOCK = 4096
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
+_64_BITS = 2**64 - 1
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def checksum(tensor: Tensor) -> int:
-    """64 bits that depend on every byte of a contiguous ``tensor``."""
+    """64 bits that depend on every byte of a contiguous ``tensor`` and on where it stands."""
     data = tensor.detach().reshape(-1).view(torch.uint8)
     whole = data.numel() // 8 * 8
     words = data[:whole].view(torch.int64)
     blocked = words.numel() // _BLOCK * _BLOCK
-    rest, tail = words[blocked:].sum(), data[whole:].to(torch.int64).sum()
-    sums = torch.cat((words[:blocked].view(-1, _BLOCK).sum(-1), rest[None], tail[None]))
+    rows, rest = words[:blocked].view(-1, _BLOCK), words[blocked:]
+    columns = rows.sum(0)
+    columns[: len(rest)] += rest
+    tail = data[whole:].to(torch.int64)
+    first = _weighted(columns)
+    second = _weighted(torch.cat((rows.sum(-1), rest.sum()[None], tail)))
+    # A changed word is in both; turned against each other, they cannot cancel it.
+    first, second = (number & _64_BITS for number in torch.stack((first, second)).tolist())
+    return int(first ^ ((second << 32 | second >> 32) & _64_BITS))
+
+
+def _weighted(sums: Tensor) -> Tensor:
     weights = (2 * torch.arange(len(sums), device=sums.device) + 1) * _GOLDEN
-    return int((sums * weights).sum()) & (2**64 - 1)
+    return (sums * weights).sum()
+
+
+def sum_in_any_order(tensor: Tensor) -> int:
+    """64 bits that are the same for the same numbers in whatever order."""
+    words = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
+    # Spread first: plain sums of patterns that differ in one bit each are often equal.
+    spread = words.to(torch.int64) * _GOLDEN
+    return int((spread ^ (spread >> 29)).sum()) & _64_BITS

@@ -7,7 +7,7 @@ them whatever becomes of the broadcast, and an engine's failure is not the learn
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.weights.digests import digests_of
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan, describe
 from rljob_trainer.weights.sender import Publisher, SendReport
@@ -29,9 +30,13 @@ class Rank(Protocol):
     device: torch.device
     attachments: dict[str, Any]
 
-    def anchored(self) -> AbstractContextManager[None]: ...
+    def call_present(self, version: int) -> None: ...
+
+    def holding(self, version: int) -> AbstractContextManager[None]: ...
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None: ...
 
@@ -76,11 +81,26 @@ def connect(rank: Rank, link: WeightLink, timeout: float) -> Failure | None:
     return None
 
 
-def publish(rank: Rank, version: int, timeout: float, anchored: bool = False) -> SendReport | Failure | None:
-    """Sends the policy's parameters from rank 0, which returns what it cost or why it failed. ``anchored``: as they
-    were when the version began."""
-    with rank.anchored() if anchored else nullcontext():
+def publish(rank: Rank, version: int, timeout: float, is_new: bool) -> SendReport | Failure | None:
+    """Sends the policy's parameters from rank 0, which returns what it cost or why it failed. ``is_new``: the present
+    weights become ``version``; otherwise those that are it already are sent.
+
+    Raises ``LearnerError`` on all ranks when they have no weights of that version.
+    """
+    if is_new:
+        rank.call_present(version)
+    with rank.holding(version):
         return _publish(rank, version, timeout)
+
+
+def digests(rank: Rank, in_any_order: bool = False) -> dict[str, int] | None:
+    """What an engine must hold after a publication, from rank 0. Taken from the parameters that are trained, by another
+    way than that of the publication. Ranks gather in step."""
+    named = rank.named_parameters()
+    result = digests_of(named, in_any_order=in_any_order) if rank.rank == 0 else None
+    for _ in named:
+        pass
+    return result
 
 
 def _publish(rank: Rank, version: int, timeout: float) -> SendReport | Failure | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.handle import EngineHandle
@@ -25,8 +25,8 @@ from rljob_trainer.weights.sender import SENDER, SendReport
 
 log = logging.getLogger(__name__)
 
-Held = Literal["present", "first"]
-"""Weights that a learner has: its present ones, or those that it kept when the version began."""
+Holds = Callable[[], Collection[int]]
+"""The policy versions whose weights the learner can send just now: none while it updates."""
 
 _SLACK_SECONDS = 10.0
 """Beyond the deadline of those who do the work: for their answers to arrive."""
@@ -44,8 +44,8 @@ class Ranks(Protocol):
 class WeightPublication:
     """Brings the learner's weights into the engines of a pool.
 
-    ``holds`` says which of the learner's weights are those of the pool's version just now. While it updates none are,
-    and a new engine has to wait.
+    A publication gives the learner's present weights their number. Whatever an engine is sent besides, it gets by that
+    number: the ranks send the copy that has it, or nothing. Where none has it (``holds``), a new engine has to wait.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class WeightPublication:
         seconds: float = 300.0,
         host: str | None = None,
         backend: str = "gloo",
-        holds: Callable[[], Held | None] = lambda: "present",
+        holds: Holds | None = None,
         waits: Waits | None = None,
     ) -> None:
         """``seconds``: deadline of each part, and of an engine's wait for its first weights. ``host``: where the
-        learner listens, by default its address in Ray."""
+        learner listens, by default its address in Ray. ``holds``: by default always the pool's version."""
         self._ranks, self._pool = ranks, pool
         self._bucket_bytes, self._seconds, self._host, self._backend = bucket_bytes, seconds, host, backend
-        self._holds = holds
+        self._holds: Holds = holds or (lambda: (pool.version,))
         self._address: str | None = None
         self._generations = itertools.count(1)
         self._connected: tuple[EngineHandle, ...] = ()
@@ -89,7 +89,7 @@ class WeightPublication:
                 with self._waits.wait("trainer", f"an engine to take version {version}: all are lost"):
                     await self._pool.wait_for_replacement()
                 try:
-                    await self._send_to(lambda: self._pool.engines, version, "trainer")
+                    await self._send_to(lambda: self._pool.engines, version, "trainer", is_new=True)
                     break
                 except EngineError:
                     # The last engine's successor gets its chance, and so does that one's; not one after the other for
@@ -131,10 +131,10 @@ class WeightPublication:
         began = asyncio.get_running_loop().time()
         with self._waits.wait(who, "weights: the learner is busy with an update or a publication", self._seconds):
             while engine in self._pool.engines and engine not in self._pool.serving:
-                if self._holds() is not None and not self._turn.is_taken:
+                if self._can_send and not self._turn.is_taken:
                     async with self.between(who, f"{who} gets its first weights", self._seconds):
-                        if held := self._holds():
-                            await self._bring_in(engine, held)
+                        if self._can_send:
+                            await self._bring_in(engine, self._pool.version)
                 elif asyncio.get_running_loop().time() > began + self._seconds:
                     raise DeadlineError(
                         f"engine {engine.name} got no weights within {self._seconds:.0f} s: all that time the learner "
@@ -144,9 +144,15 @@ class WeightPublication:
                 else:
                     await asyncio.sleep(0.05)
 
-    async def _bring_in(self, engine: EngineHandle, held: Held) -> None:
+    @property
+    def _can_send(self) -> bool:
+        """Whether the learner has the weights that the pool's engines serve. When a publication has just ended both
+        have gone on to the next version, and what the learner kept of the former one is not asked for any more."""
+        return self._pool.version in self._holds()
+
+    async def _bring_in(self, engine: EngineHandle, version: int) -> None:
         for _ in range(2):
-            await self._send_to(self._only(engine), self._pool.version, f"engine {engine.name}", held)
+            await self._send_to(self._only(engine), version, f"engine {engine.name}")
             if await self.admits(engine):
                 self._pool.activate([engine.name])
                 return
@@ -159,7 +165,7 @@ class WeightPublication:
         return lambda: [other for other in self._pool.engines if other is engine]
 
     async def _send_to(
-        self, engines: Callable[[], Sequence[EngineHandle]], version: int, who: str, held: Held = "present"
+        self, engines: Callable[[], Sequence[EngineHandle]], version: int, who: str, *, is_new: bool = False
     ) -> None:
         for attempt in range(1, _ATTEMPTS + 1):
             wanted = tuple(engines())
@@ -173,7 +179,7 @@ class WeightPublication:
             if failure is None:
                 what = f"{names} to load version {version} from the learner"
                 with self._waits.wait(who, what, self._seconds + _SLACK_SECONDS):
-                    failure = await self._publish(wanted, version, held)
+                    failure = await self._publish(wanted, version, is_new)
             if failure is None:
                 return
             self._connected = ()
@@ -206,14 +212,14 @@ class WeightPublication:
             self._connected = engines
         return failure
 
-    async def _publish(self, engines: tuple[EngineHandle, ...], version: int, held: Held) -> str | None:
+    async def _publish(self, engines: tuple[EngineHandle, ...], version: int, is_new: bool) -> str | None:
         """One broadcast to the connected engines; returns what went wrong."""
         receives = [
             engine.call("receive_weights", version, self._seconds, seconds=self._seconds + _SLACK_SECONDS)
             for engine in engines
         ]
         failure, report, received = await self._together(
-            self._ranks.run(learner_side.publish, version, self._seconds, held == "first"), receives, self._link
+            self._ranks.run(learner_side.publish, version, self._seconds, is_new), receives, self._link
         )
         if failure is None:
             self.report, self._received = report, received

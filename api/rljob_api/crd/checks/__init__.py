@@ -38,6 +38,7 @@ NOT_IN_CEL: Mapping[str, str] = {
     "pull_secrets_differ": "the list is a map by name: the API server itself refuses duplicates",
     "validation_names_differ": "the list is a map by name: the API server itself refuses duplicates",
     "name_leaves_room_for_children": "bounds of metadata.name stand in the schema",
+    "labels_of_kueue_are_understood": "rules see no labels of the object itself",
     "name_is_a_dns_label": "bounds of metadata.name stand in the schema",
 }
 

@@ -150,6 +150,14 @@ def _algorithm() -> Iterator[Check]:
         ".kl.inReward.coefficient",
     )
     yield Check(
+        "controller_sees_no_more_than_its_horizon",
+        SPEC,
+        "[self.algorithm.kl].all(c, !has(c.inReward) || !has(c.inReward.controller) || "
+        f"c.inReward.controller.type == 'fixed' || {cel.UPDATE} * {cel.SAMPLES} <= c.inReward.controller.horizon)",
+        "is less than the samples of a batch",
+        ".algorithm.kl.inReward.controller.horizon",
+    )
+    yield Check(
         "estimator_takes_a_penalty",
         ALGORITHM,
         f"!{cel.estimator_in('self', ['maxrl', 'gdpo'])} || (has(self.kl.inReward) && has(self.kl.inReward.coefficient)"
@@ -257,14 +265,6 @@ def _correction() -> Iterator[Check]:
         "with mode bypass the loss knows nothing of them; set mode: decoupled, or the loss bypassReinforce "
         "(bypassPpoClip without weights)",
         ".algorithm.rolloutCorrection",
-    )
-    yield Check(
-        "weights_in_the_loss_are_not_normalised",
-        ALGORITHM,
-        f"!{cel.loss_in('self', ['bypassReinforce'])} || !has(self.rolloutCorrection.weights) || "
-        "!self.rolloutCorrection.weights.normalize",
-        "bypassReinforce makes its weights in each micro-batch; remove it, or set mode: decoupled and another loss",
-        ".rolloutCorrection.weights.normalize",
     )
     yield Check(
         "bypass_losses_need_bypass",

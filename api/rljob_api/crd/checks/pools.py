@@ -35,19 +35,19 @@ def checks() -> Iterator[Check]:
         "colocated engines and trainer take turns, which only mode sync does; set placement: separate",
         ".placement",
     )
-    engine = "(self.rollout.parallelism.tensor * self.rollout.parallelism.pipeline)"
+    engine = "self.rollout.parallelism.tensor"
     yield Check(
         "colocated_engines_fill_the_ranks",
         SPEC,
         f"!{cel.IS_COLOCATED} || self.trainer.gpusPerReplica == 0 || {cel.ranks('self.trainer')} % {engine} == 0",
-        "tensor x pipeline must divide the trainer's GPUs; choose a divisor",
+        "parallelism.tensor must divide the trainer's GPUs; choose a divisor",
         ".rollout.parallelism",
     )
     yield Check(
         "engine_parallelism_fits_its_gpus",
         SPEC,
         f"{cel.IS_COLOCATED} || self.rollout.gpusPerReplica == 0 || self.rollout.gpusPerReplica == {engine}",
-        "tensor x pipeline must equal gpusPerReplica; change one of them",
+        "parallelism.tensor must equal gpusPerReplica; change one of them",
         ".rollout.parallelism",
     )
     for field, sign, remedy in (
@@ -62,20 +62,12 @@ def checks() -> Iterator[Check]:
             f".rollout.{field}",
         )
     yield Check(
-        "hosts_share_the_gpus_evenly",
+        "torch_engine_runs_on_one_device",
         ("spec", "rollout"),
-        "self.hostsPerReplica == 1 || (self.gpusPerReplica > 0 && self.gpusPerReplica % self.hostsPerReplica == 0)",
-        "must divide gpusPerReplica; choose a divisor",
-        ".hostsPerReplica",
+        "self.engine != 'torch' || self.parallelism.tensor == 1",
+        "the torch engine runs on one device; set it to 1, or use engine: vllm",
+        ".parallelism.tensor",
     )
-    for field in ("parallelism.tensor", "parallelism.pipeline", "hostsPerReplica"):
-        yield Check(
-            "torch_engine_runs_on_one_device",
-            ("spec", "rollout"),
-            f"self.engine != 'torch' || self.{field} == 1",
-            "the torch engine runs on one device; set it to 1, or use engine: vllm",
-            f".{field}",
-        )
     for field, value in (("topP", "1.0"), ("topK", "0")):
         yield Check(
             "training_samples_from_the_whole_distribution",
@@ -88,16 +80,9 @@ def checks() -> Iterator[Check]:
     yield Check(
         "trainer_parallelism_fits_its_ranks",
         TRAINER,
-        f"{ways}.replicate * {cel.shards('self')} * {ways}.sequence * {ways}.tensor == {cel.ranks('self')}",
-        "replicate x shard x sequence x tensor must equal the ranks (replicas x gpusPerReplica); shard may be left out",
+        f"{ways}.replicate * {cel.shards('self')} == {cel.ranks('self')}",
+        "replicate x shard must equal the ranks (replicas x gpusPerReplica); shard may be left out",
         ".parallelism",
-    )
-    yield Check(
-        "tensor_parallel_ranks_share_a_replica",
-        TRAINER,
-        f"self.gpusPerReplica == 0 || self.gpusPerReplica % {ways}.tensor == 0",
-        "must divide gpusPerReplica, or a layer would span two pods; choose a divisor",
-        ".parallelism.tensor",
     )
     message = "is set by rljob or Ray themselves; remove it"
     for pool in ("rollout", "trainer"):

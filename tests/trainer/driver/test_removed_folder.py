@@ -1,0 +1,35 @@
+"""An output folder that is removed while a run writes into it is called that, and is not made again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.driver.fence import FILE, Fence, RemovedError
+from rljob_trainer.storage.small import LocalFile
+from rljob_trainer.telemetry.run_folder import SampleRow
+from rljob_trainer.telemetry.sinks import JsonlSink
+
+
+def test_whoever_checks_the_fence_hears_that_the_folder_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    fence = Fence.take(LocalFile(folder / FILE))
+    fence.check()
+    shutil.rmtree(folder)
+    for look in (fence.check, lambda: fence.announce(1)):
+        with pytest.raises(RemovedError, match=r"run/attempt.json is gone: the folder was removed, emptied or renamed"):
+            look()
+    assert fence.lost
+    assert not folder.exists()
+
+
+def test_samples_do_not_make_a_removed_folder_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    sink = JsonlSink(folder)
+    shutil.rmtree(folder)
+    sink.samples(1, [SampleRow(source="a", prompt="p", response="r")])
+    sink.close()
+    assert not folder.exists()

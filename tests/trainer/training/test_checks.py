@@ -1,0 +1,66 @@
+"""A batch that is not what was made is refused before anything is computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rljob_trainer.errors import IntegrityError
+from rljob_trainer.receipts import digest
+from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
+from rljob_trainer.training.batch import layout
+from rljob_trainer.training.checks import TrainedPrompts, check_groups, check_layout
+
+
+def group(ordinal: int, version: int = 3) -> Group:
+    samples = []
+    for index in range(2):
+        ids = np.array([ordinal, index, 9], np.int32)
+        reward = RewardResult(float(index), of=(f"{ordinal}/{index}", digest(ids)))
+        versions = np.full(3, version, np.int32)
+        samples.append(
+            Sample(index, ids, -ids.astype(np.float32), versions, np.ones(3, np.bool_), "stop", reward=reward)
+        )
+    return Group(Prompt(ordinal, 0, ordinal, "train", "", (1, 2), None), samples)
+
+
+def test_a_sound_batch_passes() -> None:
+    groups = [group(4), group(5)]
+    TrainedPrompts().check(groups, 1)
+    check_groups(groups, 3)
+    check_layout(layout(groups), groups)
+
+
+def test_a_group_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(IntegrityError, match="prompt 4 is in the batch of step 2 twice"):
+        TrainedPrompts().check([group(4), group(5), group(4)], 2)
+
+
+def test_a_group_that_was_trained_is_refused_for_many_steps() -> None:
+    trained = TrainedPrompts()
+    for step in range(1, 60):
+        trained.check([group(step)], step)
+        trained.trained([group(step)], step)
+    with pytest.raises(IntegrityError, match="prompt 7 comes to be trained again in step 60: it was trained in step 7"):
+        trained.check([group(7)], 60)
+
+
+def test_rewards_of_siblings_that_changed_places_are_refused() -> None:
+    groups = [group(4)]
+    first, second = groups[0].samples
+    first.reward, second.reward = second.reward, first.reward
+    with pytest.raises(IntegrityError, match="the reward of sample 0 of prompt 4 was given to sample 1 of prompt 4"):
+        check_groups(groups, 3)
+
+
+def test_a_version_that_was_never_published_is_refused() -> None:
+    with pytest.raises(IntegrityError, match=r"sample 0 of prompt 4 has tokens of version 3.*newest.*version 2"):
+        check_groups([group(4)], 2)
+
+
+def test_a_mask_that_moved_is_named() -> None:
+    groups = [group(4), group(5)]
+    batch = layout(groups)
+    batch.sequences.mask[3] = False
+    with pytest.raises(IntegrityError, match="the mask of sample 1 of prompt 4"):
+        check_layout(batch, groups)

@@ -1,0 +1,134 @@
+"""Ray beside the event loop: started, watched and ended by a thread, so that nothing it does can stop the driver.
+
+Without its head's server (GCS) Ray can neither start nor replace a process; calls that need it wait for a minute, and
+then Ray ends the driver without a word. So the thread asks that server every second, and what runs inside
+``ray_beside`` is cancelled as soon as it is known to be gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from rljob_trainer.driver.local_ray import ray_for_run
+from rljob_trainer.errors import RLJobError
+
+_PAUSE_SECONDS = 1.0
+_ANSWER_SECONDS = 2.0
+_PATIENCE_SECONDS = 30.0
+"""Of silence. After 60 s Ray would end the driver."""
+_END_SECONDS = 20.0
+"""Ray takes 6 s to end without its server. Whatever it hangs in, its processes end with the driver's."""
+_WATCHED = ("gcs_server", "raylet")
+
+
+class RayLostError(RLJobError):
+    """The processes of Ray that all ranks and engines depend on are gone (exit code 75: try again)."""
+
+    exit_code = 75
+
+
+@asynccontextmanager
+async def ray_beside(cpus: int) -> AsyncIterator[None]:
+    """``ray_for_run``, which see, for a coroutine. Raises ``RayLostError`` in place of whatever goes on inside when Ray
+    is lost meanwhile."""
+    task = asyncio.current_task()
+    assert task is not None
+    ray = _Ray(cpus, asyncio.get_running_loop(), task)
+    try:
+        await ray.up
+        yield
+    except BaseException as error:
+        if ray.lost is not None:
+            task.uncancel()
+            raise ray.lost from error
+        raise
+    finally:
+        await ray.end()
+    if ray.lost is not None:
+        task.uncancel()
+        raise ray.lost
+
+
+class _Ray:
+    """The thread that Ray lives in. It has to be one for all: the kernel ends Ray's processes with the thread that
+    started them."""
+
+    def __init__(self, cpus: int, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+        self.lost: RayLostError | None = None
+        self._cpus, self._loop, self._task = cpus, loop, task
+        self._to_end, self._ended = threading.Event(), asyncio.Event()
+        begun: Future[None] = Future()
+        self.up = asyncio.wrap_future(begun)
+        # A daemon: a process that ends does not wait for a call that hangs.
+        threading.Thread(target=self._live, args=(begun,), name="ray", daemon=True).start()
+
+    async def end(self) -> None:
+        """Ends Ray, and gives up waiting for that in the end."""
+        self._to_end.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), _END_SECONDS)
+
+    def _live(self, begun: Future[None]) -> None:
+        try:
+            with ray_for_run(self._cpus):
+                if begun.set_running_or_notify_cancel():
+                    begun.set_result(None)
+                    self._watch()
+        except BaseException as error:  # noqa: BLE001  whoever awaits ``up`` is told
+            if not begun.done():
+                begun.set_exception(error)
+        finally:
+            self._tell(self._ended.set)
+
+    def _watch(self) -> None:
+        from ray._private import worker
+
+        head: Any = worker.global_worker.gcs_client  # type: ignore[attr-defined]  # set when it connects
+        answered = time.monotonic()
+        while not self._to_end.wait(_PAUSE_SECONDS):
+            gone = _gone()
+            if gone is None:
+                try:
+                    head.internal_kv_exists(b"rljob", namespace=b"rljob", timeout=_ANSWER_SECONDS)
+                    answered = time.monotonic()
+                except Exception as error:  # noqa: BLE001  Ray has many; what they say is passed on
+                    silent = time.monotonic() - answered
+                    if silent >= _PATIENCE_SECONDS:
+                        gone = f"Ray's gcs_server has not answered for {silent:.0f} s ({error})"
+            if gone is not None:
+                self._tell(lambda reason=gone: self._lose(reason))
+                self._to_end.wait()
+
+    def _lose(self, reason: str) -> None:
+        if self._to_end.is_set():
+            return
+        self.lost = RayLostError(
+            f"{reason}: without it no rank or engine can be called, started or replaced. Start again: the run goes on "
+            "from its last checkpoint (the system's log says whether memory had run out)"
+        )
+        self._task.cancel()
+
+    def _tell(self, what: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(what)
+
+
+def _gone() -> str | None:
+    """A sentence about the process of a private Ray that has ended, if one has."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    for name in _WATCHED:
+        for info in node.all_processes.get(name, ()):
+            code = info.process.poll()
+            if code is not None:
+                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+                return f"Ray's {name} (process {info.process.pid}) {how}"
+    return None

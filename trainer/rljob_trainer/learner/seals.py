@@ -1,0 +1,56 @@
+"""What the driver says of the sequences that it sends to a rank, so that the rank can tell whether they arrived.
+
+One digest for each sequence and stream: a rank that finds another names both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from rljob_trainer.errors import LearnerError
+from rljob_trainer.learner.packing import STREAMS, offsets_of
+from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
+from rljob_trainer.receipts import digest
+
+Seals = Mapping[str, Sequence[int]]
+"""``[S]`` digests by stream; ``token_ids`` stands for prompt and response together."""
+
+_NAMED = 3
+
+
+def seals_of(batch: SequenceBatch) -> dict[str, list[int]]:
+    """Of every stream that the batch has."""
+    rows = offsets_of(batch.prompt_lengths + batch.response_lengths).tolist()
+    tokens = offsets_of(batch.response_lengths).tolist()
+    seals = {"token_ids": [digest(batch.token_ids[a:b]) for a, b in pairwise(rows)]}
+    for name in STREAMS:
+        if (stream := getattr(batch, name)) is not None:
+            seals[name] = [digest(stream[a:b]) for a, b in pairwise(tokens)]
+    return seals
+
+
+def of_sequences(seals: Seals, indices: Int64Array) -> dict[str, list[int]]:
+    """Those of some sequences, in that order."""
+    return {name: [digests[i] for i in indices.tolist()] for name, digests in seals.items()}
+
+
+def check(batch: SequenceBatch, seals: Seals, rank: int) -> None:
+    """Raises ``LearnerError`` naming the streams and sequences that are not as they were sent."""
+    found = seals_of(batch)
+    wrong = {
+        name: [i for i, (sent, here) in enumerate(zip(digests, found.get(name, []), strict=False)) if sent != here]
+        for name, digests in seals.items()
+        if list(digests) != found.get(name)
+    }
+    if wrong:
+        told = "; ".join(
+            f"the {name.replace('_', ' ')} of {len(places)} sequences (of the rank's share, first "
+            f"{', '.join(map(str, places[:_NAMED]))})"
+            for name, places in wrong.items()
+        )
+        raise LearnerError(
+            f"learner rank {rank}: not as the driver sent them: {told}. Nothing was trained on them. Start again: the "
+            "run continues from its last checkpoint; if it happens again, look at the memory and the network of this "
+            "rank's machine"
+        )

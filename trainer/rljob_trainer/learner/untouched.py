@@ -1,0 +1,117 @@
+"""What a rank's models are made of changes in updates and nowhere else; this looks whether that is so.
+
+After each update a digest of every parameter and of the optimizer's state is kept, and compared before the next one.
+A reference has the digest of its first day. What an update was to move and left as it was is told of as well.
+Moments are added up once (``sum_in_any_order``), parameters twice (``checksum``): all in all about what an optimizer
+step reads and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from rljob_trainer.errors import LearnerError
+from rljob_trainer.learner.shards import local
+from rljob_trainer.learner.trained import Trained
+from rljob_trainer.weights.checksum import checksum, sum_in_any_order
+
+_NAMED = 3
+_SMALLEST = 1e-6
+"""A learning rate below this share of a parameter may be lost in its rounding."""
+_REMEDY = (
+    "nothing but an update may write there. Start again: the run continues from its last checkpoint; if it happens "
+    "again, look at the memory of that machine and at what else writes into that process"
+)
+
+
+class Untouched:
+    """The memory of one rank. ``reference`` None: there is none."""
+
+    def __init__(self, rank: int, trained: Sequence[Trained], reference: nn.Module | None) -> None:
+        self._rank, self._trained, self._reference = rank, tuple(trained), reference
+        self._of_reference = self._look_at_reference()
+        self._kept: dict[str, int] = {}
+        self._told: set[str] = set()
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Before an update. Raises ``LearnerError`` naming what has changed since the last one."""
+        moved = [name for name, digest in self._look_at_reference().items() if self._of_reference[name] != digest]
+        if moved:
+            raise LearnerError(
+                f"learner rank {self._rank}: the reference has changed: {_listed(moved)}. KL to it would mean nothing; "
+                + _REMEDY
+            )
+        found = self._look()
+        self._kept = self._kept or found
+        changed = [name for name, digest in found.items() if self._kept.get(name, digest) != digest]
+        if changed:
+            raise LearnerError(
+                f"learner rank {self._rank}: {_listed(changed)} changed in memory since the last update, outside of "
+                f"any: {_REMEDY}"
+            )
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """What is there now counts, whatever it was before: after a state was read."""
+        self._kept = self._look()
+
+    @torch.no_grad()
+    def updated(self, work: Sequence[Trained], largest_norm: Mapping[str, float]) -> list[str]:
+        """After an update of ``work``: a sentence for each model that has parameters which it left as they were, once.
+
+        ``largest_norm``: of the gradients of the optimizer steps that were taken, by model; without one none was.
+        """
+        former, self._kept = self._kept, self._look()
+        notes = []
+        for trained in work:
+            if largest_norm.get(trained.name, 0.0) <= 0.0 or trained.rate <= 0.0:
+                continue
+            names = [f"{trained.name}.model.{name}" for name, _ in trained.module.named_parameters()]
+            still = {name for name in names if former.get(name) == self._kept[name]}
+            parameters = dict(trained.module.named_parameters())
+            told = [
+                name
+                for name in names
+                if name in still and _is_to_move(parameters[name.partition(".model.")[2]], trained.rate)
+            ]
+            new = [name for name in told if name not in self._told]
+            self._told.update(new)
+            if new and len(still) == len(names):
+                notes.append(
+                    f"the {trained.name}'s optimizer steps left all of its {len(names)} parameters as they were, with "
+                    f"a gradient of norm {largest_norm[trained.name]:.3g}: nothing is learned"
+                )
+            elif new:
+                notes.append(
+                    f"the {trained.name}'s optimizer steps left {_listed(new)} as they were: no gradient reaches them; "
+                    "look at what freezes them or takes them out of the loss"
+                )
+        return notes
+
+    def _look(self) -> dict[str, int]:
+        digests = {}
+        for trained in self._trained:
+            for name, tensor in trained.state().items():
+                take = checksum if name.startswith(f"{trained.name}.model.") else sum_in_any_order
+                digests[name] = take(local(tensor).contiguous())
+        return digests
+
+    def _look_at_reference(self) -> dict[str, int]:
+        if self._reference is None:
+            return {}
+        return {name: checksum(local(p.detach()).contiguous()) for name, p in self._reference.named_parameters()}
+
+
+def _is_to_move(parameter: torch.Tensor, rate: float) -> bool:
+    """Whether a step of this rate is more than rounding for all of its numbers."""
+    mine = local(parameter.detach())
+    return parameter.requires_grad and mine.numel() > 0 and rate > _SMALLEST * float(mine.abs().max())
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

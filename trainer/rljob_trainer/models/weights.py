@@ -1,0 +1,211 @@
+"""Whether a model folder's weights are those that its configuration speaks of: names and shapes, then values.
+
+Names and shapes come from the safetensors headers, which cost nothing to read. transformers fills a tensor that is
+missing with random numbers and leaves out one that it does not expect, so that a folder put together wrongly would
+train as if nothing were amiss. Values are read once, when a run starts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.models.config import COPY, PLAIN_FAMILIES, read_json, text_part
+
+INDEX = "model.safetensors.index.json"
+_FLOATS = ("F32", "BF16", "F16", "F64")
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
+_OWN = re.compile(r"^(model\.(layers|embed_tokens|norm)\.|lm_head\.)")
+_DERIVED = "rotary_emb.inv_freq"
+"""What old files of the Llama family store and everybody computes."""
+_PIECE = 1 << 24
+"""Numbers looked at at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a safetensors file, as its header says."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def stored_tensors(folder: Path) -> dict[str, Stored]:
+    """All tensors of a folder's safetensors files. Raises ``JobFileError`` naming the file that is damaged or lacks."""
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise JobFileError(
+            f"{folder} has no *.safetensors file; convert the model with transformers' save_pretrained first"
+        )
+    found: dict[str, Stored] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a dict)
+                    part = tensors.get_slice(name)
+                    if name in found:
+                        raise JobFileError(f"{file} and {found[name].file} both hold {name}; {COPY}")
+                    found[name] = Stored(file, str(part.get_dtype()), tuple(part.get_shape()))
+        except (SafetensorError, OSError, ValueError, OverflowError) as problem:
+            raise JobFileError(f"{file} is damaged or cut short ({problem}); copy the model again") from problem
+    _check_index(folder, found)
+    return found
+
+
+def _check_index(folder: Path, found: Mapping[str, Stored]) -> None:
+    """The index says which file holds what: transformers goes by it and by nothing else."""
+    file = folder / INDEX
+    if not file.exists():
+        return
+    listed = read_json(file).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(place, str) for place in listed.values()):
+        raise JobFileError(f"{file}: weight_map must say of each tensor in which file it is; {COPY}")
+    for name, place in listed.items():
+        if name not in found or found[name].file.name != place:
+            raise JobFileError(f"{file}: weight_map says that {name} is in {place}, and it is not there; {COPY}")
+
+
+def check_weights(config: dict[str, Any], file: Path, found: Mapping[str, Stored], *, tied: bool) -> None:
+    """Raises ``JobFileError`` for the first tensor that contradicts the configuration ``file``.
+
+    Of the plain families every tensor is known; of others the embedding and the number of layers are looked at.
+    """
+    text = text_part(config, file)
+    if config.get("model_type") in PLAIN_FAMILIES:
+        _check_plain(config, file, found, tied)
+        return
+    for name, tensor in found.items():
+        if name.endswith(_EMBEDDINGS) and len(tensor.shape) == 2 and "vision" not in name:
+            expected = (text["vocab_size"], tensor.shape[1])
+            if tensor.shape[0] < text["vocab_size"]:
+                raise _contradiction(name, tensor, expected, file, "vocab_size")
+    numbers = [int(match[1]) for name in found if (match := _LAYER.search(name))]
+    if numbers and max(numbers) + 1 < text["num_hidden_layers"]:
+        raise _layers(file, text["num_hidden_layers"], max(numbers) + 1, found)
+
+
+def _check_plain(config: dict[str, Any], file: Path, found: Mapping[str, Stored], tied: bool) -> None:
+    numbers = {int(match[1]) for name in found if (match := _LAYER.search(name))}
+    if numbers and numbers != set(range(config["num_hidden_layers"])) and numbers == set(range(len(numbers))):
+        raise _layers(file, config["num_hidden_layers"], len(numbers), found)
+    expected: dict[str, tuple[int, ...]] = {}
+    # One after the other: a configuration may speak of any number of layers.
+    for name, (shape, fields) in _expected(config, tied):
+        expected[name] = shape
+        if name not in found:
+            some = next(iter(found.values())).file.parent if found else file.parent
+            raise JobFileError(f"{some} lacks the tensor {name}, which {file.name} needs ({fields}); {COPY}")
+        tensor = found[name]
+        if tensor.shape != shape:
+            raise _contradiction(name, tensor, shape, file, fields)
+        if tensor.dtype not in _FLOATS:
+            raise JobFileError(
+                f"{tensor.file}: {name} is stored as {tensor.dtype}, and only {', '.join(_FLOATS)} can be trained; "
+                "take the model's unquantised weights"
+            )
+    for name, tensor in found.items():
+        if name not in expected and not name.endswith(_DERIVED) and _OWN.match(name):
+            if tied and name == "lm_head.weight":
+                # Files of tied models may hold the shared matrix a second time.
+                shape = expected["model.embed_tokens.weight"]
+                if tensor.shape != shape:
+                    raise _contradiction(name, tensor, shape, file, "vocab_size, hidden_size")
+                continue
+            raise JobFileError(f"{tensor.file}: {file.name} foresees no tensor {name}, it would be left out; {COPY}")
+
+
+def _expected(config: Mapping[str, Any], tied: bool) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
+    """Names, shapes and the fields that fix them, of the plain families."""
+    hidden, vocabulary, heads = config["hidden_size"], config["vocab_size"], config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    width = config.get("head_dim") or hidden // heads
+    family = config["model_type"]
+    yield "model.embed_tokens.weight", ((vocabulary, hidden), "vocab_size, hidden_size")
+    yield "model.norm.weight", ((hidden,), "hidden_size")
+    if not tied:
+        yield "lm_head.weight", ((vocabulary, hidden), "vocab_size, hidden_size")
+    inner = config["intermediate_size"]
+    queries, keys = heads * width, kv_heads * width
+    attention = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden)}
+    attention["o_proj"] = (hidden, queries)
+    biased = bool(config.get("attention_bias")) and family in ("llama", "qwen3")
+    with_bias = ("q_proj", "k_proj", "v_proj") if family == "qwen2" else tuple(attention) if biased else ()
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{prefix}{norm}.weight", ((hidden,), "num_hidden_layers, hidden_size")
+        for name, shape in attention.items():
+            fields = "num_hidden_layers, hidden_size, num_attention_heads, num_key_value_heads, head_dim"
+            yield f"{prefix}self_attn.{name}.weight", (shape, fields)
+            if name in with_bias:
+                yield f"{prefix}self_attn.{name}.bias", (shape[:1], fields)
+        if family == "qwen3":
+            for norm in ("q_norm", "k_norm"):
+                yield f"{prefix}self_attn.{norm}.weight", ((width,), "head_dim")
+        feed_forward = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        for name, shape in feed_forward.items():
+            yield f"{prefix}mlp.{name}.weight", (shape, "num_hidden_layers, hidden_size, intermediate_size")
+            if family == "llama" and config.get("mlp_bias"):
+                yield f"{prefix}mlp.{name}.bias", (shape[:1], "mlp_bias")
+
+
+def _contradiction(name: str, tensor: Stored, expected: tuple[int, ...], file: Path, fields: str) -> JobFileError:
+    return JobFileError(
+        f"{tensor.file}: {name} has the shape {list(tensor.shape)}, and {file.name} speaks of {list(expected)} "
+        f"({fields}); {COPY}"
+    )
+
+
+def _layers(file: Path, said: int, there: int, found: Mapping[str, Stored]) -> JobFileError:
+    some = next(iter(found.values())).file
+    return JobFileError(f"{file}: num_hidden_layers = {said}, but {some.parent} holds the weights of {there}; {COPY}")
+
+
+def check_values(folder: Path) -> None:
+    """Raises ``JobFileError`` naming a tensor that holds NaN or an infinity: every loss would be NaN.
+
+    Reads every weight once, several files side by side, a piece at a time.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    with ThreadPoolExecutor(min(8, len(files) or 1, os.cpu_count() or 1)) as readers:
+        for problem in readers.map(_not_finite, files):
+            if problem is not None:
+                raise problem
+
+
+def _not_finite(file: Path) -> JobFileError | None:
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a dict)
+                values = tensors.get_tensor(name)
+                if not values.is_floating_point() or values.element_size() < 2:
+                    continue
+                for piece in values.flatten().split(_PIECE):
+                    low, high = torch.aminmax(piece)  # NaN where one is
+                    if not (torch.isfinite(low) and torch.isfinite(high)):
+                        what = "NaN" if torch.isnan(low) else "an infinity"
+                        return JobFileError(
+                            f"{file}: {name} holds {what}, so that every loss would be NaN; copy the model again, or "
+                            "take another checkpoint of it"
+                        )
+    except (SafetensorError, OSError) as problem:
+        return JobFileError(f"{file} is damaged or cut short ({problem}); copy the model again")
+    return None

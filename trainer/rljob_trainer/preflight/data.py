@@ -1,0 +1,198 @@
+"""A job's data, as far as they are on this machine: readable, with the columns that it names, fit to be prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob_api import Readable, Violation
+from rljob_api.problems import did_you_mean
+from rljob_api.rules.data import NEEDS_ANSWER
+from rljob_api.spec.data import TrainPart, ValidationSet
+from rljob_trainer.errors import DataError, JobFileError
+from rljob_trainer.preflight.model import KnownTokenizer
+from rljob_trainer.preflight.places import HUB, as_violation, unknown_scheme
+
+if TYPE_CHECKING:
+    from rljob_trainer.data.feed import Rows
+
+_PROMPTS = 256
+"""So many first rows are looked at as prompts, and the last."""
+
+
+def check_data(
+    found: Readable, base: Path, tokenizer: KnownTokenizer, columns: dict[str, frozenset[str]]
+) -> Iterator[Violation]:
+    """What is wrong with the data. ``columns`` gets those of each source that can be looked at, by its name."""
+    data = found.job.spec.data
+    parts: list[tuple[str, TrainPart | ValidationSet]] = []
+    for index, train in enumerate(data.train.sources):
+        parts.append((f"spec.data.train.parts[{index}]" if data.train.parts else "spec.data.train", train))
+    parts += [(f"spec.data.validation[{index}]", held_out) for index, held_out in enumerate(data.validation)]
+    yield from _chat(found, tokenizer)
+    for path, part in parts:
+        if found.says(f"{path}.task" if part.task else f"{path}.source", f"{path}.split"):
+            yield from _source(found, path, part, base, tokenizer, columns)
+
+
+def _chat(found: Readable, tokenizer: KnownTokenizer) -> Iterator[Violation]:
+    """A template that is asked for, and not there."""
+    data = found.job.spec.data
+    if not found.says("spec.data.chat", "spec.data.systemPrompt") or tokenizer.has_template is None:
+        return
+    if data.chat == "always" and not tokenizer.has_template:
+        yield Violation(
+            "spec.data.chat",
+            "always needs a tokenizer with a chat template, and the model's has none",
+            "set spec.model.chatTemplate, or chat: never",
+        )
+    elif data.system_prompt and (data.chat == "never" or not tokenizer.has_template):
+        yield Violation(
+            "spec.data.systemPrompt",
+            "needs a chat template, and none is applied here",
+            "write the text into the template of spec.data.prompt instead",
+        )
+
+
+def _source(
+    found: Readable,
+    path: str,
+    part: TrainPart | ValidationSet,
+    base: Path,
+    tokenizer: KnownTokenizer,
+    columns: dict[str, frozenset[str]],
+) -> Iterator[Violation]:
+    """One set of rows: it must be readable, and its rows must have what prompt and answer name.
+
+    Looked at are the rows that ``open_rows`` reads: all, but of large files only the first thousands and the last.
+    """
+    from rljob_trainer.data.columns import column, lacks_column, null_column
+
+    data = found.job.spec.data
+    rows: Rows | None = None
+    field = f"{path}.task.size" if part.task else f"{path}.source"
+    try:
+        if part.task is not None:
+            from rljob_trainer.data.tasks import generate
+
+            task, split = part.task, "train" if isinstance(part, TrainPart) else "validation"
+            generate(task.type, split=split, digits=task.digits, size=task.size or 1, seed=task.seed)  # type: ignore[arg-type]
+            present: tuple[str, ...] = ("question", "answer")
+            row = dict.fromkeys(present, "")
+        else:
+            yield from unknown_scheme(field, part.source, HUB)
+            if part.source is None or not _readable_here(part.source, base):
+                return
+            from rljob_trainer.data.sources import open_rows
+
+            rows = open_rows(part.source, split=part.split, limit=part.limit, base=base, field=field)
+            if len(rows) == 0:
+                yield Violation(field, f"{part.source} has no rows", "name a file with at least one")
+                return
+            present, row = rows.columns, dict(rows[0])
+    except (DataError, JobFileError) as error:
+        yield as_violation(error, field)
+        return
+    columns[part.name if isinstance(part, ValidationSet) else part.label] = frozenset(present)
+    wanted = [("spec.data.prompt", name) for name in _columns(data.prompt)]
+    if data.answer is not None:
+        wanted.append(("spec.data.answer", data.answer))
+    whole = True
+    for place, name in wanted:
+        if not found.says(place):
+            continue
+        try:
+            column(row, name)
+        except KeyError:
+            close = did_you_mean(name, present)
+            where = f"task {part.task.type}" if part.task else str(part.source)
+            whole = False
+            yield Violation(
+                place,
+                f'{where} has no column "{name}"; it has {", ".join(present)}',
+                f"did you mean {close}?" if close else "name one of them",
+            )
+            continue
+        if rows is None or not found.says(f"{path}.limit"):
+            continue
+        if (index := rows.first_without(name)) is not None:
+            whole = False
+            yield as_violation(lacks_column(rows.place(index), rows[index], name, place), field)
+        elif place == "spec.data.prompt" and (index := rows.first_null(name)) is not None:
+            whole = False
+            yield as_violation(null_column(rows.place(index), name, place), field)
+        elif (
+            place == "spec.data.answer"
+            and (index := rows.first_null(name)) is not None
+            and (reward := _comparing(found, part)) is not None
+        ):
+            yield Violation(
+                field,
+                f'{rows.place(index)}: the column "{name}", which the reward function {reward} compares with, is null',
+                "fill it, or remove the row",
+            )
+    if whole and rows is not None and found.says("spec.data.prompt", "spec.data.chat", f"{path}.limit"):
+        yield from _prompts(found, field, rows, tokenizer)
+
+
+def _comparing(found: Readable, part: TrainPart | ValidationSet) -> str | None:
+    """A reward function that cannot score a sample of this source without an answer, and would stop the run."""
+    reward = found.job.spec.reward
+    if not found.says("spec.reward") or reward.on_error != "fail":
+        return None
+    name = part.name if isinstance(part, ValidationSet) else part.label
+    for function in reward.functions:
+        if function.type in NEEDS_ANSWER and (not function.sources or name in function.sources):
+            return function.type
+    return None
+
+
+def _prompts(found: Readable, field: str, rows: Rows, tokenizer: KnownTokenizer) -> Iterator[Violation]:
+    """The first row that is no prompt for this tokenizer."""
+    from rljob_trainer.data.columns import Template, is_template
+    from rljob_trainer.data.tokenisation import prompt_content, unknown_characters
+
+    data = found.job.spec.data
+    if data.chat == "always":
+        uses_chat: bool | None = True
+    else:
+        uses_chat = False if data.chat == "never" else tokenizer.has_template
+    try:
+        template = Template(data.prompt, "spec.data.prompt") if is_template(data.prompt) else None
+    except JobFileError:  # a rule has said it
+        return
+    for index in sorted({*range(min(_PROMPTS, len(rows))), len(rows) - 1}):
+        try:
+            content = prompt_content(rows[index], rows.place(index), data.prompt, template, uses_chat=uses_chat)
+        except DataError as error:
+            yield as_violation(error, field)
+            return
+        if uses_chat is not False or not isinstance(content, str):
+            continue
+        if not content and tokenizer.fills_empty is False:
+            yield Violation(field, f"{rows.place(index)}: the prompt has no tokens", "remove the row or fill it")
+            return
+        if tokenizer.characters is not None and set(content) - tokenizer.characters:
+            yield as_violation(unknown_characters(rows.place(index), content), field)
+            return
+
+
+def _readable_here(source: str, base: Path) -> bool:
+    """Whether a source is, or claims to be, a file of this machine (and not a data set of the hub)."""
+    source = source.removeprefix("file://")
+    if "://" in source:
+        return False
+    path = base / Path(source).expanduser()
+    claims = path.suffix in (".jsonl", ".ndjson", ".json", ".parquet") or source.startswith((".", "/", "~"))
+    return claims or path.exists() or any(sign in source for sign in "*?[")
+
+
+def _columns(prompt: str) -> list[str]:
+    """The columns that ``data.prompt`` names: itself, or the places of the template."""
+    from rljob_trainer.data.columns import Template, is_template
+
+    try:
+        return list(Template(prompt, "spec.data.prompt").columns) if is_template(prompt) else [prompt]
+    except JobFileError:  # a rule has said it
+        return []

@@ -1,0 +1,177 @@
+"""The model and the tokenizer of a job, as far as their files are on this machine. No weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob_api import Readable, Violation
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.preflight.places import HUB, as_violation, local_path, unknown_scheme
+
+if TYPE_CHECKING:
+    from rljob_trainer.models.folder import Shape
+    from rljob_trainer.models.tokenizer_files import TokenizerFiles
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTokenizer:
+    """What data are held against; None where the files are not here."""
+
+    has_template: bool | None = None
+    fills_empty: bool | None = None
+    """Whether an empty text has tokens (one that begins every text)."""
+    characters: frozenset[str] | None = None
+    """The only ones that it knows."""
+
+
+def check_model(found: Readable, base: Path) -> Iterator[Violation]:
+    """What is wrong with the model's and the tokenizer's files, and with lengths that they do not allow."""
+    model = found.job.spec.model
+    if model.chat_template is not None and found.says("spec.model.chatTemplate"):
+        yield from _template(model.chat_template)
+    if model.random is not None:
+        path = "spec.model.random.tokenizer.source"
+        yield from _tokenizer(path, model.random.tokenizer.source, base, None)
+        return
+    path = "spec.model.source"
+    source = model.source
+    shape: Shape | None = None
+    if source and found.says(path):
+        yield from unknown_scheme(path, source, HUB)
+        folder = None if source.startswith(f"{HUB}://") else local_path(source, base)
+        if source.startswith(f"{HUB}://"):
+            yield from _model_of_the_hub(found, source.removeprefix(f"{HUB}://"))
+        elif folder is not None and folder.is_dir():
+            from rljob_trainer.models.folder import read_folder
+
+            own = model.tokenizer is None and found.says("spec.model.tokenizer")
+            try:
+                shape = read_folder(folder, tokenizer=own)
+            except JobFileError as error:
+                yield as_violation(error, path)
+            else:
+                yield from _shape(found, shape)
+        elif folder is not None and _may_be_hub_id(source):
+            yield from _model_of_the_hub(found, source)
+        elif folder is not None:
+            yield Violation(path, f"there is no folder {folder}", "write a model folder or a hub id (owner/name)")
+    rows = None if shape is None else shape.vocabulary_size
+    yield from _tokenizer("spec.model.tokenizer", model.tokenizer, base, rows)
+
+
+def known_tokenizer(found: Readable, base: Path) -> KnownTokenizer:
+    """What is known of the job's tokenizer. What is wrong with it ``check_model`` says."""
+    model = found.job.spec.model
+    if not found.says("spec.model"):
+        return KnownTokenizer()
+    template = True if model.chat_template is not None else None
+    if model.random is not None and model.random.tokenizer.characters is not None:
+        return KnownTokenizer(bool(template), True, frozenset(model.random.tokenizer.characters))
+    source = model.random.tokenizer.source if model.random is not None else model.tokenizer or model.source
+    files = None if source is None else _files(source, base)
+    if files is None:
+        return KnownTokenizer(template)
+    return KnownTokenizer(template or files.has_chat_template, files.fills_empty)
+
+
+def _files(source: str, base: Path) -> TokenizerFiles | None:
+    from rljob_trainer.models.tokenizer_files import read_tokenizer
+
+    folder = local_path(source, base)
+    if folder is None or not folder.is_dir():
+        return None
+    try:
+        return read_tokenizer(folder)
+    except JobFileError:
+        return None
+
+
+def _template(text: str) -> Iterator[Violation]:
+    from rljob_trainer.models.tokenizer_files import check_template
+
+    path = "spec.model.chatTemplate"
+    try:
+        check_template(text, path)
+    except JobFileError as error:
+        problem, _, remedy = str(error).removeprefix(f"{path} ").rpartition("; ")
+        yield Violation(path, problem, remedy)
+
+
+def _model_of_the_hub(found: Readable, name: str) -> Iterator[Violation]:
+    """A model that an earlier run or download has left in this machine's cache; of others the run itself finds out."""
+    from rljob_trainer.models.folder import read_shape
+    from rljob_trainer.models.hub_cache import cached_file
+
+    config = cached_file(name, "config.json", found.job.spec.model.revision)
+    if config is None or not found.says("spec.model.revision"):
+        return
+    try:
+        yield from _shape(found, read_shape(config))
+    except JobFileError as error:
+        yield as_violation(error, "spec.model.source")
+
+
+def _shape(found: Readable, shape: Shape) -> Iterator[Violation]:
+    yield from _context(found, shape.context_length)
+    engine = found.job.spec.rollout.engine if found.says("spec.rollout.engine") else None
+    if engine == "torch" and shape.unsupported is not None:
+        yield Violation(
+            "spec.rollout.engine", f"the torch engine {shape.unsupported}", "use rollout.engine: vllm, or another model"
+        )
+    if engine == "vllm" and shape.head_dim < 32:
+        yield Violation(
+            "spec.model.source",
+            f"its heads are {shape.head_dim} wide, and vLLM needs 32 or more",
+            "use rollout.engine: torch",
+        )
+
+
+def _tokenizer(path: str, source: str | None, base: Path, rows: int | None) -> Iterator[Violation]:
+    """``rows``: of the embedding that it has to fit, if that is known."""
+    if not source:
+        return
+    yield from unknown_scheme(path, source, HUB)
+    folder = local_path(source, base)
+    if folder is None:
+        return
+    if folder.is_dir():
+        from rljob_trainer.models.tokenizer_files import check_size, read_tokenizer
+
+        try:
+            files = read_tokenizer(folder)
+            if rows is not None:
+                check_size(files, rows, path)
+        except JobFileError as error:
+            yield as_violation(error, path)
+    elif not _may_be_hub_id(source):
+        yield Violation(
+            path, f"there is no folder {folder}", "write a folder with a tokenizer or a hub id (owner/name)"
+        )
+
+
+def _may_be_hub_id(source: str) -> bool:
+    return source.count("/") <= 1 and not source.startswith((".", "/", "~"))
+
+
+def _context(found: Readable, context: int) -> Iterator[Violation]:
+    """Prompt and response must fit the model; so must the responses of validation."""
+    job = found.job
+    if not found.says("spec.data.maxPromptTokens"):
+        return
+    prompt, response = job.spec.data.max_prompt_tokens, job.spec.rollout.max_response_tokens
+    lengths = [("spec.rollout.maxResponseTokens", response)]
+    for index, part in enumerate(job.spec.data.validation):
+        if part.sampling.max_response_tokens is not None:
+            path = f"spec.data.validation[{index}].sampling.maxResponseTokens"
+            lengths.append((path, part.sampling.max_response_tokens))
+    for path, length in lengths:
+        if prompt + length > context:
+            remedy = f"lower it to {context - prompt}" if prompt < context else "lower data.maxPromptTokens"
+            yield Violation(
+                path,
+                f"{length} and data.maxPromptTokens = {prompt} together exceed the model's context of {context}",
+                remedy,
+            )

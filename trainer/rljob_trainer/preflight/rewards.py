@@ -1,0 +1,161 @@
+"""The reward functions of a job: their parameters, and custom ones found and read without being run."""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rljob_api import Readable, Violation
+from rljob_api.problems import did_you_mean
+from rljob_api.spec.reward import RewardFunction
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.preflight.places import as_violation
+from rljob_trainer.rewards.terms import STANDARD
+
+
+def check_rewards(
+    found: Readable, folders: Sequence[Path], columns: Mapping[str, Collection[str]]
+) -> Iterator[Violation]:
+    """``columns``: of each data source that could be looked at, by its name."""
+    job = found.job
+    for index, function in enumerate(job.spec.reward.functions):
+        place = f"spec.reward.functions[{index}]"
+        if function.type == "custom":
+            if function.function is not None and not job.spec.code and found.says("spec.code"):
+                yield from _custom_function(place, function, folders, columns if found.says("spec.data") else {})
+        elif function.params:
+            from rljob_trainer.rewards.terms import Term, TermSpec
+
+            params = dict(function.params)
+            if function.pattern is not None:
+                params["pattern"] = function.pattern
+            try:
+                Term(TermSpec(name=function.name or function.type, type=function.type, place=place, params=params))
+            except JobFileError as error:
+                yield as_violation(error, str(error).partition(": ")[0])
+
+
+def _custom_function(
+    place: str, function: RewardFunction, folders: Sequence[Path], columns: Mapping[str, Collection[str]]
+) -> Iterator[Violation]:
+    """Looks for ``module:function`` without running the module."""
+    path = f"{place}.function"
+    module, _, name = str(function.function).partition(":")
+    search = list(dict.fromkeys([*map(str, folders), *(entry for entry in sys.path if entry)]))
+    places: Sequence[str] | None = search
+    spec: importlib.machinery.ModuleSpec | None = None
+    for depth, part in enumerate(module.split(".")):
+        parents = ".".join(module.split(".")[: depth + 1])
+        spec = importlib.machinery.PathFinder.find_spec(parents if depth else part, places) if places else None
+        if spec is None:
+            yield Violation(
+                path,
+                f"there is no module {parents}",
+                "put it beside the job file or into the current folder, install it, or (on a cluster) mount it by code",
+            )
+            return
+        places = list(spec.submodule_search_locations) if spec.submodule_search_locations else None
+    assert spec is not None
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return
+    yield from _function_in(place, Path(spec.origin), name, function, columns)
+
+
+def _function_in(
+    place: str, file: Path, name: str, function: RewardFunction, columns: Mapping[str, Collection[str]]
+) -> Iterator[Violation]:
+    """Whether a Python file defines a name at its top level that can be called with what a sample has, as far as
+    reading can tell."""
+    path = f"{place}.function"
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except OSError as problem:
+        yield Violation(path, f"{file} cannot be read ({problem.strerror})", "check its permissions")
+        return
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
+        line = getattr(problem, "lineno", None)
+        where = f"{file}, line {line}" if line else str(file)
+        reason = getattr(problem, "msg", None) or str(problem) or "nested too deep"
+        yield Violation(path, f"{where} is not valid Python ({reason})", "mend it")
+        return
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    if name in names or "*" in names or "__getattr__" in names:
+        if (definition := _only_definition(tree, name)) is not None:
+            yield from _call(place, f"{file}, line {definition.lineno}", definition, function, columns)
+        return
+    close = did_you_mean(name, names)
+    yield Violation(path, f"{file} has no function {name}", f"did you mean {close}?" if close else "define it there")
+
+
+def _only_definition(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The function of that name, where the file says at one place, and without a decorator, what it is."""
+    bound: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if (
+            (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name)
+            or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name)
+            or (isinstance(node, ast.alias) and (node.asname or node.name) == name)
+        ):
+            bound.append(node)
+    if len(bound) != 1 or bound[0] not in tree.body:
+        return None
+    found = bound[0]
+    plain = isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) and not found.decorator_list
+    return found if plain and isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
+
+def _call(
+    place: str,
+    where: str,
+    definition: ast.FunctionDef | ast.AsyncFunctionDef,
+    function: RewardFunction,
+    columns: Mapping[str, Collection[str]],
+) -> Iterator[Violation]:
+    """What keeps a function from being called by keyword with what each of its sources' samples has."""
+    arguments, name = definition.args, definition.name
+    by_keyword = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
+    positional = [*arguments.posonlyargs, *arguments.args]
+    optional = {argument.arg for argument in positional[len(positional) - len(arguments.defaults) :]}
+    defaults = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    optional |= {argument.arg for argument, default in defaults if default is not None}
+    for argument in arguments.posonlyargs:
+        if argument.arg not in optional:
+            yield Violation(
+                f"{place}.function",
+                f"{where}: {name} takes {argument.arg} by position only, and arguments are given by name",
+                "remove the / from its parameters",
+            )
+    if arguments.kwarg is None:
+        for given in function.params:
+            if given not in by_keyword:
+                close = did_you_mean(given, by_keyword)
+                yield Violation(
+                    f"{place}.params",
+                    f"{where}: {name} takes no {given!r}",
+                    f"did you mean {close}?" if close else f"it takes {', '.join(by_keyword) or 'none'}",
+                )
+    needed = [n for n in by_keyword if n not in optional and n not in STANDARD and n not in function.params]
+    for source, present in columns.items():
+        if function.sources and source not in function.sources:
+            continue
+        for wanted in needed:
+            if wanted not in present:
+                close = did_you_mean(wanted, [*STANDARD, *present])
+                yield Violation(
+                    f"{place}.function",
+                    f"{where}: {name} needs {wanted!r}, which samples of the source {source!r} don't have; they have "
+                    f"{', '.join(dict.fromkeys([*STANDARD, *present]))}",
+                    f"did you mean {close}?" if close else "give it a default, set it in params, or add the column",
+                )
+        if any(wanted not in present for wanted in needed):
+            return

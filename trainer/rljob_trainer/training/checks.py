@@ -1,0 +1,97 @@
+"""Whether a batch is what was made: each prompt once, each response as its engine's receipt has it, each reward for the
+response that it stands at, and all of it where the layout says. Looked at before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rljob_trainer.errors import IntegrityError
+from rljob_trainer.receipts import check_sample, digest, named
+from rljob_trainer.samples import Group
+from rljob_trainer.training.batch import TrainingBatch
+
+_REMEDY = "Start again: the run continues from its last checkpoint. If it comes back, please report it"
+_REMEMBERED = 64
+"""Steps whose prompts are known."""
+
+
+class TrainedPrompts:
+    """Which prompts were trained in the latest steps."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, int] = {}
+        """By ordinal."""
+
+    def check(self, groups: Sequence[Group], step: int) -> None:
+        """Raises ``IntegrityError`` for a prompt that is there twice or was trained before."""
+        seen: set[int] = set()
+        for group in groups:
+            ordinal = group.prompt.ordinal
+            if ordinal in seen:
+                raise IntegrityError(
+                    f"prompt {ordinal} is in the batch of step {step} twice: a group was doubled, perhaps in the place "
+                    f"of another. {_REMEDY}"
+                )
+            seen.add(ordinal)
+            if (before := self._steps.get(ordinal)) is not None:
+                raise IntegrityError(
+                    f"prompt {ordinal} comes to be trained again in step {step}: it was trained in step {before}. "
+                    f"{_REMEDY}"
+                )
+
+    def trained(self, groups: Sequence[Group], step: int) -> None:
+        """They have been."""
+        self._steps |= {group.prompt.ordinal: step for group in groups}
+        if len(self._steps) > 2 * _REMEMBERED * max(1, len(groups)):
+            self._steps = {ordinal: s for ordinal, s in self._steps.items() if s > step - _REMEMBERED}
+
+
+def check_groups(groups: Sequence[Group], version: int) -> None:
+    """``version``: that of the trainer's weights. Raises ``IntegrityError`` and ``ReceiptError`` naming the sample."""
+    for group in groups:
+        for sample in group.samples:
+            check_sample(group.prompt, sample)
+            name = f"sample {sample.index} of prompt {group.prompt.ordinal}"
+            if len(sample.versions) and (newest := int(sample.versions.max())) > version:
+                raise IntegrityError(
+                    f"{name} has tokens of version {newest}, but the newest that was published is version {version}: "
+                    f"its engine numbers its weights wrongly, so that ages are wrong as well. {_REMEDY}"
+                )
+            if sample.reward is not None and sample.reward.of is not None:
+                scored, seen = sample.reward.of
+                if scored != f"{group.prompt.ordinal}/{sample.index}":
+                    raise IntegrityError(
+                        f"the reward of {name} was given to {named(scored)}: rewards have changed places. {_REMEDY}"
+                    )
+                if seen != digest(sample.token_ids):
+                    raise IntegrityError(
+                        f"the reward of {name} was given for other tokens than the sample has. {_REMEDY}"
+                    )
+
+
+def check_layout(batch: TrainingBatch, groups: Sequence[Group]) -> None:
+    """Raises ``IntegrityError`` naming the stream and the sample that is not where it should be."""
+    for wrong in _misplaced(batch, groups):
+        raise IntegrityError(f"{wrong} is not the sample's own in the batch: it was changed or moved. {_REMEDY}")
+
+
+def _misplaced(batch: TrainingBatch, groups: Sequence[Group]) -> Iterator[str]:
+    sequences, offsets = batch.sequences, batch.offsets.tolist()
+    prompts = [group.prompt for group in groups for _ in group.samples]
+    samples = [sample for group in groups for sample in group.samples]
+    end = 0
+    for i, (prompt, sample) in enumerate(zip(prompts, samples, strict=True)):
+        name = f"sample {sample.index} of prompt {prompt.ordinal}"
+        begin, end = end + len(prompt.token_ids), end + len(prompt.token_ids) + len(sample.token_ids)
+        here = slice(offsets[i], offsets[i + 1])
+        if not np.array_equal(sequences.token_ids[begin:end], sample.token_ids):
+            yield f"the row of token ids of {name}"
+        if not np.array_equal(sequences.mask[here], sample.mask):
+            yield f"the mask of {name}"
+        rolled = sequences.rollout_log_probs
+        if rolled is not None and not np.array_equal(rolled[here], sample.log_probs, equal_nan=True):
+            yield f"the row of log-probs of {name}"
+        if sample.reward is not None and batch.scores[i] != np.float32(sample.reward.score):
+            yield f"the score of {name}"
