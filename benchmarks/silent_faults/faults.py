@@ -22,7 +22,6 @@ from rljob_trainer.data.feed import PromptFeed
 from rljob_trainer.driver.generation import GroupRollout
 from rljob_trainer.learner.optim import Optimizer, StepOutcome
 from rljob_trainer.learner.rank import LearnerRank
-from rljob_trainer.pipeline.schedule import Schedule
 from rljob_trainer.rewards.sharing import SharedWork
 from rljob_trainer.rollout.dispatch import Dispatch
 from rljob_trainer.rollout.engine_loop import EngineLoop
@@ -127,7 +126,7 @@ def stale_weights_in_one_engine(watched: Watched) -> Iterator[None]:
         yield
 
 
-@fault(r"engine [01]\b.*still has the weights of version 1")
+@fault(r"engine [01]\b.*still has the weights of version 1", fast=False)
 def stale_weights_in_all_engines(watched: Watched) -> Iterator[None]:
     """All engines go on with the former weights under the new number."""
     left = {0, 1}
@@ -143,7 +142,7 @@ def stale_weights_in_all_engines(watched: Watched) -> Iterator[None]:
         yield
 
 
-@fault(r"engine 1\b.*mlp\.up_proj.*same numbers in another order")
+@fault(r"engine 1\b.*mlp\.up_proj.*same numbers in another order", fast=False)
 def rows_swapped_in_an_engine(watched: Watched) -> Iterator[None]:
     """Two rows of a matrix change places in an engine, after the publication was verified."""
 
@@ -251,7 +250,7 @@ def _before_update(change: Callable[..., None]) -> Iterator[None]:
         yield
 
 
-@fault(r"actor\.model\..*(changed|differs?).*(outside|since)")
+@fault(r"actor\.model\..*(changed|differs?).*(outside|since)", fast=False)
 def a_policy_that_changes_between_updates(watched: Watched) -> Iterator[None]:
     """One number of the policy changes in the learner's memory between two updates."""
 
@@ -311,7 +310,7 @@ def an_optimizer_step_that_is_not_taken(watched: Watched) -> Iterator[None]:
         yield
 
 
-@fault(r"actor.*optimizer step.*(left|did not change).*q_proj")
+@fault(r"actor.*optimizer step.*(left|did not change).*q_proj", fast=False)
 def a_matrix_that_is_not_trained(watched: Watched) -> Iterator[None]:
     """One matrix gets no gradient."""
     real = Optimizer.step
@@ -404,7 +403,7 @@ def requests_of_another_temperature(watched: Watched) -> Iterator[None]:
         yield
 
 
-@fault(r"sample \d+ of prompt \d+.*another prompt")
+@fault(r"sample \d+ of prompt \d+.*another prompt", fast=False)
 def requests_with_another_prompt(watched: Watched) -> Iterator[None]:
     """Two groups' requests reach an engine with each other's prompt."""
 
@@ -434,7 +433,7 @@ def _on_arrival(change: Callable[[list[Any]], None], watched: Watched) -> Iterat
         yield
 
 
-@fault(r"log-probs of sample \d+ of prompt \d+ are not")
+@fault(r"log-probs of sample \d+ of prompt \d+ are not", fast=False)
 def log_probs_of_two_samples_swapped(watched: Watched) -> Iterator[None]:
     """Two samples get each other's log-probs on their way to the trainer."""
 
@@ -459,7 +458,7 @@ def two_samples_swapped(watched: Watched) -> Iterator[None]:
         yield
 
 
-@fault(r"sample \d+ of prompt \d+ holds the response of sample \d+ of prompt \d+")
+@fault(r"sample \d+ of prompt \d+ holds the response of sample \d+ of prompt \d+", fast=False)
 def a_sample_doubled(watched: Watched) -> Iterator[None]:
     """A sample is replaced by a copy of its sibling on the way to the trainer."""
 
@@ -535,7 +534,7 @@ def advantages_of_two_sequences_swapped(watched: Watched) -> Iterator[None]:
         yield
 
 
-@fault(r"token ids of .*sequence")
+@fault(r"token ids of .*sequence", fast=False)
 def tokens_that_change_on_the_way_to_a_rank(watched: Watched) -> Iterator[None]:
     """A token of a sequence is another one when it reaches the rank."""
 
@@ -550,7 +549,7 @@ def tokens_that_change_on_the_way_to_a_rank(watched: Watched) -> Iterator[None]:
         yield
 
 
-@fault(r"prompt \d+ is in the batch of step \d+ twice")
+@fault(r"prompt \d+ is in the batch of step \d+ twice", fast=False)
 def a_group_doubled(watched: Watched) -> Iterator[None]:
     """A group stands in a batch twice, in the place of another."""
     real = training_step.TrainingStep.run
@@ -635,7 +634,7 @@ def rewards_of_siblings_swapped(watched: Watched) -> Iterator[None]:
         yield
 
 
-@fault(r"reward of sample \d+ of prompt \d+ .*sample \d+ of prompt \d+")
+@fault(r"reward of sample \d+ of prompt \d+ .*sample \d+ of prompt \d+", fast=False)
 def rewards_of_another_prompt(watched: Watched) -> Iterator[None]:
     """A group gets the rewards of the group before."""
     former: list[list[Any]] = []
@@ -652,6 +651,7 @@ def rewards_of_another_prompt(watched: Watched) -> Iterator[None]:
     r"reward of sample \d+ of prompt \d+",
     spec={"reward": {"functions": [{"type": "custom", "function": "graded:graded"}], "workers": 1}},
     would_take="each worker's answer would have to carry a digest of the response it judged (rewards/frames.py)",
+    fast=False,
 )
 def rewards_swapped_by_a_worker(watched: Watched) -> Iterator[None]:
     """A worker process answers for two responses in the wrong order."""
@@ -719,7 +719,7 @@ def an_optimizer_of_another_run(folder: Path) -> None:
     _sealed_again(_newest(folder))
 
 
-@between(r"learner.*(belongs to|of) (another|run|step)")
+@between(r"learner.*(belongs to|of) (another|run|step)", fast=False)
 def a_learner_of_another_run(folder: Path) -> None:
     """The whole learner's part of a checkpoint is replaced by another run's."""
     mine, other = _newest(folder) / "learner", _other_run(folder) / "learner"
@@ -767,6 +767,7 @@ def a_template_that_drifts(folder: Path) -> None:
             "maxPromptTokens": 8,
         }
     },
+    fast=False,
 )
 def an_answer_that_changes(folder: Path) -> None:
     """The answer in one row of the data file is another one in the next attempt."""
@@ -786,6 +787,3 @@ def prepare(folder: Path) -> None:
         "def graded(response, answer):\n"
         "    return sum(a == b for a, b in zip(response, answer)) + 0.01 * len(response)\n"
     )
-
-
-_ = Schedule

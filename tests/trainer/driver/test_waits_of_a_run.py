@@ -50,7 +50,7 @@ class Storage:
         await asyncio.sleep(1e9)
         raise AssertionError
 
-    async def load(self, folder: Path) -> None:
+    async def load(self, folder: Path, belongs_to: str = "") -> None:
         await asyncio.sleep(1e9)
 
 
@@ -63,12 +63,12 @@ def session_on(storage: Storage, waits: Waits) -> Session:
         schedule=SimpleNamespace(groups_per_version=8),
         trainer=SimpleNamespace(busy=False),
         limits=SimpleNamespace(suspect=False),
-        learner=SimpleNamespace(save=None),
+        learner=SimpleNamespace(save=storage.write),
         fence=SimpleNamespace(check=None),
         checkpoints=storage,
     )
     session = Session(parts, SimpleNamespace(stop=None, end=None))  # type: ignore[arg-type]
-    session._boundary = {"step": 7}
+    session._boundary = {"step": 7, "run": "a run"}
     return session
 
 

@@ -45,6 +45,7 @@ from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
 from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.training.checks import TrainedPrompts
 from rljob_trainer.training.step import TrainingStep
 from rljob_trainer.weights.publication import WeightPublication
 
@@ -137,6 +138,7 @@ async def assemble(
         reward=spec.reward,
         stage=learner_stages(spec, times, waits),
         report=view.message,
+        prompts=TrainedPrompts(),
     )
     canaries = canaries_of(spec, inputs, learner, engines, view.message, waits)
     same_weights = same_weights_of(spec, learner, engines, view.message, waits)

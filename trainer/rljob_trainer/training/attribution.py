@@ -17,6 +17,8 @@ NOTICEABLE = 1e-4
 """Nats per token: ten times what float32 kernels differ by. Below it there is nothing to explain."""
 _EXPLAINED = 0.1
 """What may be left of the gap, as a share, if a cause is to be named."""
+_ALIKE = 0.8
+"""Correlation of streams that may differ by temperature alone."""
 TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0)
 """Which are tried."""
 
@@ -39,6 +41,13 @@ def shifted(trainer: FloatArray, engine: FloatArray, mask: BoolArray, offsets: O
         if known.sum() * 2 >= mask.sum() and gap(moved, engine, known) < _EXPLAINED * whole:
             return f"the engines' log-probs are shifted: each stands one place {words} than the token it belongs to"
     return ""
+
+
+def alike(trainer: FloatArray, engine: FloatArray, mask: BoolArray) -> bool:
+    """Whether likely tokens of the one are likely ones of the other, as another temperature would leave it."""
+    ours, theirs = trainer[mask].astype(np.float64), engine[mask].astype(np.float64)
+    spread = ours.std() * theirs.std()
+    return bool(spread > 0 and ((ours - ours.mean()) * (theirs - theirs.mean())).mean() > _ALIKE * spread)
 
 
 def of_temperature(scored: Mapping[float, FloatArray], engine: FloatArray, own: float) -> str:

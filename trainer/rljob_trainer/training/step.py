@@ -94,8 +94,10 @@ class TrainingStep:
         reward: Reward | None = None,
         stage: Stage = unmeasured,
         report: Callable[[str], None] = _log.warning,
+        prompts: TrainedPrompts | None = None,
     ) -> None:
-        """``several_pulls``: a version may be trained in more than one call of ``run``."""
+        """``several_pulls``: a version may be trained in more than one call of ``run``. ``prompts``: refuses those that
+        come a second time; None: groups may be trained as often as somebody likes."""
         self.algorithm = algorithm
         self.kl = kl_controller(algorithm)
         self.entropy = entropy_controller(algorithm)
@@ -117,7 +119,7 @@ class TrainingStep:
         """Whether the correction has been switched on beyond what the job says."""
         self.most_apart = ""
         """Names the samples of the last batch that trainer and engine disagreed most about, if the job has limits."""
-        self._trained = TrainedPrompts()
+        self._prompts = prompts
         self._explained = 0.0
         """The largest gap between trainer and engines that was looked into."""
         self._trained_version: int | None = None
@@ -127,7 +129,8 @@ class TrainingStep:
 
     async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
         """Trains on the groups as step ``number`` and returns its metrics. Raises what learner and algorithms raise."""
-        self._trained.check(groups, number)
+        if self._prompts is not None:
+            self._prompts.check(groups, number)
         check_groups(groups, version)
         batch = layout(groups)
         check_layout(batch, groups)
@@ -168,7 +171,8 @@ class TrainingStep:
             if result.first_log_probs is not None and not continues:
                 await self._explain(batch, made, result.first_log_probs, version, number, anchored=False)
         self._trained_version = version
-        self._trained.trained(groups, number)
+        if self._prompts is not None:
+            self._prompts.trained(groups, number)
         if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
             of_batch = torch.from_numpy(batch.sequences.advantages)
             metrics.update(gradient_noise(inputs, of_batch, metrics["actor/grad_norm"]))
@@ -491,7 +495,7 @@ class TrainingStep:
             return
         self._explained = apart
         said = attribution.shifted(trainer, engine, known, batch.offsets)
-        if not said:
+        if not said and attribution.alike(trainer, engine, known):
             wholly = np.logical_and.reduceat(np.append(known, True), batch.offsets[:-1]).tolist()
             few = np.array(attribution.few(batch.sequences.response_lengths.tolist(), wholly), dtype=np.int64)
             said = await self._of_temperature(take(batch.sequences, few), anchored=anchored) if len(few) else ""
