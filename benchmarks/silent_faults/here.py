@@ -246,7 +246,7 @@ def without_ray(watched: Watched) -> Iterator[None]:
         for where, name, instead in (
             (assembling, "start_learner_and_engines", start),
             (running, "assemble", assemble),
-            (running, "ray_for_run", lambda *_: contextlib.nullcontext()),
+            (running, "ray_beside", lambda *_: contextlib.nullcontext()),
             (engine_places.RayEngine, "start", another),
             (PipelineTrainer, "train", train),
         ):

@@ -67,7 +67,8 @@ def test_preset_names_only_parameters_that_its_methods_take(name: Preset) -> Non
     ("name", "advantage", "loss", "aggregation"),
     [
         # arXiv 1707.06347, 1506.02438 with lambda 1 for one reward at the end; 1912.09729
-        ("ppo", {"gamma": 1, "lambda_": 1, "whiten": True}, {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3},
+        ("ppo", {"gamma": 1, "lambda_": 1, "whiten": True, "whiten_rewards": False},
+         {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3},
          "tokenMean"),
         ("grpo", {"normalize_by_std": True, "epsilon": 1e-6}, {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
          "seqMeanTokenMean"),

@@ -2,8 +2,9 @@
 
 After each update a digest of every parameter and of the optimizer's state is kept, and compared before the next one.
 A reference has the digest of its first day. What an update was to move and left as it was is told of as well.
-Moments are added up once (``sum_in_any_order``), parameters twice (``checksum``): all in all about what an optimizer
-step reads and writes.
+Of a sharded model that is about its shards: what was gathered for a forward pass is let go of first, since FSDP2 shows
+it in their place. Moments are added up once (``sum_in_any_order``), parameters twice (``checksum``): all in all about
+what an optimizer step reads and writes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from rljob_trainer.errors import LearnerError
+from rljob_trainer.learner.parallel import reshard
 from rljob_trainer.learner.shards import local
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.weights.checksum import checksum, sum_in_any_order
@@ -95,6 +97,7 @@ class Untouched:
     def _look(self) -> dict[str, int]:
         digests = {}
         for trained in self._trained:
+            reshard(trained.module)
             for name, tensor in trained.state().items():
                 take = checksum if name.startswith(f"{trained.name}.model.") else sum_in_any_order
                 digests[name] = take(local(tensor).contiguous())
@@ -103,6 +106,7 @@ class Untouched:
     def _look_at_reference(self) -> dict[str, int]:
         if self._reference is None:
             return {}
+        reshard(self._reference)
         return {name: checksum(local(p.detach()).contiguous()) for name, p in self._reference.named_parameters()}
 
 
