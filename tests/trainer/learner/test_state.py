@@ -35,21 +35,51 @@ def updated(
     batch: SequenceBatch,
     options: dict[str, Any],
 ) -> tuple[State, int, torch.Tensor]:
-    """Loads, updates, saves, updates again; then the whole state, the schedule's clock and a random number."""
+    """Loads, updates, saves, updates again; then the whole state, the schedule's clock and a random number. With
+    ``score`` the models compute without gradients before each of these, which gathers what is sharded."""
     learner = LearnerRank(settings, rank, address, timeout_seconds=60)
     minis = [range(0, 12), range(12, 24)]
     share = cut(batch, minis, ranks=settings.ranks, token_budget=settings.micro_batch_tokens).shares[rank]
+
+    def score() -> None:
+        if "score" in options:
+            learner.score(share, 0.7, log_probs=True, reference=True, values=True)
+
     if "load" in options:
+        score()
         learner.load(options["load"])
     for _ in range(options.get("before", 0)):
+        score()
         learner.update(share, LossSettings(), update_critic=True)
         torch.rand(3)
     if "save" in options:
+        score()
         learner.save(options["save"])
     for _ in range(options.get("after", 0)):
+        score()
         learner.update(share, LossSettings(), update_critic=True)
     state = {name: full(t).clone() for model in learner._trained for name, t in model.state().items()}
     return state, learner.actor.updates, torch.rand(2)
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(1, "bfloat16"), (2, "float32"), (2, "bfloat16")])
+def test_what_a_score_gathers_is_neither_saved_nor_taken_for_a_change(
+    count: int,
+    dtype: str,
+    ranks: Any,
+    settings: LearnerSettings,
+    make_batch: Callable[..., SequenceBatch],
+    tmp_path: Path,
+) -> None:
+    """FSDP2 keeps the outermost group gathered, and rounded, after a pass without gradients."""
+    settings, batch = replace(settings, ranks=count, dtype=dtype, reference=True), make_batch()
+    place = str(tmp_path)
+    straight = ranks.run(count, updated, settings, batch, {"before": 2, "save": place, "after": 2, "score": True})
+    resumed = ranks.run(count, updated, settings, batch, {"load": place, "after": 2, "score": True})
+    for (ours, _, _), (theirs, _, _) in zip(straight, resumed, strict=True):
+        assert {tensor.dtype for name, tensor in ours.items() if ".model." in name} == {torch.float32}
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.fixture

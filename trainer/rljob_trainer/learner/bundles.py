@@ -6,7 +6,7 @@ says NCCL), and an engine beside another rank than the one that it takes turns w
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import ray
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rljob_trainer.aside import aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,17 @@ class Bundles:
 
     def free(self) -> None:
         """Gives everything back; actors inside are ended."""
+        _remove(self.group)
+
+
+def _remove(group: Any) -> None:
+    """In a thread that nobody waits for: without its head Ray does not answer, and then the group has gone with it."""
+
+    def remove() -> None:
         if ray.is_initialized():
-            remove_placement_group(self.group)
+            remove_placement_group(group)
+
+    threading.Thread(target=remove, name="bundles", daemon=True).start()
 
 
 async def reserve(
@@ -47,16 +58,18 @@ async def reserve(
     ``selector``: labels of the nodes that may be used.
     """
     selectors = [dict(selector) for _ in range(ranks)] if selector else None
-    group = placement_group([dict(each) for _ in range(ranks)], strategy="PACK", bundle_label_selector=selectors)
+    bundles = [dict(each) for _ in range(ranks)]
+    # Ray asks its head each time, which may be gone: never on the event loop.
+    group = await aside(lambda: placement_group(bundles, strategy="PACK", bundle_label_selector=selectors))
     try:
-        there = await asyncio.to_thread(group.wait, max(1.0, seconds))
+        there = await aside(lambda: group.wait(max(1.0, seconds)))
     except BaseException:
-        remove_placement_group(group)
+        _remove(group)
         raise
     if not there:
-        remove_placement_group(group)
+        _remove(group)
         return None
-    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    nodes: dict[int, str] = (await aside(lambda: placement_group_table(group)))["bundles_to_node_id"]
     first: dict[str, int] = {}
     for bundle in sorted(nodes):
         first.setdefault(nodes[bundle], bundle)

@@ -308,7 +308,7 @@ class LearnerRank:
         sums: list[Sums] = []
         busy = [part for trained in work for part in (trained.name, f"{trained.name} optimizer")]
         with self._residence.working(*busy, *["reference"] * (loss.kl_kind == "full")):
-            self._untouched.check()
+            self._untouched.check(work)
             if keep_anchor:
                 self._anchor.keep(self.version)
             if self.actor in work:

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from rljob_trainer.learner.models import Critic, Policy, layer_matrices
 from rljob_trainer.learner.optim import Optimizer, StepOutcome
 from rljob_trainer.learner.packing import Lengths
-from rljob_trainer.learner.parallel import shard_group
+from rljob_trainer.learner.parallel import reshard, shard_group
 from rljob_trainer.learner.protocol import Int64Array
 from rljob_trainer.learner.rates import learning_rate
 from rljob_trainer.learner.settings import OptimizerSettings
@@ -72,7 +72,9 @@ class Trained:
         return self.optimizer.step(self.rate)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Parameters by the names that ``state`` gives them, sharing their memory."""
+        """Parameters by the names that ``state`` gives them, sharing their memory: of a sharded model this rank's
+        shards, never what was gathered, and rounded, for a forward pass."""
+        reshard(self.module)
         return {f"{self.name}.model.{name}": p.detach() for name, p in self.module.named_parameters()}
 
     def state(self) -> dict[str, torch.Tensor]:

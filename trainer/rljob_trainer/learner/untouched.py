@@ -2,9 +2,9 @@
 
 After each update a digest of every parameter and of the optimizer's state is kept, and compared before the next one.
 A reference has the digest of its first day. What an update was to move and left as it was is told of as well.
-Of a sharded model that is about its shards: what was gathered for a forward pass is let go of first, since FSDP2 shows
-it in their place. Moments are added up once (``sum_in_any_order``), parameters twice (``checksum``): all in all about
-what an optimizer step reads and writes.
+Moments are added up once (``sum_in_any_order``), parameters twice (``checksum``): all in all about what an optimizer
+step reads and writes. Only the models of an update are looked at, which are on the device then; a reference that rests
+in host memory at that time is looked at in one update of ``_RARELY``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rljob_trainer.learner.trained import Trained
 from rljob_trainer.weights.checksum import checksum, sum_in_any_order
 
 _NAMED = 3
+_RARELY = 32
 _SMALLEST = 1e-6
 """A learning rate below this share of a parameter may be lost in its rounding."""
 _REMEDY = (
@@ -37,18 +38,22 @@ class Untouched:
         self._of_reference = self._look_at_reference()
         self._kept: dict[str, int] = {}
         self._told: set[str] = set()
+        self._updates = 0
 
     @torch.no_grad()
-    def check(self) -> None:
-        """Before an update. Raises ``LearnerError`` naming what has changed since the last one."""
-        moved = [name for name, digest in self._look_at_reference().items() if self._of_reference[name] != digest]
+    def check(self, work: Sequence[Trained]) -> None:
+        """Before an update of ``work``. Raises ``LearnerError`` naming what has changed since the last one."""
+        found = self._look(work)
+        rests = self._reference is not None and next(self._reference.parameters()).device != self._device(work)
+        seen = {} if rests and self._updates % _RARELY else self._look_at_reference()
+        self._updates += 1
+        moved = [name for name, digest in seen.items() if self._of_reference[name] != digest]
         if moved:
             raise LearnerError(
                 f"learner rank {self._rank}: the reference has changed: {_listed(moved)}. KL to it would mean nothing; "
                 + _REMEDY
             )
-        found = self._look()
-        self._kept = self._kept or found
+        self._kept = found | self._kept
         changed = [name for name, digest in found.items() if self._kept.get(name, digest) != digest]
         if changed:
             raise LearnerError(
@@ -59,7 +64,7 @@ class Untouched:
     @torch.no_grad()
     def keep(self) -> None:
         """What is there now counts, whatever it was before: after a state was read."""
-        self._kept = self._look()
+        self._kept = self._look(self._trained)
 
     @torch.no_grad()
     def updated(self, work: Sequence[Trained], largest_norm: Mapping[str, float]) -> list[str]:
@@ -67,7 +72,7 @@ class Untouched:
 
         ``largest_norm``: of the gradients of the optimizer steps that were taken, by model; without one none was.
         """
-        former, self._kept = self._kept, self._look()
+        former, self._kept = self._kept, self._kept | self._look(work)
         notes = []
         for trained in work:
             if largest_norm.get(trained.name, 0.0) <= 0.0 or trained.rate <= 0.0:
@@ -94,10 +99,14 @@ class Untouched:
                 )
         return notes
 
-    def _look(self) -> dict[str, int]:
+    @staticmethod
+    def _device(work: Sequence[Trained]) -> torch.device:
+        return next(work[0].module.parameters()).device
+
+    @staticmethod
+    def _look(work: Sequence[Trained]) -> dict[str, int]:
         digests = {}
-        for trained in self._trained:
-            reshard(trained.module)
+        for trained in work:
             for name, tensor in trained.state().items():
                 take = checksum if name.startswith(f"{trained.name}.model.") else sum_in_any_order
                 digests[name] = take(local(tensor).contiguous())

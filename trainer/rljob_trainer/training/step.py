@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,7 @@ from rljob_trainer.algorithms import (
     rollout_share,
     without_truncated,
 )
+from rljob_trainer.errors import StepGivenUpError
 from rljob_trainer.learner.packing import take
 from rljob_trainer.learner.protocol import Learner, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.pipeline.loop import Stage, unmeasured
@@ -169,7 +171,9 @@ class TrainingStep:
             metrics.update(self._agreement(groups, batch, made, result.first_log_probs, updated_from))
             metrics.update(self._bypassed(batch, result.first_log_probs))
             if result.first_log_probs is not None and not continues:
-                await self._explain(batch, made, result.first_log_probs, version, number, anchored=False)
+                # The weights have changed: nothing that is given up from here on may say that they have not.
+                with suppress(StepGivenUpError):
+                    await self._explain(batch, made, result.first_log_probs, version, number, anchored=False)
         self._trained_version = version
         if self._prompts is not None:
             self._prompts.trained(groups, number)

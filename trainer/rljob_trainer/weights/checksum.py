@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 _BLOCK = 4096
+_PIECE = 1 << 22
+"""Words whose intermediate results exist at once: 100 MB of them."""
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
 _64_BITS = 2**64 - 1
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -42,6 +44,10 @@ def _weighted(sums: Tensor) -> Tensor:
 def sum_in_any_order(tensor: Tensor) -> int:
     """64 bits that are the same for the same numbers in whatever order."""
     words = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
-    # Spread first: plain sums of patterns that differ in one bit each are often equal.
-    spread = words.to(torch.int64) * _GOLDEN
-    return int((spread ^ (spread >> 29)).sum()) & _64_BITS
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    # In pieces: whole, it would take six times the memory of the tensor.
+    for piece in words.split(_PIECE):
+        # Spread first: plain sums of patterns that differ in one bit each are often equal.
+        spread = piece.to(torch.int64) * _GOLDEN
+        total += (spread ^ (spread >> 29)).sum()
+    return int(total) & _64_BITS
