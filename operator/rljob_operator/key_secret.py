@@ -95,8 +95,8 @@ class KeySecret:
     def _keys_of(self, stored: Object) -> tuple[TokenKey, ...]:
         where = f"entry {ENTRY!r} of the Secret {self._namespace}/{self._name}"
         try:
-            lines = base64.b64decode((stored.get("data") or {}).get(ENTRY) or "", validate=True).split()
-            return tuple(TokenKey(line) for line in lines)
+            lines = base64.b64decode((stored.get("data") or {}).get(ENTRY) or "", validate=True).split(b"\n")
+            return tuple(TokenKey(line.strip()) for line in lines if line.strip())
         except (binascii.Error, ValueError) as error:
             raise ValueError(f"{where}: {error}; delete the Secret to have it made anew from what is known") from error
 

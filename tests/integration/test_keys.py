@@ -65,6 +65,18 @@ async def test_a_replica_learns_the_keys_of_another_and_forgets_none(world: Worl
     assert {key.key for key in ring.keys} == {b"a" * 40, b"b" * 40}
 
 
+async def test_a_key_may_be_any_line(world: World, tmp_path: Path) -> None:
+    """A pass phrase has spaces, and random bytes have anything."""
+    given = tmp_path / "given"
+    async with ApiServer(connection(world)) as api:
+        for key in (b"correct horse battery staple is my long pass phrase", bytes(range(32, 64)) + b"\t\x0b\x0c\xff"):
+            given.write_bytes(key)
+            await KeySecret(api, world.namespace, SECRET, given).look()
+            again = await KeySecret(api, world.namespace, SECRET, given).look()
+            assert again.newest.key == key.strip()
+        assert len(again.keys) == 2
+
+
 async def test_a_damaged_secret_is_named(world: World) -> None:
     body = {
         "metadata": {"name": SECRET, "namespace": world.namespace},

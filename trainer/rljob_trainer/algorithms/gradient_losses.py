@@ -100,7 +100,7 @@ def mean_weight(
     inputs: PolicyInputs,
     generator: torch.Generator,
     *,
-    level: WeightLevel | Literal["none"] = "token",
+    level: WeightLevel | Literal["none"] = "sequence",
     low: float | None = None,
     high: float = 2.0,
     normalize: bool = False,

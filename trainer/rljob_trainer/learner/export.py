@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.learner.parallel import full
+from rljob_trainer.models.weights import weight_files
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".safetensors.index.json")
 FILE_BYTES = 4 << 30
@@ -65,7 +66,7 @@ def write_folder(
 def source_dtypes(source: Path) -> dict[str, torch.dtype]:
     """The dtype of every floating-point tensor in a folder's safetensors files, read from their headers."""
     result: dict[str, torch.dtype] = {}
-    for file in sorted(source.glob("*.safetensors")):
+    for file in weight_files(source):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (not a dict)
                 dtype = _DTYPES.get(opened.get_slice(name).get_dtype())

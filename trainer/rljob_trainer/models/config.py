@@ -28,7 +28,7 @@ _SIZES = (
     "vocab_size",
 )
 _LARGEST = 1 << 31
-_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "intermediate_size", "sliding_window")
+_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 _SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_cache", "use_sliding_window")
 _TEXTS = ("model_type", "hidden_act", "dtype", "torch_dtype", "transformers_version")
 _POSITIVE = ("rms_norm_eps",)
@@ -81,6 +81,8 @@ def check_config(config: dict[str, Any], file: Path) -> None:
     for name in _OPTIONAL_SIZES:
         if text.get(name) is not None:
             _size(text, name, file)
+    if text.get("sliding_window"):  # 0 is another way to say that there is none
+        _size(text, "sliding_window", file)
     for part in (config, text):
         for name in _SWITCHES:
             if part.get(name) is not None and not isinstance(part[name], bool):
@@ -107,7 +109,7 @@ def check_config(config: dict[str, Any], file: Path) -> None:
         )
     if config.get("model_type") in PLAIN_FAMILIES:
         _check_plain(config, file)
-    for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
+    for name in ("eos_token_id", "pad_token_id"):
         check_ids(config.get(name), name, file, text["vocab_size"])
 
 
@@ -115,6 +117,7 @@ def _check_plain(config: Mapping[str, Any], file: Path) -> None:
     """What the plain families need besides."""
     if config.get("intermediate_size") is None:
         raise wrong(file, "intermediate_size", "a whole number above 0", None)
+    _size(config, "intermediate_size", file)
     for name in ("rms_norm_eps", *_SWITCHES, "hidden_act"):
         if name in config and config[name] is None and name != "use_sliding_window":
             raise wrong(file, name, "set, or left out", None)
@@ -137,13 +140,15 @@ def _check_plain(config: Mapping[str, Any], file: Path) -> None:
                 raise wrong(file, f"{name}.{key}", "text", rope[key])
         numbers = {key: value for key, value in rope.items() if key not in ("rope_type", "type")}
         for key, value in numbers.items():
+            if value is None:
+                continue
             if key in ("rope_theta", "factor", "low_freq_factor", "high_freq_factor"):
                 _number(numbers, key, file, positive=True, place=f"{name}.{key}")
-            elif key == "original_max_position_embeddings" and value is not None:
+            elif key == "original_max_position_embeddings":
                 _size(numbers, key, file, place=f"{name}.{key}")
-        kind = rope.get("rope_type", rope.get("type", "default"))
+        kind = rope.get("rope_type") or rope.get("type") or "default"
         for key in _ROPE_NEEDS.get(str(kind), ()):
-            if key not in rope:
+            if rope.get(key) is None:
                 raise JobFileError(f"{file}: {name} is of the type {kind} and has no {key}; {COPY}")
         if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
             raise JobFileError(f"{file}: {name}.low_freq_factor is not below high_freq_factor; {COPY}")
@@ -152,10 +157,10 @@ def _check_plain(config: Mapping[str, Any], file: Path) -> None:
 
 
 def check_ids(said: Any, name: str, file: Path, vocabulary: int) -> None:
-    """Raises ``JobFileError`` for a token id that is none. A padding id of -1 is an old way to say that there is no
-    such token."""
+    """Raises ``JobFileError`` for a token id that is none. An id of -1 is an old way to say that there is no such
+    token."""
     for value in said if isinstance(said, list) else [said]:
-        if value is None or (name == "pad_token_id" and value == -1):
+        if value is None or (value == -1 and not isinstance(value, bool)):
             continue
         if isinstance(value, bool) or not isinstance(value, int):
             raise wrong(file, name, "a token's number", value)
@@ -176,7 +181,7 @@ def unsupported_by_torch_engine(config: Mapping[str, Any]) -> str | None:
     if config.get("hidden_act", "silu") != "silu":
         return f"has no activation {config['hidden_act']!r}, only silu"
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if rope_type not in ROPE_TYPES:
         return f"has no RoPE scaling {rope_type!r}, only linear and llama3"
     if float(config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0) != 1.0:

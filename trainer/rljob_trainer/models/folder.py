@@ -113,7 +113,8 @@ def read_folder(path: Path, *, tokenizer: bool = True) -> ModelFolder:
         tied=tied,
         parameters=sum(sizes.values()),
         eos_token_ids=eos,
-        pad_token_id=eos[0] if pad in (None, -1) else int(pad),
+        # A padding token that was added without a row is never read: what is padded is masked.
+        pad_token_id=eos[0] if pad in (None, -1) or int(pad) >= shape.vocabulary_size else int(pad),
     )
 
 
@@ -122,7 +123,7 @@ def _eos_token_ids(path: Path, config: dict[str, Any], of_tokenizer: int | None,
     in_generation = read_json(generation).get("eos_token_id") if generation.exists() else None
     check_ids(in_generation, "eos_token_id", generation, vocabulary)
     said: list[Any] = [in_generation, config.get("eos_token_id"), of_tokenizer]
-    ids = [i for entry in said for i in (entry if isinstance(entry, list) else [entry]) if i is not None]
+    ids = [i for entry in said for i in (entry if isinstance(entry, list) else [entry]) if i not in (None, -1)]
     if not ids:
         raise JobFileError(
             f"{path} names no end-of-text token (generation_config.json, config.json, tokenizer_config.json); "

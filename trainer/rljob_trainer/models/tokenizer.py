@@ -70,6 +70,8 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
 
 def check_embedded(tokenizer: PreTrainedTokenizerBase, vocabulary: int, which: str) -> None:
     """Raises ``JobFileError`` when a token of it would have no row in the embedding."""
-    size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
+    # As ``tokenizer_files`` has it: special tokens beside the end's need no row.
+    unused = set(tokenizer.all_special_ids) - {tokenizer.eos_token_id}
+    size = 1 + max((number for number in tokenizer.get_vocab().values() if number not in unused), default=0)
     if size > vocabulary:
         raise too_large(size, vocabulary, which)

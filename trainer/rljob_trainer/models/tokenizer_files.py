@@ -56,11 +56,15 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     known = tokenizer.get_vocab(with_added_tokens=True)
     if not known:
         raise JobFileError(f"{folder / FAST}: model.vocab has no tokens; {COPY}")
-    highest = max(known.values())
-    added = _added_tokens(settings, folder / SETTINGS)
-    # What is named and not known yet gets the numbers behind the last.
-    new = {content for content in special.values() if content not in known and content not in added}
-    highest = max([highest, *(number for content, number in added.items() if known.get(content) != number)]) + len(new)
+    _added_tokens(settings, folder / SETTINGS)
+    # Special tokens that no text and no answer has (an image's, a padding that was added) need no row: many a tokenizer
+    # that belongs to its model has some beyond the embedding's last.
+    unused = {
+        number
+        for number, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special and token.content != special.get("eos_token")
+    }
+    highest = max((number for number in known.values() if number not in unused), default=0)
     try:
         around = tokenizer.encode("").ids
         ids = [*around, *tokenizer.encode("0").ids]

@@ -19,7 +19,7 @@ from typing import Any
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.config import COPY, PLAIN_FAMILIES, read_json, text_part
 
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F32", "BF16", "F16", "F64")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
@@ -47,11 +47,7 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     """All tensors of a folder's safetensors files. Raises ``JobFileError`` naming the file that is damaged or lacks."""
     from safetensors import SafetensorError, safe_open
 
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise JobFileError(
-            f"{folder} has no *.safetensors file; convert the model with transformers' save_pretrained first"
-        )
+    files = weight_files(folder)
     found: dict[str, Stored] = {}
     for file in files:
         try:
@@ -63,18 +59,42 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
                     found[name] = Stored(file, str(part.get_dtype()), tuple(part.get_shape()))
         except (SafetensorError, OSError, ValueError, OverflowError) as problem:
             raise JobFileError(f"{file} is damaged or cut short ({problem}); copy the model again") from problem
-    _check_index(folder, found)
+    if not (folder / WHOLE).exists():
+        _check_index(folder / INDEX, found)
     return found
 
 
-def _check_index(folder: Path, found: Mapping[str, Stored]) -> None:
-    """The index says which file holds what: transformers goes by it and by nothing else."""
-    file = folder / INDEX
-    if not file.exists():
-        return
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers takes the weights from, whatever else lies beside them (variants, shards of former
+    times, another format's copy): model.safetensors, else those that the index lists. Raises ``JobFileError``."""
+    if (folder / WHOLE).exists():
+        return [folder / WHOLE]
+    if (folder / INDEX).exists():
+        places = sorted(set(_weight_map(folder / INDEX).values()))
+        for place in places:
+            if not (folder / place).is_file() or Path(place).name != place:
+                raise JobFileError(f"{folder / INDEX}: weight_map speaks of {place}, which is not there; {COPY}")
+        return [folder / place for place in places]
+    some = sorted(folder.glob("*.safetensors"))
+    if some:
+        raise JobFileError(
+            f"{folder} has {some[0].name}, but neither {WHOLE} nor {INDEX}, by which a model's files are found; {COPY}"
+        )
+    raise JobFileError(
+        f"{folder} has no *.safetensors file; convert the model with transformers' save_pretrained first"
+    )
+
+
+def _weight_map(file: Path) -> dict[str, str]:
     listed = read_json(file).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(place, str) for place in listed.values()):
         raise JobFileError(f"{file}: weight_map must say of each tensor in which file it is; {COPY}")
+    return listed
+
+
+def _check_index(file: Path, found: Mapping[str, Stored]) -> None:
+    """The index says which file holds what: transformers goes by it where there are several files."""
+    listed = _weight_map(file)
     for name, place in listed.items():
         if name not in found or found[name].file.name != place:
             raise JobFileError(f"{file}: weight_map says that {name} is in {place}, and it is not there; {COPY}")
@@ -86,6 +106,11 @@ def check_weights(config: dict[str, Any], file: Path, found: Mapping[str, Stored
     Of the plain families every tensor is known; of others the embedding and the number of layers are looked at.
     """
     text = text_part(config, file)
+    if config.get("quantization_config"):
+        raise JobFileError(
+            f"{file}: the model is quantised (quantization_config), and only {', '.join(_FLOATS)} can be trained; take "
+            "the model's unquantised weights"
+        )
     if config.get("model_type") in PLAIN_FAMILIES:
         _check_plain(config, file, found, tied)
         return
@@ -181,7 +206,7 @@ def check_values(folder: Path) -> None:
 
     Reads every weight once, several files side by side, a piece at a time.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     with ThreadPoolExecutor(min(8, len(files) or 1, os.cpu_count() or 1)) as readers:
         for problem in readers.map(_not_finite, files):
             if problem is not None:
@@ -196,7 +221,7 @@ def _not_finite(file: Path) -> JobFileError | None:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dict)
                 values = tensors.get_tensor(name)
-                if not values.is_floating_point() or values.element_size() < 2:
+                if not values.is_floating_point() or values.element_size() < 2 or not values.numel():
                     continue
                 for piece in values.flatten().split(_PIECE):
                     low, high = torch.aminmax(piece)  # NaN where one is

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.config import unsupported_by_torch_engine
+from rljob_trainer.models.weights import weight_files
 from rljob_trainer.rollout.kv_cache import KVCache
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -80,11 +81,8 @@ def read_folder(
     if not (folder / "config.json").is_file():
         raise JobFileError(f"model folder {folder} has no config.json; expected a Hugging Face folder with safetensors")
     config = DecoderConfig.from_hf(json.loads((folder / "config.json").read_text()))
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise JobFileError(f"model folder {folder} has no *.safetensors file; save the model with safetensors")
     tensors: dict[str, Tensor] = {}
-    for file in files:
+    for file in weight_files(folder):
         with safe_open(file, framework="pt") as handle:
             for name in handle.keys():  # noqa: SIM118  (not a mapping)
                 tensors[name] = handle.get_tensor(name).to(device=device, dtype=dtype, copy=True).contiguous()
