@@ -40,8 +40,8 @@ def test_a_job_trains_in_pods_and_leaves_its_results(world: World) -> None:
 
     # What the docs show.
     header, row = world.kubectl("get", "rlj", "short").splitlines()
-    assert header.split()[:3] == ["NAME", "ALGORITHM", "STATUS"]
-    assert row.split()[:3] == ["short", "ppo", "Completed"]
+    assert header.split()[:3] == ["NAME", "STATUS", "STEP"]
+    assert row.split()[:3] == ["short", "Completed", "6"]
 
     # A time to live may be set at any time. What the job has written outlives it.
     folder = world.state_folder("short")
