@@ -182,7 +182,8 @@ def _starter(
 
     async def start(name: str) -> RayEngine:
         with waits.wait(f"engine {name}", "a place in the cluster, its process and its model", seconds):
-            options = engine_options(job.spec, by_role, learner and learner.bundles, name)
+            beside = None if learner is None else learner.bundles
+            options = engine_options(job.spec, by_role, beside, name)
             return await RayEngine.start(name, built, seconds=seconds, **options)
 
     return start
