@@ -30,6 +30,8 @@ SECONDS = 30.0
 class Played:
     """A learner of one rank and engines, and what became of them, in order."""
 
+    bundles = None
+
     def __init__(self) -> None:
         self.seen: list[str] = []
         self.options = GroupOptions()

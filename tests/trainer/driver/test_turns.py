@@ -52,6 +52,8 @@ class Device:
 class Learner:
     """A rank's parts, moved by the real ``Residence``."""
 
+    bundles = None
+
     def __init__(self, device: Device, ranks: int = 1) -> None:
         self.device = device
         self.actors = [SimpleNamespace(run=self)] * ranks
@@ -252,7 +254,7 @@ class FakePublication:
 @asynccontextmanager
 async def started(built: ResolvedJob, learner: Any, folder: Path) -> AsyncIterator[Engines]:
     model: Any = SimpleNamespace(path=folder, address=None, context_length=64)
-    engines = await start_engines(built, model, learner, lambda: "present", shelf=Shelf(folder), waits=Waits())
+    engines = await start_engines(built, model, learner, tuple, shelf=Shelf(folder), waits=Waits())
     try:
         yield engines
     finally:
