@@ -1,4 +1,5 @@
-"""An object store for the tests that need one: moto's S3 server, a process of its own. And the clock of CI."""
+"""What tests of several folders share: an object store (moto's S3 server, a process of its own), workers of Ray that are
+forked, and the clock of CI."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from uuid import uuid4
 
 import pytest
 from timings import FOLDER, STAGE, Timings
+from warm_workers import fork_workers, forking
 
 
 @dataclass
@@ -71,6 +74,14 @@ def _make_bucket(store: ObjectStore, printed: Path) -> None:
             if store.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"moto's server does not answer:\n{printed.read_text()}") from None
             time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def forked_workers() -> Iterator[None]:
+    """The workers of every Ray that this process starts from now on are forked (``warm_workers``)."""
+    with tempfile.TemporaryDirectory(prefix="rljob-", dir="/tmp") as folder, forking(folder):
+        fork_workers()
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -23,7 +23,7 @@ from rljob_trainer.telemetry.waits import Waits
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
+def _ray(forked_workers: None) -> Iterator[None]:
     with ray_for_run(cpus=4):
         yield
 

@@ -37,7 +37,7 @@ def stand_in() -> Any:
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one node", "two nodes"])
-def nodes(request: pytest.FixtureRequest) -> Iterator[int]:
+def nodes(request: pytest.FixtureRequest, forked_workers: None) -> Iterator[int]:
     """Four GPUs for the trainer, on one node or two, and as many for engines of their own."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

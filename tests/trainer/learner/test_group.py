@@ -28,7 +28,7 @@ OPTIONS = GroupOptions(start_seconds=120, call_seconds=60)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
+def _ray(forked_workers: None) -> Iterator[None]:
     with ray_for_run(cpus=4):
         yield
 

@@ -29,7 +29,7 @@ from rljob_trainer.rollout.torch_engine import TorchEngine
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
+def _ray(forked_workers: None) -> Iterator[None]:
     with ray_for_run(cpus=4):
         yield
 

@@ -35,7 +35,7 @@ PAIR = ((1, 2, 3), (4, 5, 6, 7, 8))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
+def _ray(forked_workers: None) -> Iterator[None]:
     with ray_for_run(cpus=6):
         yield
 

@@ -1,0 +1,164 @@
+"""A process that has imported what ranks and engines import, and forks one for every worker that a Ray of the tests starts.
+
+An actor's process of its own takes six seconds of CPU time until it has done that: an interpreter for Ray's set-up, a
+second one for the worker, and then torch, transformers and our code; a tiny run needs no more for what it is tested for.
+From there on it is the same: Ray's own worker program with its own arguments, environment, folder and output, known to
+Ray by its own number. What all forks have in common is the seed of Python's hashes. Where a test starts a run "cold",
+and in pods, workers are started as Ray does it.
+
+Started with `python warm_workers.py serve FD FD` this file is the process that forks. With a worker's command line it
+is what Ray starts in place of its own set-up: it hands over what it was given, and lasts as long as the fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_ADDRESS = "RLJOB_TEST_WORKERS"
+"""Where the process that forks listens, in the environment of everything that starts a Ray."""
+_LONGEST = 1 << 20
+
+
+@contextmanager
+def forking(folder: str) -> Iterator[None]:
+    """There is a process that forks, in a private ``folder`` whose path is short."""
+    import subprocess
+
+    address = os.path.join(folder, "workers")
+    alive, theirs = socket.socketpair()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, theirs:
+        listening.bind(address)
+        listening.listen(64)  # who comes before everything is imported waits
+        process = subprocess.Popen(
+            [sys.executable, __file__, "serve", str(listening.fileno()), str(theirs.fileno())],
+            # As in Ray's own workers; each fork gets the environment of the worker that it is.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HOME": folder},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[listening.fileno(), theirs.fileno()],
+        )
+    os.environ[_ADDRESS] = address
+    try:
+        yield
+    finally:
+        del os.environ[_ADDRESS]
+        alive.close()
+        process.wait()
+
+
+def fork_workers() -> None:
+    """Rays that this process starts from now on have forked workers, as long as somebody forks."""
+    import inspect
+
+    from ray._private import services
+
+    usual = services.start_raylet
+    parameters = inspect.signature(usual)
+
+    def start_raylet(*said: Any, **named: Any) -> Any:
+        given = parameters.bind(*said, **named)
+        if _ADDRESS in os.environ:
+            given.arguments["setup_worker_path"] = __file__
+        return usual(*given.args, **given.kwargs)
+
+    services.start_raylet = start_raylet
+
+
+def stand_for_a_worker(options: list[str]) -> None:
+    """``options``: a program of Ray's, its arguments, and among them those for Ray's set-up."""
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--serialized-runtime-env-context", default="{}")
+    parser.add_argument("--language")
+    said, command = parser.parse_known_args(options)
+    order = {
+        "command": command,
+        "env": dict(os.environ),
+        "changes": json.loads(said.serialized_runtime_env_context).get("env_vars") or {},
+        "cwd": os.getcwd(),
+    }
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(os.environ[_ADDRESS])
+    socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2])
+    connection.recv(1)
+
+
+def serve(listening: socket.socket, alive: socket.socket) -> dict[str, Any]:
+    """Forks for everyone who connects, until the other end of ``alive`` is closed; in the fork it returns what was said.
+    The connection stays open as long as the fork lives."""
+    import select
+    import signal
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Ray asks nobody how they ended: none stays a zombie
+    while True:
+        ready, _, _ = select.select([listening, alive], [], [])
+        if alive in ready:
+            os._exit(0)
+        connection, _ = listening.accept()
+        said, files, _, _ = socket.recv_fds(connection, _LONGEST, 3)
+        if said and os.fork() == 0:
+            break
+        connection.close()
+        for file in files:
+            os.close(file)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    listening.close()
+    alive.close()
+    connection.detach()
+    for descriptor, file in enumerate(files):
+        os.dup2(file, descriptor)
+        os.close(file)
+    order: dict[str, Any] = json.loads(said)
+    return order
+
+
+def become(order: dict[str, Any]) -> None:
+    """What Ray's set-up and the interpreter do before the worker's first line."""
+    import random
+    import runpy
+
+    import numpy as np
+
+    os.environ.clear()
+    os.environ.update(order["env"])
+    for name, value in order["changes"].items():
+        os.environ[name] = os.path.expandvars(value)
+    os.chdir(order["cwd"])
+    program, *arguments = order["command"]
+    sys.path[0] = os.path.dirname(program)
+    sys.argv = [program, *arguments]
+    # Generators that nobody seeds differ from process to process.
+    random.seed()
+    np.random.seed()
+    runpy.run_path(program, run_name="__main__")
+
+
+def main() -> None:
+    if sys.argv[1] != "serve":
+        stand_for_a_worker(sys.argv[1:])
+        return
+    import gc
+
+    # What ranks and engines import, down to the models that random weights make. All but Ray, whose compiled part notes
+    # the environment when it is imported: job and node are in there.
+    import transformers.models.llama.modeling_llama
+    import transformers.models.qwen2.modeling_qwen2
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+
+    import rljob_trainer.learner.rank
+    import rljob_trainer.rollout.actor
+    import rljob_trainer.rollout.torch_engine  # noqa: F401
+
+    assert "ray" not in sys.modules
+    gc.freeze()
+    become(serve(*(socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[2:4])))
+
+
+if __name__ == "__main__":
+    main()
