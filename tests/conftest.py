@@ -1,5 +1,5 @@
-"""What tests of several folders share: an object store (moto's S3 server, a process of its own), workers of Ray that are
-forked, and the clock of CI."""
+"""What tests of several folders share: an object store (moto's S3 server, a process of its own), Ray's workers from a
+process that forks them, and the clock of CI."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A process that has imported what ranks and engines import, and forks one for every worker that a Ray of the tests starts.
+"""A process that has imported what ranks and engines import, and forks one for every worker that Ray starts in a test.
 
 An actor's process of its own takes six seconds of CPU time until it has done that: an interpreter for Ray's set-up, a
-second one for the worker, and then torch, transformers and our code; a tiny run needs no more for what it is tested for.
+second one for the worker, and then torch, transformers and our code. What a tiny run is tested for takes no longer.
 From there on it is the same: Ray's own worker program with its own arguments, environment, folder and output, known to
 Ray by its own number. What all forks have in common is the seed of Python's hashes. Where a test starts a run "cold",
 and in pods, workers are started as Ray does it.
@@ -90,8 +90,8 @@ def stand_for_a_worker(options: list[str]) -> None:
 
 
 def serve(listening: socket.socket, alive: socket.socket) -> dict[str, Any]:
-    """Forks for everyone who connects, until the other end of ``alive`` is closed; in the fork it returns what was said.
-    The connection stays open as long as the fork lives."""
+    """Forks for everyone who connects, until the other end of ``alive`` is closed; the connection stays open as long as
+    the fork lives. In that it returns what was said."""
     import select
     import signal
 
@@ -148,7 +148,7 @@ def main() -> None:
     # What ranks and engines import, down to the models that random weights make. All but Ray, whose compiled part notes
     # the environment when it is imported: job and node are in there.
     import transformers.models.llama.modeling_llama
-    import transformers.models.qwen2.modeling_qwen2
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
     import rljob_trainer.learner.rank
