@@ -13,7 +13,7 @@ from testcluster.commands import CommandFailedError
 from testcluster.layout import MOST_WORKERS, Cluster
 from testcluster.namespaces import inside
 from testcluster.node import environment
-from testcluster.programs import OLDEST_KUBERNETES_VERSION, ProgramMissingError, find
+from testcluster.programs import OTHER_VERSIONS, ProgramMissingError, find
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,8 +75,10 @@ def _check(_options: argparse.Namespace) -> None:
 
 def _programs(_options: argparse.Namespace) -> None:
     programs = find(build=True, say=_say, cluster=True)
-    oldest = find(build=True, say=_say, oldest=True)
-    for name, path in [*sorted(programs.paths.items()), (OLDEST_KUBERNETES_VERSION, oldest.path("kube-apiserver"))]:
+    paths = dict(sorted(programs.paths.items()))
+    for age, version in OTHER_VERSIONS.items():
+        paths[f"kube-apiserver {version}"] = find(build=True, say=_say, api_server=age).path("kube-apiserver")
+    for name, path in paths.items():
         print(f"{name:26}{path}")
 
 
