@@ -73,7 +73,7 @@ def test_every_object_is_taken_by_the_api_server(helm: Path, plane: ControlPlane
     assert len(done.stdout.splitlines()) == len(documents)
 
 
-# What OpenShift's restricted-v2 assigns itself, and refuses when it is given.
+# What OpenShift's restricted-v2 assigns itself, and the group that goes with the user.
 ASSIGNED = ("runAsUser", "runAsGroup", "fsGroup")
 EMPTIED = "--set=" + ",".join(f"podSecurityContext.{name}=null" for name in ASSIGNED)
 
@@ -101,8 +101,12 @@ def test_user_and_groups_can_be_left_to_the_cluster(helm: Path) -> None:
 def test_values_of_an_older_chart_keep_the_security_contexts(helm: Path) -> None:
     """`helm upgrade --reuse-values` hands them over without what is new here: it is missing there, and not emptied."""
     missing = "serviceAccount.create", "podSecurityContext", "securityContext", "podLabels", "extraEnv", "nameOverride"
-    older = render(helm, "--set=" + ",".join(f"{name}=null" for name in missing))
-    assert older == render(helm)
+    assert render(helm, "--set=" + ",".join(f"{name}=null" for name in missing)) == render(helm)
+    # And a field that is set beside them counts.
+    known = yaml.safe_load((CHART / "values.yaml").read_text())["podSecurityContext"]
+    fields = dict.fromkeys(known) | {"runAsUser": 1000}
+    older = render(helm, "--set=serviceAccount.create=null", f"--set-json=podSecurityContext={json.dumps(fields)}")
+    assert older == render(helm, "--set=podSecurityContext.runAsUser=1000")
 
 
 def test_labels_annotations_and_variables_are_added_to_the_operators_own(helm: Path) -> None:

@@ -36,21 +36,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "operator.podSecurityContext" -}}
+{{- $context := .Values.podSecurityContext | default dict -}}
 {{- if include "operator.olderValues" . -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
-seccompProfile: {type: RuntimeDefault}
-{{- else }}{{ with .Values.podSecurityContext }}{{ toYaml . }}{{ end }}{{ end -}}
+{{- $context = merge $context (dict "runAsNonRoot" true "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "seccompProfile" (dict "type" "RuntimeDefault")) -}}
+{{- end -}}
+{{- with $context }}{{ toYaml . }}{{ end -}}
 {{- end }}
 
 {{- define "operator.securityContext" -}}
+{{- $context := .Values.securityContext | default dict -}}
 {{- if include "operator.olderValues" . -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
-{{- else }}{{ with .Values.securityContext }}{{ toYaml . }}{{ end }}{{ end -}}
+{{- $context = merge $context (dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "capabilities" (dict "drop" (list "ALL"))) -}}
+{{- end -}}
+{{- with $context }}{{ toYaml . }}{{ end -}}
 {{- end }}
 
 {{/* Made and kept by the operator. */}}
