@@ -27,7 +27,10 @@ def fitted(documents: list[Document], checkout: Path) -> list[Document]:
     needs_claim = False
     for document in made:
         if document.get("kind") == "RLJob" and "image" not in document["spec"]:
-            _mount(document["spec"], checkout)
+            for section in SECTIONS:
+                # Nothing is changed in place: in YAML one section may stand for all of them.
+                part = document["spec"].get(section, {})
+                document["spec"][section] = {**part, "pod": mounting(part.get("pod", {}), checkout)}
             needs_claim = True
         elif document.get("kind") == "Pod":
             for container in document["spec"]["containers"]:
@@ -36,15 +39,15 @@ def fitted(documents: list[Document], checkout: Path) -> list[Document]:
     return [_claim(), *made] if needs_claim else made
 
 
-def _mount(spec: Document, checkout: Path) -> None:
+def mounting(pod: Document, checkout: Path) -> Document:
+    """The pod settings of a job, and with them the volume of the claim `VOLUME` where the environment expects it."""
     volume = {"name": VOLUME, "persistentVolumeClaim": {"claimName": VOLUME, "readOnly": True}}
     mount = {"name": VOLUME, "mountPath": str(checkout), "readOnly": True}
-    for section in SECTIONS:
-        # A new dictionary each: in YAML one may stand for all of them.
-        pod = dict(spec.get(section, {}).get("pod", {}))
-        pod["volumes"] = [*pod.get("volumes", []), volume]
-        pod["volumeMounts"] = [*pod.get("volumeMounts", []), mount]
-        spec[section] = {**spec.get(section, {}), "pod": pod}
+    return {
+        **pod,
+        "volumes": [*pod.get("volumes", []), volume],
+        "volumeMounts": [*pod.get("volumeMounts", []), mount],
+    }
 
 
 def _claim() -> Document:
