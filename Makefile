@@ -11,7 +11,7 @@ KIND_CONFIG := $(HOME)/.cache/rljob/kind-kubeconfig
 # PACKAGED=1: jobs start from the trainer's image; 0: no longer; not said: as the cluster was started.
 PACKAGED_OPTION = $(if $(PACKAGED),$(if $(filter 0,$(PACKAGED)),--no-packaged,--packaged))
 
-.PHONY: help install quickstart test lint unit runs-test programs integration snapshots cluster-up cluster-down cluster-test images e2e e2e-smoke generate constraints clean
+.PHONY: help install quickstart test lint unit runs-test programs integration snapshots cluster-up cluster-apply cluster-down cluster-test images e2e e2e-smoke generate constraints clean
 
 help:            ## what there is
 	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -36,7 +36,7 @@ unit: install    ## the fast tests alone
 runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; 11 minutes
 	$(BIN)/python -m pytest tests/runs -n 2 --dist loadgroup
 
-programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 15 minutes, once
+programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 20 minutes, once
 	$(CLUSTER) programs
 	PYTHONPATH=deploy $(BIN)/python tests/integration/kube/kueue.py
 
@@ -49,6 +49,10 @@ snapshots:       ## what the chart renders, anew (needs the helm of make program
 cluster-up:      ## a test cluster with KubeRay and rljob: in Docker by kind where both work, else of plain processes (root, 20 s)
 	@if $(IN_DOCKER); then deploy/kind/up.sh; \
 	else PYTHONPATH=deploy $(PYTHON) -m testcluster check >/dev/null && $(INSTALL) && $(CLUSTER) up $(PACKAGED_OPTION); fi
+
+cluster-apply: FILES ?= examples/cluster/storage.yaml examples/cluster/quickstart.yaml
+cluster-apply:   ## the quick start in pods of the test cluster, whose jobs may need the checkout; FILES="a.yaml b.yaml": these files
+	@if $(IN_DOCKER); then kubectl --context kind-rljob apply $(addprefix -f ,$(FILES)); else $(CLUSTER) apply $(FILES); fi
 
 cluster-down:    ## end it; nothing stays behind but its images
 	@if $(IN_DOCKER); \

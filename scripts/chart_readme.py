@@ -21,12 +21,17 @@ Names = tuple[str, ...]
 _COMMENT = re.compile(r" *# -- (.+)")
 
 INSTALL = """```sh
-helm install rljob-operator charts/rljob-operator --namespace rljob --create-namespace
+kubectl create namespace team-a
+helm install rljob-operator charts/rljob-operator --namespace rljob --create-namespace --set 'watchNamespaces={team-a}'
 ```
 
-What it installs, what the operator may do, how to upgrade: [docs/operator](../../docs/operator/README.md). Install it
-once per cluster, or once per set of namespaces (`watchNamespaces`): then each release has a name of its own, after
-which its cluster-wide roles are called, and all but one have `crds.enabled: false`. An unknown value is an error.
+Name the namespaces whose jobs it is to run: then it has rights there alone. Without `watchNamespaces` it watches every
+namespace, and has its rights in all of them.
+
+What it installs, what the operator may do, OpenShift, how to upgrade, to remove it and to install it again:
+[docs/operator](../../docs/operator/README.md). Install it once per cluster, or once per set of namespaces: then each
+release has a name of its own, after which its cluster-wide roles are called, and all but one have
+`crds.enabled: false`. An unknown value is an error.
 """
 
 

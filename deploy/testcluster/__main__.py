@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from testcluster import building, control, layout, life, preconditions
+from testcluster import addons, building, control, layout, life, preconditions
 from testcluster.commands import CommandFailedError
 from testcluster.layout import MOST_WORKERS, Cluster
 from testcluster.namespaces import inside
 from testcluster.node import environment
-from testcluster.programs import OLDEST_KUBERNETES_VERSION, ProgramMissingError, find
+from testcluster.programs import OTHER_VERSIONS, ProgramMissingError, find
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="jobs start from the trainer's image: 6 GB, imported into every node; until --no-packaged or down",
     )
+    apply = verb("apply", _apply, "kubectl apply, with jobs that mount the checkout where there is no trainer's image")
+    apply.add_argument("files", nargs="+", type=Path, metavar="FILE")
     image = verb("image", _image, "build a target of the Dockerfile without a registry, and say where its archive is")
     image.add_argument("target", choices=["operator", "trainer"])
     verb("kubeconfig", _kubeconfig, "print where the kubeconfig of an administrator is")
@@ -75,8 +78,10 @@ def _check(_options: argparse.Namespace) -> None:
 
 def _programs(_options: argparse.Namespace) -> None:
     programs = find(build=True, say=_say, cluster=True)
-    oldest = find(build=True, say=_say, oldest=True)
-    for name, path in [*sorted(programs.paths.items()), (OLDEST_KUBERNETES_VERSION, oldest.path("kube-apiserver"))]:
+    paths = dict(sorted(programs.paths.items()))
+    for age, version in OTHER_VERSIONS.items():
+        paths[f"kube-apiserver {version}"] = find(build=True, say=_say, api_server=age).path("kube-apiserver")
+    for name, path in paths.items():
         print(f"{name:26}{path}")
 
 
@@ -88,18 +93,26 @@ def _up(options: argparse.Namespace) -> None:
 def next_commands(cluster: Cluster) -> list[str]:
     """What a person types once a cluster is there."""
     export = f"export KUBECONFIG={cluster.kubeconfig} PATH={cluster.programs.path('kubectl').parent}:$PATH"
+    applied = [f"kubectl apply -f examples/cluster/{name}.yaml" for name in ("storage", "quickstart")]
     if not cluster.packaged:
-        return [
-            export,
-            "kubectl get nodes",
-            "make e2e-smoke  # jobs mount the checkout; those of examples/cluster need make cluster-up PACKAGED=1",
-        ]
-    return [
-        export,
-        "kubectl apply -f examples/cluster/storage.yaml",
-        "kubectl apply -f examples/cluster/quickstart.yaml",
-        "kubectl wait rlj/quickstart --for=condition=Finished --timeout=30m",
-    ]
+        applied = ["make cluster-apply  # storage.yaml and quickstart.yaml, with pods that mount the checkout"]
+    return [export, *applied, "kubectl wait rlj/quickstart --for=condition=Finished --timeout=30m"]
+
+
+def _apply(options: argparse.Namespace) -> None:
+    # Not at the top: `check` runs before there is an environment.
+    import yaml
+
+    from testcluster.fitting import fitted
+
+    cluster = layout.load(options.folder)
+    if missing := [str(file) for file in options.files if not file.is_file()]:
+        raise CommandFailedError(f"no such file: {', '.join(missing)}")
+    documents = [item for file in options.files for item in yaml.safe_load_all(file.read_text()) if item]
+    if not cluster.packaged:
+        documents = fitted(documents, building.ROOT)
+    items = {"apiVersion": "v1", "kind": "List", "items": documents}
+    print(addons.Kubectl(cluster)("apply", "-f", "-", text=json.dumps(items)), end="")
 
 
 def _image(options: argparse.Namespace) -> None:

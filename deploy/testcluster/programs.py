@@ -25,15 +25,16 @@ from testcluster.commands import CommandFailedError, run
 
 GO_MODULES = Path(__file__).parent / "go"
 KUBERNETES_VERSION = "v1.36.3"
-OLDEST_KUBERNETES_VERSION = "v1.33.13"
-"""Of the oldest minor version that the chart's `kubeVersion` allows."""
+OTHER_VERSIONS = {"oldest": "v1.33.13", "newest": "v1.37.2"}
+"""Of Kubernetes, as an API server alone: the oldest minor version that the chart's `kubeVersion` allows, and the newest
+that tests run on."""
 
 
 class ProgramMissingError(RuntimeError):
     """A program that is needed isn't there and can't be made here; the message says in one line what to do."""
 
 
-PREPARE = "run `make programs` once (15 minutes on two cores; needs Go 1.26 and Debian's packages)"
+PREPARE = "run `make programs` once (20 minutes on two cores; needs Go 1.26 and Debian's packages)"
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,10 @@ KUBERNETES = GoProgram(
     links=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"),
     ldflags=_stamped(KUBERNETES_VERSION),
 )
-OLDEST_KUBERNETES = GoProgram(
-    name="kubernetes-oldest", package=".", links=("kube-apiserver",), ldflags=_stamped(OLDEST_KUBERNETES_VERSION)
-)
+OTHER_API_SERVERS = {
+    age: GoProgram(name=f"kubernetes-{age}", package=".", links=("kube-apiserver",), ldflags=_stamped(version))
+    for age, version in OTHER_VERSIONS.items()
+}
 KUBERAY = GoProgram(
     name="kuberay",
     package="github.com/ray-project/kuberay/ray-operator",
@@ -110,11 +112,11 @@ def find(
     say: Callable[[str], None] = lambda _line: None,
     helm: bool = False,
     cluster: bool = False,
-    oldest: bool = False,
+    api_server: str | None = None,
 ) -> Programs:
     """All programs; those not cached yet are made when `build` is set.
 
-    `cluster` adds what a node with pods needs. With `oldest` the API server is that of the oldest supported Kubernetes.
+    `cluster` adds what a node with pods needs. With an `api_server` of `OTHER_VERSIONS` that one is taken.
 
     Raises:
         ProgramMissingError: one is neither cached nor in `KUBEBUILDER_ASSETS`, and isn't to be or can't be built.
@@ -127,9 +129,9 @@ def find(
     needed = set(KUBERNETES.links) if cluster else {"kube-apiserver", "kube-controller-manager", "kubectl"}
     if not needed <= paths.keys():
         wanted.insert(0, KUBERNETES)
-    if oldest:
+    if api_server:
         paths.pop("kube-apiserver", None)
-        wanted.insert(0, OLDEST_KUBERNETES)
+        wanted.insert(0, OTHER_API_SERVERS[api_server])
     crds: tuple[Path, ...] = ()
     roles: tuple[Path, ...] = ()
     for program in wanted:

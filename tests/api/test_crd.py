@@ -12,10 +12,12 @@ import yaml
 
 from rljob_api import schema
 from rljob_api.crd import definition, rendered
+from rljob_api.crd.__main__ import FILES
 from rljob_api.crd.checks import NOT_IN_CEL, checks
 from rljob_api.rules import RULES
 
-FILE = Path(__file__).parents[2] / "crds" / "rljob.yaml"
+CHECKOUT = Path(__file__).parents[2]
+FILE = CHECKOUT / "crds" / "rljob.yaml"
 VERSION = definition()["spec"]["versions"][0]
 ROOT = VERSION["schema"]["openAPIV3Schema"]
 
@@ -34,8 +36,11 @@ def parts(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str,
 PARTS = [(path, node) for path, node in parts(ROOT) if path.startswith(("spec", "status"))]
 
 
-def test_the_committed_file_is_up_to_date() -> None:
-    assert FILE.read_text(encoding="utf-8") == rendered(), "run `python -m rljob_api.crd` and commit crds/rljob.yaml"
+@pytest.mark.parametrize("name", FILES)
+def test_the_committed_file_is_up_to_date_and_no_link(name: str) -> None:
+    file = CHECKOUT / name
+    assert file.read_text(encoding="utf-8") == rendered(), f"run `python -m rljob_api.crd` and commit {name}"
+    assert not file.is_symlink()
 
 
 def test_the_file_is_small_enough_and_plain_yaml() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from testcluster import programs
-from testcluster.programs import HELM, KUBERAY, KUBERNETES, OLDEST_KUBERNETES, GoProgram, ProgramMissingError, find
+from testcluster.programs import HELM, KUBERAY, KUBERNETES, OTHER_API_SERVERS, GoProgram, ProgramMissingError, find
 
 ENVTEST = ("kube-apiserver", "etcd", "kubectl")
 """What `setup-envtest` puts into its folder: no controllers, and nothing of KubeRay's or Helm's."""
-PREPARE = "run `make programs` once (15 minutes on two cores; needs Go 1.26 and Debian's packages)"
+PREPARE = "run `make programs` once (20 minutes on two cores; needs Go 1.26 and Debian's packages)"
 
 
 @pytest.fixture
@@ -71,14 +71,15 @@ def test_with_the_controllers_beside_them_kubernetes_need_not_be_built(assets: P
         find(build=False, cluster=True)  # nodes need more
 
 
-def test_the_oldest_api_server_is_never_the_folders(assets: Path) -> None:
+@pytest.mark.parametrize("age", ["oldest", "newest"])
+def test_the_api_server_of_another_version_is_never_the_folders(assets: Path, age: str) -> None:
     build(KUBERNETES, KUBERAY)
-    with pytest.raises(ProgramMissingError, match=r"^kubernetes-oldest isn't built yet: "):
-        find(build=False, oldest=True)
-    build(OLDEST_KUBERNETES)
-    found = find(build=False, oldest=True)
+    with pytest.raises(ProgramMissingError, match=rf"^kubernetes-{age} isn't built yet: "):
+        find(build=False, api_server=age)
+    build(OTHER_API_SERVERS[age])
+    found = find(build=False, api_server=age)
     assert found.path("kube-apiserver").resolve().is_relative_to(programs.cache_folder())
-    assert "oldest" in str(found.path("kube-apiserver"))
+    assert age in str(found.path("kube-apiserver"))
     assert found.path("kubectl").parent == assets
 
 

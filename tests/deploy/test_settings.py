@@ -15,6 +15,7 @@ from testcluster.__main__ import main, next_commands
 from testcluster.layout import MOST_WORKERS, NODE_NETWORK, POD_NETWORK, Cluster
 from testcluster.programs import Programs
 
+ROOT = Path(__file__).parents[2]
 NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
 
 
@@ -65,13 +66,15 @@ def test_the_commands_that_come_next_point_kubectl_at_the_cluster_and_are_the_la
     made = Cluster(tmp_path, workers=2, api_port=40123, programs=programs, packaged=True)
     export, *applied = next_commands(made)
     assert export == f"export KUBECONFIG={tmp_path}/kubeconfig PATH={tmp_path}/bin:$PATH"
-    page = (Path(__file__).parents[2] / "docs" / "laptop.md").read_text().splitlines()
+    page = (ROOT / "docs" / "laptop.md").read_text().splitlines()
     assert len(applied) == 3
     assert [line for line in page if line in applied] == applied
-    # Without the trainer's image those jobs would find no trainer.
-    assert not any(
-        "examples/cluster/" in line.partition("#")[0] for line in next_commands(replace(made, packaged=False))
-    )
+    # Without the trainer's image those jobs would find no trainer: they are to mount it.
+    again, fitting, wait = next_commands(replace(made, packaged=False))
+    assert (again, wait) == (export, applied[-1])
+    assert fitting.split()[:2] == ["make", "cluster-apply"]
+    dry = subprocess.run(["make", "-n", "cluster-apply"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "testcluster apply examples/cluster/storage.yaml examples/cluster/quickstart.yaml" in dry
 
 
 def test_an_unknown_node_is_named_with_those_there_are(cluster: Cluster) -> None:

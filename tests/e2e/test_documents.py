@@ -70,8 +70,8 @@ def test_the_laptop_page_holds(world: World, tmp_path: Path) -> None:
     assert any(command.startswith("kubectl logs ") for command in said)
     assert "staleness" in said["kubectl explain rljob.spec.pipeline"]
     header, row = said["kubectl get rlj"].splitlines()
-    assert header.split()[:3] == ["NAME", "ALGORITHM", "STATUS"]
-    assert row.split()[:3] == ["quickstart", "ppo", "Training"]
+    assert header.split()[:3] == ["NAME", "STATUS", "STEP"]
+    assert row.split()[:2] == ["quickstart", "Training"]
     _, *pods = said["kubectl get pods --selector rljob.dev/job=quickstart"].splitlines()
     assert [line.split()[1:3] for line in pods] == [["1/1", "Running"]] * 3
     events = said["kubectl describe rlj quickstart"].partition("\nEvents:")[2].splitlines()

@@ -84,4 +84,4 @@ def older_chart(folder: Path) -> Path:
 
 
 def _columns(world: World) -> list[str]:
-    return world.kubectl("get", "rlj").splitlines()[0].split()
+    return world.kubectl("get", "rlj", "-o", "wide").splitlines()[0].split()

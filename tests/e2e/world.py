@@ -20,9 +20,11 @@ from typing import Any
 
 import yaml
 
+from testcluster import fitting
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RESULTS = "results"
-ENVIRONMENT = "environment"
+ENVIRONMENT = fitting.VOLUME
 READER = "reader"
 WAIT_SECONDS = 600.0
 RLJOB = "app.kubernetes.io/name=rljob-operator"
@@ -195,11 +197,7 @@ class World:
             "sharedMemory": "256Mi",
             "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
         }
-        if self.settings.mounts_environment:
-            claim = {"claimName": ENVIRONMENT, "readOnly": True}
-            pod["volumes"] = [{"name": ENVIRONMENT, "persistentVolumeClaim": claim}]
-            pod["volumeMounts"] = [{"name": ENVIRONMENT, "mountPath": self.environment_path, "readOnly": True}]
-        return pod
+        return fitting.mounting(pod, Path(self.environment_path)) if self.settings.mounts_environment else pod
 
 
 def story(

@@ -32,7 +32,8 @@ def render(helm: Path, *arguments: str, namespace: str = "default") -> list[dict
     """The objects that the chart makes."""
     done = call(helm, "template", "rl", str(CHART), "--namespace", namespace, *arguments)
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    # The parser in C: the one in Python needs seconds for the CRD.
+    return [document for document in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if document]
 
 
 class Helm:
@@ -43,11 +44,15 @@ class Helm:
         folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
         self._environment = os.environ | folders | {"KUBECONFIG": str(plane.kubeconfig)}
 
-    def __call__(self, *arguments: str) -> str:
-        command = [self._program, *arguments, "--namespace=ops"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=self._environment)
+    def __call__(self, *arguments: str, namespace: str = "ops") -> str:
+        done = self.attempt(*arguments, namespace=namespace)
         assert done.returncode == 0, f"helm {' '.join(arguments)}: {done.stderr}"
         return done.stdout
+
+    def attempt(self, *arguments: str, namespace: str = "ops") -> subprocess.CompletedProcess[str]:
+        """A call that may be refused."""
+        command = [self._program, *arguments, f"--namespace={namespace}"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=90, env=self._environment)
 
 
 def one(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:

@@ -23,7 +23,11 @@ SETS: dict[str, tuple[str, ...]] = {
         f"--set=image.digest={DIGEST}",
         "--set=imagePullSecrets[0].name=pull",
         "--set=tokenKey.existingSecret=mine",
+        "--set=serviceAccount.name=mine",
         "--set=serviceAccount.annotations.team=rl",
+        "--set=podLabels.team=rl",
+        "--set=podAnnotations.note=seen",
+        "--set-string=extraEnv[0].name=A,extraEnv[0].value=1",
         "--set=nodeSelector.pool=system",
         '--set-json=tolerations=[{"key":"system","operator":"Exists"}]',
         '--set-json=affinity={"nodeAffinity":{}}',
@@ -43,6 +47,9 @@ SETS: dict[str, tuple[str, ...]] = {
         "--set=podDisruptionBudget.enabled=false",
         "--set=replicaCount=1",
         "--set=tokenKey.existingSecret=mine",
+        "--set=nameOverride=jobs",
+        "--set=serviceAccount.create=false,serviceAccount.name=mine",
+        "--set=podSecurityContext=null,securityContext=null",
     ),
 }
 """Names of the snapshots, and the values that each is rendered with."""

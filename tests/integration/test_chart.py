@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from pathlib import Path
+from typing import Any
 
 import pytest
 import snapshots
@@ -18,6 +19,7 @@ from rljob_operator.render import rendered as rendered_job
 from rljob_operator.settings import Settings
 
 EVERYTHING = [
+    *("--set=podLabels.team=rl", "--set=podAnnotations.note=seen", "--set=extraEnv[0].name=A,extraEnv[0].value=b"),
     "--set=networkPolicy.enabled=true",
     "--set=metrics.serviceMonitor.enabled=true",
     "--set=metrics.rules.enabled=true",
@@ -32,6 +34,12 @@ def helm() -> Path:
     return program()
 
 
+def pod_template(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the operator's pods."""
+    template: dict[str, Any] = one(documents, "Deployment")["spec"]["template"]
+    return template
+
+
 def test_the_chart_passes_the_strict_lint(helm: Path) -> None:
     done = call(helm, "lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,6 +49,12 @@ def test_an_unknown_value_is_refused(helm: Path) -> None:
     done = call(helm, "template", "rl", str(CHART), "--set=replicas=3")
     assert done.returncode != 0
     assert "'replicas' not allowed" in done.stderr
+
+
+def test_helm_says_nothing_but_what_was_asked(helm: Path) -> None:
+    """A link in the chart, for one, is remarked upon at every call."""
+    done = call(helm, "template", "rl", str(CHART))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_object_is_taken_by_the_api_server(helm: Path, plane: ControlPlane, tmp_path: Path) -> None:
@@ -59,13 +73,97 @@ def test_every_object_is_taken_by_the_api_server(helm: Path, plane: ControlPlane
     assert len(done.stdout.splitlines()) == len(documents)
 
 
-def test_the_operators_pods_meet_the_restricted_standard(helm: Path, plane: ControlPlane) -> None:
+# What OpenShift's restricted-v2 assigns itself, and the group that goes with the user.
+ASSIGNED = ("runAsUser", "runAsGroup", "fsGroup")
+EMPTIED = "--set=" + ",".join(f"podSecurityContext.{name}=null" for name in ASSIGNED)
+
+
+@pytest.mark.parametrize("values", [(), (EMPTIED,)], ids=["as they are", "without user and groups"])
+def test_the_operators_pods_meet_the_restricted_standard(
+    helm: Path, plane: ControlPlane, values: tuple[str, ...]
+) -> None:
     namespace = f"restricted-{secrets.token_hex(4)}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace, "labels": labels}})
-    template = one(render(helm), "Deployment")["spec"]["template"]
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator"}, "spec": template["spec"]}
+    spec = pod_template(render(helm, *values))["spec"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator"}, "spec": spec}
     plane.call("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
+
+
+def test_user_and_groups_can_be_left_to_the_cluster(helm: Path) -> None:
+    context = pod_template(render(helm, EMPTIED))["spec"]["securityContext"]
+    assert context == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec = pod_template(render(helm, "--set=podSecurityContext=null,securityContext=null"))["spec"]
+    assert "securityContext" not in spec
+    assert "securityContext" not in spec["containers"][0]
+
+
+def test_values_of_an_older_chart_keep_the_security_contexts(helm: Path) -> None:
+    """`helm upgrade --reuse-values` hands them over without what is new here: it is missing there, and not emptied."""
+    missing = "serviceAccount.create", "podSecurityContext", "securityContext", "podLabels", "extraEnv", "nameOverride"
+    assert render(helm, "--set=" + ",".join(f"{name}=null" for name in missing)) == render(helm)
+    # And a field that is set beside them counts.
+    known = yaml.safe_load((CHART / "values.yaml").read_text())["podSecurityContext"]
+    fields = dict.fromkeys(known) | {"runAsUser": 1000}
+    older = render(helm, "--set=serviceAccount.create=null", f"--set-json=podSecurityContext={json.dumps(fields)}")
+    assert older == render(helm, "--set=podSecurityContext.runAsUser=1000")
+
+
+def test_labels_annotations_and_variables_are_added_to_the_operators_own(helm: Path) -> None:
+    plain = pod_template(render(helm))
+    template = pod_template(
+        render(
+            helm,
+            "--set=podLabels.team=rl,podAnnotations.note=seen",
+            '--set-json=extraEnv=[{"name":"A","value":"1"},{"name":"B","valueFrom":{"fieldRef":{"fieldPath":"x"}}}]',
+        )
+    )
+    assert template["metadata"]["labels"] == plain["metadata"]["labels"] | {"team": "rl"}
+    assert template["metadata"]["annotations"] == {"note": "seen"}
+    assert template["spec"]["containers"][0]["env"] == [
+        {"name": "A", "value": "1"},
+        {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "x"}}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("nameOverride=jobs", "rl-jobs"),
+        ("nameOverride=r", "rl"),
+        ("fullnameOverride=jobs", "jobs"),
+        ("fullnameOverride=jobs,nameOverride=other", "jobs"),
+    ],
+)
+def test_what_is_installed_is_called_as_it_is_to_be(helm: Path, value: str, name: str) -> None:
+    """Everything but the CRD, and the labels by which the policies of training pods know the operator."""
+    documents = render(helm, f"--set={value},crds.enabled=false", *EVERYTHING)
+    assert all(f"{item['metadata']['name']}-".startswith(f"{name}-") for item in documents)
+    template = pod_template(documents)
+    assert {f"--lease-name={name}", f"--key-secret={name}-keys"} <= set(template["spec"]["containers"][0]["args"])
+    assert template["spec"]["serviceAccountName"] == name
+    assert names.OPERATOR_LABELS.items() <= template["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    ("value", "account", "made"),
+    [
+        ("", "rl-rljob-operator", ["rl-rljob-operator"]),
+        ("serviceAccount.name=mine", "mine", ["mine"]),
+        ("serviceAccount.create=false,serviceAccount.name=mine", "mine", []),
+    ],
+)
+@pytest.mark.parametrize("namespaces", ["", "watchNamespaces={a,b}"], ids=["everywhere", "two namespaces"])
+def test_pods_run_as_the_account_that_the_roles_are_bound_to(
+    helm: Path, value: str, account: str, made: list[str], namespaces: str
+) -> None:
+    documents = render(helm, f"--set={value}", f"--set={namespaces}", namespace="ops")
+    assert pod_template(documents)["spec"]["serviceAccountName"] == account
+    assert [item["metadata"]["name"] for item in documents if item["kind"] == "ServiceAccount"] == made
+    bindings = [item for item in documents if item["kind"].endswith("RoleBinding")]
+    assert len(bindings) >= 3
+    for binding in bindings:
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "ops"}]
 
 
 def test_the_crd_is_kept_unless_told_otherwise(helm: Path) -> None:
@@ -152,7 +250,7 @@ def test_the_dashboard_is_handed_on_as_it_is(helm: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "taken"), [("1.32.9", False), ("1.33.0", True), ("1.33.2-gke.1", True), ("1.36.3", True)]
+    ("version", "taken"), [("1.32.9", False), ("1.33.0", True), ("1.33.2-gke.1", True), ("1.37.2", True)]
 )
 def test_the_oldest_kubernetes_is_stated(helm: Path, version: str, taken: bool) -> None:
     done = call(helm, "template", "rl", str(CHART), f"--kube-version={version}")
@@ -169,6 +267,12 @@ def test_the_oldest_kubernetes_is_stated(helm: Path, version: str, taken: bool) 
         (['--set-json=trainingNetworkPolicy.extraIngress=[{"to":[]}]'], "'to' not allowed"),
         (['--set-json=networkPolicy.extraEgress=[{"from":[]}]'], "'from' not allowed"),
         (["--set=trainingNetworkPolicy.enable=false"], "'enable' not allowed"),
+        (["--set=serviceAccount.create=false"], "serviceAccount.name is empty"),
+        (["--set=podSecurityContext.runAsuser=1"], "'runAsuser' not allowed"),
+        (["--set=securityContext.fsGroup=1"], "'fsGroup' not allowed"),
+        (["--set=podLabels.helm\\.sh/chart=x"], "podLabels.helm.sh"),
+        (["--set=extraEnv[0].name=A,extraEnv[0].value=1"], "extraEnv.0.value"),
+        (["--set=nameOverride=a_b"], "nameOverride"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: Path, values: list[str], words: str) -> None:
@@ -182,3 +286,13 @@ def test_the_notes_say_the_next_command(helm: Path) -> None:
     notes = done.stdout.partition("NOTES:")[2]
     assert "kubectl -n ops rollout status deployment/rl-rljob-operator" in notes
     assert "kubectl apply -f job.yaml" in notes
+    assert "helm upgrade rl CHART --namespace ops --reuse-values --set 'watchNamespaces={NAMESPACE,...}'" in notes
+
+
+def test_the_notes_of_a_confined_operator_name_its_namespaces(helm: Path) -> None:
+    values = ("--set=crds.enabled=false", "--set=watchNamespaces={team-a,team-b}")
+    done = call(helm, "install", "rl", str(CHART), "--dry-run=client", *values, "--namespace=ops")
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "watches team-a, team-b" in notes
+    assert "kubectl -n team-a apply -f job.yaml" in notes
+    assert "--reuse-values" not in notes

@@ -7,7 +7,9 @@ operator's pods here; what is looked at is what Helm and the API server do.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import kopf
 import pytest
 import yaml
+from documented import commands
 from helm import CHART, Helm
 from kube.control_plane import ApiCallError, ControlPlane
 from world import PATIENCE_SECONDS, job_document
@@ -28,6 +31,7 @@ JOBS = "/apis/rljob.dev/v1alpha1/namespaces/default/rljobs"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.rljob.dev"
 NEW_FIELD = "ttlSecondsAfterFinished"
 STRICT = "?fieldValidation=Strict"
+KEYS = "rl-rljob-operator-keys"
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -51,12 +55,15 @@ def older_chart(to: Path) -> Path:
     (to / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": "0.0.9"}))
     values = yaml.safe_load((to / "values.yaml").read_text())
     del values["trainingNetworkPolicy"], values["metrics"]["dashboard"], values["metrics"]["rules"]["quotaWait"]
+    for name in ("nameOverride", "fullnameOverride", "podLabels", "podAnnotations", "extraEnv"):
+        del values[name]
+    del values["serviceAccount"]["create"], values["podSecurityContext"], values["securityContext"]
     (to / "values.yaml").write_text(yaml.safe_dump(values))
     (to / "values.schema.json").unlink()
-    crd = yaml.safe_load((to / "files" / "rljob.yaml").read_text())
+    crd = yaml.load((to / "files" / "rljob.yaml").read_text(), Loader=yaml.CSafeLoader)
     (version,) = crd["spec"]["versions"]
     del version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"][NEW_FIELD]
-    text = yaml.safe_dump(crd, sort_keys=False, width=10_000)
+    text = yaml.dump(crd, Dumper=yaml.CSafeDumper, sort_keys=False, width=10_000)
     # The form that the chart looks for.
     text = text.replace("metadata:\n  name: rljobs.rljob.dev\n", "metadata: {name: rljobs.rljob.dev}\n")
     (to / "files" / "rljob.yaml").write_text(text)
@@ -100,7 +107,19 @@ def until(holds: Callable[[], bool], what: str) -> None:
 async def look_after_keys(plane: ControlPlane) -> None:
     connection = kopf.ConnectionInfo(server=plane.server, token=plane.token, insecure=True, scheme="Bearer")
     async with ApiServer(connection) as api:
-        await KeySecret(api, "ops", "rl-rljob-operator-keys", None).look()
+        await KeySecret(api, "ops", KEYS, None).look()
+
+
+def take_keys_along(plane: ControlPlane, namespace: str) -> None:
+    """As the page on removal says, with the names of this test."""
+    (shown,) = {item.text for item in commands() if item.text.startswith("kubectl get secret rljob-operator-keys")}
+    names = {"rljob-operator-keys": KEYS, "namespace rljob": "namespace ops", "namespace ml": f"namespace {namespace}"}
+    for name, here in names.items():
+        shown = shown.replace(name, here)
+    folder = plane.programs.path("kubectl").parent
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "KUBECONFIG": str(plane.kubeconfig)}
+    plane.kubectl("create", "namespace", namespace)
+    subprocess.run(["bash", "-o", "pipefail", "-c", shown], check=True, timeout=60, env=environment)
 
 
 def test_jobs_and_key_outlive_upgrade_rollback_and_removal(own_plane: ControlPlane, tmp_path: Path) -> None:
@@ -111,7 +130,7 @@ def test_jobs_and_key_outlive_upgrade_rollback_and_removal(own_plane: ControlPla
     plane.call("POST", f"{JOBS}{STRICT}", job_document("kept"))
     job = untouched(plane.call("GET", f"{JOBS}/kept"))
     # The operator's, not the chart's: its own code makes it, as at its first start.
-    secret = "/api/v1/namespaces/ops/secrets/rl-rljob-operator-keys"
+    secret = f"/api/v1/namespaces/ops/secrets/{KEYS}"
     asyncio.run(look_after_keys(plane))
     key = plane.call("GET", secret)["data"]["keys"]
 
@@ -121,7 +140,10 @@ def test_jobs_and_key_outlive_upgrade_rollback_and_removal(own_plane: ControlPla
     assert untouched(plane.call("GET", f"{JOBS}/kept")) == job
     assert plane.call("GET", secret)["data"]["keys"] == key, "tokens of running clusters derive from it"
     deployment = "/apis/apps/v1/namespaces/ops/deployments/rl-rljob-operator"
-    (container,) = plane.call("GET", deployment)["spec"]["template"]["spec"]["containers"]
+    pod = plane.call("GET", deployment)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"], "not among the older values, and not emptied either"
+    assert container["securityContext"]["readOnlyRootFilesystem"]
     assert container["image"] == "rljob/operator:old"
     assert "--operator-namespace=ops" in container["args"]
     assert "--no-network-policy" not in container["args"]
@@ -142,6 +164,15 @@ def test_jobs_and_key_outlive_upgrade_rollback_and_removal(own_plane: ControlPla
     assert untouched(plane.call("GET", f"{JOBS}/kept")) == job
     assert plane.call("GET", secret)["data"]["keys"] == key
 
-    helm("upgrade", "rl", str(CHART), "--set=crds.keep=false")
+    # Another namespace: the kept CRD says whose it is, until it is taken over; the keys come along as the docs say.
     helm("uninstall", "rl")
+    take_keys_along(plane, "elsewhere")
+    refused = helm.attempt("install", "rl", str(CHART), namespace="elsewhere")
+    assert refused.returncode != 0
+    assert "invalid ownership metadata" in refused.stderr
+    helm("install", "rl", str(CHART), "--take-ownership", "--set=crds.keep=false", namespace="elsewhere")
+    assert untouched(plane.call("GET", f"{JOBS}/kept")) == job
+    assert plane.call("GET", secret.replace("/ops/", "/elsewhere/"))["data"]["keys"] == key
+
+    helm("uninstall", "rl", namespace="elsewhere")
     until(lambda: is_gone(plane, CRD), "the CRD is gone")

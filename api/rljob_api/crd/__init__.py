@@ -1,4 +1,5 @@
-"""The CustomResourceDefinition, made from the models: ``python -m rljob_api.crd`` writes ``crds/rljob.yaml``.
+"""The CustomResourceDefinition, made from the models: ``python -m rljob_api.crd`` writes ``crds/rljob.yaml``
+and the chart's copy of it.
 
 A structural schema with bounds and defaults, CEL for the rules between fields and for what may change, the scale and
 status subresources, and printer columns. A test fails when the committed file is out of date.

@@ -1,4 +1,4 @@
-"""``python -m rljob_api.crd [FILE]``: writes the CRD (default crds/rljob.yaml; - for standard output)."""
+"""``python -m rljob_api.crd [FILE]``: writes the CRD (default: the checkout's two files; - for standard output)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from pathlib import Path
 
 from rljob_api.crd import rendered
 
+# The chart has a file of its own: Helm packs links, but talks about them at every call.
+FILES = ("crds/rljob.yaml", "charts/rljob-operator/files/rljob.yaml")
+
 
 def main(arguments: list[str]) -> int:
-    target = arguments[0] if arguments else "crds/rljob.yaml"
-    if target == "-":
+    if arguments == ["-"]:
         sys.stdout.write(rendered())
         return 0
-    path = Path(target)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(rendered(), encoding="utf-8")
-    print(f"{path}: {path.stat().st_size} bytes")
+    for path in map(Path, arguments or FILES):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(rendered(), encoding="utf-8")
+        print(f"{path}: {path.stat().st_size} bytes")
     return 0
 
 

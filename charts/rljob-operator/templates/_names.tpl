@@ -1,8 +1,18 @@
 {{/* Names and labels of the operator's objects. */}}
 {{- define "operator.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end -}}
+{{- $chart := .Values.nameOverride | default .Chart.Name -}}
+{{- $both := contains $chart .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $chart) -}}
+{{- .Values.fullnameOverride | default $both | trunc 50 | trimSuffix "-" -}}
 {{- end }}
 
+{{/* The account that the operator runs as. */}}
+{{- define "operator.serviceAccount" -}}
+{{- $name := .Values.serviceAccount.name | default "" -}}
+{{- if and (not $name) (not (dig "create" true .Values.serviceAccount)) }}{{ fail "serviceAccount.name is empty: without serviceAccount.create it must name an account of the namespace, to which the operator's roles are bound" }}{{ end -}}
+{{- $name | default (include "operator.name" .) -}}
+{{- end }}
+
+{{/* No override changes these: the network policies of training pods know the operator's pods by them. */}}
 {{- define "operator.selector" -}}
 app.kubernetes.io/name: rljob-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -18,6 +28,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "operator.image" -}}
 {{- if .Values.image.digest }}{{ .Values.image.repository }}@{{ .Values.image.digest }}{{ else }}{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end -}}
+{{- end }}
+
+{{/* Whether the values are those of an older chart (`helm upgrade --reuse-values`): what is new here is missing there, and not emptied. */}}
+{{- define "operator.olderValues" -}}
+{{- if not (hasKey .Values.serviceAccount "create") }}true{{ end -}}
+{{- end }}
+
+{{- define "operator.podSecurityContext" -}}
+{{- $context := .Values.podSecurityContext | default dict -}}
+{{- if include "operator.olderValues" . -}}
+{{- $context = merge $context (dict "runAsNonRoot" true "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "seccompProfile" (dict "type" "RuntimeDefault")) -}}
+{{- end -}}
+{{- with $context }}{{ toYaml . }}{{ end -}}
+{{- end }}
+
+{{- define "operator.securityContext" -}}
+{{- $context := .Values.securityContext | default dict -}}
+{{- if include "operator.olderValues" . -}}
+{{- $context = merge $context (dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "capabilities" (dict "drop" (list "ALL"))) -}}
+{{- end -}}
+{{- with $context }}{{ toYaml . }}{{ end -}}
 {{- end }}
 
 {{/* Made and kept by the operator. */}}

@@ -15,7 +15,8 @@ from pathlib import Path
 from testcluster.commands import run
 from testcluster.programs import ProgramMissingError, cached
 
-MODULE = "sigs.k8s.io/kueue@v0.19.0"
+MODULE = "sigs.k8s.io/kueue"
+"""In the version that the go.mod among the pins says."""
 PINS = Path(__file__).parent / "kueue_module"
 MANIFEST = "kueue.x-k8s.io_workloads.yaml"
 

@@ -1,4 +1,7 @@
-"""The oldest Kubernetes that the chart allows: it takes the chart, judges job files as we do, and jobs live on it."""
+"""The oldest Kubernetes that the chart allows, and the newest that is tested.
+
+They take the chart, judge job files as we do, and jobs live on them. All other tests run on a version in between.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,31 @@ import yaml
 from fakes.heads import Play
 from helm import CHART, Helm
 from kube.control_plane import ControlPlane
+from test_cel_budget import DRY_RUN, HEADROOM, dearer
 from test_verdicts import agreed
 from world import World, job_document
 
 from rljob_operator import names
-from testcluster.programs import OLDEST_KUBERNETES_VERSION, ProgramMissingError, find
+from testcluster.programs import KUBERNETES_VERSION, OTHER_VERSIONS, ProgramMissingError, find
 
 pytestmark = pytest.mark.timeout(600)
-SPECS = 300
+SPECS = 150
+
+
+@pytest.fixture(scope="module", params=OTHER_VERSIONS)
+def age(request: pytest.FixtureRequest) -> str:
+    """Which of them it is."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane(age: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane with that API server. The CRD of jobs comes with the chart."""
     try:
-        programs = find(build=False, oldest=True)
+        programs = find(build=False, api_server=age)
     except ProgramMissingError as problem:
         pytest.fail(str(problem), pytrace=False)
-    folder = tmp_path_factory.mktemp("oldest")
+    folder = tmp_path_factory.mktemp(age)
     with ControlPlane(programs, folder) as running:
         running.install_crd(next(path for path in programs.crds if path.name == "ray.io_rayclusters.yaml").read_bytes())
         Helm(running, folder)("install", "rl", str(CHART), "--create-namespace")
@@ -35,11 +45,28 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield running
 
 
-def test_it_is_of_the_oldest_minor_version_that_the_chart_states(plane: ControlPlane) -> None:
-    assert plane.call("GET", "/version")["gitVersion"] == OLDEST_KUBERNETES_VERSION
+def minor(version: str) -> tuple[int, int]:
+    """Of v1.36.3: 1 and 36."""
+    first, second, _ = version.removeprefix("v").split(".")
+    return int(first), int(second)
+
+
+def test_the_chart_states_the_oldest_and_the_docs_the_three() -> None:
+    oldest, newest = (minor(OTHER_VERSIONS[age]) for age in ("oldest", "newest"))
+    assert oldest < minor(KUBERNETES_VERSION) < newest
     stated = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
-    minor = OLDEST_KUBERNETES_VERSION.removeprefix("v").rpartition(".")[0]
-    assert stated == f">={minor}.0-0"
+    assert stated == f">={oldest[0]}.{oldest[1]}.0-0"
+    page = (CHART.parents[1] / "docs" / "operator" / "README.md").read_text()
+    versions = [f"{first}.{second}" for first, second in (oldest, minor(KUBERNETES_VERSION), newest)]
+    assert "the tests run on {}, {} and {}".format(*versions) in page
+
+
+def test_it_is_that_version(plane: ControlPlane, age: str) -> None:
+    assert plane.call("GET", "/version")["gitVersion"] == OTHER_VERSIONS[age]
+
+
+def test_every_rule_of_the_crd_and_all_together_may_cost_twice_as_much(plane: ControlPlane) -> None:
+    plane.call("POST", DRY_RUN, dearer(HEADROOM))
 
 
 def test_generated_job_files_get_the_same_verdict_from_both(plane: ControlPlane) -> None:
