@@ -28,7 +28,7 @@ from rljob_operator.draft import Decision
 from rljob_operator.entrypoint import driver_command, driver_environment
 from rljob_operator.head import Head, Heads
 from rljob_operator.network_policy import network_policy
-from rljob_operator.observed import DriverView, JobView, Observed, RayView
+from rljob_operator.observed import DriverView, GroupView, JobView, Observed, RayView
 from rljob_operator.questions import Questions, questions
 from rljob_operator.queueing import QueueView
 from rljob_operator.reconcile import reconcile
@@ -60,6 +60,10 @@ class Memory:
     """When (time.monotonic) to see next whether somebody has deleted what the pods need beside the cluster."""
     own: set[str] = field(default_factory=set)
     """Paths of objects that are known to be the job's."""
+    sizes: tuple[str, tuple[GroupView, ...]] | None = None
+    """UID and groups of the newest cluster."""
+    sized_since: datetime | None = None
+    """Since when they have been as they are."""
 
 
 class NotLeadingError(RetryError):
@@ -146,6 +150,9 @@ class Executor:
         if not self._kuberay:
             await self._look_for_kuberay()
         clusters = self._store.clusters(key, job.uid)
+        sizes = (clusters[-1].uid, clusters[-1].groups) if clusters else None
+        if sizes != memory.sizes:
+            memory.sizes, memory.sized_since = sizes, self._now()
         observed = Observed(
             job=job,
             clusters=clusters,
@@ -155,6 +162,7 @@ class Executor:
             kuberay=self._kuberay,
             rejection=memory.rejection,
             surroundings_due=time.monotonic() >= memory.surroundings_due,
+            sized_since=memory.sized_since,
         )
         asked = questions(observed)
         if asked is None:

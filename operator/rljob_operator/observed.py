@@ -181,6 +181,9 @@ class Observed:
     """Why the API server refused to create the cluster, if it did."""
     surroundings_due: bool = False
     """It is time to see whether somebody has deleted what the cluster's pods need beside it."""
+    sized_since: datetime | None = None
+    """Since when the newest cluster's groups have asked for the pods that they ask for now, as far as this process
+    remembers."""
 
     def pods_of(self, cluster: str, group: str | None = None) -> list[PodView]:
         """Pods of a cluster, or of one of its groups, by name."""
