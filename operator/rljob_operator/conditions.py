@@ -138,6 +138,13 @@ class Reason(Enum):
         "The last attempt failed and the next one starts after a pause.",
         "Read the message for the cause; spec.retry sets pause and limit.",
     )
+    NO_SPACE = (
+        "NoSpace",
+        "The driver ended because there is no space left where it must write. Retries would fail alike and are not "
+        "counted: the next one begins after spec.retry.maxBackoffSeconds, for spec.deadlines.startSeconds at most.",
+        "Make room where the message says (spec.checkpoint.uri, or the head's disk); the job goes on by itself. If it "
+        "has failed, create it again: restore.from continues.",
+    )
     HEAD_LOST = (
         "HeadLost",
         "The head pod was lost; the job goes on in a new cluster from its last checkpoint.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from simulation import SETTINGS, START, World, job_spec
+from simulation import SETTINGS, World, job_spec
 
 from rljob_operator import actions as do
 
