@@ -200,8 +200,22 @@ def _watch(draft: Draft, cluster: ClusterView) -> None:
         draft.say(Type.RUNNING, False, Reason.STARTING, f"attempt {cluster.attempt}")
         draft.wake_in(draft.settings.start_poll_seconds)
     else:
-        draft.say(Type.RUNNING, True, Reason.TRAINING, f"attempt {cluster.attempt}")
         talk(draft, cluster)
+        _trains(draft, cluster)
+
+
+def _trains(draft: Draft, cluster: ClusterView) -> None:
+    """A driver that runs trains, as far as it answers; one that is silent for long may be frozen."""
+    before, silence = draft.job.status.conditions.get(Type.RUNNING.title), draft.said(Type.PROGRESSING)
+    silent = {reason.title: reason for reason in (Reason.NO_ANSWER, Reason.STALLED)}
+    if silence is not None and silence.reason in silent:
+        message = f"attempt {cluster.attempt}: {silence.message}"
+        draft.say(Type.RUNNING, True, silent[silence.reason], message)
+    elif silence is None and before is not None and before.is_true and before.reason in silent:
+        # Until it answers: an operator that has just begun asks for the first time.
+        draft.say(Type.RUNNING, True, silent[before.reason], before.message)
+    else:
+        draft.say(Type.RUNNING, True, Reason.TRAINING, f"attempt {cluster.attempt}")
 
 
 def _unreachable(draft: Draft, cluster: ClusterView, ray: RayView | None) -> None:

@@ -67,7 +67,7 @@ class Memory:
 
 
 class NotLeadingError(RetryError):
-    """This replica lost its lease in the middle of the work."""
+    """This replica lost its lease, or the claim of the namespace, in the middle of the work."""
 
 
 class Executor:
@@ -75,7 +75,7 @@ class Executor:
 
     Args:
         keys: from which tokens derive; asked anew each time, since keys may be added.
-        may_act: whether this replica leads; asked again before every write.
+        may_act: whether this replica leads and its installation has the namespace; asked again before every write.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Executor:
         keys: Callable[[], KeyRing],
         settings: Settings,
         *,
-        may_act: Callable[[], bool] = lambda: True,
+        may_act: Callable[[str], bool] = lambda _namespace: True,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
@@ -111,7 +111,7 @@ class Executor:
         Raises:
             RetryError: something passing was in the way.
         """
-        if not self._may_act():
+        if not self._may_act(key[0]):
             return None
         job = self._store.job(key)
         if job is None:
@@ -212,7 +212,7 @@ class Executor:
         only_progress = status.is_only_progress(job.status)
         if only_progress and clock - memory.progress_written < self._progress_pause():
             return
-        self._check_leading()
+        self._check_leading(job.namespace)
         # The version makes the server refuse a status that was computed from an older object.
         metadata = {"name": job.name, "namespace": job.namespace, "resourceVersion": job.version}
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.document()}
@@ -252,7 +252,7 @@ class Executor:
             await self._perform(action, job, memory)
 
     async def _perform(self, action: do.Action, job: JobView, memory: Memory) -> None:
-        self._check_leading()
+        self._check_leading(job.namespace)
         space, resolved = job.namespace, job.job
         match action:
             case do.ApplyConfigMap() if resolved is not None:
@@ -439,9 +439,9 @@ class Executor:
         clusters = self._store.clusters((job.namespace, job.name), job.uid)
         return next((found.token_key for found in clusters if found.name == cluster), "")
 
-    def _check_leading(self) -> None:
-        if not self._may_act():
-            raise NotLeadingError("this replica does not lead any more")
+    def _check_leading(self, namespace: str) -> None:
+        if not self._may_act(namespace):
+            raise NotLeadingError("this replica does not lead any more, or the namespace is another operator's")
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:

@@ -83,6 +83,7 @@ class World:
         all_namespaces: bool = False,
         token_key: str = "k" * 64,
         key_secret: str | None = None,
+        also_watches: tuple[str, ...] = (),
     ) -> OperatorThread:
         """Starts an operator in this process that watches this namespace; the newest is `self.operator`."""
         key = self._folder / "key"
@@ -93,7 +94,7 @@ class World:
         options = Options(
             key_file=key,
             key_secret=key_secret,
-            namespaces=() if all_namespaces else (self.namespace,),
+            namespaces=() if all_namespaces else (self.namespace, *also_watches),
             head_address=self.heads.address,
             lease_namespace=lease_namespace,
             identity=identity,
