@@ -12,6 +12,7 @@ import aiohttp
 import kopf
 
 from rljob_operator import watching
+from rljob_operator.access import Access
 from rljob_operator.api_server import ApiServer
 from rljob_operator.claims import Claims
 from rljob_operator.executor import Executor
@@ -20,7 +21,7 @@ from rljob_operator.inventory import FirstList, sweep
 from rljob_operator.key_secret import KeySecret
 from rljob_operator.leader import Leader
 from rljob_operator.metrics import Metrics
-from rljob_operator.probes import Probes
+from rljob_operator.probes import METRICS_PATH, Probes
 from rljob_operator.settings import Settings
 from rljob_operator.store import Key, Store
 from rljob_operator.tokens import KeyRing, TokenKey
@@ -48,6 +49,8 @@ class Options:
     identity: str = "rljob-operator"
     probe_host: str = "0.0.0.0"
     probe_port: int | None = 8080
+    open_metrics: bool = False
+    """/metrics is for everybody who reaches the port, not only for those whom the cluster lets."""
     workers: int = 32
     settings: Settings = field(default_factory=Settings)
 
@@ -93,7 +96,8 @@ class Operator:
                 may_act=self.acts_in,
             )
             self._executor.on_decision = self.metrics.take
-            probes = Probes(self.metrics, lambda: self._first_list.complete, self._refresh_metrics)
+            access = None if options.open_metrics else Access(api, METRICS_PATH)
+            probes = Probes(self.metrics, lambda: self._first_list.complete, self._refresh_metrics, access)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch(), name="watch")
                 group.create_task(self._take_stock(api), name="inventory")

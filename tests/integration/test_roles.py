@@ -53,6 +53,8 @@ IN_ALL_NAMESPACES: dict[Resource, set[str]] = {
 IN_THE_CLUSTER: dict[Resource, set[str]] = {
     ("apiextensions.k8s.io", "customresourcedefinitions"): {"list", "watch"},
     ("", "namespaces"): {"list", "watch"},
+    ("authentication.k8s.io", "tokenreviews"): {"create"},
+    ("authorization.k8s.io", "subjectaccessreviews"): {"create"},
 }
 IN_ITS_OWN: dict[Resource, set[str]] = {
     ("coordination.k8s.io", "leases"): {"create"},
