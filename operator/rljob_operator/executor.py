@@ -14,12 +14,11 @@ import random
 import re
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api import API_VERSION, KIND, ResolvedJob
-from rljob_api.status import DriverStatus
 from rljob_operator import actions as do
 from rljob_operator import api_server, events, names, objects
 from rljob_operator.answers import AnswerError
@@ -27,8 +26,9 @@ from rljob_operator.api_server import ApiError, ApiServer
 from rljob_operator.draft import Decision
 from rljob_operator.entrypoint import driver_command, driver_environment
 from rljob_operator.head import Head, Heads
+from rljob_operator.memory import Memory
 from rljob_operator.network_policy import network_policy
-from rljob_operator.observed import DriverView, GroupView, JobView, Observed, RayView
+from rljob_operator.observed import DriverView, JobView, Observed, RayView
 from rljob_operator.questions import Questions, questions
 from rljob_operator.queueing import QueueView
 from rljob_operator.reconcile import reconcile
@@ -42,28 +42,6 @@ log = logging.getLogger(__name__)
 
 NEW_SECONDS = 10.0
 """So old is a job at most whose missing status is taken to mean that nobody has looked at it."""
-
-
-@dataclass
-class Memory:
-    """What is remembered of a job between two looks. Losing it costs nothing but a little patience."""
-
-    uid: str
-    rejection: str = ""
-    changed: bool = False
-    """This look has written what the next one decides on; the watch will bring no news of it."""
-    progress_written: float = 0.0
-    answer: DriverStatus | None = None
-    """The driver's last answer: its last words are read after it has gone."""
-    silent_since: datetime | None = None
-    surroundings_due: float = 0.0
-    """When (time.monotonic) to see next whether somebody has deleted what the pods need beside the cluster."""
-    own: set[str] = field(default_factory=set)
-    """Paths of objects that are known to be the job's."""
-    sizes: tuple[str, tuple[GroupView, ...]] | None = None
-    """UID and groups of the newest cluster."""
-    sized_since: datetime | None = None
-    """Since when they have been as they are."""
 
 
 class NotLeadingError(RetryError):
@@ -150,9 +128,7 @@ class Executor:
         if not self._kuberay:
             await self._look_for_kuberay()
         clusters = self._store.clusters(key, job.uid)
-        sizes = (clusters[-1].uid, clusters[-1].groups) if clusters else None
-        if sizes != memory.sizes:
-            memory.sizes, memory.sized_since = sizes, self._now()
+        memory.note_sizes(clusters, self._now())
         observed = Observed(
             job=job,
             clusters=clusters,

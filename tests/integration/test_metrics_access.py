@@ -6,18 +6,13 @@ import asyncio
 import socket
 import urllib.error
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 
-import kopf
 import pytest
 import yaml
 from fakes.bad_network import BadNetwork
 from helm import program, render
-from operator_thread import OperatorThread
-from world import SETTINGS, World
-
-from rljob_operator.operator import Options
+from world import World
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -70,18 +65,7 @@ async def test_only_whom_the_cluster_lets_sees_the_figures_of_jobs(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    key = tmp_path / "key"
-    key.write_text("k" * 64)
-    options = Options(
-        key_file=key,
-        namespaces=(world.namespace,),
-        probe_host="127.0.0.1",
-        probe_port=port,
-        settings=replace(SETTINGS, network_policy=False),
-    )
-    account = installed.token("rl-rljob-operator")
-    connection = kopf.ConnectionInfo(server=network.address, token=account, insecure=True, scheme="Bearer")
-    world.operator = OperatorThread(options, connection)
+    world.start_operator(network.address, token=installed.token("rl-rljob-operator"), probe_port=port)
 
     async def ask(token: str | None) -> tuple[int, str]:
         # The operator's questions come through this event loop.

@@ -23,8 +23,8 @@ async def test_the_second_operator_says_so_acts_on_nothing_and_takes_over_when_t
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(claims, "RENEW_SECONDS", 1.0)
-    monkeypatch.setattr(claims, "LOOK_SECONDS", 0.5)
+    for name, seconds in (("LEASE", 9.0), ("HOLD", 6.0), ("RENEW", 1.0), ("LOOK", 0.5), ("PAUSE", 0.2)):
+        monkeypatch.setattr(claims, f"{name}_SECONDS", seconds)
     writes: list[tuple[str, str]] = []
 
     def note(_number: int, method: str, path: str) -> int | None:
