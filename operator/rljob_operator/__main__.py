@@ -34,6 +34,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--head-address", default=DEFAULT_ADDRESS, help="template of a head's address")
     options.add_argument("--probe-host", default="0.0.0.0", help="address for probes and metrics")
     options.add_argument("--probe-port", type=int, default=8080, help="port for probes and metrics; 0: none")
+    options.add_argument(
+        "--open-metrics", action="store_true", help="show /metrics to everybody, not only to whom the cluster lets"
+    )
     options.add_argument("--default-image", default=defaults.default_image, help="for jobs without spec.image")
     options.add_argument("--ray-version", default=defaults.ray_version, help="Ray in the images")
     options.add_argument("--poll-seconds", type=float, default=defaults.poll_seconds, help="between looks at a driver")
@@ -73,6 +76,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         identity=f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}",
         probe_host=arguments.probe_host,
         probe_port=arguments.probe_port or None,
+        open_metrics=arguments.open_metrics,
         settings=Settings(
             default_image=arguments.default_image,
             ray_version=arguments.ray_version,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from rljob_api.status import DriverStatus
-from rljob_operator import names, progress
+from rljob_operator import names, no_space, progress
 from rljob_operator.actions import BeginAttempt, StopDriver, SubmitDriver, TellDriver
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
@@ -116,10 +116,10 @@ def is_pausing(draft: Draft) -> bool:
     start = pause_of(draft, draft.settings)
     if start is None or draft.now >= start:
         return False
-    before = draft.job.status.conditions.get(Type.RUNNING.title)
-    if before is not None and before.reason == Reason.BACKING_OFF.title:
+    before, reason = draft.job.status.conditions.get(Type.RUNNING.title), _why_pausing(draft)
+    if before is not None and before.reason == reason.title:
         # The remaining time isn't repeated every second: the message stays as it was first written.
-        draft.say(Type.RUNNING, False, Reason.BACKING_OFF, before.message)
+        draft.say(Type.RUNNING, False, reason, before.message)
         draft.wake_at(start)
     else:
         back_off(draft)
@@ -128,13 +128,18 @@ def is_pausing(draft: Draft) -> bool:
 
 def back_off(draft: Draft) -> None:
     """Says why the last attempt failed and when the next one begins."""
-    start, last = pause_of(draft, draft.settings), draft.status.last
+    start = pause_of(draft, draft.settings)
+    told = no_space.first_alike(draft.status.attempts) or draft.status.last
     assert start is not None
-    assert last is not None
+    assert told is not None
     seconds = round((start - draft.now).total_seconds())
-    message = f"attempt {last.number}: {last.message}; attempt {draft.status.attempt + 1} begins in {seconds} s"
-    draft.say(Type.RUNNING, False, Reason.BACKING_OFF, message)
+    message = f"attempt {told.number}: {told.message}; attempt {draft.status.attempt + 1} begins in {seconds} s"
+    draft.say(Type.RUNNING, False, _why_pausing(draft), message)
     draft.wake_at(start)
+
+
+def _why_pausing(draft: Draft) -> Reason:
+    return Reason.NO_SPACE if no_space.first_alike(draft.status.attempts) else Reason.BACKING_OFF
 
 
 def _is_clean(draft: Draft, cluster: ClusterView) -> bool:
@@ -195,8 +200,22 @@ def _watch(draft: Draft, cluster: ClusterView) -> None:
         draft.say(Type.RUNNING, False, Reason.STARTING, f"attempt {cluster.attempt}")
         draft.wake_in(draft.settings.start_poll_seconds)
     else:
-        draft.say(Type.RUNNING, True, Reason.TRAINING, f"attempt {cluster.attempt}")
         talk(draft, cluster)
+        _trains(draft, cluster)
+
+
+def _trains(draft: Draft, cluster: ClusterView) -> None:
+    """A driver that runs trains, as far as it answers; one that is silent for long may be frozen."""
+    before, silence = draft.job.status.conditions.get(Type.RUNNING.title), draft.said(Type.PROGRESSING)
+    silent = {reason.title: reason for reason in (Reason.NO_ANSWER, Reason.STALLED)}
+    if silence is not None and silence.reason in silent:
+        message = f"attempt {cluster.attempt}: {silence.message}"
+        draft.say(Type.RUNNING, True, silent[silence.reason], message)
+    elif silence is None and before is not None and before.is_true and before.reason in silent:
+        # Until it answers: an operator that has just begun asks for the first time.
+        draft.say(Type.RUNNING, True, silent[before.reason], before.message)
+    else:
+        draft.say(Type.RUNNING, True, Reason.TRAINING, f"attempt {cluster.attempt}")
 
 
 def _unreachable(draft: Draft, cluster: ClusterView, ray: RayView | None) -> None:
@@ -277,6 +296,9 @@ def judge(draft: Draft, cluster: ClusterView, job: RayJobView) -> None:
         finish(draft, Type.FAILED, Reason.BAD_DATA, message)
     elif draft.resolved.spec.suspend:
         _suspended(draft, message)
+    elif exit_code == no_space.NO_ROOM:
+        if no_space.ended(draft, message):
+            back_off(draft)
     else:
         _failed(draft, message)
 

@@ -93,6 +93,33 @@ class Reason(Enum):
         "Pods find no node.",
         "Add nodes, ask for fewer GPUs, or correct nodeSelector and tolerations; the message quotes the scheduler.",
     )
+    SCHEDULER_MISSING = (
+        "SchedulerMissing",
+        "No scheduler has looked at a pod for half a minute.",
+        "Correct schedulerName in the pool's pod.template, or install or start the scheduler that the message names.",
+    )
+    SCHEDULING_GATED = (
+        "SchedulingGated",
+        "Pods have scheduling gates, and are not scheduled before these are removed.",
+        "Look at whoever removes the gates that the message names: Kueue's go with quota, others are in pod.template.",
+    )
+    QUOTA_REFUSED = (
+        "QuotaRefused",
+        "The API server refuses pods because of a ResourceQuota of the namespace.",
+        "Wait for room, ask for less, have the quota raised, or set what it asks for (requests, limits): the message "
+        "quotes it. A start that is refused for spec.deadlines.startSeconds has failed.",
+    )
+    POD_SECURITY_REFUSED = (
+        "PodSecurityRefused",
+        "The namespace's Pod Security standard does not allow the pods.",
+        "Correct the fields of the pod that the message names, or use a namespace that allows them. A start that is "
+        "refused for spec.deadlines.startSeconds has failed.",
+    )
+    PODS_REFUSED = (
+        "PodsRefused",
+        "The API server refuses pods: an admission policy or webhook, a limit range, or something that is missing.",
+        "Read the message, which quotes it. A start that is refused for spec.deadlines.startSeconds has failed.",
+    )
     VOLUME_UNBOUND = (
         "VolumeUnbound",
         "Pods wait for a PersistentVolumeClaim that has no volume yet.",
@@ -137,6 +164,13 @@ class Reason(Enum):
         "BackingOff",
         "The last attempt failed and the next one starts after a pause.",
         "Read the message for the cause; spec.retry sets pause and limit.",
+    )
+    NO_SPACE = (
+        "NoSpace",
+        "The driver ended because there is no space left where it must write. Retries would fail alike and are not "
+        "counted: the next one begins after spec.retry.maxBackoffSeconds, for spec.deadlines.startSeconds at most.",
+        "Make room where the message says (spec.checkpoint.uri, or the head's disk); the job goes on by itself. If it "
+        "has failed, create it again: restore.from continues.",
     )
     HEAD_LOST = (
         "HeadLost",

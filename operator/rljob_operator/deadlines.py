@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from rljob_operator import attempts
+from rljob_operator import attempts, no_space
 from rljob_operator.actions import StopDriver
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
@@ -89,6 +89,9 @@ def _passed(draft: Draft) -> _Passed | None:
         if draft.now >= end:
             ready = draft.job.status.conditions.get(Type.CLUSTER_READY.title)
             why = f"; {ready.message}" if ready is not None and not ready.is_true and ready.message else ""
+            full = no_space.first_alike(draft.status.attempts)
+            if full is not None:
+                why = f"; attempt {full.number}: {full.message}{why}"
             message = f"after {deadlines.start_seconds} s{why}"
             return _Passed(end, Reason.START_DEADLINE_EXCEEDED, message, timedelta())
         draft.wake_at(end)

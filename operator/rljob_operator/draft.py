@@ -20,13 +20,19 @@ WARNINGS = {
     Reason.KUBERAY_MISSING,
     Reason.VOLUME_MISSING,
     Reason.VOLUME_NOT_SHARED,
+    Reason.QUOTA_REFUSED,
+    Reason.POD_SECURITY_REFUSED,
+    Reason.PODS_REFUSED,
+    Reason.SCHEDULER_MISSING,
     Reason.UNSCHEDULABLE,
+    Reason.SCHEDULING_GATED,
     Reason.IMAGE_ERROR,
     Reason.POD_ERROR,
     Reason.POOL_DEGRADED,
     Reason.CLUSTER_REJECTED,
     Reason.QUOTA_TAKEN_BACK,
     Reason.BACKING_OFF,
+    Reason.NO_SPACE,
     Reason.HEAD_LOST,
     Reason.RAY_UNREACHABLE,
     Reason.LEFTOVER_PROCESSES,
@@ -129,7 +135,7 @@ class Draft:
     def add_attempt(self, number: int, incarnation: int, started: datetime | None = None) -> None:
         """Opens the record of a new attempt, started now unless it says otherwise."""
         opened = Attempt(number=number, incarnation=incarnation, started=started or self.now)
-        attempts = (*self.status.attempts, opened)[-self.settings.attempts_kept :]
+        attempts = _kept((*self.status.attempts, opened), self.settings.attempts_kept)
         self.set(attempts=attempts, attempt=max(self.status.attempt, number))
 
     def close_attempt(self, reason: Reason, message: str = "", **fields: Any) -> None:
@@ -160,6 +166,15 @@ class Draft:
             requeue_after=self._wake,
             events=tuple(_events(before, self.status)),
         )
+
+
+def _kept(attempts: tuple[Attempt, ...], most: int) -> tuple[Attempt, ...]:
+    """The newest. Of those in a row that ended for want of space the first stays: it tells of what."""
+    while len(attempts) > most:
+        alike = attempts[0].reason == attempts[1].reason == Reason.NO_SPACE.title
+        same_checkpoint = attempts[0].checkpoint_step == attempts[1].checkpoint_step
+        attempts = (attempts[0], *attempts[2:]) if alike and same_checkpoint else attempts[1:]
+    return attempts
 
 
 def _events(before: JobStatus, after: JobStatus) -> list[Event]:

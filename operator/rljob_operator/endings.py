@@ -144,4 +144,6 @@ def pause_of(draft: Draft, settings: Settings) -> datetime | None:
     if last is None or last.ended is None or last.reason in AT_ONCE:
         return None
     retry = draft.resolved.spec.retry
+    if last.reason == Reason.NO_SPACE.title:
+        return last.ended + timedelta(seconds=retry.max_backoff_seconds)
     return next_start(last, draft.status.failures, retry.backoff_seconds, retry.max_backoff_seconds)

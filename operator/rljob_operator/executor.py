@@ -14,12 +14,11 @@ import random
 import re
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api import API_VERSION, KIND, ResolvedJob
-from rljob_api.status import DriverStatus
 from rljob_operator import actions as do
 from rljob_operator import api_server, events, names, objects
 from rljob_operator.answers import AnswerError
@@ -27,6 +26,7 @@ from rljob_operator.api_server import ApiError, ApiServer
 from rljob_operator.draft import Decision
 from rljob_operator.entrypoint import driver_command, driver_environment
 from rljob_operator.head import Head, Heads
+from rljob_operator.memory import Memory
 from rljob_operator.network_policy import network_policy
 from rljob_operator.observed import DriverView, JobView, Observed, RayView
 from rljob_operator.questions import Questions, questions
@@ -44,26 +44,8 @@ NEW_SECONDS = 10.0
 """So old is a job at most whose missing status is taken to mean that nobody has looked at it."""
 
 
-@dataclass
-class Memory:
-    """What is remembered of a job between two looks. Losing it costs nothing but a little patience."""
-
-    uid: str
-    rejection: str = ""
-    changed: bool = False
-    """This look has written what the next one decides on; the watch will bring no news of it."""
-    progress_written: float = 0.0
-    answer: DriverStatus | None = None
-    """The driver's last answer: its last words are read after it has gone."""
-    silent_since: datetime | None = None
-    surroundings_due: float = 0.0
-    """When (time.monotonic) to see next whether somebody has deleted what the pods need beside the cluster."""
-    own: set[str] = field(default_factory=set)
-    """Paths of objects that are known to be the job's."""
-
-
 class NotLeadingError(RetryError):
-    """This replica lost its lease in the middle of the work."""
+    """This replica lost its lease, or the claim of the namespace, in the middle of the work."""
 
 
 class Executor:
@@ -71,7 +53,7 @@ class Executor:
 
     Args:
         keys: from which tokens derive; asked anew each time, since keys may be added.
-        may_act: whether this replica leads; asked again before every write.
+        may_act: whether this replica leads and its installation has the namespace; asked again before every write.
     """
 
     def __init__(
@@ -82,7 +64,7 @@ class Executor:
         keys: Callable[[], KeyRing],
         settings: Settings,
         *,
-        may_act: Callable[[], bool] = lambda: True,
+        may_act: Callable[[str], bool] = lambda _namespace: True,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
@@ -107,7 +89,7 @@ class Executor:
         Raises:
             RetryError: something passing was in the way.
         """
-        if not self._may_act():
+        if not self._may_act(key[0]):
             return None
         job = self._store.job(key)
         if job is None:
@@ -146,6 +128,7 @@ class Executor:
         if not self._kuberay:
             await self._look_for_kuberay()
         clusters = self._store.clusters(key, job.uid)
+        memory.note_sizes(clusters, self._now())
         observed = Observed(
             job=job,
             clusters=clusters,
@@ -155,6 +138,7 @@ class Executor:
             kuberay=self._kuberay,
             rejection=memory.rejection,
             surroundings_due=time.monotonic() >= memory.surroundings_due,
+            sized_since=memory.sized_since,
         )
         asked = questions(observed)
         if asked is None:
@@ -204,7 +188,7 @@ class Executor:
         only_progress = status.is_only_progress(job.status)
         if only_progress and clock - memory.progress_written < self._progress_pause():
             return
-        self._check_leading()
+        self._check_leading(job.namespace)
         # The version makes the server refuse a status that was computed from an older object.
         metadata = {"name": job.name, "namespace": job.namespace, "resourceVersion": job.version}
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.document()}
@@ -244,7 +228,7 @@ class Executor:
             await self._perform(action, job, memory)
 
     async def _perform(self, action: do.Action, job: JobView, memory: Memory) -> None:
-        self._check_leading()
+        self._check_leading(job.namespace)
         space, resolved = job.namespace, job.job
         match action:
             case do.ApplyConfigMap() if resolved is not None:
@@ -431,9 +415,9 @@ class Executor:
         clusters = self._store.clusters((job.namespace, job.name), job.uid)
         return next((found.token_key for found in clusters if found.name == cluster), "")
 
-    def _check_leading(self) -> None:
-        if not self._may_act():
-            raise NotLeadingError("this replica does not lead any more")
+    def _check_leading(self, namespace: str) -> None:
+        if not self._may_act(namespace):
+            raise NotLeadingError("this replica does not lead any more, or the namespace is another operator's")
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:

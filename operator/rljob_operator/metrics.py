@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -57,6 +57,8 @@ class Jobs(Collector):
     def __init__(self) -> None:
         self.shown: dict[tuple[str, str], Shown] = {}
         """By namespace and name of the job."""
+        self.others: Mapping[str, str] = {}
+        """See `Metrics.others`."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         labels = ("namespace", "job")
@@ -81,6 +83,14 @@ class Jobs(Collector):
                 pool.add_metric((*job, name, "desired"), desired)
                 pool.add_metric((*job, name, "ready"), ready)
         yield from (condition, *progress.values(), attempt, failures, pool)
+        other = GaugeMetricFamily(
+            "rljob_other_operator",
+            "1: another operator acts on the jobs of the namespace, and this one does nothing there.",
+            labels=("namespace", "operator"),
+        )
+        for place in sorted(self.others.items()):
+            other.add_metric(place, 1)
+        yield other
 
 
 class Metrics:
@@ -95,6 +105,15 @@ class Metrics:
         self.leads = Gauge("rljob_leader", "1: this replica acts.", registry=self.registry)
         self._jobs = Jobs()
         self.registry.register(self._jobs)
+
+    @property
+    def others(self) -> Mapping[str, str]:
+        """The namespaces that are watched and belong to another operator, and to which."""
+        return self._jobs.others
+
+    @others.setter
+    def others(self, found: Mapping[str, str]) -> None:
+        self._jobs.others = found
 
     def take(self, job: JobView, decision: Decision) -> None:
         """Shows a job as it is after a look."""

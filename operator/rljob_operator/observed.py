@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 from rljob_api import ResolvedJob
 from rljob_api.status import DriverStatus
+from rljob_operator.conditions import Reason
 from rljob_operator.queueing import QueueView
 from rljob_operator.status import JobStatus
 
 RayState = Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
-Trouble = Literal["unschedulable", "image", "crash", "waiting"]
+Trouble = Literal["unschedulable", "image", "crash", "gated", "unserved", "waiting"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,9 @@ class ClusterView:
     deleting: bool = False
     problem: str = ""
     """What KubeRay says is wrong."""
+    problem_since: datetime | None = None
+    refused: Reason | None = None
+    """The problem is that the API server does not take the pods: whose word that is."""
 
     def group(self, name: str) -> GroupView | None:
         return next((group for group in self.groups if group.name == name), None)
@@ -102,6 +106,8 @@ class PodView:
     """The container whose end the message tells of, where it does."""
     disrupted: bool = False
     """Evicted, preempted, or on a lost node: not the job's fault."""
+    scheduler: str = ""
+    """The scheduler that should find it a node and has not said anything yet."""
     replica: str = ""
     """With several hosts per replica: the replica it belongs to."""
     deleting_since: datetime | None = None
@@ -181,6 +187,9 @@ class Observed:
     """Why the API server refused to create the cluster, if it did."""
     surroundings_due: bool = False
     """It is time to see whether somebody has deleted what the cluster's pods need beside it."""
+    sized_since: datetime | None = None
+    """Since when the newest cluster's groups have asked for the pods that they ask for now, as far as this process
+    remembers."""
 
     def pods_of(self, cluster: str, group: str | None = None) -> list[PodView]:
         """Pods of a cluster, or of one of its groups, by name."""

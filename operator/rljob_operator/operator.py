@@ -12,14 +12,16 @@ import aiohttp
 import kopf
 
 from rljob_operator import watching
+from rljob_operator.access import Access
 from rljob_operator.api_server import ApiServer
+from rljob_operator.claims import Claims
 from rljob_operator.executor import Executor
 from rljob_operator.head import DEFAULT_ADDRESS, Heads
 from rljob_operator.inventory import FirstList, sweep
 from rljob_operator.key_secret import KeySecret
 from rljob_operator.leader import Leader
 from rljob_operator.metrics import Metrics
-from rljob_operator.probes import Probes
+from rljob_operator.probes import METRICS_PATH, Probes
 from rljob_operator.settings import Settings
 from rljob_operator.store import Key, Store
 from rljob_operator.tokens import KeyRing, TokenKey
@@ -47,6 +49,8 @@ class Options:
     identity: str = "rljob-operator"
     probe_host: str = "0.0.0.0"
     probe_port: int | None = 8080
+    open_metrics: bool = False
+    """/metrics is for everybody who reaches the port, not only for those whom the cluster lets."""
     workers: int = 32
     settings: Settings = field(default_factory=Settings)
 
@@ -63,6 +67,7 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(self._look, workers=options.workers)
         self.queue.on_error = self._count_error
         self._leader: Leader | None = None
+        self._claims: Claims | None = None
         self._executor: Executor | None = None
         self._key_secret: KeySecret | None = None
 
@@ -77,8 +82,10 @@ class Operator:
         ):
             if options.lease_namespace is not None:
                 self._leader = Leader(
-                    api, options.lease_namespace, options.lease_name, options.identity, on_gain=self._look_at_all
+                    api, options.lease_namespace, options.lease_name, options.identity, on_gain=self._begin_to_lead
                 )
+                me = f"{options.lease_namespace}/{options.lease_name}"
+                self._claims = Claims(api, me, lambda: self.leads, self.store.namespaces, self._look_at_all)
             keys = await self._read_keys(api)
             self._executor = Executor(
                 api,
@@ -86,10 +93,11 @@ class Operator:
                 self.store,
                 keys,
                 options.settings,
-                may_act=lambda: self.leads,
+                may_act=self.acts_in,
             )
             self._executor.on_decision = self.metrics.take
-            probes = Probes(self.metrics, lambda: self._first_list.complete, self._refresh_metrics)
+            access = None if options.open_metrics else Access(api, METRICS_PATH)
+            probes = Probes(self.metrics, lambda: self._first_list.complete, self._refresh_metrics, access)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch(), name="watch")
                 group.create_task(self._take_stock(api), name="inventory")
@@ -98,6 +106,8 @@ class Operator:
                     group.create_task(self._key_secret.keep(), name="keys")
                 if self._leader is not None:
                     group.create_task(self._leader.run(), name="leader")
+                if self._claims is not None:
+                    group.create_task(self._claims.run(), name="claims")
                 if options.probe_port is not None:
                     group.create_task(probes.run(options.probe_host, options.probe_port), name="probes")
 
@@ -124,6 +134,10 @@ class Operator:
             return True
         return self._leader is not None and self._leader.leads
 
+    def acts_in(self, namespace: str) -> bool:
+        """Whether this replica acts on the jobs of a namespace: it leads, and no other installation has them."""
+        return self.leads and (self._claims is None or self._claims.holds(namespace))
+
     async def _watch(self) -> None:
         await kopf.operator(
             registry=watching.registry(self.store, self._changed, self._first_list.saw, self._connection),
@@ -146,13 +160,22 @@ class Operator:
         if self.leads and self._first_list.complete:
             self.queue.add(key)
 
-    def _look_at_all(self) -> None:
+    def _begin_to_lead(self) -> None:
+        if self._claims is not None:
+            self._claims.wake()
+        self.queue.relieve()
+        self._look_at_all()
+
+    def _look_at_all(self, namespace: str | None = None) -> None:
         if self.leads and self._first_list.complete:
             for key in self.store.jobs():
-                self.queue.add(key)
+                if namespace in (None, key[0]):
+                    self.queue.add(key)
 
     async def _look(self, key: Key) -> float | None:
         assert self._executor is not None
+        if self._claims is not None and self._claims.other(key[0]):
+            return await self._leave_alone(key, self._claims)
         with self.metrics.seconds.time():
             later = await self._executor.look(key)
         self.metrics.looks.labels("done").inc()
@@ -162,6 +185,15 @@ class Operator:
             return None
         return later
 
+    async def _leave_alone(self, key: Key, claims: Claims) -> float | None:
+        """A job of a namespace that is another installation's is told so, and that is all."""
+        self.metrics.forget(*key)
+        job = self.store.job(key)
+        if job is None:
+            self.queue.forget(key)
+            return None
+        return await claims.tell(job) if self.leads else None
+
     def _count_error(self, _key: Key, error: BaseException) -> None:
         self.metrics.looks.labels("retry" if isinstance(error, RetryError) else "error").inc()
 
@@ -169,5 +201,6 @@ class Operator:
         self.metrics.queue.set(len(self.queue))
         self.metrics.queue_wait.set(self.queue.longest_wait)
         self.metrics.leads.set(self.leads)
+        self.metrics.others = dict(self._claims.others) if self._claims is not None and self.leads else {}
         if not self.leads:
             self.metrics.forget_all()

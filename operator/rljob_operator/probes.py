@@ -11,7 +11,10 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from rljob_operator.access import Access, Verdict
 from rljob_operator.metrics import Metrics
+
+METRICS_PATH = "/metrics"
 
 
 class Probes:
@@ -20,14 +23,20 @@ class Probes:
     Args:
         is_ready: whether the watches have delivered what there is.
         refresh: called before metrics are read.
+        access: says who may read /metrics; None: everybody who reaches the port.
     """
 
     def __init__(
-        self, metrics: Metrics, is_ready: Callable[[], bool], refresh: Callable[[], None] = lambda: None
+        self,
+        metrics: Metrics,
+        is_ready: Callable[[], bool],
+        refresh: Callable[[], None] = lambda: None,
+        access: Access | None = None,
     ) -> None:
         self._metrics = metrics
         self._is_ready = is_ready
         self._refresh = refresh
+        self._access = access
 
     async def run(self, host: str, port: int) -> None:
         """Serves until cancelled."""
@@ -36,7 +45,7 @@ class Probes:
             [
                 web.get("/healthz", self._health),
                 web.get("/readyz", self._ready),
-                web.get("/metrics", self._show),
+                web.get(METRICS_PATH, self._show),
             ]
         )
         runner = web.AppRunner(app, access_log=None)
@@ -55,7 +64,12 @@ class Probes:
             return web.Response(status=503, text="the watches have not delivered yet\n")
         return web.Response(text="ok\n")
 
-    async def _show(self, _request: web.Request) -> web.Response:
+    async def _show(self, request: web.Request) -> web.Response:
+        if self._access is not None:
+            verdict = await self._access.verdict(request.headers.get("Authorization", ""))
+            if verdict is not Verdict.ALLOWED:
+                asks = {"WWW-Authenticate": "Bearer"} if verdict is Verdict.UNKNOWN_READER else {}
+                return web.Response(status=verdict.status, text=f"{verdict.words}\n", headers=asks)
         self._refresh()
         page = await asyncio.to_thread(generate_latest, self._metrics.registry)
         return web.Response(body=page, headers={"Content-Type": "text/plain; version=0.0.4"})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from rljob_operator import names
 from rljob_operator.conditions import Reason
@@ -14,7 +15,9 @@ from rljob_operator.status import PoolStatus
 WORST_FIRST: tuple[tuple[Trouble, Reason], ...] = (
     ("image", Reason.IMAGE_ERROR),
     ("crash", Reason.POD_ERROR),
+    ("unserved", Reason.SCHEDULER_MISSING),
     ("unschedulable", Reason.UNSCHEDULABLE),
+    ("gated", Reason.SCHEDULING_GATED),
 )
 
 
@@ -41,6 +44,14 @@ def pool_status(observed: Observed, job: str, cluster: ClusterView | None, pool:
     return PoolStatus(pool.replicas, len(alive) // pool.hosts, ready // pool.hosts, selector)
 
 
+def unserved(pod: PodView, since: timedelta, now: datetime) -> PodView:
+    """The pod; one that no scheduler has looked at for that long is in trouble."""
+    if not pod.scheduler or pod.trouble is not None or now < pod.created + since:
+        return pod
+    message = f"no scheduler {pod.scheduler} has looked at the pod for {since.total_seconds():.0f} s: is there one?"
+    return replace(pod, trouble="unserved", message=message)
+
+
 def readiness(observed: Observed, cluster: ClusterView, pools: Sequence[Pool], was_ready: bool) -> Readiness:
     """How far the cluster is. `was_ready` makes missing pods a loss instead of a start."""
     heads = [pod for pod in observed.pods_of(cluster.name, names.HEAD_ROLE) if _alive(pod)]
@@ -60,10 +71,12 @@ def readiness(observed: Observed, cluster: ClusterView, pools: Sequence[Pool], w
     waiting = [pod for pod in observed.pods_of(cluster.name) if _tells(pod) and not pod.ready]
     found = {pod.trouble for pod in waiting}
     reason = next((reason for trouble, reason in WORST_FIRST if trouble in found), None)
+    if cluster.refused is not None and reason not in (Reason.IMAGE_ERROR, Reason.POD_ERROR):
+        reason = cluster.refused
     if reason is None:
         reason = Reason.POOL_DEGRADED if was_ready else Reason.WAITING_FOR_PODS
     sentence = "; ".join(short)
-    if cluster.problem and not waiting:
+    if cluster.problem and (cluster.refused is not None or not waiting):
         sentence = f"{sentence}; KubeRay: {cluster.problem}"
     return Readiness(head, enough, False, reason, sentence)
 

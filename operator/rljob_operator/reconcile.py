@@ -6,7 +6,7 @@ Nothing is remembered between two calls but what the job's status and the cluste
 matter how often it is called, what was missed, or when the operator was replaced. The stages, in order:
 
     finished?  valid?  KubeRay?  too late?  old clusters gone?  suspend?  volumes?  pause?  cluster?  admitted?  head?
-    pools?  crash loop?  attempt
+    pools?  crash loop?  refused?  attempt
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from rljob_operator import attempts, crash_loops, kuberay_limits, progress, storage
+from rljob_operator import attempts, crash_loops, kuberay_limits, progress, refusals, storage
 from rljob_operator.actions import (
     ApplyConfigMap,
     CheckPods,
@@ -32,7 +32,7 @@ from rljob_operator.objects import ray_cluster
 from rljob_operator.observed import ClusterView, Observed
 from rljob_operator.pools import pools
 from rljob_operator.queueing import NOT_SEEN
-from rljob_operator.readiness import Readiness, pool_status, readiness
+from rljob_operator.readiness import Readiness, pool_status, readiness, unserved
 from rljob_operator.resizing import resize, restore
 from rljob_operator.settings import Settings
 
@@ -175,7 +175,7 @@ def _operate(draft: Draft, cluster: ClusterView) -> None:
     if not _admitted(draft, cluster) or attempts.head_lost(draft, cluster):
         return
     ready = _cluster_ready(draft, cluster)
-    if crash_loops.start_failed(draft, cluster, ready):
+    if crash_loops.start_failed(draft, cluster, ready) or refusals.given_up(draft, cluster, ready):
         return
     attempts.advance(draft, cluster, ready)
     if _finishes(draft) or draft.status.incarnation != cluster.incarnation:
@@ -230,13 +230,13 @@ def _wait_in_queue(draft: Draft, cluster: ClusterView) -> None:
 def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
     was_ready = draft.job.status.is_true(Type.CLUSTER_READY)
     degraded = draft.job.status.has(Type.CLUSTER_READY, Reason.POOL_DEGRADED)
-    ready = readiness(draft.observed, cluster, pools(draft.resolved), was_ready or degraded)
+    ready = readiness(_scheduled(draft, cluster), cluster, pools(draft.resolved), was_ready or degraded)
     if ready.reason in (Reason.UNSCHEDULABLE, Reason.WAITING_FOR_PODS):
         obstacle = next(iter(_obstacles(draft)), None)
         if obstacle is not None:
             ready = replace(ready, reason=obstacle.reason, sentence=f"{obstacle.sentence}; {ready.sentence}")
     queue = draft.observed.queue
-    if queue.message and ready.reason in (Reason.WAITING_FOR_PODS, Reason.POOL_DEGRADED):
+    if queue.message and ready.reason in (Reason.WAITING_FOR_PODS, Reason.POOL_DEGRADED, Reason.SCHEDULING_GATED):
         # A larger size waits for quota while the job goes on with what it has.
         ready = replace(ready, reason=Reason.WAITING_FOR_QUOTA, sentence=f"{queue.message}; {ready.sentence}")
     before = draft.job.status.conditions.get(Type.CLUSTER_READY.title)
@@ -247,6 +247,16 @@ def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
     else:
         draft.say(Type.CLUSTER_READY, ready.enough, ready.reason, ready.sentence)
     return ready
+
+
+def _scheduled(draft: Draft, cluster: ClusterView) -> Observed:
+    """What was observed, with the pods in trouble that a scheduler should have looked at by now."""
+    patience = timedelta(seconds=draft.settings.scheduler_seconds)
+    for pod in draft.observed.pods_of(cluster.name):
+        if pod.scheduler and draft.now < pod.created + patience:
+            draft.wake_at(pod.created + patience)
+    pods = tuple(unserved(pod, patience, draft.now) for pod in draft.observed.pods)
+    return replace(draft.observed, pods=pods)
 
 
 def _obstacles(draft: Draft) -> list[storage.Obstacle]:

@@ -67,14 +67,21 @@ def restore(draft: Draft, cluster: ClusterView, pool: Pool) -> None:
             draft.do(ClearRemoved(cluster.name, group.index, group.name, group.replicas))
         return
     replicas = _replicas([pod for pod in pods if pod.deleting_since is None and pod.name not in group.removing])
-    if len(replicas) < group.replicas and group.replicas > pool.replicas:
-        # Fewer replicas without a name, and KubeRay would take any: also of those that run. The youngest will be seen.
+    if len(replicas) < group.replicas and group.replicas > pool.replicas and not _all_seen(draft):
+        # Fewer replicas without a name, and KubeRay would take any: also of those that run. The youngest will be seen,
+        # unless something keeps KubeRay from making them, a quota for example.
         draft.wake_in(draft.settings.start_poll_seconds)
         return
     victims = sorted(replicas, key=lambda replica: min(pod.created for pod in replica))[pool.replicas :]
     names = tuple(sorted(pod.name for replica in victims for pod in replica))
     draft.do(ResizeGroup(cluster.name, group.index, group.name, group.replicas, pool.replicas, pool.most, names))
     draft.wake_in(draft.settings.start_poll_seconds)
+
+
+def _all_seen(draft: Draft) -> bool:
+    """Whether pods that KubeRay has made for the group's present size would have been seen by now."""
+    since = draft.observed.sized_since
+    return since is not None and draft.now >= since + timedelta(seconds=draft.settings.unseen_seconds)
 
 
 def _shrink(

@@ -51,6 +51,8 @@ class Settings:
     just come up, until its devices, network and volumes work."""
     crash_memory_seconds: float = 1800.0
     """Crashes in a start that are further apart than this have nothing to do with each other."""
+    scheduler_seconds: float = 30.0
+    """How long a pod may be without a word from its scheduler until that is taken to be missing."""
     kuberay_retry_seconds: float = 30.0
     """Between two looks for a KubeRay that is missing."""
     resync_seconds: float = 1800.0

@@ -61,6 +61,10 @@ class Store:
     def jobs(self) -> list[Key]:
         return list(self._jobs)
 
+    def namespaces(self) -> set[str]:
+        """Those that have jobs."""
+        return {namespace for namespace, _ in self._jobs}
+
     def known(self) -> dict[str, list[Mapping[str, Any]]]:
         """All objects, as far as they are kept, by the plural of their kind."""
         return {

@@ -5,6 +5,7 @@ Objects come from watches, so nothing here trusts a field to be there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from typing import Any
 from rljob_api import API_VERSION, KIND, check, resolve
 from rljob_operator import names
 from rljob_operator.answers import clean
-from rljob_operator.conditions import parse_time
+from rljob_operator.conditions import Reason, parse_time
 from rljob_operator.objects import spec_hash
 from rljob_operator.observed import ClaimView, ClusterView, GroupView, JobView, PodView, Trouble
 from rljob_operator.queueing import WorkloadView
@@ -25,6 +26,14 @@ IMAGE_TROUBLE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrIma
 CRASH_TROUBLE = {"CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 DISRUPTIONS = {"Evicted", "Preempting", "Preempted", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"}
 LONGEST_POD_MESSAGE = 240
+LONGEST_PROBLEM = 600
+"""Of a RayCluster: refusals by Pod Security list all that is wrong with a pod."""
+REFUSALS = (
+    (r"(exceeded|failed) quota: ", Reason.QUOTA_REFUSED),
+    (r"violates PodSecurity ", Reason.POD_SECURITY_REFUSED),
+    (r" is forbidden: | denied (the )?request: | is invalid: ", Reason.PODS_REFUSED),
+)
+"""How an API server that refuses a pod says who it was, the first that fits."""
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -81,7 +90,7 @@ def cluster_view(raw: Object) -> ClusterView:
         groups=tuple(_group(index, group) for index, group in groups),
         suspended=bool(spec.get("suspend", False)),
         deleting="deletionTimestamp" in metadata,
-        problem=_cluster_problem(status),
+        **_cluster_problem(status),
     )
 
 
@@ -116,11 +125,21 @@ def _group(index: int, raw: Object) -> GroupView:
     )
 
 
-def _cluster_problem(status: Object) -> str:
+def _cluster_problem(status: Object) -> dict[str, Any]:
+    """The fields of a ClusterView that say what KubeRay says is wrong; none, if nothing is."""
     for item in status.get("conditions") or ():
-        if item.get("type") == "ReplicaFailure" and item.get("status") == "True":
-            return f"{item.get('reason', '')}: {item.get('message', '')}"[:LONGEST_POD_MESSAGE]
-    return ""
+        if item.get("type") != "ReplicaFailure" or item.get("status") != "True":
+            continue
+        # KubeRay repeats the reason as the message's first line.
+        reason = str(item.get("reason", ""))
+        said = clean(str(item.get("message", "")).removeprefix(f"{reason}\n"))
+        refused = next((found for words, found in REFUSALS if re.search(words, said)), None)
+        return {
+            "problem": f"{reason}: {said}"[:LONGEST_PROBLEM],
+            "problem_since": parse_time(item.get("lastTransitionTime")),
+            "refused": refused if reason.startswith("FailedCreate") else None,
+        }
+    return {}
 
 
 def pod_view(raw: Object) -> PodView:
@@ -130,7 +149,9 @@ def pod_view(raw: Object) -> PodView:
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     ended = status.get("phase") in ("Failed", "Succeeded")
     ready = conditions.get("Ready", {}).get("status") == "True" and not ended
-    trouble, message, container = (None, "", "") if ready else _trouble(status, conditions)
+    trouble, message, container = (
+        (None, "", "") if ready else _trouble(metadata, raw.get("spec", {}), status, conditions)
+    )
     head = labels.get(names.RAY_NODE_TYPE_LABEL) == "head"
     return PodView(
         name=str(metadata.get("name", "")),
@@ -144,6 +165,7 @@ def pod_view(raw: Object) -> PodView:
         message=message[:LONGEST_POD_MESSAGE],
         container=container,
         disrupted=status.get("reason") in DISRUPTIONS or conditions.get("DisruptionTarget", {}).get("status") == "True",
+        scheduler=_silent_scheduler(raw.get("spec", {}), status, conditions),
         replica=str(labels.get("ray.io/worker-group-replica-name", "")),
         deleting_since=parse_time(metadata.get("deletionTimestamp")),
     )
@@ -195,13 +217,23 @@ def trimmed_workload(raw: Object) -> dict[str, Any]:
     }
 
 
-def _trouble(status: Object, conditions: Mapping[Any, Object]) -> tuple[Trouble | None, str, str]:
+def _silent_scheduler(spec: Object, status: Object, conditions: Mapping[Any, Object]) -> str:
+    """The scheduler of a pod that no scheduler has looked at; empty, if one has."""
+    if spec.get("nodeName") or "PodScheduled" in conditions or status.get("phase", "Pending") != "Pending":
+        return ""
+    return str(spec.get("schedulerName", ""))
+
+
+def _trouble(
+    metadata: Object, spec: Object, status: Object, conditions: Mapping[Any, Object]
+) -> tuple[Trouble | None, str, str]:
     """Why a pod isn't ready, as far as Kubernetes says: what kind of trouble, in words, and which container ended."""
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        gated = scheduled.get("reason") == "SchedulingGated"
-        kind: Trouble = "waiting" if gated else "unschedulable"
-        return kind, str(scheduled.get("message") or scheduled.get("reason", "")), ""
+        if scheduled.get("reason") == "SchedulingGated":
+            gates = ", ".join(str(gate.get("name", "")) for gate in spec.get("schedulingGates") or ())
+            return "gated", f"{metadata.get('name', '')} waits for its scheduling gates {gates} to be removed", ""
+        return "unschedulable", str(scheduled.get("message") or scheduled.get("reason", "")), ""
     for container in _containers(status):
         state = container.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
@@ -238,11 +270,13 @@ def trimmed_claim(raw: Object) -> dict[str, Any]:
 
 def trimmed_pod(raw: Object) -> dict[str, Any]:
     """A pod without what `pod_view` doesn't read; thousands are held in memory."""
-    metadata, status = raw.get("metadata", {}), raw.get("status", {})
+    metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
     kept = ("name", "namespace", "uid", "labels", "resourceVersion", "creationTimestamp", "deletionTimestamp")
     said = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
+    placed = ("nodeName", "schedulerName", "schedulingGates")
     return {
         "metadata": {name: metadata[name] for name in kept if name in metadata},
+        "spec": {name: spec[name] for name in placed if name in spec},
         "status": {name: status[name] for name in said if name in status},
     }
 

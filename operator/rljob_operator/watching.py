@@ -78,12 +78,13 @@ class NoDifferences(kopf.DiffBaseStorage):
 class Endless:
     """Pauses between tries of a read, without end.
 
-    kopf's own list is over after a minute, and the operator with it; an API server may be away for longer.
+    kopf's own list is over after a minute, and the operator with it; an API server may be away for longer. When it is
+    back the status shall have caught up within ten seconds, so no watch waits for most of them.
     """
 
     def __iter__(self) -> Iterator[float]:
-        yield from (0.5, 1, 2, 4)
-        yield from itertools.repeat(8)
+        yield from (0.5, 1, 2)
+        yield from itertools.repeat(4)
 
 
 def settings() -> kopf.OperatorSettings:

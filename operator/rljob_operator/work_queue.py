@@ -75,6 +75,10 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
         self._again.discard(key)
 
+    def relieve(self) -> None:
+        """What was in the way of all keys has passed: the pauses after errors begin anew."""
+        self._failures.clear()
+
     async def run(self) -> None:
         """Works until cancelled."""
         try:

@@ -37,6 +37,7 @@ SETS: dict[str, tuple[str, ...]] = {
         '--set-json=trainingNetworkPolicy.extraIngress=[{"ports":[{"port":8080}]}]',
         "--set=metrics.serviceMonitor.enabled=true",
         "--set=metrics.serviceMonitor.labels.release=prometheus",
+        '--set-json=metrics.readers=[{"kind":"ServiceAccount","name":"prometheus-k8s","namespace":"monitoring"}]',
         "--set=metrics.rules.enabled=true",
         "--set=metrics.rules.quotaWait=2h",
         "--set=metrics.dashboard.enabled=true",
@@ -44,6 +45,7 @@ SETS: dict[str, tuple[str, ...]] = {
     ),
     "least": (
         "--set=trainingNetworkPolicy.enabled=false",
+        "--set=metrics.authorization=false",
         "--set=podDisruptionBudget.enabled=false",
         "--set=replicaCount=1",
         "--set=tokenKey.existingSecret=mine",

@@ -80,6 +80,41 @@ async def test_kuberay_accepts_what_is_created_without_a_warning(world: World) -
     assert secrets[0]["metadata"]["ownerReferences"][0]["kind"] == "RLJob"
 
 
+async def refused(world: World, name: str, reason: str) -> str:
+    """What is said of the job's pods, with a warning."""
+    job = await world.until_condition(name, "ClusterReady", "False", reason)
+    message = next(item["message"] for item in job["status"]["conditions"] if item["type"] == "ClusterReady")
+
+    async def warned() -> bool:
+        return any((event["type"], event["reason"]) == ("Warning", reason) for event in await world.events(name))
+
+    await world.until(f"a warning {reason}", warned)
+    return str(message)
+
+
+async def test_pods_that_quota_and_pod_security_refuse_are_named_in_the_api_servers_words(world: World) -> None:
+    quotas = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
+    hard = {"pods": "1"}
+    await world.call("POST", quotas, {"metadata": {"name": "team-a"}, "spec": {"hard": hard}})
+    # Without a quota controller nobody computes what is used: as if another pod were there.
+    used = {"status": {"hard": hard, "used": {"pods": "1"}}}
+    await world.call("PATCH", f"{quotas}/team-a/status", used, "application/merge-patch+json")
+    world.start_operator()
+    await world.apply(job_document("crowded"), Play(steps=1))
+    message = await refused(world, "crowded", "QuotaRefused")
+    assert "FailedCreateHeadPod: pods" in message
+    assert "exceeded quota: team-a, requested: pods=1, used: pods=1, limited: pods=1" in message
+    await world.call("DELETE", f"{quotas}/team-a")
+    await world.until_condition("crowded", "Succeeded", "True")
+
+    labels = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    await world.call("PATCH", f"/api/v1/namespaces/{world.namespace}", labels, "application/merge-patch+json")
+    as_root = {"pod": {"template": {"spec": {"securityContext": {"runAsNonRoot": False}}}}}
+    await world.apply(job_document("rooted", trainer=as_root), Play(steps=1))
+    message = await refused(world, "rooted", "PodSecurityRefused")
+    assert 'violates PodSecurity "restricted:latest": runAsNonRoot != true' in message
+
+
 async def test_kuberay_does_what_the_fake_does(world: World) -> None:
     await conforms(world)
 

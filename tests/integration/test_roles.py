@@ -48,10 +48,13 @@ IN_ALL_NAMESPACES: dict[Resource, set[str]] = {
     ("networking.k8s.io", "networkpolicies"): {"create", "patch", "delete"},
     ("", "secrets"): {"create"},
     ("", "events"): {"create"},
+    ("coordination.k8s.io", "leases"): {"create"},
 }
 IN_THE_CLUSTER: dict[Resource, set[str]] = {
     ("apiextensions.k8s.io", "customresourcedefinitions"): {"list", "watch"},
     ("", "namespaces"): {"list", "watch"},
+    ("authentication.k8s.io", "tokenreviews"): {"create"},
+    ("authorization.k8s.io", "subjectaccessreviews"): {"create"},
 }
 IN_ITS_OWN: dict[Resource, set[str]] = {
     ("coordination.k8s.io", "leases"): {"create"},
@@ -200,6 +203,14 @@ def test_its_lease_and_its_keys_are_the_only_ones_it_may_touch(
     assert not installed.may("update", resource, "default", own)
 
 
+def test_of_other_leases_it_may_touch_the_claims_of_namespaces_alone(installed_for_default: Installation) -> None:
+    leases = ("coordination.k8s.io", "leases")
+    for verb in ("get", "update", "delete"):
+        assert installed_for_default.may(verb, leases, "default", "rljobs.rljob.dev"), verb
+        assert not installed_for_default.may(verb, leases, "default", "someone-elses"), verb
+        assert not installed_for_default.may(verb, leases, "kube-system", "rljobs.rljob.dev"), verb
+
+
 def test_the_page_says_the_same() -> None:
     table = PAGE.read_text().partition("## What the operator may do")[2].partition("\n\n## ")[0]
     said = {
@@ -215,6 +226,7 @@ def test_the_page_says_the_same() -> None:
     for objects, verbs in said.items():
         for name in objects.replace(" (Kueue's)", "").split(", "):
             written[name] = verbs
+    assert written.pop("its claim of a namespace") == {"get", "update", "delete"}
     assert written.pop("its own lease") == {"create", "get", "update"}
     assert written.pop("its own Secret of token keys") == {"create", "get", "update"}
     assert written == expected

@@ -83,6 +83,8 @@ class World:
         all_namespaces: bool = False,
         token_key: str = "k" * 64,
         key_secret: str | None = None,
+        also_watches: tuple[str, ...] = (),
+        probe_port: int | None = None,
     ) -> OperatorThread:
         """Starts an operator in this process that watches this namespace; the newest is `self.operator`."""
         key = self._folder / "key"
@@ -93,11 +95,12 @@ class World:
         options = Options(
             key_file=key,
             key_secret=key_secret,
-            namespaces=() if all_namespaces else (self.namespace,),
+            namespaces=() if all_namespaces else (self.namespace, *also_watches),
             head_address=self.heads.address,
             lease_namespace=lease_namespace,
             identity=identity,
-            probe_port=None,
+            probe_host="127.0.0.1",
+            probe_port=probe_port,
             settings=settings,
         )
         self.operator = OperatorThread(options, connection, debug=debug)

@@ -115,9 +115,14 @@ class World:
     surroundings_due: bool = False
     unseen: set[str] = field(default_factory=set)
     """Pods that the operator's watch has not brought yet."""
+    quota: int | None = None
+    """Pods that the namespace may have; more are refused."""
     kept: list[str] = field(default_factory=list)
     """Clusters whose surroundings were made anew."""
     _numbers: int = 0
+    _sizes: tuple[Any, ...] = ()
+    _sized: datetime = START
+    """What `Observed.sized_since` is made of."""
 
     # The operator
 
@@ -145,6 +150,9 @@ class World:
             status=JobStatus.read(self.status.document()),
             deleting=self.job_deleted,
         )
+        sizes = tuple(cluster.groups for cluster in self.clusters.values())
+        if sizes != self._sizes:
+            self._sizes, self._sized = sizes, self.now
         observed = Observed(
             view,
             tuple(self.clusters.values()),
@@ -152,6 +160,7 @@ class World:
             claims=tuple(self.claims.values()),
             queue=self.queue,
             surroundings_due=self.surroundings_due,
+            sized_since=self._sized,
         )
         asked = questions(observed)
         if asked is None:
@@ -309,6 +318,8 @@ class World:
                 driver.state = "GONE"
 
     def _new_pod(self, cluster: str, group: str) -> None:
+        if self.quota is not None and len(self.pods) >= self.quota:
+            return
         name = self._name(f"{cluster}-{group}")
         self.pods[name] = PodView(name, f"uid-{name}", cluster, group, ready=False, created=self.now)
 

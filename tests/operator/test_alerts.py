@@ -45,6 +45,15 @@ def test_an_operator_without_leader(page: str, fires: bool) -> None:
     assert bool(evaluate(expression, page)) is fires
 
 
+@pytest.mark.parametrize("others", [{}, {"space": "ops/rljob-operator"}])
+def test_two_operators_over_one_namespace(others: dict[str, str]) -> None:
+    metrics = Metrics()
+    metrics.others = others
+    found = evaluate(EXPRESSIONS["RLJobTwoOperators"], generate_latest(metrics.registry).decode())
+    told = [dict(labels) for labels, _ in found]
+    assert told == [{"namespace": space, "operator": holder} for space, holder in others.items()]
+
+
 @dataclass
 class Troubled(World):
     """A world with drivers that wait, or never begin."""

@@ -177,6 +177,38 @@ def test_the_time_that_a_queue_makes_a_job_wait_again_counts_for_no_deadline() -
     assert world.reason("Failed") == "StartDeadlineExceeded"
 
 
+def test_a_frozen_driver_does_not_read_training() -> None:
+    world = training(startSeconds=3600, progressSeconds=600)
+    world.silent_since = world.now
+    world.wait(SETTINGS.silence_seconds - 1)
+    world.look()
+    assert (world.value("Running"), world.reason("Running")) == ("True", "Training")
+    world.wait(1)
+    decision = world.look()
+    # It runs, as Ray says; that it trains nobody knows.
+    assert (world.value("Running"), world.reason("Running")) == ("True", "NoAnswer")
+    assert message(world, "Running") == "attempt 1: no answer within 5 s"
+    assert [event.reason for event in decision.events if event.kind == "Warning"] == ["NoAnswer"]
+    # An operator that has just begun has not waited for an answer yet, and has none either.
+    world.silent_since = world.now
+    world.look()
+    assert (world.reason("Running"), world.reason("Progressing")) == ("NoAnswer", "NoAnswer")
+    world.now = world.silent_since + timedelta(seconds=600)
+    world.look()
+    assert (world.value("Running"), world.reason("Running")) == ("True", "Stalled")
+    world.silent_since = None
+
+
+def test_a_driver_that_answers_again_trains_again() -> None:
+    world = training(startSeconds=3600, progressSeconds=600)
+    world.silent_since = world.now
+    world.wait(SETTINGS.silence_seconds)
+    world.look()
+    world.silent_since = None
+    world.look()
+    assert (world.reason("Running"), world.reason("Progressing")) == ("Training", "Moving")
+
+
 def test_a_silent_driver_is_named_then_stopped_and_tried_again() -> None:
     world = training(startSeconds=3600, progressSeconds=600)
     world.silent_since = world.now

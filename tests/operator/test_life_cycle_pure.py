@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from simulation import World, job_spec
+from simulation import SETTINGS, World, job_spec
 
 from rljob_operator import actions as do
 
@@ -370,6 +370,22 @@ def test_engines_added_by_hand_that_never_come_are_not_waited_for() -> None:
         world.look()
         world.wait(5)
     assert world.clusters["job-c1"].group("rollout").replicas == 2  # type: ignore[union-attr]
+
+
+def test_trainer_pods_added_by_hand_that_a_quota_holds_back_are_not_waited_for() -> None:
+    world = running()
+    before = workers(world, "trainer")
+    world.quota = len(world.pods) + 1
+    by_hand(world, "trainer", 5)
+    world.settle(2, seconds=SETTINGS.unseen_seconds / 2)
+    # Until it could have seen all that KubeRay has made, it names nobody.
+    assert len(workers(world, "trainer")) == 2
+    world.settle(2)
+    assert world.clusters["job-c1"].group("trainer").replicas == 1  # type: ignore[union-attr]
+    assert workers(world, "trainer") == before
+    # And it is at rest: nothing is left to be put right.
+    assert world.look().actions == ()
+    assert world.submissions == [1]
 
 
 def test_a_trainer_group_made_smaller_by_hand_is_restored() -> None:

@@ -65,6 +65,7 @@ def operators() -> Metrics:
         metrics.looks.labels(result).inc()
     world.status = replace(world.status, progress=progress.document(answer()))
     metrics.take(world.observed().job, Decision())
+    metrics.others = {"elsewhere": "ops/rljob-operator"}
     return metrics
 
 

@@ -22,4 +22,4 @@ def test_reads_are_tried_for_ever_and_from_the_beginning_each_time() -> None:
     for _ in range(2):
         pauses = list(itertools.islice(backoffs, 1000))
         assert pauses[0] == 0.5
-        assert pauses[-1] == 8
+        assert pauses[-1] == 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rljob_operator.work_queue import RetryError, WorkQueue
+from rljob_operator.work_queue import FIRST_PAUSE, RetryError, WorkQueue
 
 
 async def run_until(queue: WorkQueue[str], done: asyncio.Event) -> None:
@@ -67,6 +67,26 @@ async def test_different_keys_are_worked_on_together() -> None:
     for key in "abcde":
         queue.add(key)
     await run_until(queue, done)
+
+
+async def test_when_what_was_in_the_way_of_all_has_passed_the_pauses_begin_anew() -> None:
+    """Or the first hiccup of a server that has just come back would cost a minute."""
+    looks: list[float] = []
+    done = asyncio.Event()
+
+    async def work(_key: str) -> float | None:
+        looks.append(asyncio.get_running_loop().time())
+        if len(looks) == 2:
+            done.set()
+            return None
+        raise RetryError("no answer")
+
+    queue: WorkQueue[str] = WorkQueue(work)
+    queue._failures["a"] = 20
+    queue.relieve()
+    queue.add("a")
+    await run_until(queue, done)
+    assert looks[1] - looks[0] < 2 * FIRST_PAUSE
 
 
 async def test_an_error_brings_the_key_back_and_leaves_the_others_alone() -> None:

@@ -15,7 +15,7 @@ from importlib.abc import InspectLoader
 from typing import Protocol, cast
 
 from rljob_api.violations import JobInvalid
-from rljob_trainer.errors import JobFileError, RLJobError
+from rljob_trainer.errors import NO_ROOM, JobFileError, RLJobError, exit_code_of, lacks_room
 
 VERBS = {
     "run": ("rljob_trainer.commands.run", "train a job on this machine"),
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except RLJobError as error:
         print(f"rljob {verb}: {error}", file=sys.stderr)
-        return error.exit_code
+        return exit_code_of(error)
     except JobInvalid as error:
         print(f"rljob {verb}: the job file is not valid:\n{error}", file=sys.stderr)
         return JobFileError.exit_code
@@ -116,6 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if not lacks_room(error):
+            raise
+        print(f"rljob {verb}: {error}; make room", file=sys.stderr)
+        return NO_ROOM
 
 
 def _give_streams() -> None:

@@ -6,7 +6,16 @@ traceback.
 
 from __future__ import annotations
 
+import errno
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
 from rljob_trainer.texts import writable
+
+NO_ROOM = 73
+"""Exit code of whatever failed because a disk is full, or a quota of it used up: as long as it is, every retry would
+fail alike. EX_CANTCREAT of sysexits.h."""
 
 
 class RLJobError(Exception):
@@ -16,6 +25,44 @@ class RLJobError(Exception):
 
     def __str__(self) -> str:
         return writable(super().__str__())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickled, on its way from a rank's process, an error loses the errors that it was raised from.
+        return type(self), self.args, {**self.__dict__, "lacked_room": lacks_room(self)}
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code with which ``error`` ends the process: its own, 1 for a bug, or ``NO_ROOM`` where space was wanting
+    and nothing is said to be wrong with the job's file or data."""
+    code: int = getattr(error, "exit_code", 1)
+    return NO_ROOM if code in (1, 75) and lacks_room(error) else code
+
+
+def lacks_room(error: BaseException) -> bool:
+    """Whether ``error`` comes from a disk that is full, or from one of its quotas."""
+    return any(
+        getattr(cause, "lacked_room", False)
+        or (isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT))
+        or (isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL)
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """``error``, and what it was raised from or while handling, to the first."""
+    seen: set[int] = set()
+    open_ones = [error]
+    while open_ones:
+        cause = open_ones.pop()
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        # Those of a collective save of torch's, by rank, each with its place.
+        failures = getattr(cause, "failures", None)
+        inner = [item[0] for item in failures.values()] if isinstance(failures, dict) else []
+        context = None if cause.__suppress_context__ else cause.__context__
+        open_ones += [item for item in (cause.__cause__, context, *inner) if isinstance(item, BaseException)]
 
 
 class JobFileError(RLJobError):

@@ -99,4 +99,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  # The claim of a namespace, by which two operators notice each other; creating cannot be limited to a name.
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [rljobs.rljob.dev]
+  verbs: [get, update, delete]
 {{- end }}

@@ -42,7 +42,7 @@ from rljob_trainer.driver.state import State, kept_up_to_date, state_of
 from rljob_trainer.driver.steering import Steering
 from rljob_trainer.driver.stopping import RunEnd
 from rljob_trainer.driver.written_job import write_job
-from rljob_trainer.errors import CheckpointError, DeadlineError, OutputError, RLJobError
+from rljob_trainer.errors import CheckpointError, DeadlineError, OutputError, RLJobError, exit_code_of
 from rljob_trainer.garbage import seldom, settle
 from rljob_trainer.models.sharing import is_below, on_shared_storage, send_model
 from rljob_trainer.rollout.shelf import Shelf
@@ -120,7 +120,7 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
             except BaseException as error:
                 if fence.lost:
                     raise
-                controls.standing.ended("failed", _described(error), getattr(error, "exit_code", 1))
+                controls.standing.ended("failed", _described(error), exit_code_of(error))
                 await asyncio.to_thread(record.write, "failed", _described(error))
                 await _keep_quietly(state)
                 raise

@@ -336,6 +336,7 @@ class LearnerGroup:
         dead = {rank: error for rank, error in errors.items() if isinstance(error, DEATHS)}
         starved = next((error for error in dead.values() if isinstance(error, OutOfMemoryError)), None)
         listed = ", ".join(map(str, dead))
+        cause: BaseException | None = None
         if starved is not None:
             message = f"learner rank {listed} died during {what}: {cause_of_death(starved)}"
         elif dead:
@@ -359,7 +360,9 @@ class LearnerGroup:
             )
         self._failed = message
         self._kill()
-        return LearnerError(message)
+        failure = LearnerError(message)
+        failure.__cause__ = cause
+        return failure
 
     def _kill(self) -> None:
         actors, self.actors = self.actors, []
