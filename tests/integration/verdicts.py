@@ -12,6 +12,7 @@ from kube.control_plane import ApiCallError, ControlPlane
 from pydantic import ValidationError
 
 from rljob_api import RLJob, check, check_text
+from rljob_api.crd.checks import NOT_IN_CEL, PARTLY_IN_CEL
 from rljob_api.rules import RULES, Job
 from rljob_api.yaml_reading import YamlError, read_documents
 
@@ -29,9 +30,13 @@ class Verdict:
 
 def of_the_server(plane: ControlPlane, namespace: str, text: str) -> Verdict:
     """A dry run of the creation in which unknown fields are errors, as for `kubectl apply`."""
-    path = f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs?dryRun=All&fieldValidation=Strict"
+    return verdict_of(plane, f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs", text)
+
+
+def verdict_of(plane: ControlPlane, kind: str, text: str) -> Verdict:
+    """The same for an object of any kind; ``kind`` is the path at which such objects are created."""
     try:
-        plane.call("POST", path, text.encode(), "application/yaml")
+        plane.call("POST", f"{kind}?dryRun=All&fieldValidation=Strict", text.encode(), "application/yaml")
     except ApiCallError as error:
         if error.code not in (400, 422):
             # No verdict: the server failed.
@@ -76,6 +81,25 @@ def without_numbers_out_of_bounds(text: str) -> str | None:
                 del holder[name]
         return json.dumps(data) if places else None
     return None
+
+
+def differences(plane: ControlPlane, namespace: str, text: str, theirs: Verdict) -> list[str]:
+    """Where the server, whose verdict is ``theirs``, and we differ about a job file without a reason that is written down."""
+    ours = of_ours(text)
+    if theirs.accepted and not ours.accepted:
+        broken = rules_broken(text)
+        if broken and broken <= {*NOT_IN_CEL, *PARTLY_IN_CEL}:
+            return []
+        return [f"the server accepts, we say: {ours.message}"]
+    if not theirs.accepted and ours.accepted:
+        return [f"we accept, the server says: {theirs.message}"]
+    unheard = [path for path in sorted(theirs.paths) if not explained(path, ours.paths)]
+    mended = without_numbers_out_of_bounds(text) if unheard else None
+    if mended is not None:
+        # The server holds rules against such numbers, and says two things about one mistake. We leave them out.
+        then, we = of_the_server(plane, namespace, mended), of_ours(mended)
+        unheard = [path for path in unheard if path in then.paths and not explained(path, we.paths)]
+    return [f"{path}: named by the server ({theirs.message}), not by us: {sorted(ours.paths)}" for path in unheard]
 
 
 def explained(path: str, ours: frozenset[str]) -> bool:
