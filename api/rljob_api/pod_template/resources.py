@@ -161,6 +161,14 @@ def _limit(resources: Located, name: str) -> Fraction:
 
 
 @of("PodSpec")
+def overhead_is_sound(spec: Located, pod: PodSeen) -> Iterator[Violation]:
+    """validateOverhead: as limits are."""
+    for name, amount in spec.entries("overhead").items():
+        yield from _name(amount.path, name, in_container=True)
+        yield from _amount(amount, name)
+
+
+@of("PodSpec")
 def resource_claims_are_named(spec: Located, pod: PodSeen) -> Iterator[Violation]:
     """validatePodResourceClaims."""
     for claim in spec.items("resourceClaims"):

@@ -232,6 +232,26 @@ def tasks_have_the_columns(job: Job) -> Iterator[Violation]:
 
 
 @rule
+def chat_has_a_template(job: Job) -> Iterator[Violation]:
+    # Of tokenizers in files the look at the files says it.
+    data, model = job.spec.data, job.spec.model
+    by_characters = model.random is not None and model.random.tokenizer.characters is not None
+    has_none = by_characters and model.chat_template is None
+    if data.chat == "always" and has_none:
+        yield Violation(
+            "spec.data.chat",
+            "always needs a chat template, and a tokenizer of characters has none",
+            "set spec.model.chatTemplate, or chat: never",
+        )
+    elif data.system_prompt and data.chat != "always" and (data.chat == "never" or has_none):
+        yield Violation(
+            "spec.data.systemPrompt",
+            "needs a chat template, and none is applied here",
+            "write the text into the template of spec.data.prompt instead",
+        )
+
+
+@rule
 def tasks_have_enough_problems(job: Job) -> Iterator[Violation]:
     places: list[tuple[str, Task | None]] = [(path, part.task) for path, part in job.train_parts]
     places += [(f"spec.data.validation[{i}]", part.task) for i, part in enumerate(job.spec.data.validation)]

@@ -37,7 +37,8 @@ def pods_pass_a_dry_run(job: Job) -> Iterator[Violation]:
         "spec.head.pod": ({}, 0),
     }
     for path, pod in job.pods:
-        if pod != Pod():
+        unused = path == "spec.rollout.pod" and job.resolved.placement == "colocated"
+        if pod != Pod() and not unused:
             variables, gpus = beside[path]
             template = pod_template(path, pod, variables, gpus, spec.image or _ANY_IMAGE)
             yield from (found for found in broken(template) if not {found.path, found.path.rpartition(".")[0]} & said)

@@ -162,5 +162,5 @@ def _follows(path: str, others: frozenset[str]) -> bool:
 def _named(path: str, ours: frozenset[str]) -> bool:
     """Whether a field of the pods is named by one of our paths: it, its neighbour or what it is in, by their names, since
     places in a merged pod differ."""
-    theirs = set(re.findall(r"[A-Za-z]\w*", path)[-2:])
+    theirs = set(re.findall(r"[A-Za-z]\w*", re.sub(r"\{.*\}", "", path))[-2:])
     return any(theirs & set(re.findall(r"[A-Za-z]\w*", own)[-3:]) for own in ours)

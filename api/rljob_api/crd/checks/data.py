@@ -151,6 +151,24 @@ def _data() -> Iterator[Check]:
         f"!self.matches('[{{}}]') || self.matches({text(f'^{TEMPLATE}$')})",
         "is a malformed template; name a column in braces, as in {question}, and write {{ and }} for braces themselves",
     )
+    has_none = (
+        "(has(self.model.random) && has(self.model.random.tokenizer.characters) && !has(self.model.chatTemplate))"
+    )
+    yield Check(
+        "chat_has_a_template",
+        SPEC,
+        f"self.data.chat != 'always' || !{has_none}",
+        "always needs a chat template, and a tokenizer of characters has none; set spec.model.chatTemplate",
+        ".data.chat",
+    )
+    yield Check(
+        "chat_has_a_template",
+        SPEC,
+        "!has(self.data.systemPrompt) || self.data.systemPrompt == '' || self.data.chat == 'always' || "
+        f"(self.data.chat == 'auto' && !{has_none})",
+        "needs a chat template, and none is applied here; write the text into the template of spec.data.prompt",
+        ".data.systemPrompt",
+    )
     tasks = (
         "(has(self.train.task) || (has(self.train.parts) && self.train.parts.exists(p, has(p.task))) || "
         "(has(self.validation) && self.validation.exists(v, has(v.task))))"
