@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kube.control_plane import ControlPlane
 from specs.generated import MINIMAL, job_file
-from verdicts import differences, of_the_server, rules_broken
+from verdicts import differences, of_ours, of_the_server, rules_broken
 
 from rljob_api.crd.checks import NOT_IN_CEL, checks
 from rljob_api.overrides import merged
@@ -37,10 +37,11 @@ def agreed(plane: ControlPlane, generated: int) -> tuple[Counter[str], set[str]]
     found = []
     for seed in range(generated):
         text = job_file(seed, SPECS_OF_CASES)
-        verdict = of_the_server(plane, "default", text)
+        verdict, ours = of_the_server(plane, "default", text), of_ours(text)
         counts["accepted" if verdict.accepted else "refused"] += 1
         met |= rules_broken(text)
-        found += [f"seed {seed}: {difference}\n{text}" for difference in differences(plane, "default", text, verdict)]
+        differ = differences(plane, "default", text, verdict, ours)
+        found += [f"seed {seed}: {difference}\n{text}" for difference in differ]
     assert not found, f"{len(found)} disagreements, the first ones:\n" + "\n".join(found[:5])
     # Neither judge may be right by always saying the same.
     assert min(counts["accepted"], counts["refused"]) > generated / 6, counts
@@ -70,7 +71,7 @@ def test_the_examples_of_every_rule_get_the_same_verdict(plane: ControlPlane, ca
     )
     assert of_the_server(plane, "default", kept).accepted
     verdict = of_the_server(plane, "default", broken)
-    assert differences(plane, "default", broken, verdict) == []
+    assert differences(plane, "default", broken, verdict, of_ours(broken)) == []
     assert verdict.accepted == (rule in NOT_IN_CEL and rule not in SEEN_BY_THE_SERVER_ITSELF)
     if not verdict.accepted:
         assert any(path == theirs or path.startswith((f"{theirs}.", f"{theirs}[")) for theirs in verdict.paths)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 from kube.control_plane import ApiCallError, ControlPlane
 from pydantic import ValidationError
 
-from rljob_api import RLJob, check, check_text
+from rljob_api import RLJob, Violation, check, check_text
 from rljob_api.crd.checks import NOT_IN_CEL, PARTLY_IN_CEL
 from rljob_api.rules import RULES, Job
 from rljob_api.yaml_reading import YamlError, read_documents
@@ -51,7 +53,15 @@ def verdict_of(plane: ControlPlane, kind: str, text: str) -> Verdict:
 
 def of_ours(text: str) -> Verdict:
     """What `rljob validate --schema-only` prints."""
-    violations = [violation for outcome in check_text(text) for violation in outcome.violations]
+    return _verdict([violation for outcome in check_text(text) for violation in outcome.violations])
+
+
+def of_ours_on(document: dict[str, Any]) -> Verdict:
+    """The same of a job file that has been read."""
+    return _verdict(check(document)[1])
+
+
+def _verdict(violations: Sequence[Violation]) -> Verdict:
     return Verdict(not violations, frozenset(v.path for v in violations), "\n".join(map(str, violations)))
 
 
@@ -61,7 +71,12 @@ def rules_broken(text: str) -> set[str]:
         (document,) = read_documents(text)
     except YamlError:
         return set()
-    job, _ = check(document.data)
+    return rules_broken_by(document.data)
+
+
+def rules_broken_by(document: Any) -> set[str]:
+    """The same of a job file that has been read."""
+    job, _ = check(document)
     if job is None:
         return set()
     return {name for name, rule in RULES.items() if any(True for _ in rule(Job(job)))}
@@ -83,9 +98,8 @@ def without_numbers_out_of_bounds(text: str) -> str | None:
     return None
 
 
-def differences(plane: ControlPlane, namespace: str, text: str, theirs: Verdict) -> list[str]:
-    """Where the server, whose verdict is ``theirs``, and we differ about a job file without a reason that is written down."""
-    ours = of_ours(text)
+def differences(plane: ControlPlane, namespace: str, text: str, theirs: Verdict, ours: Verdict) -> list[str]:
+    """Where the server and we, with these verdicts, differ about a job file without a reason that is written down."""
     if theirs.accepted and not ours.accepted:
         broken = rules_broken(text)
         if broken and broken <= {*NOT_IN_CEL, *PARTLY_IN_CEL}:

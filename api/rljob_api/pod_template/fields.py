@@ -30,8 +30,8 @@ _LEFT_OUT = {
     # Not in the schema of RayCluster (KubeRay 1.6), which a pod of ours has to pass as well.
     "PodSpec": {"schedulingGroup"},
 }
-_METADATA = {name: "{string}" for name in ("labels", "annotations")} | {"name": "string", "namespace": "string"}
-"""What is taken as metadata in a template, with finalizers; more is dropped, and what counts are labels and annotations."""
+_METADATA = dict.fromkeys(("labels", "annotations"), "{string}") | {"name": "string", "namespace": "string"}
+"""What is taken as metadata in a template, with finalizers. What counts are labels and annotations."""
 
 
 @dataclass(frozen=True)

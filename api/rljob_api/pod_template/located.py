@@ -1,7 +1,7 @@
 """Plain data that remembers where in the job file each part of it is written, through the merge of a pod template.
 
-The operator lays ``pod.template`` over the pod that it makes of the other settings (``rljob_operator.merging``). What is
-wrong with the result has to be told where its author wrote it.
+The operator lays ``pod.template`` over the pod that it makes of the other settings (``rljob_operator.merging``). What
+is wrong with the result has to be told where its author wrote it.
 """
 
 from __future__ import annotations

@@ -63,6 +63,8 @@ def devices_are_sound(container: Located, pod: PodSeen) -> Iterator[Violation]:
         yield from required(device, "name", "devicePath")
         yield from without_backsteps(device.at("devicePath"), path)
         yield from _has_a_volume(device, name, pod)
+        if pod.spec.flag("hostUsers") is False:
+            yield Violation(device.path, "cannot stand beside hostUsers: false", "remove one of them")
         volume = pod.volumes.get(name)
         if volume is not None and not (volume.get("persistentVolumeClaim") or volume.get("ephemeral")):
             yield Violation(device.at("name"), f"the volume {name} is no claim", "use a persistentVolumeClaim")

@@ -1,4 +1,4 @@
-"""The pod template of each role of a job, as the operator makes it (``rljob_operator.pods``), with paths of the job file.
+"""The pod template of each role, as the operator makes it (``rljob_operator.pods``), with paths of the job file.
 
 Left out is what rljob itself brings and a job cannot touch: its volumes, variables, ports, labels.
 """

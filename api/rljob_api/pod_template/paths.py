@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from rljob_api.violations import Violation
 
-
 LEAVES = r"^/|(^|/)\.\.(/|$)"
 """Occurs in paths that don't stay below where they start."""
 

@@ -72,6 +72,13 @@ def required(node: Located, *names: str) -> Iterator[Violation]:
             yield Violation(node.at(name), "is required", "add it")
 
 
+def chosen(node: Located, name: str) -> Iterator[Violation]:
+    """A choice that is written and empty, where only one that is not written has a default."""
+    found = node.get(name)
+    if found is not None and found.value == "":
+        yield Violation(found.path, "is empty", "choose one, or remove it")
+
+
 def within(node: Located, name: str, low: int, high: int | None = None) -> Iterator[Violation]:
     """A number that is out of its bounds."""
     value = node.number(name)

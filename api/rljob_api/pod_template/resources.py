@@ -53,11 +53,13 @@ def _amounts(resources: Located, *, in_container: bool) -> Iterator[Violation]:
                 yield Violation(amount.path, f"{name} cannot be shared, and has no limit", "set the same limit")
             continue
         asked, most = known(amount.value), known(limit.value)
-        if asked is None or most is None or asked == most:
+        if asked is None or most is None or _milli(asked) == _milli(most):
             continue
         if exact:
-            yield Violation(amount.path, f"is {amount.value}, but the limit of {name} is {limit.value}", "make it equal")
-        elif asked > most:
+            yield Violation(
+                amount.path, f"is {amount.value}, but the limit of {name} is {limit.value}", "make it equal"
+            )
+        elif _milli(asked) > _milli(most):
             yield Violation(
                 amount.path, f"{amount.value} is more than the limit of {limit.value}", "lower it, or raise the limit"
             )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rljob_api.pod_template import names
 from rljob_api.pod_template.located import Located
-from rljob_api.pod_template.registry import PodSeen, of, required, within
+from rljob_api.pod_template.registry import PodSeen, chosen, of, required, within
 from rljob_api.violations import Violation
 
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
@@ -128,8 +128,7 @@ def spread_is_sound(constraint: Located, pod: PodSeen) -> Iterator[Violation]:
             constraint.at("minDomains"), "has a meaning for whenUnsatisfiable: DoNotSchedule only", "set that"
         )
     for name in ("nodeAffinityPolicy", "nodeTaintsPolicy"):
-        if constraint.get(name) is not None and constraint.text(name) == "":
-            yield Violation(constraint.at(name), "is empty", "write Honor or Ignore")
+        yield from chosen(constraint, name)
     yield from _label_keys(constraint)
 
 
@@ -176,9 +175,14 @@ def names_of_the_pod_are_sound(spec: Located, pod: PodSeen) -> Iterator[Violatio
         yield from names.label(spec.at(name), spec.text(name))
     for name in ("serviceAccountName", "priorityClassName", "nodeName"):
         yield from names.subdomain(spec.at(name), spec.text(name))
+    if not spec.text("serviceAccountName"):
+        yield from names.subdomain(spec.at("serviceAccount"), spec.text("serviceAccount"))
+    yield from chosen(spec, "preemptionPolicy")
     for name in ("runtimeClassName", "hostnameOverride"):
         if spec.get(name) is not None and not names.is_subdomain(spec.text(name)):
-            yield Violation(spec.at(name), f'"{spec.text(name)}" does not have the right form', "write it in lower case")
+            yield Violation(
+                spec.at(name), f'"{spec.text(name)}" does not have the right form', "write it in lower case"
+            )
     if spec.get("hostnameOverride") is not None:
         if len(spec.text("hostnameOverride")) > 64:
             yield Violation(spec.at("hostnameOverride"), "is too long", "use at most 64 characters")
@@ -189,6 +193,9 @@ def names_of_the_pod_are_sound(spec: Located, pod: PodSeen) -> Iterator[Violatio
     os = spec.get("os")
     if os is not None and os.text("name") not in ("linux", "windows"):
         yield Violation(os.at("name"), f'"{os.text("name")}" is not one of linux, windows', "write linux")
+    if pod.system == "windows":
+        for holder in (spec, *spec.items("containers")):
+            yield Violation(holder.at("securityContext"), "has settings of Linux", "write os: {name: linux}")
 
 
 @of("ObjectMeta")

@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from rljob_api.pod_template import names
 from rljob_api.pod_template.located import Located
 from rljob_api.pod_template.paths import descending
-from rljob_api.pod_template.registry import PodSeen, of, within
+from rljob_api.pod_template.registry import PodSeen, chosen, of, within
 from rljob_api.violations import Violation
 
 _LARGEST_ID = 2**31 - 1
 _PROFILES = ("Localhost", "RuntimeDefault", "Unconfined")
+_WINDOWS_USER = (
+    r"(([^\\/:*?\"<>|.\x00-\x1f][^\\/:*?\"<>|\x00-\x1f]{0,14}|[a-zA-Z0-9][a-zA-Z0-9.-]{0,253})\\)?"
+    r"(?![. ]+$)[^\"/\\:;|=,+*?<>@\[\]\x00-\x1f]{1,104}"
+)
 _SEGMENT = "[a-z0-9]([-_a-z0-9]*[a-z0-9])?"
 
 
@@ -91,3 +96,18 @@ def kernel_settings_have_names(security: Located, pod: PodSeen) -> Iterator[Viol
         found = security.get(name)
         if found is not None and isinstance(found.value, str) and found.value not in values:
             yield Violation(found.path, f'"{found.value}" is not one of {", ".join(values)}', "choose one of them")
+
+
+@of("WindowsSecurityContextOptions")
+def windows_options_have_names(options: Located, pod: PodSeen) -> Iterator[Violation]:
+    """validateWindowsSecurityContextOptions, validateWindowsHostProcessPod, validateLinux."""
+    if pod.system == "linux":
+        yield Violation(options.path, "cannot be set for a Linux pod", "remove it")
+    if options.flag("hostProcess"):
+        yield Violation(options.at("hostProcess"), "needs hostNetwork, which rljob sets itself", "remove it")
+    for name in ("gmsaCredentialSpec", "gmsaCredentialSpecName", "runAsUserName"):
+        yield from chosen(options, name)
+    yield from names.subdomain(options.at("gmsaCredentialSpecName"), options.text("gmsaCredentialSpecName"))
+    user = options.text("runAsUserName")
+    if user and not re.fullmatch(_WINDOWS_USER, user):
+        yield Violation(options.at("runAsUserName"), f'"{user}" is no user of Windows', "write DOMAIN\\user or user")

@@ -113,5 +113,3 @@ def _shown(node: Located) -> str:
     if isinstance(node.value, dict | list):
         return f"a {'map' if isinstance(node.value, dict) else 'list'} of {len(node.value)}"
     return shown(node.value)
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rljob_api.pod_template import names
@@ -10,7 +9,7 @@ from rljob_api.pod_template.environment import IN_FILES, amount_field, pod_field
 from rljob_api.pod_template.located import Located
 from rljob_api.pod_template.paths import descending, file_name, without_backsteps
 from rljob_api.pod_template.quantities import known
-from rljob_api.pod_template.registry import Check, PodSeen, of, required, within
+from rljob_api.pod_template.registry import Check, PodSeen, chosen, of, required, within
 from rljob_api.violations import Violation
 
 NEEDED: Mapping[str, Sequence[str]] = {
@@ -51,7 +50,7 @@ _MODES = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
 
 _FILE_MODES = ("SecretVolumeSource", "ConfigMapVolumeSource", "DownwardAPIVolumeSource", "ProjectedVolumeSource")
 _PROJECTIONS = ("secret", "configMap", "downwardAPI", "serviceAccountToken")
-"""Sources that every API server knows; others (podCertificate, clusterTrustBundle) are behind gates, and dropped without."""
+"""Sources that every API server knows. podCertificate and clusterTrustBundle are behind gates, and dropped without."""
 _TEN_MINUTES = 600
 
 
@@ -140,7 +139,9 @@ def projections_do_not_collide(projected: Located, pod: PodSeen) -> Iterator[Vio
     for source in projected.items("sources"):
         given = [name for name in _PROJECTIONS if source.get(name) is not None]
         for more in given[1:]:
-            yield Violation(source.at(more), f"stands beside {given[0]}, and a source is one", "make it a source of its own")
+            yield Violation(
+                source.at(more), f"stands beside {given[0]}, and a source is one", "make it a source of its own"
+            )
         for place, path in _projected(source):
             if path in seen:
                 yield Violation(place, f'"{path}" is there twice', "use another path")
@@ -150,19 +151,9 @@ def projections_do_not_collide(projected: Located, pod: PodSeen) -> Iterator[Vio
 def _projected(source: Located) -> Iterator[tuple[str, str]]:
     """The paths of the files that a source makes, but for those of tokens, which Kubernetes doesn't compare."""
     for name in ("secret", "configMap", "downwardAPI"):
-        for item in (found.items("items") if (found := source.get(name)) is not None else ()):
+        for item in found.items("items") if (found := source.get(name)) is not None else ():
             if item.text("path"):
                 yield item.at("path"), item.text("path")
-
-
-@of("QuobyteVolumeSource")
-def registries_have_ports(source: Located, pod: PodSeen) -> Iterator[Violation]:
-    """validateQuobyteVolumeSource."""
-    registry = source.text("registry")
-    if registry and not all(re.fullmatch(r"([^:\[\]]*|\[[^\[\]]*\]):[^:\[\]]*", pair) for pair in registry.split(",")):
-        yield Violation(source.at("registry"), f'"{registry}" is no list of host:port', "write host:port,host:port")
-    elif len(source.text("tenant")) > 64:
-        yield Violation(source.at("tenant"), "is too long", "use at most 64 characters")
 
 
 @of("ServiceAccountTokenProjection")
@@ -187,9 +178,14 @@ def drivers_have_names(source: Located, pod: PodSeen) -> Iterator[Violation]:
 @of("PersistentVolumeClaimTemplate")
 def claims_are_sound(template: Located, pod: PodSeen) -> Iterator[Violation]:
     """ValidatePersistentVolumeClaimTemplate, ValidatePersistentVolumeClaimSpec."""
+    for name in ("name", "namespace", "finalizers"):
+        metadata = template.get("metadata")
+        if metadata is not None and (metadata.text(name) or metadata.items(name)):
+            yield Violation(metadata.at(name), "cannot be set", "metadata of a claim has labels and annotations only")
     spec = template.get("spec")
     if spec is None:
         return
+    yield from chosen(spec, "volumeMode")
     modes = [mode for _, mode in spec.texts("accessModes")]
     if not modes:
         yield Violation(spec.at("accessModes"), "is required", f"use one of {', '.join(_MODES)}")

@@ -157,10 +157,9 @@ _NAME_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _DOMAIN_PART = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
 _DOMAIN = rf"(?:{_DOMAIN_PART}(?:\.{_DOMAIN_PART})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
 _DIGEST = r"(?:sha256:[a-f0-9]{64}|sha384:[a-f0-9]{96}|sha512:[a-f0-9]{128})"
-IMAGE = (
-    rf"^(?:{_DOMAIN}/)?{_NAME_PART}(?:/{_NAME_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@{_DIGEST})?$"
-)
-"""Reference to an image, by the grammar of distribution (github.com/distribution/reference): [domain/]path[:tag][@digest]."""
+_TAG = r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+IMAGE = rf"^(?:{_DOMAIN}/)?{_NAME_PART}(?:/{_NAME_PART})*(?:{_TAG})?(?:@{_DIGEST})?$"
+"""Reference to an image: [domain/]path[:tag][@digest] (grammar of github.com/distribution/reference)."""
 EnvMap = Annotated[dict[EnvName, Annotated[str, Field(max_length=4096)]], Field(max_length=64), NullIsAbsent]
 FreeForm = Annotated[dict[str, JsonValue], Field(max_length=64), Preserve()]
 """An object whose content is somebody else's schema."""

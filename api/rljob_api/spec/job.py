@@ -44,8 +44,8 @@ class Metadata(SpecModel):
     )
     namespace: DnsLabel | None = Field(default=None, description="Namespace of the job (cluster only).")
     labels: LabelMap = Field(default={}, description="Labels.")
-    annotations: Annotated[dict[LabelKey, Annotated[str, Field(max_length=_ANNOTATION_CHARACTERS)]], NullIsAbsent] = Field(
-        default={}, max_length=1024, description="Annotations."
+    annotations: Annotated[dict[LabelKey, Annotated[str, Field(max_length=_ANNOTATION_CHARACTERS)]], NullIsAbsent] = (
+        Field(default={}, max_length=1024, description="Annotations.")
     )
 
 

@@ -1,10 +1,10 @@
-"""Malformed jobs: a sound job with one to three mistakes, held against a real API server and ``rljob validate``.
+"""Malformed jobs: a sound job with up to three mistakes, held against a real API server and ``rljob validate``.
 
 ``run(plane, count, seed)`` draws so many of them, the same ones each time, and asks for three verdicts: what ``rljob
-validate`` says; what the API server says of the RLJob in a dry run; and what it says of the pods and the RayCluster that
-the operator would make of it. A fault is a job that one side takes and the other refuses, or that both refuse and whose
-field is named by the server and not by ``validate``. What only ``validate`` can see has to have its reason written down
-(``rljob_api.crd.checks.NOT_IN_CEL``).
+validate`` says; what the API server says of the RLJob in a dry run; and what it says of the pods and the RayCluster
+that the operator would make of it. A fault is a job that one side takes and the other refuses, or that both refuse and
+whose field is named by the server and not by ``validate``. What only ``validate`` can see has to have its reason
+written down (``rljob_api.crd.checks.NOT_IN_CEL``).
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from rljob_api.crd.checks import NOT_IN_CEL, ON_THE_PODS, PARTLY_IN_CEL
 from rljob_operator import objects
 from rljob_operator.settings import Settings
 
-sys.path[:0] = [str(ROOT / "tests" / "integration"), str(ROOT / "deploy")]
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+sys.path.insert(0, str(ROOT / "deploy"))
 
-from verdicts import Verdict, differences, of_ours, of_the_server, rules_broken, verdict_of
+from verdicts import Verdict, differences, of_ours_on, of_the_server, rules_broken_by, verdict_of
 
 if TYPE_CHECKING:
     from kube.control_plane import ControlPlane
@@ -94,7 +95,7 @@ def draw(number: int, seed: str, schemas: Schemas) -> Drawn:
 def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
     """One job before all three judges."""
     text = json.dumps(job.document, ensure_ascii=False)
-    ours, theirs = of_ours(text), of_the_server(plane, NAMESPACE, text)
+    ours, theirs = of_ours_on(job.document), of_the_server(plane, NAMESPACE, text)
     beyond = _beyond(job.document, folder) if ours.accepted else []
     pods = list(_of_the_pods(plane, job.document))
     kind = job.mistakes[-1].kind if job.mistakes else "none"
@@ -107,14 +108,14 @@ def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
     if theirs.accepted and all(pod.accepted for pod in pods):
         if ours.accepted:
             return record(ACCEPTED)
-        broken = rules_broken(text)
+        broken = rules_broken_by(job.document)
         if broken and broken <= {*NOT_IN_CEL, *PARTLY_IN_CEL} - ON_THE_PODS:
             return record(ALONE, ", ".join(sorted(broken)))
         return record(FAULT, f"the servers accept, validate says: {ours.message}")
     refusals = [verdict.message for verdict in (theirs, *pods) if not verdict.accepted]
     if ours.accepted:
         return record(FAULT, "validate accepts, the server says: " + "\n".join(refusals))
-    unheard = differences(plane, NAMESPACE, text, theirs) if not beyond and not theirs.accepted else []
+    unheard = differences(plane, NAMESPACE, text, theirs, ours) if not beyond and not theirs.accepted else []
     unheard += [
         f"{path}: named by the server ({pod.message}), not by validate: {ours.message}"
         for pod in pods
@@ -151,7 +152,9 @@ def _of_the_pods(plane: ControlPlane, document: Document) -> Iterator[Verdict]:
             "template": group["template"],
         }
         yield verdict_of(plane, core, json.dumps(template, ensure_ascii=False))
-    yield verdict_of(plane, f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayclusters", json.dumps(cluster, ensure_ascii=False))
+    yield verdict_of(
+        plane, f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayclusters", json.dumps(cluster, ensure_ascii=False)
+    )
 
 
 def _follows(path: str, others: frozenset[str]) -> bool:
@@ -160,7 +163,7 @@ def _follows(path: str, others: frozenset[str]) -> bool:
 
 
 def _named(path: str, ours: frozenset[str]) -> bool:
-    """Whether a field of the pods is named by one of our paths: it, its neighbour or what it is in, by their names, since
-    places in a merged pod differ."""
+    """Whether a field of the pods is named by one of our paths: it, its neighbour or what it is in, by their names,
+    since places in a merged pod differ."""
     theirs = set(re.findall(r"[A-Za-z]\w*", re.sub(r"\{.*\}", "", path))[-2:])
     return any(theirs & set(re.findall(r"[A-Za-z]\w*", own)[-3:]) for own in ours)

@@ -1,4 +1,4 @@
-"""Mistakes, drawn from what the API server itself publishes: the schema of the CRD, and that of pods in its OpenAPI document.
+"""Mistakes, drawn from what the API server itself publishes: the schema of the CRD, and that of pods in OpenAPI.
 
 A mistake is one change at one place of a job. Neither the code under test nor a list of known mistakes is asked.
 """
@@ -22,14 +22,17 @@ HIDDEN = {
 }
 """Fields of the CRD that hold a part of a pod, which the CRD doesn't describe."""
 TEXTS = (
-    *("", " ", "a", "A", "A B", "-a", "a-", "a.b", "a/b", "a..b", "/", "//", "/x", "/x/", "x/", ".", "..", "../x", "a/../b"),
-    *("../..", "/../x", "./x", "a:b", "x" * 64, "x" * 254, "é", "🚢", "(", "[a", "a)", "*", "(?P<x", "a{2,1}", "\\", "[z-a]"),
-    *("{x}", "{", "}", "{question", "{answer}", "question", "answer", "solution", "True", "1", "-1", "1.5", "2Gi", "1gi"),
-    *("status.phase", "status.podIP", "spec.x", "metadata.labels", "metadata.annotations['a b']", "limits.gpu", "In", "Exists"),
-    *("Always", "None", "linux", "10.0.0.256", "::1", "a=b", "ray", "beside", "scratch", "more", "rljob-job", "kubernetes.io/x"),
+    *("", " ", "a", "A", "A B", "-a", "a-", "a.b", "a/b", "a..b", "a:b", "a=b", "x" * 64, "x" * 254, "é", "🚢", "True"),
+    *("/", "//", "/x", "/x/", "x/", ".", "..", "./x", "../x", "a/../b", "../..", "/../x"),
+    *("(", "[a", "a)", "*", "(?P<x", "a{2,1}", "\\", "[z-a]", "{x}", "{", "}", "{question", "{answer}"),
+    *("question", "answer", "solution", "1", "-1", "1.5", "2Gi", "1gi", "status.phase", "status.podIP", "spec.x"),
+    *("metadata.labels", "metadata.annotations['a b']", "limits.gpu", "In", "Exists", "Always", "None", "linux"),
+    *("10.0.0.256", "::1", "ray", "beside", "scratch", "more", "rljob-job", "kubernetes.io/x"),
 )  # fmt: skip
 NUMBERS = (0, 1, -1, 2, 3, 100, 101, 1000, 65535, 65536, 2**31 - 1, 2**31, 2**63, 1.5, -0.5)
-AMOUNTS: tuple[Any, ...] = (0, 1, 4, 1000, "0", "1", "2", "8", "500m", "1500m", "3Mi", "64Mi", "3Gi", "100Gi", "-1", "1.5", "x", "", "1e3")
+AMOUNTS: tuple[Any, ...] = (
+    *(0, 1, 4, 1000, "0", "1", "2", "8", "500m", "1500m", "3Mi", "64Mi", "3Gi", "100Gi", "-1", "1.5", "x", "", "1e3"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

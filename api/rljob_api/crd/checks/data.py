@@ -178,7 +178,8 @@ def _data() -> Iterator[Check]:
     yield Check(
         "tasks_have_the_columns",
         DATA,
-        f"!{tasks} || {among('self.prompt', TASK_COLUMNS)} || (self.prompt.matches('[{{}}]') && self.prompt.matches({places}))",
+        f"!{tasks} || {among('self.prompt', TASK_COLUMNS)} || "
+        f"(self.prompt.matches('[{{}}]') && self.prompt.matches({places}))",
         f"{columns}; name one of them",
         ".prompt",
     )
