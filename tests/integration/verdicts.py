@@ -18,6 +18,8 @@ from rljob_api.crd.checks import NOT_IN_CEL, PARTLY_IN_CEL
 from rljob_api.rules import RULES, Job
 from rljob_api.yaml_reading import YamlError, read_documents
 
+_BUSY = (429, 503, 504)
+"""What a server answers that has no time on a crowded machine: it is asked again."""
 _UNKNOWN = re.compile(r'(?:unknown|duplicate) field "([^"]+)"')
 
 
@@ -37,18 +39,26 @@ def of_the_server(plane: ControlPlane, namespace: str, text: str) -> Verdict:
 
 def verdict_of(plane: ControlPlane, kind: str, text: str) -> Verdict:
     """The same for an object of any kind; ``kind`` is the path at which such objects are created."""
-    try:
-        plane.call("POST", f"{kind}?dryRun=All&fieldValidation=Strict", text.encode(), "application/yaml")
-    except ApiCallError as error:
-        if error.code not in (400, 422):
-            # No verdict: the server failed.
-            raise
-        message = str(error.answer.get("message", ""))
-        causes = (error.answer.get("details") or {}).get("causes") or ()
-        # "<nil>" says that rules were skipped because types are wrong.
-        paths = {str(cause.get("field")).removeprefix(".") for cause in causes} - {"<nil>", "None"}
-        return Verdict(False, frozenset(paths | set(_UNKNOWN.findall(message))), message)
+    for patience in (2, 1, 0):
+        try:
+            plane.call("POST", f"{kind}?dryRun=All&fieldValidation=Strict", text.encode(), "application/yaml")
+            break
+        except ApiCallError as error:
+            if error.code in _BUSY and patience:
+                continue
+            return _refusal(error)
     return Verdict(True, frozenset(), "")
+
+
+def _refusal(error: ApiCallError) -> Verdict:
+    if error.code not in (400, 422):
+        # No verdict: the server failed.
+        raise error
+    message = str(error.answer.get("message", ""))
+    causes = (error.answer.get("details") or {}).get("causes") or ()
+    # "<nil>" says that rules were skipped because types are wrong.
+    paths = {str(cause.get("field")).removeprefix(".") for cause in causes} - {"<nil>", "None"}
+    return Verdict(False, frozenset(paths | set(_UNKNOWN.findall(message))), message)
 
 
 def of_ours(text: str) -> Verdict:
