@@ -28,6 +28,14 @@ RAY_ENVIRONMENT: Final = {
 """How every Ray of ours is set, in pods and on one machine."""
 
 
+TERMINATION_SECONDS: Final = 5
+"""No pod of ours ends at SIGTERM: Kubernetes' 30 s passed to the last, and kept the next cluster waiting."""
+POD_SECURITY: Final = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+"""For an image whose user is root the job's own template says otherwise."""
+CONTAINER_SECURITY: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+"""Of the container that Ray runs in; the job's own template may say otherwise."""
+
+
 def pod_path(location: str, storage: str = STORAGE_FOLDER) -> str:
     """Where a location of the job file is in a pod: `pvc://claim/path` under ``storage``, anything else as it is."""
     return f"{storage}/{location.removeprefix(PVC)}" if location.startswith(PVC) else location

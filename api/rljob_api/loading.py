@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,7 +209,7 @@ def _broken_in_all(jobs: Sequence[RLJob]) -> list[Violation]:
 def _without(data: dict[str, Any], error: ValidationError) -> tuple[dict[str, Any], RLJob | None, ValidationError]:
     """The document without its wrong values, the job if it is one then, and else what is wrong still.
 
-    A required text that is wrong becomes "x".
+    A required text that is wrong becomes one that fits.
     """
     remaining = copy.deepcopy(data)
     for _ in range(3):
@@ -218,13 +219,19 @@ def _without(data: dict[str, Any], error: ValidationError) -> tuple[dict[str, An
                 # What is without it is the whole job.
                 continue
             node = schema.find(path)
-            stand_in = "x" if node and node.required and node.kind == "string" and not node.choices else None
-            _remove(remaining, path, stand_in if details["type"] != "missing" else None)
+            _remove(remaining, path, _stand_in(node) if details["type"] != "missing" else None)
         try:
             return remaining, RLJob.model_validate(remaining, by_alias=True, by_name=False), error
         except ValidationError as again:
             error = again
     return remaining, None, error
+
+
+def _stand_in(node: schema.Node | None) -> str | None:
+    """A text for a field that needs one; None: the field can go, or what it is in has to."""
+    if node is None or not node.required or node.kind != "string" or node.choices:
+        return None
+    return next((text for text in ("x", "/-") if re.search(node.pattern or "", text)), None)
 
 
 def _places(error: ValidationError) -> list[tuple[str | int, ...]]:

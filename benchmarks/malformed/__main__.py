@@ -39,8 +39,40 @@ def _functions(count: int, seed: int) -> dict[str, Any]:
     return {"seed": seed, **rewards.summary(rewards.run(count, seed))}
 
 
+def _jobs(count: int, first_seed: int) -> dict[str, Any]:
+    """Before a real API server; what disagreed is sorted by what it is about."""
+    # An API server is needed for these alone.
+    from benchmarks.malformed import jobs
+    from benchmarks.malformed.jobs.topics import topic
+    from benchmarks.operator.plane import fresh_plane
+
+    outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    alone, topics = Counter[str](), Counter[str]()
+    faults: list[str] = []
+    with fresh_plane() as (plane, _):
+        for done in range(0, count, BATCH):
+            records = jobs.run(plane, min(BATCH, count - done), seed=first_seed + done // BATCH)
+            for record in records:
+                outcomes[record.kind][record.outcome] += 1
+                if record.outcome == jobs.ALONE:
+                    alone.update([record.says])
+                elif record.outcome == jobs.FAULT:
+                    faults.append(str(record))
+                    topics.update([topic(record.mistakes[-1])] if len(record.mistakes) == 1 else [])
+            print(f"{done + len(records)} of {count}, {len(faults)} faults", flush=True)
+    return {
+        "count": count,
+        "first seed": first_seed,
+        "outcomes": {name: dict(sorted(found.items())) for name, found in sorted(outcomes.items())},
+        "refused by validate alone, by rule": dict(alone.most_common()),
+        "faults by topic": dict(topics.most_common()),
+        "faults": faults,
+    }
+
+
 KINDS: dict[str, tuple[Callable[[int, int], dict[str, Any]], int]] = {
     "data_files": (lambda count, seed: _inputs(data_files, count, seed), 2000),
+    "jobs": (_jobs, 5000),
     "models": (lambda count, seed: _inputs(models, count, seed), 1000),
     "rewards": (_functions, 1000),
 }

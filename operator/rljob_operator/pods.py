@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from rljob_api import ResolvedJob
-from rljob_api.cluster import RAY_ENVIRONMENT
+from rljob_api.cluster import CONTAINER_SECURITY, POD_SECURITY, RAY_ENVIRONMENT, TERMINATION_SECONDS
 from rljob_api.rules.pods import is_reserved
 from rljob_api.spec.pod import Pod
 from rljob_api.status import DRIVER_PORT
@@ -23,8 +23,6 @@ from rljob_operator.storage import claims
 CONTAINER = "ray"
 SHARED_MEMORY_SHARE = Fraction(3, 10)
 NODE_LOSS_TOLERATION_SECONDS = 30
-TERMINATION_SECONDS = 5
-"""No pod of ours ends at SIGTERM: Kubernetes' 30 s passed to the last, and kept the next cluster waiting."""
 HEAD_PORTS = {
     "gcs-server": 6379,
     "dashboard": names.DASHBOARD_PORT,
@@ -45,8 +43,7 @@ def template(job: ResolvedJob, role: Role, tokens: str, settings: Settings) -> d
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": TERMINATION_SECONDS,
         "enableServiceLinks": False,
-        # For an image whose user is root the job's own template says otherwise.
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": POD_SECURITY,
         "tolerations": [*(_toleration(item) for item in pod.tolerations), *_node_loss(pod)],
         "containers": [_container(job, role, mounts, settings)],
         "volumes": [*volumes, *pod.volumes],
@@ -96,7 +93,7 @@ def _container(job: ResolvedJob, role: Role, mounts: list[dict[str, Any]], setti
         "image": job.spec.image or settings.default_image,
         "env": _environment(job, role),
         "resources": {name: value for name, value in (("requests", requests), ("limits", limits)) if value},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [*mounts, *(item.document() for item in pod.volume_mounts)],
     }
     if role.name == names.HEAD_ROLE:

@@ -18,13 +18,13 @@ ALGORITHM = "spec: {algorithm: {%s}}"
 PPO = "preset: ppo"
 POD = "spec: {head: {pod: {%s}}}"
 TEMPLATE = POD % "template: {%s}"
-CONTAINER = TEMPLATE % "spec: {containers: [{name: %s}]}"
+CONTAINER = TEMPLATE % "spec: {volumes: [{name: a}], containers: [{name: %s}]}"
 RAY = CONTAINER % "ray, %s"
 SIDECAR = CONTAINER % "sidecar, image: x, %s"
 IN_TEMPLATE = "spec.head.pod.template"
 IN_CONTAINER = f"{IN_TEMPLATE}.spec.containers[0]"
 TOKEN = "projected: {sources: [{configMap: {name: a}}, {serviceAccountToken: {path: a}}]}"
-SIGNED = "projected: {sources: [{podCertificate: {signerName: %s}}]}"
+SIGNED = "projected: {sources: [{podCertificate: {signerName: %s, keyType: ED25519, keyPath: key}}]}"
 REJECT = ALGORITHM % "rolloutCorrection: {mode: decoupled, rejection: [%s]}"
 
 # rule, what keeps it, what breaks it, the path that is named
@@ -62,6 +62,21 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec.data.train.parts[1].name"),
     ("parts_stand_alone", "spec: {data: {train: {source: null, parts: [{name: a, source: x, limit: 5}]}}}",
      "spec: {data: {train: {source: null, limit: 5, parts: [{name: a, source: x}]}}}", "spec.data.train.limit"),
+    ("chat_has_a_template", "spec: {data: {chat: always, systemPrompt: Think.}}",
+     "spec: {data: {chat: never, systemPrompt: Think.}}", "spec.data.systemPrompt"),
+    ("chat_has_a_template", "spec: {model: {source: null, random: {tokenizer: {characters: ab}}}}",
+     "spec: {model: {source: null, random: {tokenizer: {characters: ab}}}, data: {systemPrompt: Think.}}",
+     "spec.data.systemPrompt"),
+    ("chat_has_a_template",
+     "spec: {model: {source: null, chatTemplate: x, random: {tokenizer: {characters: ab}}}, data: {chat: always}}",
+     "spec: {model: {source: null, random: {tokenizer: {characters: ab}}}, data: {chat: always}}", "spec.data.chat"),
+    ("tasks_have_the_columns", "spec: {data: {train: {source: null, task: {type: copy}}}}",
+     "spec: {data: {train: {source: null, task: {type: copy}}, prompt: problem}}", "spec.data.prompt"),
+    ("tasks_have_the_columns",
+     "spec: {data: {train: {source: null, task: {type: copy}}, prompt: 'Copy {{{question}}}'}}",
+     "spec: {data: {train: {source: null, task: {type: copy}}, prompt: 'Copy {problem}'}}", "spec.data.prompt"),
+    ("tasks_have_the_columns", "spec: {data: {answer: solution}}",
+     "spec: {data: {answer: solution, validation: [{name: v, task: {type: copy}}]}}", "spec.data.answer"),
     ("tasks_have_no_split", "spec: {data: {train: {split: train}}}",
      "spec: {data: {train: {source: null, task: {type: copy}, split: train}}}", "spec.data.train.split"),
     ("validation_sets_have_one_origin", "spec: {data: {validation: [{name: v, task: {type: copy}}]}}",
@@ -325,8 +340,9 @@ CASES: list[tuple[str, str, str, str]] = [
     ("environment_leaves_ours_alone", "{}", "spec: {trainer: {pod: {env: [{name: RANK, value: '0'}]}}}",
      "spec.trainer.pod.env[0].name"),
     # pods
-    ("variables_have_one_value", "spec: {head: {pod: {env: [{name: A, valueFrom: {fieldRef: {fieldPath: x}}}]}}}",
-     "spec: {head: {pod: {env: [{name: A, value: b, valueFrom: {fieldRef: {fieldPath: x}}}]}}}",
+    ("variables_have_one_value",
+     "spec: {head: {pod: {env: [{name: A, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}]}}}",
+     "spec: {head: {pod: {env: [{name: A, value: b, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}]}}}",
      "spec.head.pod.env[0]"),
     ("variables_have_one_value", "{}", "spec: {head: {pod: {env: [{name: A, valueFrom: {}}]}}}",
      "spec.head.pod.env[0].valueFrom"),
@@ -340,26 +356,27 @@ CASES: list[tuple[str, str, str, str]] = [
     ("volumes_have_names", "spec: {head: {pod: {volumes: [{name: a, emptyDir: {}}]}}}",
      "spec: {head: {pod: {volumes: [{emptyDir: {}}]}}}", "spec.head.pod.volumes[0].name"),
     ("volumes_have_names", "{}", "spec: {head: {pod: {volumes: [{name: rljob-x}]}}}", "spec.head.pod.volumes[0].name"),
-    ("volumes_have_names", "{}", POD % "volumes: [{name: a}, {name: a}]", "spec.head.pod.volumes[1].name"),
+    ("volumes_have_names", "{}", POD % "volumes: [{name: a}, {name: a}]", "spec.head.pod.volumes[1]"),
     ("volumes_hold_no_credentials", POD % "volumes: [{name: a, projected: {sources: [{secret: {name: a}}]}}]",
      POD % f"volumes: [{{name: a, {TOKEN}}}]", "spec.head.pod.volumes[0].projected.sources[1].serviceAccountToken"),
-    ("volumes_hold_no_credentials", TEMPLATE % "spec: {volumes: [{name: a, projected: {sources: [{secret: {}}]}}]}",
+    ("volumes_hold_no_credentials",
+     TEMPLATE % "spec: {volumes: [{name: a, projected: {sources: [{secret: {name: a}}]}}]}",
      TEMPLATE % f"spec: {{volumes: [{{name: a}}, {{name: b, {TOKEN}}}]}}",
      f"{IN_TEMPLATE}.spec.volumes[1].projected.sources[1].serviceAccountToken"),
     ("volumes_hold_no_credentials", POD % f"volumes: [{{name: a, {SIGNED % 'example.com/mesh'}}}]",
      POD % f"volumes: [{{name: a, {SIGNED % 'kubernetes.io/kube-apiserver-client-pod'}}}]",
      "spec.head.pod.volumes[0].projected.sources[0].podCertificate.signerName"),
-    ("mounts_leave_our_folders_alone", POD % "volumes: [{name: a}], volumeMounts: [{name: a, mountPath: /mnt/rljobs}]",
+    ("mount_paths_are_free", POD % "volumes: [{name: a}], volumeMounts: [{name: a, mountPath: /mnt/rljobs}]",
      POD % "volumes: [{name: a}], volumeMounts: [{name: a, mountPath: /mnt/rljob/claim}]",
      "spec.head.pod.volumeMounts[0].mountPath"),
     ("mount_paths_are_plain", POD % "volumes: [{name: a}], volumeMounts: [{name: a, mountPath: /a/..b/c/}]",
      POD % "volumes: [{name: a}], volumeMounts: [{name: a, mountPath: /dev/./shm}]",
      "spec.head.pod.volumeMounts[0].mountPath"),
-    ("mount_paths_are_plain", RAY % "volumeMounts: [{name: a, mountPath: /a/b.c}]",
+    ("template_mount_paths_are_plain", RAY % "volumeMounts: [{name: a, mountPath: /a/b.c}]",
      RAY % "volumeMounts: [{name: a, mountPath: /etc//rljob}]", f"{IN_CONTAINER}.volumeMounts[0].mountPath"),
-    ("mount_paths_are_plain", "{}",
+    ("template_mount_paths_are_plain", "{}",
      RAY % "volumeMounts: [{name: a, mountPath: /tmp/x/../ray}]", f"{IN_CONTAINER}.volumeMounts[0].mountPath"),
-    ("mount_paths_are_plain", "{}",
+    ("template_mount_paths_are_plain", "{}",
      RAY % "volumeMounts: [{name: a, mountPath: //dev/shm}]", f"{IN_CONTAINER}.volumeMounts[0].mountPath"),
     ("mounts_have_volumes",
      "spec: {head: {pod: {volumes: [{name: a}], volumeMounts: [{name: a, mountPath: /a}]}}}",
@@ -405,7 +422,7 @@ CASES: list[tuple[str, str, str, str]] = [
      f"{IN_TEMPLATE}.spec.shareProcessNamespace"),
     ("templates_leave_ray_alone", "{}", TEMPLATE % "spec: {ephemeralContainers: [{name: a}]}",
      f"{IN_TEMPLATE}.spec.ephemeralContainers"),
-    ("templates_leave_ray_alone", SIDECAR % "command: [x], startupProbe: {}", RAY % "command: [x]",
+    ("templates_leave_ray_alone", SIDECAR % "command: [x], startupProbe: {exec: {command: [x]}}", RAY % "command: [x]",
      f"{IN_CONTAINER}.command"),
     ("templates_leave_ray_alone", "{}", RAY % "startupProbe: {exec: {command: [x]}}", f"{IN_CONTAINER}.startupProbe"),
     ("templates_leave_ray_alone", "{}", RAY % "restartPolicy: Always", f"{IN_CONTAINER}.restartPolicy"),
@@ -457,6 +474,21 @@ CASES: list[tuple[str, str, str, str]] = [
     ("code_has_one_origin", "{}", "spec: {code: [{configMap: a, path: b}]}", "spec.code[0].path"),
     ("code_is_mounted_once", "spec: {code: [{pvc: a, path: x}, {pvc: a, path: z}]}",
      "spec: {code: [{pvc: a}, {pvc: a}]}", "spec.code[1]"),
+    ("code_stays_in_its_volume", "spec: {code: [{pvc: a, path: src/..b}]}", "spec: {code: [{pvc: a, path: ../..}]}",
+     "spec.code[0].path"),
+    ("code_stays_in_its_volume", "{}", "spec: {code: [{pvc: a, path: /src}]}", "spec.code[0].path"),
+    # Kubernetes
+    ("pods_pass_a_dry_run", POD % "resources: {requests: {cpu: 500m}, limits: {cpu: 1}}",
+     POD % "resources: {requests: {cpu: 1500m}, limits: {cpu: 1}}", "spec.head.pod.resources.requests.cpu"),
+    ("pods_pass_a_dry_run", TEMPLATE % "spec: {hostname: a}", TEMPLATE % "spec: {hostnam: a}",
+     f"{IN_TEMPLATE}.spec.hostnam"),
+    ("pods_pass_a_dry_run", RAY % "resources: {requests: {cpu: 1}}",
+     "spec: {head: {pod: {resources: {limits: {cpu: 1}}, template: {spec: {containers: "
+     "[{name: ray, resources: {requests: {cpu: 2}}}]}}}}}", f"{IN_CONTAINER}.resources.requests.cpu"),
+    ("images_are_references", SIDECAR % "args: [x]",
+     TEMPLATE % "spec: {containers: [{name: sidecar, image: A B}]}", f"{IN_CONTAINER}.image"),
+    ("images_are_references", POD % "volumes: [{name: a, image: {reference: 'example.com:5000/a/b:1'}}]",
+     POD % "volumes: [{name: a, image: {reference: 'a:b:c'}}]", "spec.head.pod.volumes[0].image.reference"),
     # names
     ("name_leaves_room_for_children", f"metadata: {{name: {'x' * 40}}}", f"metadata: {{name: {'x' * 41}}}",
      "metadata.name"),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kube.control_plane import ControlPlane
 from specs.generated import MINIMAL, job_file
-from verdicts import Verdict, explained, of_ours, of_the_server, rules_broken, without_numbers_out_of_bounds
+from verdicts import differences, of_ours, of_the_server, rules_broken
 
 from rljob_api.crd.checks import NOT_IN_CEL, checks
 from rljob_api.overrides import merged
@@ -30,27 +30,6 @@ SPECS_OF_CASES = [
 ]
 
 
-def disagreements(plane: ControlPlane, text: str) -> tuple[Verdict, list[str]]:
-    """What the server says, and where it and we differ without a reason that is written down."""
-    theirs, ours = of_the_server(plane, "default", text), of_ours(text)
-    if theirs.accepted and not ours.accepted:
-        broken = rules_broken(text)
-        if broken and broken <= set(NOT_IN_CEL):
-            return theirs, []
-        return theirs, [f"the server accepts, we say: {ours.message}"]
-    if not theirs.accepted and ours.accepted:
-        return theirs, [f"we accept, the server says: {theirs.message}"]
-    unheard = [path for path in sorted(theirs.paths) if not explained(path, ours.paths)]
-    mended = without_numbers_out_of_bounds(text) if unheard else None
-    if mended is not None:
-        # The server holds rules against such numbers, and says two things about one mistake. We leave them out.
-        then, we = of_the_server(plane, "default", mended), of_ours(mended)
-        unheard = [path for path in unheard if path in then.paths and not explained(path, we.paths)]
-    return theirs, [
-        f"{path}: named by the server ({theirs.message}), not by us: {sorted(ours.paths)}" for path in unheard
-    ]
-
-
 def agreed(plane: ControlPlane, generated: int) -> tuple[Counter[str], set[str]]:
     """Asserts that both say the same of so many job files; returns the verdicts, and the rules that were broken."""
     counts: Counter[str] = Counter()
@@ -58,10 +37,11 @@ def agreed(plane: ControlPlane, generated: int) -> tuple[Counter[str], set[str]]
     found = []
     for seed in range(generated):
         text = job_file(seed, SPECS_OF_CASES)
-        verdict, differences = disagreements(plane, text)
+        verdict, ours = of_the_server(plane, "default", text), of_ours(text)
         counts["accepted" if verdict.accepted else "refused"] += 1
         met |= rules_broken(text)
-        found += [f"seed {seed}: {difference}\n{text}" for difference in differences]
+        differ = differences(plane, "default", text, verdict, ours)
+        found += [f"seed {seed}: {difference}\n{text}" for difference in differ]
     assert not found, f"{len(found)} disagreements, the first ones:\n" + "\n".join(found[:5])
     # Neither judge may be right by always saying the same.
     assert min(counts["accepted"], counts["refused"]) > generated / 6, counts
@@ -90,8 +70,8 @@ def test_the_examples_of_every_rule_get_the_same_verdict(plane: ControlPlane, ca
         for first, patch in zip(fitting, (good, bad), strict=True)
     )
     assert of_the_server(plane, "default", kept).accepted
-    verdict, differences = disagreements(plane, broken)
-    assert differences == []
+    verdict = of_the_server(plane, "default", broken)
+    assert differences(plane, "default", broken, verdict, of_ours(broken)) == []
     assert verdict.accepted == (rule in NOT_IN_CEL and rule not in SEEN_BY_THE_SERVER_ITSELF)
     if not verdict.accepted:
         assert any(path == theirs or path.startswith((f"{theirs}.", f"{theirs}[")) for theirs in verdict.paths)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 from kube.control_plane import ApiCallError, ControlPlane
 from pydantic import ValidationError
 
-from rljob_api import RLJob, check, check_text
+from rljob_api import RLJob, Violation, check, check_text
+from rljob_api.crd.checks import NOT_IN_CEL, PARTLY_IN_CEL
 from rljob_api.rules import RULES, Job
 from rljob_api.yaml_reading import YamlError, read_documents
 
+_BUSY = (429, 503, 504)
+"""What a server answers that has no time on a crowded machine: it is asked again."""
 _UNKNOWN = re.compile(r'(?:unknown|duplicate) field "([^"]+)"')
 
 
@@ -29,24 +34,44 @@ class Verdict:
 
 def of_the_server(plane: ControlPlane, namespace: str, text: str) -> Verdict:
     """A dry run of the creation in which unknown fields are errors, as for `kubectl apply`."""
-    path = f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs?dryRun=All&fieldValidation=Strict"
-    try:
-        plane.call("POST", path, text.encode(), "application/yaml")
-    except ApiCallError as error:
-        if error.code not in (400, 422):
-            # No verdict: the server failed.
-            raise
-        message = str(error.answer.get("message", ""))
-        causes = (error.answer.get("details") or {}).get("causes") or ()
-        # "<nil>" says that rules were skipped because types are wrong.
-        paths = {str(cause.get("field")).removeprefix(".") for cause in causes} - {"<nil>", "None"}
-        return Verdict(False, frozenset(paths | set(_UNKNOWN.findall(message))), message)
+    return verdict_of(plane, f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs", text)
+
+
+def verdict_of(plane: ControlPlane, kind: str, text: str) -> Verdict:
+    """The same for an object of any kind; ``kind`` is the path at which such objects are created."""
+    for patience in (2, 1, 0):
+        try:
+            plane.call("POST", f"{kind}?dryRun=All&fieldValidation=Strict", text.encode(), "application/yaml")
+            break
+        except ApiCallError as error:
+            if error.code in _BUSY and patience:
+                continue
+            return _refusal(error)
     return Verdict(True, frozenset(), "")
+
+
+def _refusal(error: ApiCallError) -> Verdict:
+    if error.code not in (400, 422):
+        # No verdict: the server failed.
+        raise error
+    message = str(error.answer.get("message", ""))
+    causes = (error.answer.get("details") or {}).get("causes") or ()
+    # "<nil>" says that rules were skipped because types are wrong.
+    paths = {str(cause.get("field")).removeprefix(".") for cause in causes} - {"<nil>", "None"}
+    return Verdict(False, frozenset(paths | set(_UNKNOWN.findall(message))), message)
 
 
 def of_ours(text: str) -> Verdict:
     """What `rljob validate --schema-only` prints."""
-    violations = [violation for outcome in check_text(text) for violation in outcome.violations]
+    return _verdict([violation for outcome in check_text(text) for violation in outcome.violations])
+
+
+def of_ours_on(document: dict[str, Any]) -> Verdict:
+    """The same of a job file that has been read."""
+    return _verdict(check(document)[1])
+
+
+def _verdict(violations: Sequence[Violation]) -> Verdict:
     return Verdict(not violations, frozenset(v.path for v in violations), "\n".join(map(str, violations)))
 
 
@@ -56,7 +81,12 @@ def rules_broken(text: str) -> set[str]:
         (document,) = read_documents(text)
     except YamlError:
         return set()
-    job, _ = check(document.data)
+    return rules_broken_by(document.data)
+
+
+def rules_broken_by(document: Any) -> set[str]:
+    """The same of a job file that has been read."""
+    job, _ = check(document)
     if job is None:
         return set()
     return {name for name, rule in RULES.items() if any(True for _ in rule(Job(job)))}
@@ -76,6 +106,24 @@ def without_numbers_out_of_bounds(text: str) -> str | None:
                 del holder[name]
         return json.dumps(data) if places else None
     return None
+
+
+def differences(plane: ControlPlane, namespace: str, text: str, theirs: Verdict, ours: Verdict) -> list[str]:
+    """Where the server and we, with these verdicts, differ about a job file without a reason that is written down."""
+    if theirs.accepted and not ours.accepted:
+        broken = rules_broken(text)
+        if broken and broken <= {*NOT_IN_CEL, *PARTLY_IN_CEL}:
+            return []
+        return [f"the server accepts, we say: {ours.message}"]
+    if not theirs.accepted and ours.accepted:
+        return [f"we accept, the server says: {theirs.message}"]
+    unheard = [path for path in sorted(theirs.paths) if not explained(path, ours.paths)]
+    mended = without_numbers_out_of_bounds(text) if unheard else None
+    if mended is not None:
+        # The server holds rules against such numbers, and says two things about one mistake. We leave them out.
+        then, we = of_the_server(plane, namespace, mended), of_ours(mended)
+        unheard = [path for path in unheard if path in then.paths and not explained(path, we.paths)]
+    return [f"{path}: named by the server ({theirs.message}), not by us: {sorted(ours.paths)}" for path in unheard]
 
 
 def explained(path: str, ours: frozenset[str]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.schema import Node
+from rljob_api.spec.base import DNS_LABEL
 
 Schema = dict[str, Any]
 Path = tuple[str, ...]
@@ -80,10 +81,15 @@ def _object(node: Node, rules: Mapping[Path, list[Schema]], path: Path) -> Schem
 
 def _list(node: Node, rules: Mapping[Path, list[Schema]], path: Path) -> Schema:
     assert node.items is not None
+    items = structural(node.items, rules, (*path, "[]"))
+    if node.merge_keys and node.items.kind == "map":
+        # What is somebody else's schema has to show at least what it is merged by.
+        name = {"type": "string", "minLength": 1, "maxLength": 63, "pattern": DNS_LABEL}
+        items |= {"properties": dict.fromkeys(node.merge_keys, name), "required": list(node.merge_keys)}
     return _without_none(
         {
             "type": "array",
-            "items": structural(node.items, rules, (*path, "[]")),
+            "items": items,
             "minItems": node.shortest,
             "maxItems": node.longest,
             "x-kubernetes-list-type": "map" if node.merge_keys else "atomic",

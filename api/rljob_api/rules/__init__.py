@@ -3,7 +3,7 @@
 One small function a rule, a file a topic; importing this package registers them all.
 """
 
-from rljob_api.rules import algorithm, data, lifecycle, naming, pipeline, pods, pools, templates, volumes
+from rljob_api.rules import algorithm, data, kubernetes, lifecycle, naming, pipeline, pods, pools, templates, volumes
 from rljob_api.rules.registry import RULES, Job, broken
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "algorithm",
     "broken",
     "data",
+    "kubernetes",
     "lifecycle",
     "naming",
     "pipeline",

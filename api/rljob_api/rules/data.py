@@ -12,6 +12,10 @@ from rljob_api.violations import Violation
 
 NEEDS_ANSWER = ("gsm8k", "math", "exactMatch")
 SMALLEST_VLLM_HEAD = 32
+TASK_COLUMNS = ("question", "answer")
+"""Of the rows of a generated task."""
+TEMPLATE = r"([^{}]|\{\{|\}\}|\{([^{}!:\[]|\[[^\[\]{}]*\])+\})*"
+"""A prompt with columns in braces, in the syntax that Python and CEL share; braces themselves are written twice."""
 
 
 def exactly_one(path: str, names: Sequence[str], given: Sequence[object]) -> Iterator[Violation]:
@@ -199,17 +203,52 @@ def validation_lengths_fit_the_random_models_context(job: Job) -> Iterator[Viola
 @rule
 def prompt_template_is_well_formed(job: Job) -> Iterator[Violation]:
     prompt = job.spec.data.prompt
-    if "{" not in prompt and "}" not in prompt:
+    if re.search("[{}]", prompt) and not re.fullmatch(TEMPLATE, prompt):
+        yield Violation(
+            "spec.data.prompt",
+            "is a malformed template: each place must name a column and nothing else",
+            "name a column in braces, as in {question}; write {{ and }} for braces themselves",
+        )
+
+
+@rule
+def tasks_have_the_columns(job: Job) -> Iterator[Violation]:
+    data = job.spec.data
+    tasks = [part.task for _, part in job.train_parts] + [part.task for part in data.validation]
+    types = [task.type for task in tasks if task is not None]
+    if not types:
         return
-    remedy = "name a column in braces, as in {question}; write {{ and }} for braces themselves"
-    try:
-        places = list(string.Formatter().parse(prompt))
-    except ValueError as problem:
-        yield Violation("spec.data.prompt", f"malformed template ({problem})", remedy)
+    is_template = bool(re.search("[{}]", data.prompt))
+    if is_template and not re.fullmatch(TEMPLATE, data.prompt):
+        # That is told by another rule.
         return
-    for _, name, form, conversion in places:
-        if name == "" or (name is not None and (form or conversion)):
-            yield Violation("spec.data.prompt", "a place of the template must name a column and nothing else", remedy)
+    named = [name for _, name, _, _ in string.Formatter().parse(data.prompt) if name] if is_template else [data.prompt]
+    wanted = [("spec.data.prompt", name) for name in named] + [("spec.data.answer", data.answer or TASK_COLUMNS[0])]
+    for path, name in wanted:
+        if name not in TASK_COLUMNS:
+            yield Violation(
+                path, f'the task {types[0]} has no column "{name}"', f"it has {' and '.join(TASK_COLUMNS)}; name one"
+            )
+
+
+@rule
+def chat_has_a_template(job: Job) -> Iterator[Violation]:
+    # Of tokenizers in files the look at the files says it.
+    data, model = job.spec.data, job.spec.model
+    by_characters = model.random is not None and model.random.tokenizer.characters is not None
+    has_none = by_characters and model.chat_template is None
+    if data.chat == "always" and has_none:
+        yield Violation(
+            "spec.data.chat",
+            "always needs a chat template, and a tokenizer of characters has none",
+            "set spec.model.chatTemplate, or chat: never",
+        )
+    elif data.system_prompt and data.chat != "always" and (data.chat == "never" or has_none):
+        yield Violation(
+            "spec.data.systemPrompt",
+            "needs a chat template, and none is applied here",
+            "write the text into the template of spec.data.prompt instead",
+        )
 
 
 @rule

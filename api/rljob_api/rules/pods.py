@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rljob_api.pod_template.paths import descending
 from rljob_api.rules.data import exactly_one
 from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
@@ -136,6 +137,12 @@ def code_has_one_origin(job: Job) -> Iterator[Violation]:
         yield from exactly_one(path, ("configMap", "pvc"), (code.config_map, code.pvc))
         if code.path is not None and code.pvc is None:
             yield Violation(f"{path}.path", "has a meaning for pvc only", "remove it")
+
+
+@rule
+def code_stays_in_its_volume(job: Job) -> Iterator[Violation]:
+    for index, code in enumerate(job.spec.code):
+        yield from descending(f"spec.code[{index}].path", code.path or "")
 
 
 @rule

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 
 from rljob_api.cluster import CODE_FOLDER, STORAGE_FOLDER
 from rljob_api.rules.registry import Job, rule
 from rljob_api.rules.templates import as_map, maps_in, templates
 from rljob_api.violations import Violation
 
-RESERVED_MOUNTS = ("/dev/shm", "/tmp/ray", "/etc/rljob", "/var/run/secrets")
-MORE_RESERVED_MOUNTS = (CODE_FOLDER, STORAGE_FOLDER, "/run/secrets")
-"""Those that the CRD has no room for: spec.code, pvc:// locations, and what /var/run/secrets is in most images."""
+RESERVED_MOUNTS = (
+    *("/dev/shm", "/tmp/ray", "/etc/rljob", "/var/run/secrets"),
+    # spec.code, pvc:// locations, and what /var/run/secrets is in most images.
+    *(CODE_FOLDER, STORAGE_FOLDER, "/run/secrets"),
+)
+NOT_PLAIN = r"^[^/]|^/?$|//|/\.\.?(/|$)"
+"""Occurs in paths that are not absolute, are the root, or have empty, `.` or `..` parts: /dev/./shm is /dev/shm too."""
 RESERVED_VOLUMES = ("shared-mem", "ray-logs")
 OWN_VOLUMES = "rljob-"
 """What the names of our volumes begin with."""
@@ -28,7 +33,7 @@ def volumes_have_names(job: Job) -> Iterator[Violation]:
             if not isinstance(name, str) or not name:
                 yield Violation(where, "is required", "give the volume a name")
             elif name in seen:
-                yield Violation(where, f'"{name}" is there twice', "give each volume its own name")
+                yield Violation(f"{path}.volumes[{index}]", f'"{name}" is there twice', "give each volume its own name")
             else:
                 yield from _reserved_name(where, name)
             seen.add(str(name))
@@ -93,24 +98,19 @@ def mount_paths_are_free(job: Job) -> Iterator[Violation]:
                     f"{path}.volumeMounts[{index}]", f'"{mount.mount_path}" is there twice', "use another path"
                 )
             else:
-                yield from _reserved_path(where, mount.mount_path, RESERVED_MOUNTS)
+                yield from _reserved_path(where, mount.mount_path)
             seen.add(target)
 
 
 @rule
-def mounts_leave_our_folders_alone(job: Job) -> Iterator[Violation]:
-    for path, pod in job.pods:
-        for index, mount in enumerate(pod.volume_mounts):
-            where = f"{path}.volumeMounts[{index}].mountPath"
-            yield from _reserved_path(where, mount.mount_path, MORE_RESERVED_MOUNTS)
-
-
-@rule
 def mount_paths_are_plain(job: Job) -> Iterator[Violation]:
-    # /dev/./shm is /dev/shm too.
     for path, pod in job.pods:
         for index, mount in enumerate(pod.volume_mounts):
             yield from _not_plain(f"{path}.volumeMounts[{index}].mountPath", mount.mount_path)
+
+
+@rule
+def template_mount_paths_are_plain(job: Job) -> Iterator[Violation]:
     for path, mount_path in _template_paths(job):
         yield from _not_plain(path, mount_path)
 
@@ -118,7 +118,7 @@ def mount_paths_are_plain(job: Job) -> Iterator[Violation]:
 @rule
 def template_mounts_leave_ours_alone(job: Job) -> Iterator[Violation]:
     for path, mount_path in _template_paths(job):
-        yield from _reserved_path(path, mount_path, (*RESERVED_MOUNTS, *MORE_RESERVED_MOUNTS))
+        yield from _reserved_path(path, mount_path)
     for template in templates(job):
         # Of sidecars too: the tokens are Ray's and the driver's. A sidecar brings its own volume of the same claim.
         for where, container in template.containers:
@@ -137,13 +137,13 @@ def _template_paths(job: Job) -> Iterator[tuple[str, str]]:
                     yield f"{path}.mountPath", mount_path
 
 
-def _reserved_path(where: str, path: str, reserved: Sequence[str]) -> Iterator[Violation]:
+def _reserved_path(where: str, path: str) -> Iterator[Violation]:
     target = path.rstrip("/")
-    if any(target == taken or target.startswith(taken + "/") for taken in reserved):
+    if any(target == taken or target.startswith(taken + "/") for taken in RESERVED_MOUNTS):
         remedy = "set pod.sharedMemory instead" if target == "/dev/shm" else "use another path"
         yield Violation(where, f'"{path}" is used by rljob or Ray themselves', remedy)
 
 
 def _not_plain(where: str, path: str) -> Iterator[Violation]:
-    if not path.startswith("/") or any(part in ("", ".", "..") for part in path[1:].rstrip("/").split("/")):
+    if re.search(NOT_PLAIN.replace("$", r"\Z"), path):
         yield Violation(where, f'"{path}" is no plain absolute path', "write it without empty, . and .. parts")

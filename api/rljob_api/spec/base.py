@@ -97,6 +97,13 @@ class SpecModel(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
+def _without_nulls(value: Any) -> Any:
+    return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+NullIsAbsent = BeforeValidator(_without_nulls)
+"""Of maps by free names: an entry whose value is null counts as absent, as for the API server."""
+
 T = TypeVar("T")
 Listed = Annotated[tuple[T, ...], Field(strict=False)]
 """An immutable list. (strict=False only lets a YAML list become a tuple; the items stay strict.)"""
@@ -146,6 +153,13 @@ LabelKey = Annotated[
     Field(min_length=1, max_length=317, pattern=rf"^({DNS_SUBDOMAIN[1:-1]}/)?{LABEL_NAME}$"),
 ]
 LabelValue = Annotated[str, Field(max_length=63, pattern=rf"^({LABEL_NAME})?$")]
-EnvMap = Annotated[dict[EnvName, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
+_NAME_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_DOMAIN_PART = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
+_DOMAIN = rf"(?:{_DOMAIN_PART}(?:\.{_DOMAIN_PART})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
+_DIGEST = r"(?:sha256:[a-f0-9]{64}|sha384:[a-f0-9]{96}|sha512:[a-f0-9]{128})"
+_TAG = r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+IMAGE = rf"^(?:{_DOMAIN}/)?{_NAME_PART}(?:/{_NAME_PART})*(?:{_TAG})?(?:@{_DIGEST})?$"
+"""Reference to an image: [domain/]path[:tag][@digest] (grammar of github.com/distribution/reference)."""
+EnvMap = Annotated[dict[EnvName, Annotated[str, Field(max_length=4096)]], Field(max_length=64), NullIsAbsent]
 FreeForm = Annotated[dict[str, JsonValue], Field(max_length=64), Preserve()]
 """An object whose content is somebody else's schema."""

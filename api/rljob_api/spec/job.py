@@ -7,7 +7,18 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.spec.algorithm import Algorithm
-from rljob_api.spec.base import DNS_SUBDOMAIN, LIVE, SUSPENDED, DnsLabel, DnsName, LabelKey, Listed, SpecModel
+from rljob_api.spec.base import (
+    DNS_SUBDOMAIN,
+    IMAGE,
+    LIVE,
+    SUSPENDED,
+    DnsLabel,
+    DnsName,
+    LabelKey,
+    Listed,
+    NullIsAbsent,
+    SpecModel,
+)
 from rljob_api.spec.data import Data
 from rljob_api.spec.lifecycle import Checkpoint, Deadlines, Logging, Restore, Retry, Validation
 from rljob_api.spec.model import Model
@@ -33,15 +44,15 @@ class Metadata(SpecModel):
     )
     namespace: DnsLabel | None = Field(default=None, description="Namespace of the job (cluster only).")
     labels: LabelMap = Field(default={}, description="Labels.")
-    annotations: dict[LabelKey, Annotated[str, Field(max_length=_ANNOTATION_CHARACTERS)]] = Field(
-        default={}, max_length=1024, description="Annotations."
+    annotations: Annotated[dict[LabelKey, Annotated[str, Field(max_length=_ANNOTATION_CHARACTERS)]], NullIsAbsent] = (
+        Field(default={}, max_length=1024, description="Annotations.")
     )
 
 
 class Spec(SpecModel):
     """What is trained, on what, how, and with which resources."""
 
-    image: Annotated[Annotated[str, Field(min_length=1, max_length=512)] | None, SUSPENDED] = Field(
+    image: Annotated[Annotated[str, Field(min_length=1, max_length=512, pattern=IMAGE)] | None, SUSPENDED] = Field(
         default=None, description="Trainer image (cluster only). Default: the one the operator was installed with."
     )
     model: Model = Field(description="The model that is trained.")

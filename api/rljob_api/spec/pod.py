@@ -15,14 +15,15 @@ from rljob_api.spec.base import (
     LabelValue,
     Listed,
     MapKeys,
+    NullIsAbsent,
     Quantity,
     ShortText,
     SpecModel,
 )
 
-ResourceMap = Annotated[dict[LabelKey, Quantity], Field(max_length=32)]
-AnnotationMap = Annotated[dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
-LabelMap = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
+ResourceMap = Annotated[dict[LabelKey, Quantity], Field(max_length=32), NullIsAbsent]
+AnnotationMap = Annotated[dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=64), NullIsAbsent]
+LabelMap = Annotated[dict[LabelKey, LabelValue], Field(max_length=64), NullIsAbsent]
 
 
 class Resources(SpecModel):
@@ -122,7 +123,9 @@ class Pod(SpecModel):
     env: Annotated[Listed[EnvVar], Field(max_length=64), MapKeys(("name",))] = Field(
         default=(), description="Environment variables."
     )
-    volumes: Annotated[Listed[FreeForm], Field(max_length=32)] = Field(default=(), description="As a pod's volumes.")
+    volumes: Annotated[Listed[FreeForm], Field(max_length=32), MapKeys(("name",))] = Field(
+        default=(), description="As a pod's volumes."
+    )
     volume_mounts: Annotated[Listed[VolumeMount], Field(max_length=64), MapKeys(("mountPath",))] = Field(
         default=(), description="Where volumes appear."
     )

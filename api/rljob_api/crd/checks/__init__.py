@@ -13,18 +13,14 @@ from rljob_api.crd.checks.check import Check
 
 NOT_IN_CEL: Mapping[str, str] = {
     "tokenizer_characters_differ": "CEL cannot take text apart into characters at a bounded cost",
-    "prompt_template_is_well_formed": "needs a parser of templates",
-    "patterns_compile": "Python's regular expressions are not CEL's",
     "reward_sources_exist": "the default names of sources are made from paths",
     "every_source_has_a_reward": "the default names of sources are made from paths",
     "engine_args_are_for_vllm": "the content of engineArgs is hidden from CEL",
     "engine_args_exist": "the content of engineArgs is hidden from CEL",
     "engine_args_leave_ours_alone": "the content of engineArgs is hidden from CEL",
-    "volumes_have_names": "the content of volumes is hidden from CEL",
     "mounts_have_volumes": "the content of volumes is hidden from CEL",
     "volumes_hold_no_credentials": "the content of volumes is hidden from CEL",
-    "mounts_leave_our_folders_alone": "more folders would take the CRD beyond the size it may have",
-    "mount_paths_are_plain": "a longer pattern would take the CRD beyond the size it may have",
+    "template_mount_paths_are_plain": "the content of the template is hidden from CEL",
     "templates_are_well_formed": "the content of the template is hidden from CEL",
     "templates_leave_ray_alone": "the content of the template is hidden from CEL",
     "template_variables_leave_ours_alone": "the content of the template is hidden from CEL",
@@ -40,7 +36,15 @@ NOT_IN_CEL: Mapping[str, str] = {
     "name_leaves_room_for_children": "bounds of metadata.name stand in the schema",
     "labels_of_kueue_are_understood": "rules see no labels of the object itself",
     "name_is_a_dns_label": "bounds of metadata.name stand in the schema",
+    "pods_pass_a_dry_run": "the API server says it of the pods themselves, of which the operator makes a dry run",
+    "images_are_references": "the content of the template is hidden from CEL",
 }
+PARTLY_IN_CEL: Mapping[str, str] = {
+    "patterns_compile": "Python's regular expressions have more than those of CEL, which judges what they share",
+}
+"""Rules that CEL expresses for most jobs, with the reason why not for all."""
+ON_THE_PODS = frozenset({"pods_pass_a_dry_run"})
+"""Rules about what the API server refuses in the pods of a job, if not in the job."""
 
 
 def checks() -> Iterator[Check]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rljob_api.crd.checks.check import FUNCTION, MODEL, RANDOM, REWARD, SPEC, TRAIN, VALIDATION, Check
-from rljob_api.crd.expressions import one_of
-from rljob_api.crd.structural import Path
-from rljob_api.rules.data import NEEDS_ANSWER, SMALLEST_VLLM_HEAD
+from rljob_api.crd.checks.check import DATA, FUNCTION, MODEL, RANDOM, REWARD, SPEC, TRAIN, VALIDATION, Check
+from rljob_api.crd.expressions import among, one_of
+from rljob_api.crd.structural import Path, text
+from rljob_api.rules.data import NEEDS_ANSWER, SMALLEST_VLLM_HEAD, TASK_COLUMNS, TEMPLATE
+
+COMMON = r"^([^\\]|\\[dDwWsSbBnrt]|\\[!-/:-@\[-`{-~])*\\?$"
+"""What regular expressions look like whose escapes Python and CEL (RE2) share."""
+PYTHON_ONLY = r"\(\?[^:]|\{,|\{[0-9]*,?[0-9]{3,}|\{(.|\n)*\{|[*+?}]\+|\[\[|\[[^\]]*\\[bB]"
+"""Occurs in those that only Python may take: assertions, possessive and large repetitions, sets of its own."""
 
 
 def checks() -> Iterator[Check]:
@@ -141,6 +146,51 @@ def _data() -> Iterator[Check]:
         ".samplesPerPrompt",
     )
     yield Check(
+        "prompt_template_is_well_formed",
+        (*DATA, "prompt"),
+        f"!self.matches('[{{}}]') || self.matches({text(f'^{TEMPLATE}$')})",
+        "is a malformed template; name a column in braces, as in {question}, and write {{ and }} for braces themselves",
+    )
+    has_none = (
+        "(has(self.model.random) && has(self.model.random.tokenizer.characters) && !has(self.model.chatTemplate))"
+    )
+    yield Check(
+        "chat_has_a_template",
+        SPEC,
+        f"self.data.chat != 'always' || !{has_none}",
+        "always needs a chat template, and a tokenizer of characters has none; set spec.model.chatTemplate",
+        ".data.chat",
+    )
+    yield Check(
+        "chat_has_a_template",
+        SPEC,
+        "!has(self.data.systemPrompt) || self.data.systemPrompt == '' || self.data.chat == 'always' || "
+        f"(self.data.chat == 'auto' && !{has_none})",
+        "needs a chat template, and none is applied here; write the text into the template of spec.data.prompt",
+        ".data.systemPrompt",
+    )
+    tasks = (
+        "(has(self.train.task) || (has(self.train.parts) && self.train.parts.exists(p, has(p.task))) || "
+        "(has(self.validation) && self.validation.exists(v, has(v.task))))"
+    )
+    columns = f"a generated task has the columns {' and '.join(TASK_COLUMNS)} only"
+    places = text(rf"^([^{{}}]|\{{\{{|\}}\}}|\{{({'|'.join(TASK_COLUMNS)})\}})*$")
+    yield Check(
+        "tasks_have_the_columns",
+        DATA,
+        f"!{tasks} || {among('self.prompt', TASK_COLUMNS)} || "
+        f"(self.prompt.matches('[{{}}]') && self.prompt.matches({places}))",
+        f"{columns}; name one of them",
+        ".prompt",
+    )
+    yield Check(
+        "tasks_have_the_columns",
+        DATA,
+        f"!{tasks} || !has(self.answer) || {among('self.answer', TASK_COLUMNS)}",
+        f"{columns}; name one of them",
+        ".answer",
+    )
+    yield Check(
         "answers_are_there_for_rewards_that_compare",
         SPEC,
         f"has(self.data.answer) || !self.reward.functions.exists(f, f.type in {one_of(NEEDS_ANSWER)}) || "
@@ -166,6 +216,13 @@ def _reward() -> Iterator[Check]:
         "(self.type == 'pattern') == has(self.pattern)",
         "belongs to type pattern, which needs it; write a regular expression",
         ".pattern",
+    )
+    yield Check(
+        "patterns_compile",
+        (*FUNCTION, "pattern"),
+        # A regular expression that is none ends the evaluation with an error, which refuses the job.
+        f"!self.matches({text(COMMON)}) || self.matches({text(PYTHON_ONLY)}) ? true : [''.matches(self)].size() == 1",
+        "is not a regular expression",
     )
     name = "(has({0}.name) ? {0}.name : {0}.type)"
     yield Check(

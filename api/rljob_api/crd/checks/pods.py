@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from rljob_api.crd import expressions as cel
 from rljob_api.crd.checks.check import PODS, SPEC, Check, exactly_one
 from rljob_api.crd.structural import Path, text
+from rljob_api.pod_template.paths import LEAVES
 from rljob_api.rules.pods import RESERVED_DOMAINS
-from rljob_api.rules.volumes import RESERVED_MOUNTS
+from rljob_api.rules.volumes import NOT_PLAIN, OWN_VOLUMES, RESERVED_MOUNTS, RESERVED_VOLUMES
 
 
 def checks() -> Iterator[Check]:
@@ -68,6 +69,20 @@ def checks() -> Iterator[Check]:
             "has a meaning for effect NoExecute only; set that",
             ".tolerationSeconds",
         )
+        yield Check(
+            "mount_paths_are_plain",
+            (*pod, "volumeMounts", "[]"),
+            f"!self.mountPath.matches({text(NOT_PLAIN)})",
+            "is no plain absolute path; write it without empty, . and .. parts",
+            ".mountPath",
+        )
+        yield Check(
+            "volumes_have_names",
+            (*pod, "volumes", "[]"),
+            f"!self.name.startsWith({text(OWN_VOLUMES)}) && !({cel.among('self.name', RESERVED_VOLUMES)})",
+            "is a name that rljob uses; choose another",
+            ".name",
+        )
         for kind in ("requests", "limits"):
             yield Check(
                 "gpus_are_counted_once",
@@ -100,6 +115,13 @@ def checks() -> Iterator[Check]:
         code,
         "!has(self.path) || has(self.pvc)",
         "has a meaning for pvc only; remove it",
+        ".path",
+    )
+    yield Check(
+        "code_stays_in_its_volume",
+        code,
+        f"!has(self.path) || !self.path.matches({text(LEAVES)})",
+        "must be relative and without ..",
         ".path",
     )
     yield Check(

@@ -1,0 +1,169 @@
+"""Malformed jobs: a sound job with up to three mistakes, held against a real API server and ``rljob validate``.
+
+``run(plane, count, seed)`` draws so many of them, the same ones each time, and asks for three verdicts: what ``rljob
+validate`` says; what the API server says of the RLJob in a dry run; and what it says of the pods and the RayCluster
+that the operator would make of it. A fault is a job that one side takes and the other refuses, or that both refuse and
+whose field is named by the server and not by ``validate``. What only ``validate`` can see has to have its reason
+written down (``rljob_api.crd.checks.NOT_IN_CEL``).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.environments import ROOT
+from benchmarks.malformed.jobs.mistakes import Mistake, Schemas, make
+from benchmarks.malformed.jobs.parts import Document, sound_job
+from rljob_api import Readable, RLJob, Violation, resolve
+from rljob_api.crd.checks import NOT_IN_CEL, ON_THE_PODS, PARTLY_IN_CEL
+from rljob_operator import objects
+from rljob_operator.settings import Settings
+
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+sys.path.insert(0, str(ROOT / "deploy"))
+
+from verdicts import Verdict, differences, of_ours_on, of_the_server, rules_broken_by, verdict_of
+
+if TYPE_CHECKING:
+    from kube.control_plane import ControlPlane
+
+ACCEPTED, REFUSED, ALONE, FAULT = "accepted by all", "refused by all", "refused by validate alone, with reason", "fault"
+NAMESPACE = "default"
+ASKING = 3
+"""Threads that ask the API server."""
+FILES = re.compile(r"(source|uri|from|function|tokenizer|revision)$")
+"""Fields that name files of the machine that validates, of which the API server knows nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A job and what was done to it."""
+
+    number: int
+    document: Document
+    mistakes: Sequence[Mistake]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What became of one job."""
+
+    number: int
+    kind: str
+    """What was done to it last."""
+    outcome: str
+    says: str
+    document: Document
+    mistakes: Sequence[Mistake]
+
+    def __str__(self) -> str:
+        return f"job {self.number}: {'; '.join(map(str, self.mistakes))}\n{self.says}"
+
+
+def run(plane: ControlPlane, count: int, seed: int) -> list[Record]:
+    """The records of ``count`` jobs."""
+    schemas = published(plane)
+    drawn = [draw(number, f"{seed} {number}", schemas) for number in range(count)]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(ASKING) as pool:
+        return list(pool.map(lambda job: judged(plane, job, Path(folder)), drawn))
+
+
+def published(plane: ControlPlane) -> Schemas:
+    """The schemas that the mistakes are drawn from."""
+    crd = plane.call("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.rljob.dev")
+    pods = plane.call("GET", "/openapi/v3/api/v1")["components"]["schemas"]
+    return Schemas(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"], pods)
+
+
+def draw(number: int, seed: str, schemas: Schemas) -> Drawn:
+    """The job of a seed."""
+    dice = random.Random(seed)
+    document = sound_job(dice)
+    made = [make(document, schemas, dice) for _ in range(dice.choice([0, 1, 1, 1, 1, 1, 1, 2, 3]))]
+    return Drawn(number, document, [mistake for mistake in made if mistake is not None])
+
+
+def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
+    """One job before all three judges."""
+    text = json.dumps(job.document, ensure_ascii=False)
+    ours, theirs = of_ours_on(job.document), of_the_server(plane, NAMESPACE, text)
+    beyond = _beyond(job.document, folder) if ours.accepted else []
+    pods = list(_of_the_pods(plane, job.document))
+    kind = job.mistakes[-1].kind if job.mistakes else "none"
+
+    def record(outcome: str, says: str = "") -> Record:
+        return Record(job.number, kind, outcome, says, job.document, job.mistakes)
+
+    if beyond:
+        ours = Verdict(False, frozenset(violation.path for violation in beyond), "\n".join(map(str, beyond)))
+    if theirs.accepted and all(pod.accepted for pod in pods):
+        if ours.accepted:
+            return record(ACCEPTED)
+        broken = rules_broken_by(job.document)
+        if broken and broken <= {*NOT_IN_CEL, *PARTLY_IN_CEL} - ON_THE_PODS:
+            return record(ALONE, ", ".join(sorted(broken)))
+        return record(FAULT, f"the servers accept, validate says: {ours.message}")
+    refusals = [verdict.message for verdict in (theirs, *pods) if not verdict.accepted]
+    if ours.accepted:
+        return record(FAULT, "validate accepts, the server says: " + "\n".join(refusals))
+    unheard = differences(plane, NAMESPACE, text, theirs, ours) if not beyond and not theirs.accepted else []
+    unheard += [
+        f"{path}: named by the server ({pod.message}), not by validate: {ours.message}"
+        for pod in pods
+        if theirs.accepted
+        for path in sorted(pod.paths)
+        if not _named(path, ours.paths) and not _follows(path, pod.paths)
+    ]
+    return record(FAULT if unheard else REFUSED, "\n".join(unheard))
+
+
+def _beyond(document: Document, folder: Path) -> list[Violation]:
+    """What validate says of more than the document, but for files of the machine."""
+    from rljob_trainer.commands.job_file import beyond_the_schema
+
+    found = beyond_the_schema(Readable(RLJob.model_validate(document)), folder, [folder])
+    return [violation for violation in found if not FILES.search(violation.path)]
+
+
+def _of_the_pods(plane: ControlPlane, document: Document) -> Iterator[Verdict]:
+    """Dry runs of what the operator would create; none if the job cannot be read."""
+    try:
+        job = resolve(RLJob.model_validate(document))
+        cluster = objects.ray_cluster(job, "hash", "uid", 1, 1, "key", Settings())
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return
+    cluster["metadata"]["ownerReferences"] = []
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    core = f"/api/v1/namespaces/{NAMESPACE}/podtemplates"
+    for number, group in enumerate(groups):
+        template: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": {"name": f"tiny-{number}"},
+            "template": group["template"],
+        }
+        yield verdict_of(plane, core, json.dumps(template, ensure_ascii=False))
+    yield verdict_of(
+        plane, f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayclusters", json.dumps(cluster, ensure_ascii=False)
+    )
+
+
+def _follows(path: str, others: frozenset[str]) -> bool:
+    """Whether the server names a mount because its volume is none, for another reason that it names too."""
+    return bool(re.search(r"volumeMounts\[\d+\]\.name$", path)) and any(".volumes[" in other for other in others)
+
+
+def _named(path: str, ours: frozenset[str]) -> bool:
+    """Whether a field of the pods is named by one of our paths: it, its neighbour or what it is in, by their names,
+    since places in a merged pod differ."""
+    theirs = set(re.findall(r"[A-Za-z]\w*", re.sub(r"\{.*\}", "", path))[-2:])
+    return any(theirs & set(re.findall(r"[A-Za-z]\w*", own)[-3:]) for own in ours)
