@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import kopf
 import pytest
 import yaml
 from helm import CHART, Helm
@@ -98,8 +97,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 async def look_after_keys(plane: ControlPlane) -> None:
-    connection = kopf.ConnectionInfo(server=plane.server, token=plane.token, insecure=True, scheme="Bearer")
-    async with ApiServer(connection) as api:
+    async with ApiServer(plane.credentials()) as api:
         await KeySecret(api, "ops", "rl-rljob-operator-keys", None).look()
 
 
