@@ -2,7 +2,7 @@
 
 The client (`kubernetes.aio`) has the connections, TLS, credentials and encoding. Its typed half is left aside: objects
 stay the JSON that the API server sends. Every call has a deadline. Bodies never appear in errors or logs, as they do in
-the client's own exceptions, since some of them hold tokens. docs/decisions/0001-kubernetes-client.md has the reasons.
+the client's own exceptions, since some of them hold tokens. docs/decisions/001-kubernetes-client.md has the reasons.
 """
 
 from __future__ import annotations
