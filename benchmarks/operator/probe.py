@@ -15,7 +15,7 @@ from typing import Any
 import kopf
 
 from benchmarks.operator.client import NETWORKING
-from rljob_operator import api_server, names, objects
+from rljob_operator import api_server, credentials, names, objects
 from rljob_operator.network_policy import network_policy
 from rljob_operator.observed import Observed
 from rljob_operator.reconcile import reconcile
@@ -27,13 +27,13 @@ from rljob_operator.views import job_view
 async def main(namespace: str, key_file: Path) -> None:
     registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
     settings.posting.enabled = False
-    connection, key, ours = api_server.login(), TokenKey.read(key_file), Settings()
+    configuration, key, ours = await credentials.login(), TokenKey.read(key_file), Settings()
 
     @kopf.on.login(registry=registry)
-    def login(**_: Any) -> kopf.ConnectionInfo:
-        return connection
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await credentials.connection(configuration)
 
-    async with api_server.ApiServer(connection) as api:
+    async with api_server.ApiServer(configuration) as api:
 
         @kopf.on.create(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
         async def create(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:

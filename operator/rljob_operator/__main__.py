@@ -15,7 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from rljob_operator import api_server
+from rljob_operator import credentials
 from rljob_operator.head import DEFAULT_ADDRESS
 from rljob_operator.operator import Operator, Options
 from rljob_operator.settings import Settings
@@ -91,7 +91,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 async def run(options: Options) -> None:
     """Runs until SIGTERM or SIGINT."""
-    operator = Operator(options, api_server.login())
+    operator = Operator(options, await credentials.login())
     task = asyncio.create_task(operator.run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,29 +1,32 @@
-"""A small asynchronous client of the Kubernetes API: the few verbs the operator uses, and its errors by name.
+"""The few verbs of the Kubernetes API that the operator uses, over the official client, and its errors by name.
 
-Every call has a deadline. Bodies never appear in errors or logs, since some of them hold tokens.
+The client (`kubernetes.aio`) has the connections, TLS, credentials and encoding. Its typed half is left aside: objects
+stay the JSON that the API server sends. Every call has a deadline. Bodies never appear in errors or logs, as they do in
+the client's own exceptions, since some of them hold tokens. docs/decisions/001-kubernetes-client.md has the reasons.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-import kopf
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import ConfigException
 
 from rljob_operator import names
+from rljob_operator.credentials import BEARER
 
 CALL_SECONDS = 30.0
-TOKEN_RELOAD_SECONDS = 60.0
+CONNECTIONS = 32
 BUSY_PAUSES = (0.1, 0.4, 1.0)
 LIST_CHUNK = 500
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 Object = dict[str, Any]
 
@@ -67,35 +70,29 @@ class ApiError(Exception):
         return self.status in (0, 408, 429) or self.status >= 500
 
 
-def login() -> kopf.ConnectionInfo:
-    """The service account's credentials in a cluster, else those of the kubeconfig."""
-    settings = kopf.OperatorSettings()
-    connection = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
-    if connection is None:
-        raise RuntimeError("no Kubernetes credentials: run in a cluster, or set KUBECONFIG")
-    return connection
-
-
 class ApiServer:
     """The API server, over one connection pool. Use as an asynchronous context manager."""
 
-    def __init__(self, connection: kopf.ConnectionInfo, *, call_seconds: float = CALL_SECONDS) -> None:
-        self._connection = connection
+    def __init__(self, configuration: Configuration, *, call_seconds: float = CALL_SECONDS) -> None:
+        self._configuration = configuration
         self._timeout = aiohttp.ClientTimeout(total=call_seconds)
-        self._session: aiohttp.ClientSession | None = None
-        self._headers = connection.as_http_headers()
-        self._headers_read = time.monotonic()
+        self._client: ApiClient | None = None
 
     async def __aenter__(self) -> ApiServer:
-        # Making the context reads and writes certificate files.
-        context = await asyncio.to_thread(self._connection.as_ssl_context)
-        connector = aiohttp.TCPConnector(ssl=context, limit=32)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout)
+        # Not a deep copy: a token that is renewed in the one is in the other.
+        configuration = copy.copy(self._configuration)
+        configuration.connection_pool_maxsize = CONNECTIONS
+        # Proxies are the kubeconfig's, as for the watches; the environment's would be looked up at every call.
+        configuration.client_session_kwargs = {"trust_env": False}
+        # Making its TLS context reads certificate files.
+        client = await asyncio.to_thread(ApiClient, configuration)
+        client.user_agent = names.FIELD_MANAGER
+        self._client = client
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self._client is not None:
+            await self._client.close()
 
     async def get(self, path: str) -> Object:
         return await self._call("GET", path)
@@ -177,15 +174,21 @@ class ApiServer:
     async def _call_once(
         self, method: str, path: str, body: Any, *, query: Mapping[str, str] | None, content: str, accept: str
     ) -> Object:
-        if self._session is None:
+        client = self._client
+        if client is None:
             raise RuntimeError("use ApiServer as an asynchronous context manager")
-        data = None if body is None else json.dumps(body).encode()
-        headers = {**await self._authorization(), "Content-Type": content, "Accept": accept}
-        url = self._connection.server.rstrip("/") + path
         try:
-            async with self._session.request(method, url, data=data, headers=headers, params=query) as response:
-                text = await response.text()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            # Asks for credentials that may have to be renewed. The body is JSON already: not to be looked through.
+            method, url, headers, _, _ = await client.param_serialize(
+                method,
+                path,
+                query_params=list((query or {}).items()),
+                header_params={"Content-Type": content, "Accept": accept},
+                auth_settings=[BEARER],
+            )
+            response = await client.call_api(method, url, headers, body, _request_timeout=self._timeout)
+            text = (await response.read()).decode(errors="replace")
+        except (aiohttp.ClientError, TimeoutError, OSError, ConfigException) as error:
             message = f"{method} {path}: {str(error) or 'no answer in time'}"
             raise ApiError(0, type(error).__name__, message, cut_off=_was_cut_off(error)) from error
         try:
@@ -196,15 +199,6 @@ class ApiServer:
             message = str(answer.get("message", "") or text[:200])
             raise ApiError(response.status, str(answer.get("reason", response.reason)), message)
         return answer if isinstance(answer, dict) else {}
-
-    async def _authorization(self) -> Mapping[str, str]:
-        # Service account tokens are replaced every hour.
-        age = time.monotonic() - self._headers_read
-        if self._connection.token and age > TOKEN_RELOAD_SECONDS and SERVICE_ACCOUNT_TOKEN.exists():
-            token = await asyncio.to_thread(SERVICE_ACCOUNT_TOKEN.read_text)
-            self._headers = {"Authorization": f"Bearer {token.strip()}"}
-            self._headers_read = time.monotonic()
-        return self._headers
 
 
 def jobs(namespace: str, name: str = "", sub: str = "") -> str:

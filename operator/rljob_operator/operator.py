@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import kopf
+from kubernetes.aio.client.configuration import Configuration
 
 from rljob_operator import watching
 from rljob_operator.access import Access
@@ -58,9 +59,9 @@ class Options:
 class Operator:
     """One replica. `run` returns only when cancelled or when a part of it fails for good."""
 
-    def __init__(self, options: Options, connection: kopf.ConnectionInfo) -> None:
+    def __init__(self, options: Options, configuration: Configuration) -> None:
         self._options = options
-        self._connection = connection
+        self._configuration = configuration
         self._first_list = FirstList()
         self.store = Store()
         self.metrics = Metrics()
@@ -77,7 +78,7 @@ class Operator:
         # Cookies of one head must never reach another.
         jar = aiohttp.DummyCookieJar()
         async with (
-            ApiServer(self._connection) as api,
+            ApiServer(self._configuration) as api,
             aiohttp.ClientSession(connector=connector, cookie_jar=jar) as http,
         ):
             if options.lease_namespace is not None:
@@ -140,7 +141,7 @@ class Operator:
 
     async def _watch(self) -> None:
         await kopf.operator(
-            registry=watching.registry(self.store, self._changed, self._first_list.saw, self._connection),
+            registry=watching.registry(self.store, self._changed, self._first_list.saw, self._configuration),
             settings=watching.settings(),
             standalone=True,
             clusterwide=not self._options.namespaces,

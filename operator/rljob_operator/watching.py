@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import kopf
+from kubernetes.aio.client.configuration import Configuration
 
-from rljob_operator import names
+from rljob_operator import credentials, names
 from rljob_operator.api_server import LIST_CHUNK
 from rljob_operator.inventory import KUEUE, LABELLED
 from rljob_operator.store import Key, Store
 
 
 def registry(
-    store: Store, changed: Callable[[Key], None], saw: Callable[[str], None], connection: kopf.ConnectionInfo
+    store: Store, changed: Callable[[Key], None], saw: Callable[[str], None], configuration: Configuration
 ) -> kopf.OperatorRegistry:
     """Handlers that feed the store, report every job for which something has changed, and the UID of all they saw."""
     handlers = kopf.OperatorRegistry()
@@ -30,8 +31,8 @@ def registry(
                 changed(key)
 
     @kopf.on.login(registry=handlers)
-    def login(**_: Any) -> kopf.ConnectionInfo:
-        return connection
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await credentials.connection(configuration)
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)
     async def job_changed(event: kopf.RawEvent, **_: Any) -> None:

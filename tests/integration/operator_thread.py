@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import kopf
 from kube.crowding import crowding
+from kubernetes.aio.client.configuration import Configuration
 
 from rljob_operator.operator import Operator, Options
 
@@ -19,9 +19,9 @@ STOP_SECONDS = 30.0
 class OperatorThread:
     """Runs an operator from construction until `stop`."""
 
-    def __init__(self, options: Options, connection: kopf.ConnectionInfo, *, debug: bool = False) -> None:
+    def __init__(self, options: Options, configuration: Configuration, *, debug: bool = False) -> None:
         self._options = options
-        self._connection = connection
+        self._configuration = configuration
         self._debug = debug
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -51,7 +51,7 @@ class OperatorThread:
         self._task = asyncio.current_task()
         # Of debug mode: how long a callback may take before it is reported. Waiting for a processor counts too.
         self._loop.slow_callback_duration *= crowding()
-        self.operator = Operator(self._options, self._connection)
+        self.operator = Operator(self._options, self._configuration)
         self._begun.set()
         await self.operator.run()
 

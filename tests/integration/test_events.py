@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import kopf
 import pytest
 from fakes.heads import Play
 from world import World, job_document
@@ -24,8 +23,7 @@ async def test_the_server_takes_notes_of_any_length_and_language(
     job = store.job(store.put_job(await world.job("told")))
     assert job is not None
     notes = {"Letters": "a" * 3000, "Accents": "é" * 3000, "Chinese": "a" + "值" * 3000, "Nothing": ""}
-    connection = kopf.ConnectionInfo(server=world.plane.server, token=world.plane.token, insecure=True, scheme="Bearer")
-    async with ApiServer(connection) as api:
+    async with ApiServer(world.plane.credentials()) as api:
         await Poster(api).post(job, [Event("Warning", reason, note) for reason, note in notes.items()])
     assert caplog.messages == []
     found = {item["reason"]: item.get("message", "") for item in await world.events("told")}

@@ -6,7 +6,6 @@ import asyncio
 import base64
 from pathlib import Path
 
-import kopf
 import pytest
 from fakes.heads import Play
 from helm import program, render
@@ -20,10 +19,6 @@ pytestmark = pytest.mark.timeout(400)
 SECRET = "operator-keys"
 
 
-def connection(world: World) -> kopf.ConnectionInfo:
-    return kopf.ConnectionInfo(server=world.plane.server, token=world.plane.token, insecure=True, scheme="Bearer")
-
-
 async def stored(world: World) -> list[str]:
     """The keys in the Secret, in order."""
     secret = await world.call("GET", f"/api/v1/namespaces/{world.namespace}/secrets/{SECRET}")
@@ -31,7 +26,7 @@ async def stored(world: World) -> list[str]:
 
 
 async def test_replicas_that_start_together_make_one_key(world: World) -> None:
-    async with ApiServer(connection(world)) as api:
+    async with ApiServer(world.plane.credentials()) as api:
         replicas = [KeySecret(api, world.namespace, SECRET, None) for _ in range(8)]
         rings = await asyncio.gather(*(replica.look() for replica in replicas))
     assert len({ring.newest.id for ring in rings}) == 1
@@ -41,7 +36,7 @@ async def test_replicas_that_start_together_make_one_key(world: World) -> None:
 
 async def test_a_deleted_secret_comes_back_with_every_key(world: World, tmp_path: Path) -> None:
     given = tmp_path / "given"
-    async with ApiServer(connection(world)) as api:
+    async with ApiServer(world.plane.credentials()) as api:
         keeper = KeySecret(api, world.namespace, SECRET, given)
         for letter in "abc":
             given.write_text(letter * 40)
@@ -56,7 +51,7 @@ async def test_a_replica_learns_the_keys_of_another_and_forgets_none(world: Worl
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text("a" * 40)
     second.write_text("b" * 40)
-    async with ApiServer(connection(world)) as api:
+    async with ApiServer(world.plane.credentials()) as api:
         one = KeySecret(api, world.namespace, SECRET, first)
         other = KeySecret(api, world.namespace, SECRET, second)
         await one.look()
@@ -68,7 +63,7 @@ async def test_a_replica_learns_the_keys_of_another_and_forgets_none(world: Worl
 async def test_a_key_may_be_any_line(world: World, tmp_path: Path) -> None:
     """A pass phrase has spaces, and random bytes have anything."""
     given = tmp_path / "given"
-    async with ApiServer(connection(world)) as api:
+    async with ApiServer(world.plane.credentials()) as api:
         for key in (b"correct horse battery staple is my long pass phrase", bytes(range(32, 64)) + b"\t\x0b\x0c\xff"):
             given.write_bytes(key)
             await KeySecret(api, world.namespace, SECRET, given).look()
@@ -83,7 +78,7 @@ async def test_a_damaged_secret_is_named(world: World) -> None:
         "data": {"keys": base64.b64encode(b"short").decode()},
     }
     await world.call("POST", f"/api/v1/namespaces/{world.namespace}/secrets", body)
-    async with ApiServer(connection(world)) as api:
+    async with ApiServer(world.plane.credentials()) as api:
         with pytest.raises(ValueError, match=rf"entry 'keys' of the Secret {world.namespace}/{SECRET}: .* 5 bytes"):
             await KeySecret(api, world.namespace, SECRET, None).look()
 

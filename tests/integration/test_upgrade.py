@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import kopf
 import pytest
 import yaml
 from documented import commands
@@ -105,8 +104,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 async def look_after_keys(plane: ControlPlane) -> None:
-    connection = kopf.ConnectionInfo(server=plane.server, token=plane.token, insecure=True, scheme="Bearer")
-    async with ApiServer(connection) as api:
+    async with ApiServer(plane.credentials()) as api:
         await KeySecret(api, "ops", KEYS, None).look()
 
 

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import kopf
 import pytest
 from fakes.heads import Driver, FakeHeads, Play
 from fakes.kubelet import FakeKubelet
@@ -89,9 +88,6 @@ class World:
         """Starts an operator in this process that watches this namespace; the newest is `self.operator`."""
         key = self._folder / "key"
         key.write_text(token_key)
-        connection = kopf.ConnectionInfo(
-            server=server or self.plane.server, token=token or self.plane.token, insecure=True, scheme="Bearer"
-        )
         options = Options(
             key_file=key,
             key_secret=key_secret,
@@ -103,7 +99,7 @@ class World:
             probe_port=probe_port,
             settings=settings,
         )
-        self.operator = OperatorThread(options, connection, debug=debug)
+        self.operator = OperatorThread(options, self.plane.credentials(server, token), debug=debug)
         return self.operator
 
     async def stop_operator(self) -> None:

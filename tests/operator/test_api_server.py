@@ -7,9 +7,9 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-import kopf
 import pytest
 from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
 
 from rljob_operator import api_server
 from rljob_operator.api_server import ApiError, ApiServer
@@ -38,8 +38,8 @@ async def serving(answer: Answer, call_seconds: float = 30.0) -> AsyncIterator[t
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        connection = kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")
-        async with ApiServer(connection, call_seconds=call_seconds) as api:
+        configuration = Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")
+        async with ApiServer(configuration, call_seconds=call_seconds) as api:
             yield api, calls
     finally:
         await runner.cleanup()
@@ -103,7 +103,7 @@ async def test_a_server_that_is_away_is_not_asked_again(monkeypatch: pytest.Monk
     async def no_pause(_seconds: float) -> None:
         raise AssertionError("it was asked again")
 
-    async with ApiServer(kopf.ConnectionInfo(server=address)) as api:
+    async with ApiServer(Configuration(host=address)) as api:
         monkeypatch.setattr(api_server.asyncio, "sleep", no_pause)
         with pytest.raises(ApiError) as caught:
             await api.create(PATH, {})

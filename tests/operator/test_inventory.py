@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import kopf
 import pytest
 from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
 
 from rljob_operator import api_server, inventory
 from rljob_operator.api_server import ApiError, ApiServer
@@ -60,8 +60,8 @@ async def serving(cluster: Cluster) -> AsyncIterator[ApiServer]:
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        connection = kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")
-        async with ApiServer(connection) as api:
+        configuration = Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")
+        async with ApiServer(configuration) as api:
             yield api
     finally:
         await runner.cleanup()

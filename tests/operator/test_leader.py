@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import kopf
 import pytest
 from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
 
 from rljob_operator import leader
 from rljob_operator.api_server import ApiServer
@@ -55,7 +55,7 @@ async def test_a_lapse_that_ends_by_the_next_renewal_is_a_new_beginning(monkeypa
     assert site._server is not None
     port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
     try:
-        async with ApiServer(kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}")) as api:
+        async with ApiServer(Configuration(host=f"http://127.0.0.1:{port}")) as api:
             ours = Leader(api, "ours", "it", "us", on_gain=lambda: begun.append(time.monotonic()))
             task = asyncio.create_task(ours.run())
             try:

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kubernetes.aio.client.configuration import Configuration
+
 from kube.crowding import crowding
 from testcluster.programs import Programs
 
@@ -99,6 +101,11 @@ class ControlPlane:
             raise ApiCallError(status, f"{method} {path}", text.decode(errors="replace"))
         answer = json.loads(text or b"{}")
         return answer if isinstance(answer, dict) else {}
+
+    def credentials(self, server: str | None = None, token: str | None = None) -> Configuration:
+        """For a client of ours: as administrator or whoever has the token; by way of another address, if given."""
+        authorization = f"Bearer {token or self.token}"
+        return Configuration(server or self.server, api_key={"BearerToken": authorization}, verify_ssl=False)
 
     def _exchange(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
         # A handshake costs more than most calls: one connection a thread is kept open.
