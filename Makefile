@@ -36,7 +36,7 @@ unit: install    ## the fast tests alone
 runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; 11 minutes
 	$(BIN)/python -m pytest tests/runs -n 2 --dist loadgroup
 
-programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 15 minutes, once
+programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 20 minutes, once
 	$(CLUSTER) programs
 	PYTHONPATH=deploy $(BIN)/python tests/integration/kube/kueue.py
 

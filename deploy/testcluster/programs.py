@@ -34,7 +34,7 @@ class ProgramMissingError(RuntimeError):
     """A program that is needed isn't there and can't be made here; the message says in one line what to do."""
 
 
-PREPARE = "run `make programs` once (15 minutes on two cores; needs Go 1.26 and Debian's packages)"
+PREPARE = "run `make programs` once (20 minutes on two cores; needs Go 1.26 and Debian's packages)"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from testcluster.programs import HELM, KUBERAY, KUBERNETES, OTHER_API_SERVERS, G
 
 ENVTEST = ("kube-apiserver", "etcd", "kubectl")
 """What `setup-envtest` puts into its folder: no controllers, and nothing of KubeRay's or Helm's."""
-PREPARE = "run `make programs` once (15 minutes on two cores; needs Go 1.26 and Debian's packages)"
+PREPARE = "run `make programs` once (20 minutes on two cores; needs Go 1.26 and Debian's packages)"
 
 
 @pytest.fixture
