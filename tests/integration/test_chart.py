@@ -186,7 +186,7 @@ def test_no_role_has_a_wildcard(helm: Path) -> None:
     for document in render(helm, *EVERYTHING):
         if document["kind"] in ("Role", "ClusterRole"):
             for entry in document["rules"]:
-                assert "*" not in [*entry["apiGroups"], *entry["resources"], *entry["verbs"]]
+                assert not [value for values in entry.values() for value in values if "*" in value]
 
 
 def test_the_operators_arguments_are_the_programs(helm: Path) -> None:
