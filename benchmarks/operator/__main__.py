@@ -48,7 +48,7 @@ def main() -> None:
 
 def _latency(args: argparse.Namespace) -> None:
     """One job at a time: `results/latency.md`."""
-    machine = Machine.here(("kopf", "aiohttp", "pydantic"))
+    machine = Machine.here(("kopf", "kubernetes", "aiohttp", "pydantic"))
     sides = {"operator": lambda _: latencies(args.posts), "bare": lambda _: bare_latencies(args.posts)}
     found = {name: sorted(chain.from_iterable(runs)) for name, runs in interleaved(sides, args.repetitions).items()}
     rows = [[name, *(f"{value:.0f}" for value in _milliseconds(seconds))] for name, seconds in found.items()]
@@ -67,7 +67,7 @@ def _latency(args: argparse.Namespace) -> None:
 
 def _crowds(args: argparse.Namespace) -> None:
     """Many jobs: `results/operator.md`."""
-    machine = Machine.here(("kopf", "aiohttp", "pydantic"))
+    machine = Machine.here(("kopf", "kubernetes", "aiohttp", "pydantic"))
     results: dict[str, Any] = {}
     sides = {"bare": bare_burst, "operator": operator_burst, "probe": probe_burst}
     bursts = interleaved({name: lambda _, side=side: side(args.jobs) for name, side in sides.items()}, args.repetitions)
