@@ -21,7 +21,7 @@ SIDECAR = f"{POD}.template.spec.containers[0]"
 BAD = [
     # resources
     ("resources: {requests: {cpu: 2}, limits: {cpu: 1500m}}", f"{POD}.resources.requests.cpu"),
-    ("resources: {requests: {example.com/nic: 1}}", f"{POD}.resources.requests[example.com/nic]"),
+    ("resources: {requests: {example.com/nic: 1}}", f"{POD}.resources.limits"),
     ("resources: {limits: {example.com/nic: 1500m}}", f"{POD}.resources.limits[example.com/nic]"),
     ("resources: {limits: {gpu: 1}}", f"{POD}.resources.limits.gpu"),
     ("resources: {limits: {hugepages-2Mi: 3Mi, memory: 1Gi}}", f"{POD}.resources.limits[hugepages-2Mi]"),

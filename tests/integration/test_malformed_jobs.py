@@ -29,7 +29,7 @@ def test_no_job_is_taken_by_one_and_refused_by_another(plane: ControlPlane) -> N
     assert not faults, f"{len(faults)} disagreements, the first ones:\n" + "\n".join(faults[:5])
     outcomes = Counter(record.outcome for record in records)
     # Nobody may be right by always saying the same.
-    assert min(outcomes[jobs.ACCEPTED], outcomes[jobs.REFUSED]) > JOBS / 6, outcomes
+    assert min(outcomes[jobs.ACCEPTED], outcomes[jobs.REFUSED], outcomes[jobs.BY_PODS]) > JOBS / 10, outcomes
     assert {record.kind for record in records} == {*KINDS, "none"}
 
 

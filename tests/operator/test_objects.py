@@ -9,6 +9,8 @@ import pytest
 from simulation import SETTINGS, job_spec
 
 from rljob_api import JobInvalid, ResolvedJob, check, resolve
+from rljob_api.pod_template.located import Located
+from rljob_api.pod_template.of_job import pod_template
 from rljob_operator import names, objects, quantities
 from rljob_operator.merging import merge
 from rljob_operator.render import rendered
@@ -111,14 +113,14 @@ def test_claims_of_the_job_file_are_mounted_and_only_checkpoints_writable() -> N
 def test_a_template_is_merged_and_cannot_take_our_labels() -> None:
     template = {
         "metadata": {"labels": {"team": "rl", "app.kubernetes.io/instance": "other"}},
-        "spec": {"dnsPolicy": "None", "containers": [{"name": "sidecar", "image": "x"}]},
+        "spec": {"dnsPolicy": "Default", "containers": [{"name": "sidecar", "image": "x"}]},
     }
     made = cluster(trainer={"pod": {"template": template}})
     trainer = made["spec"]["workerGroupSpecs"][1]["template"]  # type: ignore[index]
     assert trainer["metadata"]["labels"]["team"] == "rl"
     assert trainer["metadata"]["labels"]["app.kubernetes.io/instance"] == "job"
     assert [item["name"] for item in trainer["spec"]["containers"]] == ["ray", "sidecar"]
-    assert trainer["spec"]["dnsPolicy"] == "None"
+    assert trainer["spec"]["dnsPolicy"] == "Default"
 
 
 def test_pods_carry_the_jobs_labels_but_for_those_that_are_orders() -> None:
@@ -206,6 +208,42 @@ def test_lists_are_merged_by_their_keys() -> None:
         "tolerations": [{"key": "a"}, {"key": "b"}],
         "other": [2],
     }
+
+
+TEMPLATES: list[dict[str, object]] = [
+    {},
+    {"metadata": {"labels": {"a": "b"}}, "spec": {"hostname": "a", "securityContext": {"runAsUser": 5}}},
+    {"spec": {"tolerations": [{"key": "b", "value": "c"}], "nodeSelector": {"b": "c"}}},
+    {"spec": {"containers": [{"name": "ray", "env": [{"name": "A", "value": "2"}]}, {"name": "b", "image": "c"}]}},
+    {"spec": {"containers": [{"name": "ray", "resources": {"limits": {"cpu": "3"}}, "securityContext": {}}]}},
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_validate_looks_at_the_pod_that_is_made(template: dict[str, object]) -> None:
+    settings = {
+        "nodeSelector": {"a": "b"},
+        "tolerations": [{"key": "a", "value": "b"}],
+        "resources": {"limits": {"cpu": "1", "memory": "2Gi"}},
+        "env": [{"name": "A", "value": "1"}],
+        "volumes": [{"name": "a", "hostPath": {"path": "/a"}}],
+        "volumeMounts": [{"name": "a", "mountPath": "/a"}],
+        "template": template,
+    }
+    trainer = {"gpusPerReplica": 2, "env": {"B": "2"}, "pod": settings}
+    pool = job(trainer=trainer).spec.trainer
+    looked_at = pod_template("spec.trainer.pod", pool.pod, pool.env, 2, SETTINGS.default_image)
+    groups = cluster(trainer=trainer)["spec"]["workerGroupSpecs"]  # type: ignore[index]
+    assert is_in(looked_at, next(group["template"] for group in groups if group["groupName"] == "trainer"))
+
+
+def is_in(part: Located, whole: object) -> bool:
+    """Whether all that a part says is said by the whole, too."""
+    if isinstance(part.value, dict):
+        return isinstance(whole, dict) and all(is_in(item, whole.get(name, {})) for name, item in part.value.items())
+    if isinstance(part.value, list):
+        return isinstance(whole, list) and all(any(is_in(item, other) for other in whole) for item in part.value)
+    return part.value == whole
 
 
 @pytest.mark.parametrize("absent", ["job", "overlay"])

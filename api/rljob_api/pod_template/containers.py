@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rljob_api.pod_template import names
 from rljob_api.pod_template.located import Located
-from rljob_api.pod_template.registry import PodSeen, chosen, of, required, within
+from rljob_api.pod_template.registry import PodSeen, of, required, within
 from rljob_api.violations import Violation
 
 _HANDLERS = ("exec", "httpGet", "tcpSocket", "grpc", "sleep")
@@ -71,7 +71,7 @@ def probes_are_sound(container: Located, pod: PodSeen) -> Iterator[Violation]:
 
 @of("Container")
 def hooks_are_sound(container: Located, pod: PodSeen) -> Iterator[Violation]:
-    """validateLifecycle."""
+    """validateLifecycle. Its stopSignal is behind a gate, and dropped without."""
     lifecycle = container.get("lifecycle")
     if lifecycle is None:
         return
@@ -79,9 +79,6 @@ def hooks_are_sound(container: Located, pod: PodSeen) -> Iterator[Violation]:
         hook = lifecycle.get(name)
         if hook is not None:
             yield from _handler(hook, pod)
-    yield from chosen(lifecycle, "stopSignal")
-    if lifecycle.get("stopSignal") is not None and not pod.system:
-        yield Violation(lifecycle.at("stopSignal"), "needs the pod's os.name", "add os: {name: linux}")
 
 
 def _handler(node: Located, pod: PodSeen) -> Iterator[Violation]:

@@ -50,7 +50,9 @@ def _amounts(resources: Located, *, in_container: bool) -> Iterator[Violation]:
         exact = not _overcommits(name)
         if limit is None:
             if exact and in_container:
-                yield Violation(amount.path, f"{name} cannot be shared, and has no limit", "set the same limit")
+                yield Violation(
+                    resources.at("limits"), f"{name} cannot be shared, and has no limit", f"set it to {amount.value}"
+                )
             continue
         asked, most = known(amount.value), known(limit.value)
         if asked is None or most is None or _milli(asked) == _milli(most):

@@ -14,11 +14,11 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.environments import ROOT
 from benchmarks.malformed.jobs.mistakes import Mistake, Schemas, make
@@ -36,7 +36,8 @@ from verdicts import Verdict, differences, of_ours_on, of_the_server, rules_brok
 if TYPE_CHECKING:
     from kube.control_plane import ControlPlane
 
-ACCEPTED, REFUSED, ALONE, FAULT = "accepted by all", "refused by all", "refused by validate alone, with reason", "fault"
+ACCEPTED, REFUSED, FAULT = "accepted by all", "refused by all", "fault"
+BY_PODS, ALONE = "refused by validate and in its pods", "refused by validate alone, with reason"
 NAMESPACE = "default"
 ASKING = 3
 """Threads that ask the API server."""
@@ -88,8 +89,8 @@ def draw(number: int, seed: str, schemas: Schemas) -> Drawn:
     """The job of a seed."""
     dice = random.Random(seed)
     document = sound_job(dice)
-    made = [make(document, schemas, dice) for _ in range(dice.choice([0, 1, 1, 1, 1, 1, 1, 2, 3]))]
-    return Drawn(number, document, [mistake for mistake in made if mistake is not None])
+    mistakes = [make(document, schemas, dice) for _ in range(dice.choice([0, 1, 1, 1, 1, 1, 1, 2, 3]))]
+    return Drawn(number, document, mistakes)
 
 
 def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
@@ -97,7 +98,7 @@ def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
     text = json.dumps(job.document, ensure_ascii=False)
     ours, theirs = of_ours_on(job.document), of_the_server(plane, NAMESPACE, text)
     beyond = _beyond(job.document, folder) if ours.accepted else []
-    pods = list(_of_the_pods(plane, job.document))
+    pod = _of_the_pods(plane, job.document) if theirs.accepted else None
     kind = job.mistakes[-1].kind if job.mistakes else "none"
 
     def record(outcome: str, says: str = "") -> Record:
@@ -105,25 +106,26 @@ def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
 
     if beyond:
         ours = Verdict(False, frozenset(violation.path for violation in beyond), "\n".join(map(str, beyond)))
-    if theirs.accepted and all(pod.accepted for pod in pods):
+    if theirs.accepted and pod is None:
         if ours.accepted:
             return record(ACCEPTED)
         broken = rules_broken_by(job.document)
         if broken and broken <= {*NOT_IN_CEL, *PARTLY_IN_CEL} - ON_THE_PODS:
             return record(ALONE, ", ".join(sorted(broken)))
         return record(FAULT, f"the servers accept, validate says: {ours.message}")
-    refusals = [verdict.message for verdict in (theirs, *pods) if not verdict.accepted]
     if ours.accepted:
-        return record(FAULT, "validate accepts, the server says: " + "\n".join(refusals))
-    unheard = differences(plane, NAMESPACE, text, theirs, ours) if not beyond and not theirs.accepted else []
-    unheard += [
-        f"{path}: named by the server ({pod.message}), not by validate: {ours.message}"
-        for pod in pods
-        if theirs.accepted
-        for path in sorted(pod.paths)
-        if not _named(path, ours.paths) and not _follows(path, pod.paths)
-    ]
-    return record(FAULT if unheard else REFUSED, "\n".join(unheard))
+        return record(FAULT, f"validate accepts, the server says: {(pod or theirs).message}")
+    if pod is None:
+        unheard = differences(plane, NAMESPACE, text, theirs, ours)
+    else:
+        unheard = [
+            f"{path}: named by the server ({pod.message}), not by validate: {ours.message}"
+            for path in sorted(pod.paths)
+            if not _named(path, ours.paths) and not _follows(path, pod.paths)
+        ]
+    if unheard:
+        return record(FAULT, "\n".join(unheard))
+    return record(REFUSED if pod is None else BY_PODS)
 
 
 def _beyond(document: Document, folder: Path) -> list[Violation]:
@@ -134,27 +136,24 @@ def _beyond(document: Document, folder: Path) -> list[Violation]:
     return [violation for violation in found if not FILES.search(violation.path)]
 
 
-def _of_the_pods(plane: ControlPlane, document: Document) -> Iterator[Verdict]:
-    """Dry runs of what the operator would create; none if the job cannot be read."""
+def _of_the_pods(plane: ControlPlane, document: Document) -> Verdict | None:
+    """The first refusal in dry runs of what the operator would create; None: all is taken, or the job is unreadable."""
     try:
         job = resolve(RLJob.model_validate(document))
         cluster = objects.ray_cluster(job, "hash", "uid", 1, 1, "key", Settings())
     except (ValueError, TypeError, KeyError, AttributeError):
-        return
+        return None
     cluster["metadata"]["ownerReferences"] = []
-    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
     core = f"/api/v1/namespaces/{NAMESPACE}/podtemplates"
-    for number, group in enumerate(groups):
-        template: dict[str, Any] = {
-            "apiVersion": "v1",
-            "kind": "PodTemplate",
-            "metadata": {"name": f"tiny-{number}"},
-            "template": group["template"],
-        }
-        yield verdict_of(plane, core, json.dumps(template, ensure_ascii=False))
-    yield verdict_of(
-        plane, f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayclusters", json.dumps(cluster, ensure_ascii=False)
-    )
+    wanted = []
+    for number, group in enumerate([cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]):
+        metadata = {"name": f"tiny-{number}"}
+        wanted.append(
+            (core, {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": group["template"]})
+        )
+    wanted.append((f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayclusters", cluster))
+    verdicts = (verdict_of(plane, kind, json.dumps(made, ensure_ascii=False)) for kind, made in wanted)
+    return next((verdict for verdict in verdicts if not verdict.accepted), None)
 
 
 def _follows(path: str, others: frozenset[str]) -> bool:
@@ -165,5 +164,8 @@ def _follows(path: str, others: frozenset[str]) -> bool:
 def _named(path: str, ours: frozenset[str]) -> bool:
     """Whether a field of the pods is named by one of our paths: it, its neighbour or what it is in, by their names,
     since places in a merged pod differ."""
-    theirs = set(re.findall(r"[A-Za-z]\w*", re.sub(r"\{.*\}", "", path))[-2:])
-    return any(theirs & set(re.findall(r"[A-Za-z]\w*", own)[-3:]) for own in ours)
+    theirs = re.findall(r"[A-Za-z]\w*", re.sub(r"\{.*\}", "", path))[-2:]
+    named = [re.findall(r"[A-Za-z]\w*", own) for own in ours]
+    return any(theirs[-1:] == [name] for own in named for name in own) or any(
+        set(theirs) & set(own[-3:]) for own in named
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +22,10 @@ HIDDEN = {
     "template": "PodTemplateSpec",
 }
 """Fields of the CRD that hold a part of a pod, which the CRD doesn't describe."""
+PATHS = ("/", "//", "/x", "/x/", "x/", ".", "..", "./x", "../x", "a/../b", "../..", "/../x", "x/y")
+PATTERNS = ("(", "[a", "a)", "*", "(?P<x", "a{2,1}", "\\", "[z-a]", "{x}", "{", "}", "{question", "{answer}", "(?=a)")
 TEXTS = (
     *("", " ", "a", "A", "A B", "-a", "a-", "a.b", "a/b", "a..b", "a:b", "a=b", "x" * 64, "x" * 254, "é", "🚢", "True"),
-    *("/", "//", "/x", "/x/", "x/", ".", "..", "./x", "../x", "a/../b", "../..", "/../x"),
-    *("(", "[a", "a)", "*", "(?P<x", "a{2,1}", "\\", "[z-a]", "{x}", "{", "}", "{question", "{answer}"),
     *("question", "answer", "solution", "1", "-1", "1.5", "2Gi", "1gi", "status.phase", "status.podIP", "spec.x"),
     *("metadata.labels", "metadata.annotations['a b']", "limits.gpu", "In", "Exists", "Always", "None", "linux"),
     *("10.0.0.256", "::1", "ray", "beside", "scratch", "more", "rljob-job", "kubernetes.io/x"),
@@ -114,7 +115,7 @@ class Schemas:
         if kind in ("integer", "number"):
             return dice.choice([n for n in NUMBERS if kind == "number" or isinstance(n, int)])
         if kind == "string":
-            return dice.choice(TEXTS)
+            return dice.choice((*TEXTS, *PATHS, *PATTERNS))
         if kind == "array":
             return [self.example("", schema["items"], dice, depth + 1)]
         if kind == "object" and depth < 3:
@@ -125,14 +126,27 @@ class Schemas:
         return dice.choice(AMOUNTS) if kind is None else {}
 
 
-def make(document: Document, schemas: Schemas, dice: random.Random) -> Mistake | None:
-    """Makes one mistake in a job; None where the kind that was drawn has no place there."""
-    spec = document["spec"]
-    # Most of what may be wrong is in the pods.
-    section = dice.choice([*sorted(spec), *(role for role in ("rollout", "trainer", "head") * 2 if role in spec)])
-    sites = [site for site in schemas.sites(spec, schemas.spec) if site.path[0] == section]
+def make(document: Document, schemas: Schemas, dice: random.Random) -> Mistake:
+    """Makes one mistake in a job."""
+    while True:
+        mistake = _drawn(document["spec"], schemas, dice)
+        if mistake is not None:
+            return mistake
+
+
+def _drawn(spec: Document, schemas: Schemas, dice: random.Random) -> Mistake | None:
+    """One mistake; None where the kind that was drawn has no place at the field that was drawn."""
+    every = list(schemas.sites(spec, schemas.spec))
+    # By name, not by place: labels and variables are many, and a job has one pattern.
+    name = dice.choice(sorted({_name(site) for site in every}))
     kind = dice.choice(sorted(KINDS))
+    sites = every if kind == "text of another field" else [site for site in every if _name(site) == name]
     return KINDS[kind](kind, sites, schemas, dice)
+
+
+def _name(site: Site) -> str:
+    """The last field in a site's path."""
+    return next(part for part in reversed(site.path) if isinstance(part, str))
 
 
 def _replaced(kind: str, site: Site, value: Any) -> Mistake:
@@ -205,8 +219,9 @@ def _other_text(kind: str, sites: list[Site], schemas: Schemas, dice: random.Ran
         return None
     site = dice.choice(texts)
     value = site.value if isinstance(site.value, str) else ""
+    like = PATHS if "/" in value else PATTERNS if re.search(r"[][{}()]", value) else TEXTS
     odd = (f"{value}x", value[:-1], value.upper(), value.lower(), f" {value}", f"{value}/", f"/{value}", f"../{value}")
-    return _replaced(kind, site, dice.choice(odd if dice.random() < 0.3 else TEXTS))
+    return _replaced(kind, site, dice.choice(dice.choice((odd, like, like, (*TEXTS, *PATHS, *PATTERNS)))))
 
 
 def _text_of_another(kind: str, sites: list[Site], schemas: Schemas, dice: random.Random) -> Mistake | None:
@@ -222,7 +237,9 @@ def _other_key(kind: str, sites: list[Site], schemas: Schemas, dice: random.Rand
     if not maps:
         return None
     site = dice.choice(maps)
-    name = dice.choice((*TEXTS, "cpu", "memory", "gpu", "nvidia.com/gpu", "hugepages-2Mi", "requests.cpu", "PATH"))
+    name = dice.choice(
+        (*TEXTS, *PATHS, "cpu", "memory", "gpu", "nvidia.com/gpu", "hugepages-2Mi", "requests.cpu", "PATH")
+    )
     schema = site.schema["additionalProperties"]
     value = dice.choice(list(site.value.values())) if site.value else schemas.example("", schema, dice)
     site.value[name] = value

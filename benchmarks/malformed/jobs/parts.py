@@ -18,7 +18,7 @@ _PARTS: Document = yaml.safe_load(Path(__file__).with_name("parts.yaml").read_te
 def sound_job(dice: random.Random) -> Document:
     """A job with nothing wrong in it, or so it is meant."""
     spec = copy.deepcopy(_PARTS["whole"])
-    for kind in dice.sample(_PARTS["kinds"], dice.choice([1, 1, 2])):
+    for kind in dice.sample(_PARTS["kinds"], dice.choice([1, 2, 3])):
         _lay_over(spec, copy.deepcopy(kind))
     for role in ("rollout", "trainer", "head"):
         if dice.random() < 0.6:
