@@ -1,4 +1,4 @@
-"""Writes the files of pins: every version and every hash of it, without download addresses, one version for all Pythons.
+"""Writes the files of pins: every version and every hash of it, without addresses, one version for all Pythons.
 
     .venv/bin/python requirements/lock.py            # after a change of pyproject.toml; what is pinned stays
     .venv/bin/python requirements/lock.py --upgrade  # everything as new as pyproject.toml allows
@@ -34,7 +34,7 @@ COMMON = [
     "--python-platform=x86_64-unknown-linux-gnu",
 ]
 PYTHONS = ("3.12", "3.11", "3.13")
-"""What the pins are for. The first is the default, and the others keep its versions."""
+"""What the pins are for; the others keep the versions of the first."""
 
 
 def lock(output: str, extras: list[str], overrides: str | None) -> None:

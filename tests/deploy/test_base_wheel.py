@@ -1,4 +1,4 @@
-"""`pip install .` and nothing else: the wheel, in an environment with what it asks for itself. Asks the package index."""
+"""`pip install .` and nothing else: the wheel, in an environment with what it asks for itself, from the index."""
 
 from __future__ import annotations
 

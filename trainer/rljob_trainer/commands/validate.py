@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"{' + '.join([file, *overlays])}: valid{' by itself' if lacking else ''}")
     if lacking:
         print(
-            f"rljob validate: what job files name was not looked at: that needs the module {lacking[0].name}, which the "
-            "extra trainer brings: pip install 'rljob[trainer,cpu]'",
+            f"rljob validate: what job files name was not looked at: that needs the module {lacking[0].name}, which "
+            "the extra trainer brings: pip install 'rljob[trainer,cpu]'",
             file=sys.stderr,
         )
     return INVALID if invalid else 0
