@@ -9,9 +9,10 @@
 # and whose versions are those of the day. The GPU variant needs no CUDA base: the wheels bring the libraries, and the
 # node's runtime the driver.
 
-# Any image with Python 3.11 as `python`, its pip, bash, and lscpu (vLLM on CPUs asks it). `make images` passes one made
-# of Debian packages. The digest is that of the list of architectures (`docker buildx imagetools inspect` prints it).
-ARG PYTHON_IMAGE=docker.io/library/python:3.11.13-slim-bookworm@sha256:86adf8dbadc3d6e82ee5dd2c74bec2e1c2467cdad47886280501df722372d2e1
+# Any image with Python 3.11 to 3.13 as `python`, its pip, bash, and lscpu (vLLM on CPUs asks it). `make images` passes one
+# made of Debian packages, whose Python is Debian's 3.11. The digest is that of the list of architectures
+# (`docker buildx imagetools inspect` prints it).
+ARG PYTHON_IMAGE=docker.io/library/python:3.12.12-slim-bookworm@sha256:593bd06efe90efa80dc4eee3948be7c0fde4134606dd40d8dd8dbcade98e669c
 
 FROM ${PYTHON_IMAGE} AS build
 # Where the package index is a mirror, or its certificate isn't one that everybody trusts. None of it stays in the image.
@@ -27,6 +28,8 @@ ENV PATH=/opt/rljob/bin:/opt/uv/bin:$PATH VIRTUAL_ENV=/opt/rljob
 COPY pyproject.toml README.md LICENSE ./
 COPY requirements/build.txt requirements/
 COPY deploy/images/sbom.py ./
+# The wheel also holds what people read and lay over; images need none of it.
+RUN mkdir charts crds examples
 
 FROM build AS operator-build
 ARG UV_DEFAULT_INDEX
@@ -39,7 +42,7 @@ COPY operator operator
 COPY trainer trainer
 # The distribution is one; what the operator must not import isn't installed, so its code may as well not be there.
 RUN uv pip install --quiet --no-deps --build-constraints requirements/build.txt --require-build-hashes . \
-    && rm -r /opt/rljob/lib/python3.11/site-packages/rljob_trainer /opt/rljob/bin/rljob \
+    && rm -r /opt/rljob/lib/python3.*/site-packages/rljob_trainer /opt/rljob/bin/rljob \
     && python sbom.py > /opt/rljob/sbom.spdx.json
 
 FROM build AS trainer-build

@@ -1,9 +1,9 @@
-"""Makes the project's virtual environment: `python3.11 requirements/install.py [--accelerator gpu]`.
+"""Makes the project's virtual environment: `python3.12 requirements/install.py [--accelerator gpu]`.
 
-Needs nothing but Python 3.11 and a package index. Says what it does, refuses downloads without a hash in requirements/
-(but for torch where it isn't the index's ordinary wheel; it says so then), compiles bytecode (the first import of vLLM
-takes a minute without) and does nothing at all when the environment is already right. Only the standard library: it
-runs before anything is installed.
+Needs nothing but Python 3.11, 3.12 or 3.13 and a package index. Says what it does, refuses downloads without a hash in
+requirements/ (but for torch where it isn't the index's ordinary wheel; it says so then), compiles bytecode (the first
+import of vLLM takes a minute without) and does nothing at all when the environment is already right; one of another
+Python is made anew. Only the standard library: it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-STAMP = VENV / "rljob-installed"
+STAMP = "rljob-installed"
 REQUIREMENTS = ROOT / "requirements"
 TORCH = "2.13.0"
 CPU_BUILD = f"{TORCH}+cpu"
@@ -30,32 +31,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--accelerator", choices=["cpu", "gpu"], default="cpu", help="which vLLM to install")
     accelerator: str = parser.parse_args().accelerator
-    if sys.version_info[:2] != (3, 11):
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
         version = sys.version.split()[0]
-        return fail(f"rljob is pinned for Python 3.11; this is {version}. Try: make PYTHON=/path/to/python3.11")
+        return fail(f"rljob is pinned for Python 3.11 to 3.13; this is {version}. Try: make PYTHON=/path/to/python3.12")
     wanted = fingerprint(accelerator)
-    if STAMP.exists() and STAMP.read_text() == wanted:
+    stamp = VENV / STAMP
+    if stamp.exists() and stamp.read_text() == wanted:
         return 0
     free = shutil.disk_usage(ROOT).free
     if free < 8 << 30:
         return fail(f"the environment takes up to 7 GB, and {ROOT} has only {free / 2**30:.1f} GB free.")
-    if not PYTHON.exists():
-        say(f"making the virtual environment {VENV.name}")
-        run(sys.executable, "-m", "venv", "--clear", VENV)
-    if subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True).returncode:
-        run(PYTHON, "-m", "ensurepip")  # somebody made the environment without pip
-    say("installing uv with pip")
-    run(PYTHON, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", REQUIREMENTS / "uv.txt")
+    prepare(VENV)
     environment = index_settings()
-    command = install_command(accelerator, environment)
+    command = install_command(accelerator, environment, VENV)
     say(f"installing pinned packages for {accelerator} (0.9 to 7 GB, 1 to 10 minutes)")
     extras = [f"--extra={extra}" for extra in ("trainer", accelerator, "operator", "dev")]
-    run(*command, "--requirement", "pyproject.toml", *extras, environment=environment)
-    built = ["--build-constraints", REQUIREMENTS / "build.txt", "--require-build-hashes"]
-    run(*uv("install"), "--quiet", "--no-deps", *built, "--editable", ".", environment=environment)
-    STAMP.write_text(wanted)
+    run(*command, "--compile-bytecode", "--requirement", "pyproject.toml", *extras, environment=environment)
+    run(*install_project(VENV), environment=environment)
+    stamp.write_text(wanted)
     say(f"done: {VENV.name}/bin/rljob")
     return 0
+
+
+def prepare(venv: Path) -> None:
+    """Sees to it that there is a virtual environment of this Python, with pip and uv."""
+    python = venv / "bin" / "python"
+    if not python.exists() or asked(python, "-c", "import sys; print(sys.version)").strip() != sys.version:
+        say(f"making the virtual environment {venv.name} of Python {platform.python_version()}")
+        run(sys.executable, "-m", "venv", "--clear", venv)
+    if not asked(python, "-m", "pip", "--version"):
+        run(python, "-m", "ensurepip")  # somebody made the environment without pip
+    say("installing uv with pip")
+    run(python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", REQUIREMENTS / "uv.txt")
 
 
 def fingerprint(accelerator: str) -> str:
@@ -86,24 +93,30 @@ def index_settings() -> dict[str, str]:
     return environment
 
 
-def install_command(accelerator: str, environment: dict[str, str]) -> list[str | Path]:
+def install_command(accelerator: str, environment: dict[str, str], venv: Path) -> list[str | Path]:
     """What installs packages, whose names come next, in the pinned versions."""
     overrides = ["--overrides", REQUIREMENTS / "cpu-overrides.txt"] if accelerator == "cpu" else []
     pinned = ["--constraints", REQUIREMENTS / f"{accelerator}.txt"]
-    options = torch_options(accelerator, environment)
-    return [*uv("install"), *options, *overrides, "--quiet", "--no-build", "--compile-bytecode", *pinned]
+    options = torch_options(accelerator, environment, venv)
+    return [*uv("install", venv), *options, *overrides, "--quiet", "--no-build", *pinned]
 
 
-def torch_options(accelerator: str, environment: dict[str, str]) -> list[str | Path]:
+def install_project(venv: Path) -> list[str | Path]:
+    """What installs the project itself, as this checkout has it at any time."""
+    built = ["--build-constraints", REQUIREMENTS / "build.txt", "--require-build-hashes"]
+    return [*uv("install", venv), "--quiet", "--no-deps", *built, "--editable", "."]
+
+
+def torch_options(accelerator: str, environment: dict[str, str], venv: Path) -> list[str | Path]:
     """Chooses the build of torch: for CPUs theirs (0.2 GB instead of 3 GB) where it is on offer.
 
     It comes from PyTorch's own index, or from one of pip's find-links folders, where the pin alone takes it. The
     ordinary wheels of the package index are known by their hashes, and with one of them whatever has none is refused.
     Of another build there is no hash; all else is checked then, too, and tests see to it that all else has one.
     """
-    installed = installed_torch()
+    installed = installed_torch(venv)
     kept = installed.partition("+")[0] == TORCH and (accelerator, installed) != ("gpu", CPU_BUILD)
-    taken, way = (installed, []) if kept else torch_on_offer(accelerator, environment)
+    taken, way = (installed, []) if kept else torch_on_offer(accelerator, environment, venv)
     told = {TORCH: "the ordinary build", CPU_BUILD: "the CPU build"}.get(taken, taken or "not found")
     hashed = taken in (TORCH, "")
     say(f"torch: {told}{'' if hashed else ', which has no hash in requirements/'}")
@@ -117,21 +130,21 @@ def torch_options(accelerator: str, environment: dict[str, str]) -> list[str | P
     return options
 
 
-def installed_torch() -> str:
+def installed_torch(venv: Path) -> str:
     """The version of torch in the environment; empty where there is none."""
-    for about in VENV.glob("lib/python3.11/site-packages/torch-*.dist-info"):
+    for about in venv.glob("lib/python3.*/site-packages/torch-*.dist-info"):
         return about.name.removeprefix("torch-").removesuffix(".dist-info")
     return ""
 
 
-def torch_on_offer(accelerator: str, environment: dict[str, str]) -> tuple[str, list[str]]:
+def torch_on_offer(accelerator: str, environment: dict[str, str], venv: Path) -> tuple[str, list[str]]:
     """The build of torch that an empty environment would get, and the options that it takes to get it."""
     # The pin alone would take a CPU build for a GPU where a wheel folder has one.
     ways = [["--torch-backend", "cpu"], []] if accelerator == "cpu" else [[], [f"torch!={CPU_BUILD}"]]
     for way in ways:
         # --reinstall: a torch that is there already says nothing about the index.
         options = ["--reinstall", "--dry-run", "--no-deps", "--color", "never"]
-        probe = [*uv("install"), *way, *options, f"torch=={TORCH}"]
+        probe = [*uv("install", venv), *way, *options, f"torch=={TORCH}"]
         try:
             done = subprocess.run(probe, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
         except subprocess.TimeoutExpired:
@@ -142,8 +155,15 @@ def torch_on_offer(accelerator: str, environment: dict[str, str]) -> tuple[str, 
     return "", []
 
 
-def uv(verb: str) -> list[str | Path]:
-    return [VENV / "bin" / "uv", "pip", verb, "--python", PYTHON]
+def uv(verb: str, venv: Path) -> list[str | Path]:
+    """The project's own uv, at work on any virtual environment."""
+    return [VENV / "bin" / "uv", "pip", verb, "--python", venv / "bin" / "python"]
+
+
+def asked(*command: str | Path) -> str:
+    """What a command prints; nothing where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    return "" if done.returncode else done.stdout
 
 
 def run(*command: str | Path, environment: dict[str, str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Writes the files of pins: every version and every hash of it, without download addresses.
+"""Writes the files of pins: every version and every hash of it, without addresses, one version for all Pythons.
 
     .venv/bin/python requirements/lock.py            # after a change of pyproject.toml; what is pinned stays
     .venv/bin/python requirements/lock.py --upgrade  # everything as new as pyproject.toml allows
@@ -31,9 +31,10 @@ COMMON = [
     "--no-emit-find-links",
     "--no-header",
     "--no-annotate",
-    "--python-version=3.11",
     "--python-platform=x86_64-unknown-linux-gnu",
 ]
+PYTHONS = ("3.12", "3.11", "3.13")
+"""What the pins are for; the others keep the versions of the first."""
 
 
 def lock(output: str, extras: list[str], overrides: str | None) -> None:
@@ -47,13 +48,27 @@ def lock(output: str, extras: list[str], overrides: str | None) -> None:
 
 
 def resolve(source: str, output: str, *options: str, text: str | None = None) -> None:
-    """Pins what a file needs, or with "-" what the text does, in ``requirements/<output>``."""
-    command = ["uv", "pip", "compile", source, *COMMON, *options, "--quiet"]
-    if "--upgrade" in sys.argv:
-        command.append("--upgrade")
-    # uv keeps the versions that it finds in its output.
-    command.append(f"--output-file={(HERE / output).relative_to(ROOT)}")
-    subprocess.run(command, cwd=ROOT, check=True, input=text, text=True)
+    """Pins what a file needs, or with "-" what the text does, in ``requirements/<output>``: for each Python in turn, so
+    that the file has whatever one of them needs.
+
+    Raises:
+        SystemExit: a package has to be of another version for another Python; the message says which.
+    """
+    target = HERE / output
+    found: dict[str, str] = {}
+    for python in PYTHONS:
+        command = ["uv", "pip", "compile", source, *COMMON, *options, "--quiet", f"--python-version={python}"]
+        if "--upgrade" in sys.argv and python == PYTHONS[0]:
+            command.append("--upgrade")
+        # uv keeps the versions that it finds in its output.
+        command.append(f"--output-file={target.relative_to(ROOT)}")
+        subprocess.run(command, cwd=ROOT, check=True, input=text, text=True)
+        for entry in entries(target.read_text()):
+            name = entry.partition("==")[0]
+            if found.setdefault(name, entry) != entry:
+                kept, other = (line.split()[0] for line in (found[name], entry))
+                sys.exit(f"{kept} does not do for Python {python}, which needs {other}: bound {name} in pyproject.toml")
+        target.write_text("".join(f"{found[name]}\n" for name in sorted(found)))
 
 
 def build_requirements() -> list[str]:
@@ -62,10 +77,15 @@ def build_requirements() -> list[str]:
     return [*project["build-system"]["requires"], EDITABLE]
 
 
+def entries(text: str) -> list[str]:
+    """Each package of a compiled requirements file with the lines of its hashes."""
+    return re.split(r"\n(?=\S)", text.strip())
+
+
 def pins(text: str) -> dict[str, tuple[str, list[str]]]:
     """Version and hashes of each package in a compiled requirements file."""
     found: dict[str, tuple[str, list[str]]] = {}
-    for entry in re.split(r"\n(?=\S)", text.strip()):
+    for entry in entries(text):
         name, version = re.match(r"([\w.-]+)==([^\s;]+)", entry).groups()  # type: ignore[union-attr]
         found[name] = version, re.findall(r"--hash=sha256:([0-9a-f]{64})\b", entry)
     return found

@@ -89,10 +89,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
         monkeypatch.setattr(install, "PYTHON", sys.executable)
         environment = install.index_settings()
         monkeypatch.setattr(install, "VENV", binaries.parent)
-        monkeypatch.setattr(install, "PYTHON", binaries / "python")
         project = tmp_path / "pyproject.toml"
         project.write_text(f'[project]\nname = "x"\nversion = "1"\ndependencies = ["engine_{accelerator}==1.0"]\n')
-        command = [*install.install_command(accelerator, environment), "--requirement", project]
+        command = [*install.install_command(accelerator, environment, install.VENV), "--requirement", project]
         done = subprocess.run(command, env=environment, cwd=install.ROOT, capture_output=True, text=True)
         if done.returncode:
             raise RefusedError(done.stderr)

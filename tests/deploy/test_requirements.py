@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 import venv
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from requirements import install
-from requirements.lock import pins
+from requirements import install, owners
+from requirements.lock import PYTHONS, pins
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
@@ -59,6 +61,7 @@ def test_the_build_back_end_is_pinned_as_pyproject_says() -> None:
         assert pinned("build.txt")[name][0] == version
 
 
+@pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize(
     ("file", "extras"),
     [
@@ -69,11 +72,13 @@ def test_the_build_back_end_is_pinned_as_pyproject_says() -> None:
     ],
     ids=["the operator", "for CPUs", "for GPUs", "for GPUs, to develop on"],
 )
-def test_whatever_is_needed_has_a_hash_and_a_wheel(environment: Path, file: str, extras: list[str]) -> None:
-    """As the Dockerfile and the installer say it, but that nothing is downloaded."""
+def test_whatever_is_needed_has_a_hash_and_a_wheel(
+    environment: Path, python: str, file: str, extras: list[str]
+) -> None:
+    """As the Dockerfile and the installer say it, but that nothing is downloaded, and no such Python has to be here."""
     overrides = ["--overrides", REQUIREMENTS / "cpu-overrides.txt"] if "cpu" in extras else []
     hashed = ["--constraints", REQUIREMENTS / file, "--constraints", REQUIREMENTS / "torch.txt", "--require-hashes"]
-    wanted = ["--requirement", "pyproject.toml", *(f"--extra={extra}" for extra in extras)]
+    wanted = ["--requirement", "pyproject.toml", *(f"--extra={extra}" for extra in extras), "--python-version", python]
     said = uv(environment, "--dry-run", "--no-build", *overrides, *hashed, *wanted)
     taken = dict(re.findall(r"^ \+ (\S+)==(\S+)", said, flags=re.MULTILINE))
     known = pinned(file)
@@ -87,3 +92,34 @@ def test_the_project_is_built_with_hashed_packages_alone(environment: Path, edit
     uv(environment, "--no-deps", "--no-cache", *built, *editable, str(ROOT))
     asking = "from importlib.metadata import version; print(version('rljob'))"
     assert subprocess.check_output([environment, "-c", asking], text=True).strip() == PROJECT["project"]["version"]
+
+
+def test_no_two_packages_bring_a_file_with_different_contents() -> None:
+    assert owners.shared(distributions()) == {}
+
+
+def test_no_two_packages_for_gpus_bring_a_file_with_different_contents() -> None:
+    record = json.loads(owners.RECORD.read_text())
+    assert record["pins"] == owners.pinned(), "gpu.txt has changed since: .venv/bin/python requirements/owners.py"
+    # What building each of the two takes, in the wrong place; nothing imports it.
+    assert record["shared"] == {"build_backend.py": ["flashinfer-python", "torch_c_dlpack_ext"]}
+
+
+def test_a_file_that_two_packages_bring_is_found(tmp_path: Path) -> None:
+    for name, digest in (("one", "a"), ("two", "b"), ("alike", "b")):
+        about = tmp_path / f"{name}-1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (about / "RECORD").write_text(
+            f"both.py,sha256={digest},1\n{name}.py,sha256={digest},1\n{about.name}/RECORD,,\n"
+        )
+    assert owners.shared(distributions(path=[str(tmp_path)])) == {"both.py": ["alike", "one", "two"]}
+    (tmp_path / "one-1.dist-info" / "RECORD").unlink()
+    assert owners.shared(distributions(path=[str(tmp_path)])) == {}
+
+
+def test_the_pins_are_for_the_pythons_that_are_tested() -> None:
+    (tested,) = re.findall(r"^PYTHONS := (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert sorted(tested.split()) == sorted(PYTHONS)
+    lowest, above = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["project"]["requires-python"]).groups()  # type: ignore[union-attr]
+    assert sorted(PYTHONS) == [f"3.{minor}" for minor in range(int(lowest), int(above))]

@@ -150,10 +150,9 @@ def _lacking(verb: str, error: ModuleNotFoundError) -> int:
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     if extra is None:
         raise error
-    more = "; --schema-only needs none" if verb == "validate" else ""
     print(
         f"rljob {verb}: needs the module {module}, which is not installed; the extra {extra} brings it: "
-        f"pip install 'rljob[{_TOGETHER.get(extra, extra)}]'{more}",
+        f"pip install 'rljob[{_TOGETHER.get(extra, extra)}]'",
         file=sys.stderr,
     )
     return RLJobError.exit_code

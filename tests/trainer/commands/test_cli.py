@@ -166,7 +166,7 @@ def test_the_base_wheel_says_which_extra_a_verb_needs(tmp_path: Path) -> None:
         ["render", str(job)],
         ["status", str(run)],
         ["export", str(run), "--to", str(tmp_path / "out")],
-        ["validate", str(job), "--set", "batch.groups=0"],
+        ["validate", str(job)],
         ["run", str(job)],
         ["eval", str(job)],
         ["plan", str(job), "--generation", "1", "--training", "1"],
@@ -177,12 +177,23 @@ def test_the_base_wheel_says_which_extra_a_verb_needs(tmp_path: Path) -> None:
     assert "Traceback" not in ran.stderr
     assert ran.returncode == 0
     ended = dict(line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("> "))
-    assert ended == {verb: "0" if verb in ("explain", "render") else "1" for verb, *_ in commands}
-    assert "spec.batch.groups" in ran.stdout, "what needs no extra is said nonetheless"
+    assert ended == {verb: "0" if verb in ("validate", "explain", "render") else "1" for verb, *_ in commands}
     for verb in ("run", "eval", "plan", "drive"):
         assert f"rljob {verb}: needs the module " in ran.stderr
-    assert ran.stderr.count("the extra trainer brings it: pip install 'rljob[trainer,cpu]'") == 5
-    assert ran.stderr.count("'rljob[trainer,cpu]'; --schema-only needs none") == 1
+    assert ran.stderr.count("the extra trainer brings it: pip install 'rljob[trainer,cpu]'") == 4
+
+
+def test_without_the_trainer_job_files_are_validated_by_themselves(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB)
+    commands = [["validate", str(job)], ["validate", str(job), "--set", "batch.groups=0"]]
+    code = BASE_ONLY.format(others=set().union(*cli.EXTRAS.values()), commands=commands)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    valid, first, wrong, second = ran.stdout.splitlines()
+    assert (valid, first) == (f"{job}: valid by itself", "> validate 0")
+    assert wrong.startswith("spec.batch.groups: ")
+    assert second == "> validate 64"
+    assert ran.stderr.count("what job files name was not looked at: that needs the module ") == 2
 
 
 def test_extras_bring_what_they_are_said_to_bring() -> None:

@@ -3,6 +3,7 @@
 Each line reads `path: what is wrong; what to do`. The exit code is 0 when all files are valid, else 64, as that
 of a run that refuses them.
 Files and data that a job names are looked at too, unless --schema-only is given; relative paths start at the job file.
+Where rljob is installed without its extra trainer that can't be done, which is said; the exit code is that of the rest.
 That is done also when the job file itself has mistakes: what can be read of it is looked at, and what depends on a
 value of the wrong type is not (a mistake in one item of a list hides the other items). Of JSON Lines files beyond 64 MB
 the first 4096 rows and the last are looked at, of smaller ones all. Lengths are held against the context of random
@@ -46,10 +47,14 @@ def run(args: argparse.Namespace) -> int:
             print(f"{place}: " if several and place else "", violation, sep="")
         if found:
             invalid += 1
-        elif not args.quiet and not lacking:
-            print(f"{' + '.join([file, *overlays])}: valid")
+        elif not args.quiet:
+            print(f"{' + '.join([file, *overlays])}: valid{' by itself' if lacking else ''}")
     if lacking:
-        raise lacking[0]
+        print(
+            f"rljob validate: what job files name was not looked at: that needs the module {lacking[0].name}, which "
+            "the extra trainer brings: pip install 'rljob[trainer,cpu]'",
+            file=sys.stderr,
+        )
     return INVALID if invalid else 0
 
 
@@ -78,6 +83,8 @@ def _violations(
             try:
                 violations += [v for v in _beyond_the_schema(outcome.readable, file) if v.path not in said]
             except ModuleNotFoundError as problem:
+                if (problem.name or "").startswith("rljob_"):
+                    raise  # no extra brings what is ours
                 lacking.append(problem)
         document = outcome.document
         found += [(f"{file}:{document.line_of(v.parts)}" if document else None, v) for v in violations]
