@@ -2,9 +2,9 @@
 
 After each update a digest of every parameter and of the optimizer's state is kept, and compared before the next one.
 A reference has the digest of its first day. What an update was to move and left as it was is told of as well.
-Moments are added up once (``sum_in_any_order``), parameters twice (``checksum``): all in all about what an optimizer
-step reads and writes. Only the models of an update are looked at, which are on the device then; a reference that rests
-in host memory at that time is looked at in one update of ``_RARELY``.
+A look reads parameters and moments once, an update takes two looks: all in all about what an optimizer step reads and
+writes. Only the models of an update are looked at, which are on the device then; a reference that rests in host memory
+at that time is looked at in one update of ``_RARELY``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner.parallel import reshard
 from rljob_trainer.learner.shards import local
 from rljob_trainer.learner.trained import Trained
-from rljob_trainer.weights.checksum import checksum, sum_in_any_order
+from rljob_trainer.weights.checksum import checksum
 
 _NAMED = 3
 _RARELY = 32
@@ -105,12 +105,8 @@ class Untouched:
 
     @staticmethod
     def _look(work: Sequence[Trained]) -> dict[str, int]:
-        digests = {}
-        for trained in work:
-            for name, tensor in trained.state().items():
-                take = checksum if name.startswith(f"{trained.name}.model.") else sum_in_any_order
-                digests[name] = take(local(tensor).contiguous())
-        return digests
+        states = [trained.state() for trained in work]
+        return {name: checksum(local(tensor).contiguous()) for state in states for name, tensor in state.items()}
 
     def _look_at_reference(self) -> dict[str, int]:
         if self._reference is None:
