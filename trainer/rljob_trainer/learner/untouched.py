@@ -37,6 +37,8 @@ class Untouched:
         self._rank, self._trained, self._reference = rank, tuple(trained), reference
         self._of_reference = self._look_at_reference()
         self._kept: dict[str, int] = {}
+        self._still: set[str] = set()
+        """Parameters that the last update of their model left as they were."""
         self._told: set[str] = set()
         self._updates = 0
 
@@ -68,7 +70,9 @@ class Untouched:
 
     @torch.no_grad()
     def updated(self, work: Sequence[Trained], largest_norm: Mapping[str, float]) -> list[str]:
-        """After an update of ``work``: a sentence for each model that has parameters which it left as they were, once.
+        """After an update of ``work``: a sentence for each model that it left as it was, or of which it and the update
+        before left some parameters so, once. (One update alone may: a critic whose head begins at 0 sends no gradient
+        further down until the head has moved.)
 
         ``largest_norm``: of the gradients of the optimizer steps that were taken, by model; without one none was.
         """
@@ -80,14 +84,17 @@ class Untouched:
             names = [f"{trained.name}.model.{name}" for name, _ in trained.module.named_parameters()]
             still = {name for name in names if former.get(name) == self._kept[name]}
             parameters = dict(trained.module.named_parameters())
+            whole = len(still) == len(names)
             told = [
                 name
                 for name in names
-                if name in still and _is_to_move(parameters[name.partition(".model.")[2]], trained.rate)
+                if name in (still if whole else still & self._still)
+                and _is_to_move(parameters[name.partition(".model.")[2]], trained.rate)
             ]
+            self._still = self._still.difference(names) | still
             new = [name for name in told if name not in self._told]
             self._told.update(new)
-            if new and len(still) == len(names):
+            if new and whole:
                 notes.append(
                     f"the {trained.name}'s optimizer steps left all of its {len(names)} parameters as they were, with "
                     f"a gradient of norm {largest_norm[trained.name]:.3g}: nothing is learned"
