@@ -22,7 +22,8 @@ from rljob_trainer.data.feed import PromptFeed
 from rljob_trainer.driver.generation import GroupRollout
 from rljob_trainer.learner.optim import Optimizer, StepOutcome
 from rljob_trainer.learner.rank import LearnerRank
-from rljob_trainer.rewards.sharing import SharedWork
+from rljob_trainer.rewards.frames import Scored
+from rljob_trainer.rewards.process import _Progress
 from rljob_trainer.rollout.dispatch import Dispatch
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.torch_engine import TorchEngine
@@ -650,22 +651,23 @@ def rewards_of_another_prompt(watched: Watched) -> Iterator[None]:
 @fault(
     r"reward of sample \d+ of prompt \d+",
     spec={"reward": {"functions": [{"type": "custom", "function": "graded:graded"}], "workers": 1}},
-    would_take="each worker's answer would have to carry a digest of the response it judged (rewards/frames.py)",
-    fast=False,
 )
 def rewards_swapped_by_a_worker(watched: Watched) -> Iterator[None]:
     """A worker process answers for two responses in the wrong order."""
-    real = SharedWork.score
+    real = _Progress.note
 
-    async def score(self: Any, responses: Any) -> Any:
-        outcomes = list(await real(self, responses))
-        if due(watched, AT - 1) and len(outcomes) > 1:
+    def note(self: _Progress, messages: Any) -> None:
+        told = list(messages)
+        scored = [i for i, message in enumerate(told) if isinstance(message, Scored)]
+        if due(watched, AT - 1) and len(scored) > 1:
             watched.step = max(watched.step, AT)
             watched.strike()
-            outcomes.reverse()
-        return outcomes
+            places = [told[i].sample for i in scored]
+            for i, place in zip(scored, reversed(places), strict=True):
+                told[i] = told[i]._replace(sample=place)
+        real(self, told)
 
-    with patch.object(SharedWork, "score", score):
+    with patch.object(_Progress, "note", note):
         yield
 
 

@@ -91,3 +91,18 @@ def test_the_entropy_bonus_rises_below_the_target_fades_above_and_stays_in_its_b
     assert controller.coefficient == 0.0
     with pytest.raises(ValueError, match="entropy coefficient must be between"):
         EntropyTarget(target=1.0, coefficient=1.0)
+
+
+@pytest.mark.parametrize(("model", "other"), [("policy", "reference"), ("reference", "policy")])
+def test_a_kl_that_is_no_number_is_the_models_fault_and_not_the_rewards(model: str, other: str) -> None:
+    streams = {"policy": torch.full((4,), -1.0), "reference": torch.full((4,), -1.0)}
+    streams[model][3] = torch.nan
+    segments, mask = Segments.from_lengths([1, 3]), torch.ones(4, dtype=torch.bool)
+    rewarded = (torch.ones(2), streams["policy"], streams["reference"])
+    with pytest.raises(
+        ValueError, match=f"the KL of sample 1 of this batch: nan at its response token 2.*the {model} that"
+    ):
+        kl_penalised_rewards(*rewarded, mask, segments, coefficient=0.1)
+    mask[3] = False  # what is masked cannot matter
+    rewards, _ = kl_penalised_rewards(*rewarded, mask, segments, coefficient=0.1)
+    assert rewards.isfinite().all()

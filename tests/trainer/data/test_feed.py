@@ -16,7 +16,7 @@ from rljob_trainer.data.feed import BLOCK, PromptFeed, Source, validation_prompt
 from rljob_trainer.data.kept import KeptPrompts
 from rljob_trainer.data.order import permutation
 from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
-from rljob_trainer.errors import CheckpointError, DataError, JobFileError
+from rljob_trainer.errors import CheckpointError, DataError, IntegrityError, JobFileError
 from rljob_trainer.models.tokenizer import character_tokenizer
 from rljob_trainer.samples import Prompt
 
@@ -259,3 +259,38 @@ def test_progress_counts_passes_over_the_data() -> None:
     assert some.progress == 0.0
     take(some, 25)
     assert some.progress == 2.5
+
+
+def resumed(changed: Sequence[str]) -> PromptFeed:
+    """A feed over ``changed`` rows that goes on from the state of one over 0, 1, 2 ..., 31."""
+    before = PromptFeed([source("s", [str(i) for i in range(32)])], seed=1)
+    take(before, 3)
+    after = PromptFeed([source("s", changed)], seed=1)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    return after
+
+
+def test_the_same_rows_are_recognised() -> None:
+    assert take(resumed([str(i) for i in range(32)]), 1)[0].ordinal == 3
+
+
+def test_a_row_that_changed_is_named_at_a_resume() -> None:
+    changed = [str(i) if i != 5 else "6" for i in range(32)]
+    with pytest.raises(
+        CheckpointError, match=r"the prompt in row 5 of data source 's' is not what it was.*\(1 of 32 rows"
+    ):
+        resumed(changed)
+
+
+def test_a_template_that_drifts_is_told_from_a_row_that_changed() -> None:
+    with pytest.raises(CheckpointError, match=r"'s' are tokenised otherwise .*\(32 of 32 rows.*: the chat template"):
+        resumed([f"{i}0" for i in range(32)])
+
+
+def test_prompts_that_are_skipped_or_come_twice_are_counted() -> None:
+    for by, words in ((1, "1 prompts were skipped"), (-1, "1 prompts were handed out twice")):
+        some = feed(10)
+        take(some, 3)
+        some._position += by
+        with pytest.raises(IntegrityError, match=words):
+            some.next()

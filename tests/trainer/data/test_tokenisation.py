@@ -236,3 +236,18 @@ def test_texts_are_those_that_the_tokenizers_own_call_gives(make: Any, clean_up:
     draw = random.Random(tokens)
     responses = [[draw.randrange(len(tokenizer)) for _ in range(tokens)] for _ in range(3)]
     assert response_decoder(tokenizer)(responses) == tokenizer.batch_decode(responses, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (["a", "b"], r"a list whose entry 0 is no chat message with a role \(a\)"),
+        ([{"role": "user", "content": "a"}, {"content": "b"}], r"a list whose entry 1 is no chat message with a role"),
+        ({"text": "a"}, r"a dict \(\{'text': 'a'\}\)"),
+        (b"1", r"a bytes \(b'1'\)"),
+    ],
+)
+@pytest.mark.parametrize("chat_template", [None, CHAT])
+def test_a_cell_that_is_neither_text_nor_messages_is_refused(cell: Any, words: str, chat_template: str | None) -> None:
+    with pytest.raises(DataError, match=rf"file, line 0: column 'question' \(spec.data.prompt\) holds {words}"):
+        encode(encoder(chat_template), {"question": cell})

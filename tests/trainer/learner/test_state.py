@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -279,3 +280,26 @@ def test_a_state_of_another_optimizer_is_called_that(saved: Path, settings: Lear
     muon = OptimizerSettings("muon")
     with pytest.raises(CheckpointError, match=r"written with another optimizer.*set trainer\.optimizer\.type"):
         LearnerRank(replace(settings, actor=muon, critic=muon)).load(saved)
+
+
+def test_a_learners_part_of_another_run_or_step_is_refused(settings: LearnerSettings, tmp_path: Path) -> None:
+    rank = LearnerRank(settings)
+    rank.save(tmp_path, "run a, step 2")
+    rank.load(tmp_path, "run a, step 2")
+    rank.load(tmp_path)  # of a checkpoint that nobody put into a run
+    with pytest.raises(CheckpointError, match=r"belongs to run a, step 2, but the driver's part .* to run a, step 3"):
+        rank.load(tmp_path, "run a, step 3")
+
+
+def test_an_optimizer_that_was_saved_with_another_model_is_named(
+    saved: Path, tied_folder: Path, tmp_path: Path
+) -> None:
+    """The tensors are those of a sound checkpoint, but not those whose digests lie beside them."""
+    folder = tmp_path / "state"
+    shutil.copytree(saved, folder)
+    digests = json.loads((folder / "digests-0000.json").read_text())
+    moved = {name: digest + name.startswith("critic.optimizer.") for name, digest in digests.items()}
+    (folder / "digests-0000.json").write_text(json.dumps(moved))
+    settings = LearnerSettings(tied_folder, critic=OptimizerSettings())
+    with pytest.raises(CheckpointError, match=r"^critic\.optimizer in .* tensors are not those that were saved with"):
+        LearnerRank(settings).load(folder)

@@ -363,7 +363,7 @@ async def test_calls_at_the_same_time_get_their_own_results() -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 64])
 def test_messages_are_found_however_their_bytes_arrive(size: int) -> None:
-    messages = ["a", ["b"] * 50, Scored(3, {"mine": Verdict(1.0)})]
+    messages = ["a", ["b"] * 50, Scored(3, {"mine": Verdict(1.0)}, 7)]
     data = b"".join(map(frame, messages))
     unframing = Unframing()
     arrived = [m for start in range(0, len(data), size) for m in unframing.messages(data[start : start + size])]

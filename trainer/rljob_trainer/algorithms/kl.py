@@ -7,7 +7,7 @@ abs and take k2's gradient, whose expectation is that of the KL itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -99,7 +99,8 @@ def kl_penalised_rewards(
 
     Also returns the mean KL ``[]`` over sequences of each one's mean over tokens: what an adaptive controller watches.
     ``scores [S]``; log-probs ``[tokens]`` of the policy that sampled (pi_old) and of the reference. The kind ``full``
-    takes ``vocabulary_kl [tokens]``, the exact KL of these two, in place of an estimate from one token.
+    takes ``vocabulary_kl [tokens]``, the exact KL of these two, in place of an estimate from one token. Raises
+    ``ValueError`` naming the model and the sample for a masked KL that is no finite number.
     """
     if kind == "full" and vocabulary_kl is None:
         raise ValueError("the KL kind full needs `vocabulary_kl`, the exact KL of every token")
@@ -107,6 +108,24 @@ def kl_penalised_rewards(
     with torch.no_grad():
         estimate = kl_estimators[kind](log_probs, ref_log_probs) if vocabulary_kl is None else wide(vocabulary_kl)
         kl = kept_only(estimate, mask)
+        if not bool(kl.sum().isfinite()):
+            _refuse_non_finite(kl, {"policy": log_probs, "reference": ref_log_probs}, segments)
         score_here = torch.where(segments.is_last(mask), segments.spread(scores.to(kl.dtype)), 0)
         with_tokens = (segments.count(mask) > 0).sum().clamp(min=1)
         return score_here - coefficient * kl, segments.mean(kl, mask).sum() / with_tokens
+
+
+def _refuse_non_finite(kl: Tensor, log_probs: Mapping[str, Tensor], segments: Segments) -> None:
+    """Before it is added to the reward, which would be blamed for it. ``log_probs``: of each model."""
+    bad = (~kl.isfinite()).nonzero().flatten()
+    if not len(bad):  # finite ones whose sum is not
+        return
+    token = int(bad[0])
+    row, position = segments.place_of(token)
+    told = ", ".join(f"{float(stream[token]):g} by the {model}" for model, stream in log_probs.items())
+    causes = [model for model, stream in log_probs.items() if not bool(stream[token].isfinite())]
+    raise ValueError(
+        f"the KL of sample {row} of this batch: {float(kl[token]):g} at its response token {position}, whose log-prob "
+        f"is {told}, is no finite number to take off a reward; look at the "
+        f"{' and the '.join(causes or log_probs)} that scored this sample"
+    )

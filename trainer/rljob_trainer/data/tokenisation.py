@@ -241,6 +241,8 @@ def prompt_content(
         raise null_column(place, prompt, "spec.data.prompt")
     messages = _messages(content)
     if messages is None:
+        if isinstance(content, Sequence | Mapping) and not isinstance(content, str):
+            raise _no_text(content, place, prompt)
         return as_text(content)
     if uses_chat is False:
         raise DataError(
@@ -274,6 +276,19 @@ def _check_message(message: Mapping[str, Any], place: str) -> None:
         raise DataError(f"{place}: is of the role {role!r}, and messages of tools are not supported; remove the row")
     if not isinstance(message.get("content"), str | Sequence):
         raise DataError(f"{place}: its content must be text; fill it, or remove the row")
+
+
+def _no_text(content: Sequence[Any] | Mapping[str, Any], place: str, name: str) -> DataError:
+    """What is said of a cell that is neither text nor messages, and would be a prompt as Python writes it."""
+    kind = type(content).__name__
+    what = f"a {kind} ({str(content)[:60]})"
+    if isinstance(content, Sequence) and not isinstance(content, bytes | bytearray):
+        number, wrong = next((i, m) for i, m in enumerate(content) if not (isinstance(m, Mapping) and "role" in m))
+        what = f"a list whose entry {number} is no chat message with a role ({str(wrong)[:60]})"
+    return DataError(
+        f"{place}: column {name!r} (spec.data.prompt) holds {what}; write text, or a list of messages with role and "
+        "content, or name another column"
+    )
 
 
 def _messages(content: Any) -> list[dict[str, Any]] | None:

@@ -89,6 +89,7 @@ class SameWeights:
                 if cause:
                     still.append(cause)
                     continue
+                digests = told  # which it has by now; before the repair it had others
             self._holds[engine.name] = version, digests
         if still and len(still) == len(engines):
             raise EngineError(

@@ -2,9 +2,9 @@
 
 After each update a digest of every parameter and of the optimizer's state is kept, and compared before the next one.
 A reference has the digest of its first day. What an update was to move and left as it was is told of as well.
-Moments are added up once (``sum_in_any_order``), parameters twice (``checksum``): all in all about what an optimizer
-step reads and writes. Only the models of an update are looked at, which are on the device then; a reference that rests
-in host memory at that time is looked at in one update of ``_RARELY``.
+A look reads parameters and moments once, an update takes two looks: all in all about what an optimizer step reads and
+writes. Only the models of an update are looked at, which are on the device then; a reference that rests in host memory
+at that time is looked at in one update of ``_RARELY``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner.parallel import reshard
 from rljob_trainer.learner.shards import local
 from rljob_trainer.learner.trained import Trained
-from rljob_trainer.weights.checksum import checksum, sum_in_any_order
+from rljob_trainer.weights.checksum import checksum
 
 _NAMED = 3
 _RARELY = 32
@@ -37,6 +37,8 @@ class Untouched:
         self._rank, self._trained, self._reference = rank, tuple(trained), reference
         self._of_reference = self._look_at_reference()
         self._kept: dict[str, int] = {}
+        self._still: set[str] = set()
+        """Parameters that the last update of their model left as they were."""
         self._told: set[str] = set()
         self._updates = 0
 
@@ -68,7 +70,9 @@ class Untouched:
 
     @torch.no_grad()
     def updated(self, work: Sequence[Trained], largest_norm: Mapping[str, float]) -> list[str]:
-        """After an update of ``work``: a sentence for each model that has parameters which it left as they were, once.
+        """After an update of ``work``: a sentence for each model that it left as it was, or of which it and the update
+        before left some parameters so, once. (One update alone may: a critic whose head begins at 0 sends no gradient
+        further down until the head has moved.)
 
         ``largest_norm``: of the gradients of the optimizer steps that were taken, by model; without one none was.
         """
@@ -80,14 +84,17 @@ class Untouched:
             names = [f"{trained.name}.model.{name}" for name, _ in trained.module.named_parameters()]
             still = {name for name in names if former.get(name) == self._kept[name]}
             parameters = dict(trained.module.named_parameters())
+            whole = len(still) == len(names)
             told = [
                 name
                 for name in names
-                if name in still and _is_to_move(parameters[name.partition(".model.")[2]], trained.rate)
+                if name in (still if whole else still & self._still)
+                and _is_to_move(parameters[name.partition(".model.")[2]], trained.rate)
             ]
+            self._still = self._still.difference(names) | still
             new = [name for name in told if name not in self._told]
             self._told.update(new)
-            if new and len(still) == len(names):
+            if new and whole:
                 notes.append(
                     f"the {trained.name}'s optimizer steps left all of its {len(names)} parameters as they were, with "
                     f"a gradient of norm {largest_norm[trained.name]:.3g}: nothing is learned"
@@ -105,12 +112,8 @@ class Untouched:
 
     @staticmethod
     def _look(work: Sequence[Trained]) -> dict[str, int]:
-        digests = {}
-        for trained in work:
-            for name, tensor in trained.state().items():
-                take = checksum if name.startswith(f"{trained.name}.model.") else sum_in_any_order
-                digests[name] = take(local(tensor).contiguous())
-        return digests
+        states = [trained.state() for trained in work]
+        return {name: checksum(local(tensor).contiguous()) for state in states for name, tensor in state.items()}
 
     def _look_at_reference(self) -> dict[str, int]:
         if self._reference is None:

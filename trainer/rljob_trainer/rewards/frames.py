@@ -70,6 +70,8 @@ class Scored(NamedTuple):
 
     sample: int
     outcome: Outcome
+    of: int
+    """``Response.digest`` of what was judged: the driver looks whether that stands at this place."""
     final: bool = True
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from rljob_trainer.errors import JobFileError, RewardWorkerError
+from rljob_trainer.errors import IntegrityError, JobFileError, RewardWorkerError
 from rljob_trainer.rewards.frames import (
     COMPANY_SECONDS,
     Calling,
@@ -402,10 +402,21 @@ class _Progress:
     def note(self, messages: Iterable[Any]) -> None:
         for message in messages:
             if isinstance(message, Scored):
+                if message.of != self.requests[message.sample].response.digest():
+                    raise self._misplaced(message)
                 self.outcomes[message.sample] |= message.outcome
                 (self.final if message.final else self._begun_async).add(message.sample)
             elif isinstance(message, Calling):
                 self.calling[message.sample] = message.term
+
+    def _misplaced(self, message: Scored) -> IntegrityError:
+        """What is said of a verdict that stands at a response that it was not given for."""
+        owner = next((r.response.label for r in self.requests if r.response.digest() == message.of), "")
+        label = self.requests[message.sample].response.label or "a sample"
+        return IntegrityError(
+            f"the reward of {label} was given to {owner or 'another text'}: a reward worker's answers have changed "
+            "places. Start again: the run continues from its last checkpoint. If it comes back, please report it"
+        )
 
     def culprit(self) -> int | None:
         """The sample under way when the worker stopped; None when it may be any of several."""

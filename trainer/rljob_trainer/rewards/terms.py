@@ -15,6 +15,7 @@ import reprlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.rules import Verdict, built_in, overlong
@@ -45,6 +46,10 @@ class Response(NamedTuple):
     columns: Mapping[str, Any] = {}
     label: str = ""
     """Which sample of which prompt this is, for messages."""
+
+    def digest(self) -> int:
+        """32 bits of which sample this is and of its text."""
+        return crc32(f"{self.label}\0{self.response}".encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True)

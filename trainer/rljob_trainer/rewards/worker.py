@@ -115,7 +115,7 @@ class _Worker:
             final = not any(term.is_async for term in sample.terms)
             if not final:
                 waiting.append(sample)
-            self._outbox.post(Scored(index, sample.outcome, final))
+            self._outbox.post(Scored(index, sample.outcome, sample.response.digest(), final))
             self._end_if_robbed()
         if waiting:
             runner.run(self._score_async(waiting))
@@ -139,7 +139,7 @@ class _Worker:
                     outcome[term.spec.name] = await self._within_time(term, sample)
                     # Several were under way: the driver finds the one by calling them singly.
                     self._end_if_robbed()
-            self._outbox.post(Scored(sample.index, outcome))
+            self._outbox.post(Scored(sample.index, outcome, sample.response.digest()))
 
         async with asyncio.TaskGroup() as tasks:
             for sample in samples:
