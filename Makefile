@@ -13,7 +13,7 @@ KIND_CONFIG := $(HOME)/.cache/rljob/kind-kubeconfig
 # PACKAGED=1: jobs start from the trainer's image; 0: no longer; not said: as the cluster was started.
 PACKAGED_OPTION = $(if $(PACKAGED),$(if $(filter 0,$(PACKAGED)),--no-packaged,--packaged))
 
-.PHONY: help install quickstart test lint unit pythons-test runs-test programs integration snapshots cluster-up cluster-apply cluster-down cluster-test images e2e e2e-smoke generate constraints clean
+.PHONY: help install quickstart test lint unit pythons-test runs-test programs integration snapshots cluster-up cluster-apply cluster-down cluster-test images gpu-check gpu-accept e2e e2e-smoke generate constraints clean
 
 help:            ## what there is
 	@grep -E '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -69,6 +69,12 @@ cluster-test: programs  ## the test cluster's own tests: it comes up, heals, and
 images: install  ## build both images without Docker or a registry (Debian's packages and buildah), as archives
 	$(CLUSTER) image operator
 	$(CLUSTER) image trainer
+
+gpu-check:       ## what only a GPU can say: attention, log-probs, publication, sleep, MFU, speeds; 8 minutes, no network; GPU="--only learner"
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m benchmarks.gpu $(GPU)
+
+gpu-accept:      ## known results on a GPU of 80 GB, in an hour: MODELS=FOLDER with Qwen2.5-0.5B-Instruct and Qwen3-0.6B
+	$(BIN)/python -m benchmarks.gpu.accept --models $(MODELS)
 
 e2e: install     ## RLJobs in real pods on the test cluster, which stays up; or on the cluster of KUBECONFIG, if that is set
 	@set -e; if [ -n "$$KUBECONFIG" ]; then :; \

@@ -46,7 +46,7 @@ def peer_python(name: str, cache: Path) -> Path:
     folder = cache / "peers" / name
     python = folder / "bin" / "python"
     peer = PEERS[name]
-    wanted = _fingerprint(peer.packages)
+    wanted = fingerprint(peer.packages)
     stamp = folder / "installed"
     if stamp.exists() and stamp.read_text() == wanted:
         return python
@@ -62,7 +62,7 @@ def peer_python(name: str, cache: Path) -> Path:
 def overlay(name: str, packages: Sequence[str], cache: Path) -> Path:
     """A folder with a few packages and none of their needs, to be put on PYTHONPATH beside the project's own."""
     folder = cache / "overlays" / name
-    wanted = _fingerprint(packages)
+    wanted = fingerprint(packages)
     stamp = folder / "installed"
     if not (stamp.exists() and stamp.read_text() == wanted):
         shutil.rmtree(folder, ignore_errors=True)
@@ -99,5 +99,5 @@ def _torch_backend() -> list[str]:
     return ["--torch-backend", "cpu"] if version("torch").endswith("+cpu") else []
 
 
-def _fingerprint(packages: Sequence[str]) -> str:
+def fingerprint(packages: Sequence[str]) -> str:
     return hashlib.sha256(" ".join(packages).encode() + CONSTRAINTS.read_bytes()).hexdigest()

@@ -1,1 +1,1 @@
-"""On one GPU with a model of 0.5 billion parameters: engine, learner and step, each against its mark."""
+"""What only a GPU can say, part by part: `make gpu-check`, and `make gpu-accept`."""

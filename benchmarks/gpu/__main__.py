@@ -1,10 +1,11 @@
-"""Marks on one GPU: the engine against bare vLLM, the learner's utilisation, the step against TRL with vLLM.
+"""What a GPU is needed to know: one command, 8 minutes, no network, no hub; `make gpu-check`.
 
-python3.11 requirements/install.py --accelerator gpu   # once, on a machine with a GPU
-.venv/bin/python -m benchmarks.gpu                     # about 30 minutes
-.venv/bin/python -m benchmarks.gpu --device cpu        # tries engine and learner with a small model
+.venv/bin/python -m benchmarks.gpu                      # every part that this machine allows
+python3 -m benchmarks.gpu --only attention learner      # with torch and transformers alone
+.venv/bin/python -m benchmarks.gpu --device cpu         # tries the parts that a CPU can run with a small model
 
-Parts whose needs are not met (``needs.py``) are named at once, with the remedy, and left out; the exit code is 1 then.
+Each part is a process of its own with a time limit: one that hangs is killed and named, and the others go on. Results
+are written after each. The exit code is 1 if a part that ran failed, was killed or missed a goal.
 """
 
 from __future__ import annotations
@@ -12,175 +13,165 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Literal
 
-from benchmarks.against_trl.setting import Setting, read_steps
-from benchmarks.environments import DEFAULT_CACHE, ROOT, peer_environment, peer_python
-from benchmarks.gpu.model import shaped_model
-from benchmarks.gpu.needs import ON_CPU, PARTS, PEER, Part, missing
+from benchmarks.environments import DEFAULT_CACHE, ROOT, peer_environment
+from benchmarks.gpu.figures import Figure, read
+from benchmarks.gpu.parts import BY_NAME, PARTS, gpu_count, lacking
 from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, Step, interleaved, ratios, steady, table, write_results
-from benchmarks.rljob_run import Run, rljob_run
+from benchmarks.measuring import plain, table
 
 HERE = Path(__file__).parent
-SETTING = Setting("grpo", sequences=256, steps=12, warm_up=3, response_tokens=512)
 IMPORTABLE = os.pathsep.join(str(ROOT / folder) for folder in (".", "trainer", "api"))
 """Our own processes find the packages of this checkout also where it is not installed."""
+SECONDS = 480.0
+ON_CPU_SLOWER = 10
+"""Limits are those of a machine with a GPU that nobody else uses; a CPU may be anybody's."""
+_GRACE_SECONDS = 5.0
+"""For a part that is told to end: `rljob run` ends Ray then."""
+
+State = Literal["measured", "failed", "killed", "not measured"]
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOutcome:
-    """Generated tokens a second, best round of each process; the mark is a ratio of 0.95."""
+class Outcome:
+    """What became of a part; ``reason`` says why it is not measured, or how it failed."""
 
-    ours: Spread
-    bare: Spread
-    ratio: Spread
+    state: State
+    seconds: float = 0.0
+    figures: list[Figure] = field(default_factory=list)
+    reason: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class LearnerOutcome:
-    """An update in a process of its own; ``utilisation`` is None where the device's peak is not known (mark: 0.45)."""
-
-    tokens_per_second: Spread
-    utilisation: Spread | None
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """Seconds a step and the learner's utilisation (the mark is 0.45); theirs over ours (the mark is 1.5)."""
-
-    ours: Spread
-    theirs: Spread
-    ratio: Spread
-    utilisation: Spread
+    @property
+    def is_fine(self) -> bool:
+        return self.state == "not measured" or (
+            self.state == "measured" and all(figure.met is not False for figure in self.figures)
+        )
 
 
-def engine_rate(side: str, model: Path, device: str, requests: int, tokens: int, folder: Path, number: int) -> float:
-    """Tokens a second of one process."""
-    written = folder / f"{side}-{number}.json"
-    run("benchmarks.gpu.engine", side, "--model", model, "--write", written, "--device", device,
-        "--requests", requests, "--tokens", tokens)  # fmt: skip
-    rounds: list[tuple[int, float]] = json.loads(written.read_text())
-    return max(made / seconds for made, seconds in rounds)
-
-
-def measure_engine(model: Path, device: str, repetitions: int) -> EngineOutcome:
-    requests, tokens = (16, 32) if device == "cpu" else (SETTING.sequences, SETTING.response_tokens)
+def run(name: str, seconds: float, device: str, cache: Path, python: str = sys.executable) -> Outcome:
+    """Runs one part and whatever it starts, for ``seconds`` at most."""
     with tempfile.TemporaryDirectory() as folder:
-        sides = {
-            side: partial(engine_rate, side, model, device, requests, tokens, Path(folder)) for side in ("ours", "bare")
-        }
-        rates = interleaved(sides, repetitions)
-    pairs = ratios(rates["ours"], rates["bare"])
-    return EngineOutcome(Spread.of(rates["ours"]), Spread.of(rates["bare"]), Spread.of(pairs))
+        written, printed = Path(folder, "figures"), Path(folder, "printed")
+        command = [python, "-m", "benchmarks.gpu.part", name, "--write", str(written), "--device", device,
+                   "--cache", str(cache)]  # fmt: skip
+        environment = peer_environment(1 if device == "cpu" else 4, PYTHONPATH=IMPORTABLE)
+        started = time.monotonic()
+        with printed.open("w") as output:
+            # A session of its own: what a part has started ends with it.
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+        try:
+            code: int | None = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process)
+        took = time.monotonic() - started
+        end = "\n".join(printed.read_text(errors="replace").splitlines()[-25:])
+        if code is None:
+            return Outcome(
+                "killed", took, read(written), f"did not end within {seconds:.0f} s; it printed last:\n{end}"
+            )
+        if code:
+            return Outcome("failed", took, read(written), f"exit code {code}:\n{end}")
+        return Outcome("measured", took, read(written))
 
 
-def measure_learner(model: Path, device: str, repetitions: int) -> LearnerOutcome:
-    sequences, tokens = (16, 32) if device == "cpu" else (SETTING.sequences, SETTING.response_tokens)
-    rates: list[float] = []
-    used: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(repetitions):
-            print(f"repetition {number + 1} of {repetitions}: learner", flush=True)
-            written = Path(folder, f"{number}.json")
-            run("benchmarks.gpu.learner", "--model", model, "--write", written, "--device", device,
-                "--sequences", sequences, "--samples", SETTING.samples_per_prompt, "--tokens", tokens)  # fmt: skip
-            update: dict[str, Any] = json.loads(written.read_text())
-            rates.append(update["tokens"] / median(update["seconds"]))
-            if update["utilisation"] is not None:
-                used.append(median(update["utilisation"]))
-    return LearnerOutcome(Spread.of(rates), Spread.of(used) if used else None)
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a part's session, politely at first."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
-def our_run(model: Path, folder: Path, number: int) -> Run:
-    settings = {"model.source": model, "data.train.source": model / "prompts.jsonl", "seed": number}
-    return rljob_run(HERE / "job.yaml", folder / f"rljob-{number}", steps=SETTING.steps, threads=4, settings=settings)
+def check(names: list[str], device: str, cache: Path, results: Path, seconds: float) -> dict[str, Outcome]:
+    """Measures the parts one after the other, and writes everything down after each."""
+    machine, outcomes = Machine.here(), dict[str, Outcome]()
+    cache.mkdir(parents=True, exist_ok=True)
+    gpus = gpu_count(sys.executable) if device == "cuda" else 0
+    slower = ON_CPU_SLOWER if device == "cpu" else 1
+    seconds *= slower
+    deadline = time.monotonic() + seconds
+    for name in names:
+        part = BY_NAME[name]
+        limit, left = part.seconds * slower, deadline - time.monotonic()
+        lack = lacking(part, device, gpus, cache)
+        if lack is None and left < limit / 2:
+            lack = f"no time was left of {seconds:.0f} s: `--only {name}`"
+        if lack is not None:
+            outcomes[name] = Outcome("not measured", reason=lack)
+        else:
+            print(f"{name}: {part.what}, {limit} s at most", flush=True)
+            outcomes[name] = run(name, min(limit, left), device, cache)
+            print(f"{name}: {outcomes[name].state} in {outcomes[name].seconds:.0f} s", flush=True)
+        write(results, device, machine, outcomes)
+    return outcomes
 
 
-def their_steps(model: Path, python: Path, folder: Path, number: int) -> list[Step]:
-    written = folder / f"trl-{number}.json"
-    run("benchmarks.gpu.trl_vllm", "--setting", SETTING.to_json(), "--model", model, "--write", written, python=python)
-    return read_steps(written)
+def write(results: Path, device: str, machine: Machine, outcomes: Mapping[str, Outcome]) -> None:
+    """``gpu.json`` with everything and ``gpu.md`` with the table; each whole or as it was."""
+    results.mkdir(parents=True, exist_ok=True)
+    name = "gpu" if device == "cuda" else "gpu_on_cpu"
+    whole = {"machine": machine.to_json(), "results": plain(outcomes)}
+    texts = {"json": json.dumps(whole, indent=1) + "\n", "md": f"{show(outcomes)}\n{machine.sentence()}.\n"}
+    for suffix, text in texts.items():
+        begun = results / f"{name}.{suffix}.begun"
+        begun.write_text(text)
+        begun.rename(results / f"{name}.{suffix}")
 
 
-def measure_step(model: Path, cache: Path, repetitions: int) -> StepOutcome:
-    python = peer_python(PEER, cache)
-    with tempfile.TemporaryDirectory() as folder:
-        sides: dict[str, Any] = {
-            "rljob": partial(our_run, model, Path(folder)),
-            "TRL": partial(their_steps, model, python, Path(folder)),
-        }
-        runs = interleaved(sides, repetitions)
-    ours = [step_seconds(run.steps(SETTING.sequences, SETTING.epochs)) for run in runs["rljob"]]
-    theirs = [step_seconds(steps) for steps in runs["TRL"]]
-    used = [median(run.column("throughput/model_flops_utilisation/actor")) for run in runs["rljob"]]
-    return StepOutcome(Spread.of(ours), Spread.of(theirs), Spread.of(ratios(theirs, ours)), Spread.of(used))
+def show(outcomes: Mapping[str, Outcome]) -> str:
+    """The table of figures, and below it every part without them and why."""
+    words = {True: "yes", False: "**no**", None: ""}
+    rows = [
+        [figure.name, part, f"{figure.value:.4g} {figure.unit}".rstrip(), figure.goal, words[figure.met]]
+        for part, outcome in outcomes.items()
+        for figure in outcome.figures
+    ]
+    tables = table(["figure", "part", "value", "goal", "met"], rows)
+    rest = [
+        f"- {part}: {outcome.state}: {outcome.reason}"
+        for part, outcome in outcomes.items()
+        if outcome.state != "measured"
+    ]
+    return "\n".join([tables, *rest, ""])
 
 
-def step_seconds(steps: Sequence[Step]) -> float:
-    return median(step.seconds for step in steady(steps, SETTING.warm_up))
-
-
-def run(module: str, *arguments: object, python: Path = Path(sys.executable)) -> None:
-    command = [str(part) for part in (python, "-m", module, *arguments)]
-    environment = peer_environment(4, PYTHONPATH=IMPORTABLE)
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if ended.returncode != 0:
-        sys.exit(f"{module} failed:\n{ended.stdout[-4000:]}\n{ended.stderr[-4000:]}")
-
-
-def show(engine: EngineOutcome | None, learner: LearnerOutcome | None, step: StepOutcome | None) -> str:
-    rows = []
-    if engine is not None:
-        ours, bare = engine.ours.show(",.0f"), engine.bare.show(",.0f")
-        rows.append(["engine, tokens/s", ours, f"{bare} (bare vLLM)", f"**{engine.ratio.show()}**", "0.95"])
-    if learner is not None:
-        rows.append(["learner alone, tokens/s", learner.tokens_per_second.show(",.0f"), "", "", ""])
-        if learner.utilisation is not None:
-            rows.append(["learner alone, model FLOPs utilisation", learner.utilisation.show(), "", "", "0.45"])
-    if step is not None:
-        rows.append(["step, s", step.ours.show(), f"{step.theirs.show()} (TRL)", f"**{step.ratio.show()}**", "1.5"])
-        rows.append(["learner in the run, model FLOPs utilisation", step.utilisation.show(), "", "", "0.45"])
-    return table(["", "rljob", "peer", "ratio", "mark"], rows)
+def chosen(only: list[str] | None, device: str) -> list[str]:
+    """The parts to look at: all on a GPU, those that a CPU can run on a CPU."""
+    if only:
+        return [part.name for part in PARTS if part.name in only]
+    return [part.name for part in PARTS if device == "cuda" or part.on_cpu]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where environments and models are kept")
-    parser.add_argument("--only", choices=PARTS, nargs="+", help="default: all that the device allows")
+    parser.add_argument("--only", choices=BY_NAME, nargs="+", help="default: all that the device allows")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a small model")
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where environments and models are kept")
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    arguments = parser.parse_args()
-    device: str = arguments.device
-    wanted: Sequence[Part] = arguments.only or (PARTS if device == "cuda" else ON_CPU)
-    lacking = {part: lack for part in wanted if (lack := missing(part, device, arguments.cache)) is not None}
-    for part, lack in lacking.items():
-        print(f"left out: {part}: {lack}", file=sys.stderr, flush=True)
-    ready = [part for part in wanted if part not in lacking]
-    if ready:
-        measure(ready, device, arguments.cache, arguments.repetitions, arguments.results)
-    sys.exit(1 if lacking else 0)
-
-
-def measure(parts: Sequence[Part], device: str, cache: Path, repetitions: int, results: Path) -> None:
-    """Measures and writes down what can be measured."""
-    machine = Machine.here()
-    model = shaped_model(cache, small=device == "cpu")
-    engine = measure_engine(model, device, repetitions) if "engine" in parts else None
-    learner = measure_learner(model, device, repetitions) if "learner" in parts else None
-    step = measure_step(model, cache, repetitions) if "step" in parts else None
-    name = "gpu" if device == "cuda" else "gpu_on_cpu"
-    outcomes = {"engine": engine, "learner": learner, "step": step}
-    write_results(results, name, machine, outcomes, show(engine, learner, step))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
+    asked = parser.parse_args()
+    outcomes = check(chosen(asked.only, asked.device), asked.device, asked.cache, asked.results, asked.seconds)
+    print(f"\n{show(outcomes)}")
+    # A part that was asked for by name and cannot be measured is a failure, too.
+    missed = asked.only and any(outcome.state == "not measured" for outcome in outcomes.values())
+    sys.exit(0 if all(outcome.is_fine for outcome in outcomes.values()) and not missed else 1)
 
 
 if __name__ == "__main__":

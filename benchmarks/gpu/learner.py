@@ -1,94 +1,153 @@
-"""The learner alone, in one process without Ray and vLLM: seconds of an update, and what it is to the device's peak.
+"""The learner alone, in one process without Ray and vLLM: is what it computes right, and how near is it to the peak?
 
 It needs torch and transformers and nothing else that is large, so it runs where the other parts cannot be installed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
 
-from benchmarks.against_trl.model import prompt_ids
+from benchmarks.gpu.figures import Writer
+from benchmarks.gpu.model import Size, prompts, shaped_model
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
-from rljob_trainer.learner.settings import LearnerSettings
-from rljob_trainer.learner.work import cut
+from rljob_trainer.learner.settings import Dtype, LearnerSettings
+from rljob_trainer.learner.work import Cut, cut
+from rljob_trainer.stores import serve_store
 from rljob_trainer.telemetry.speed import ModelSize, forward_flops, peak_flops
 
-MICRO_BATCH_TOKENS = 32768
-"""As in ``job.yaml``."""
-WARM_UP, ROUNDS = 2, 5
+WARM_UP, ROUNDS = 1, 3
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+PASSES = {"old_log_probs": 1, "reference": 1, "update_actor": 3}
+"""Forward passes that a stage is worth."""
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What updates took; ``utilisation`` is None on a device whose peak is not known."""
-
-    seconds: list[float]
-    tokens: int
-    """Of the batch, prompts and responses."""
-    device: str
-    utilisation: list[float] | None
+def measure(writer: Writer, device: str, cache: Path) -> None:
+    if device == "cpu":
+        # In both precisions: half precision is FSDP2's, as on a GPU.
+        for dtype in DTYPES:
+            _measure(writer, cache, "small", device, dtype, sequences=16, tokens=8, micro_batch_tokens=1024)
+        return
+    # Activations that are kept take about 70 and 110 KB a token and layer.
+    _measure(writer, cache, "0.5b", device, "bfloat16", sequences=256, tokens=512, micro_batch_tokens=16384)
+    _measure(writer, cache, "1.5b", device, "bfloat16", sequences=64, tokens=512, micro_batch_tokens=8192)
 
 
 def responses(model: Path, sequences: int, samples: int, tokens: int) -> SequenceBatch:
     """Groups of ``samples`` responses to the same prompt, all ``tokens`` long, as random weights make them."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
-    tokenizer, vocabulary = AutoTokenizer.from_pretrained(model), AutoConfig.from_pretrained(model).vocab_size
-    lines = (model / "prompts.jsonl").read_text().splitlines()[: sequences // samples]
-    prompts = [prompt_ids(tokenizer, json.loads(line)["question"]) for line in lines]
+    vocabulary = AutoConfig.from_pretrained(model).vocab_size
+    asked = prompts(model, sequences // samples)
     rng = np.random.default_rng(0)
-    ids = [part for p in prompts for _ in range(samples) for part in (p, rng.integers(0, vocabulary, tokens))]
+    ids = [part for p in asked for _ in range(samples) for part in (p, rng.integers(0, vocabulary, tokens))]
     return SequenceBatch(
         token_ids=np.concatenate(ids).astype(np.int32),
-        prompt_lengths=np.repeat([len(prompt) for prompt in prompts], samples),
-        response_lengths=np.full(len(prompts) * samples, tokens),
-        mask=np.ones(len(prompts) * samples * tokens, dtype=np.bool_),
-        advantages=rng.standard_normal(len(prompts) * samples * tokens).astype(np.float32),
+        prompt_lengths=np.repeat([len(prompt) for prompt in asked], samples),
+        response_lengths=np.full(len(asked) * samples, tokens),
+        mask=np.ones(len(asked) * samples * tokens, dtype=np.bool_),
+        advantages=rng.standard_normal(len(asked) * samples * tokens).astype(np.float32),
     )
 
 
-def measure(model: Path, device: str, sequences: int, samples: int, tokens: int) -> Update:
-    """One update is one optimizer step over the whole batch, as in ``job.yaml``."""
-    on_gpu = device == "cuda"
+def new_rank(model: Path, device: str, dtype: Dtype, micro_batch_tokens: int, *, reference: bool) -> LearnerRank:
+    """A learner of one rank, in this process; in bfloat16 it opens a process group with itself."""
     settings = LearnerSettings(
         model,
-        dtype="bfloat16" if on_gpu else "float32",
-        device="cuda" if on_gpu else "cpu",
-        micro_batch_tokens=MICRO_BATCH_TOKENS,
+        dtype=dtype,
+        device="cuda" if device == "cuda" else "cpu",
+        reference=reference,
+        micro_batch_tokens=micro_batch_tokens,
     )
-    rank = LearnerRank(settings)
-    batch = responses(model, sequences, samples, tokens)
-    work = cut(batch, [range(len(batch))], ranks=1, token_budget=MICRO_BATCH_TOKENS)
-    seconds = []
+    return LearnerRank(settings, address=f"127.0.0.1:{free_port()}")
+
+
+def free_port() -> int:
+    store, address = serve_store("127.0.0.1")
+    del store
+    return int(address.rpartition(":")[2])
+
+
+def _measure(
+    writer: Writer,
+    cache: Path,
+    size: Size,
+    device: str,
+    dtype: Dtype,
+    *,
+    sequences: int,
+    tokens: int,
+    micro_batch_tokens: int,
+) -> None:
+    model = shaped_model(cache, size)
+    rank = new_rank(model, device, dtype, micro_batch_tokens, reference=True)
+    batch = responses(model, sequences, samples=8, tokens=tokens)
+    work = cut(batch, [range(len(batch))], ranks=1, token_budget=micro_batch_tokens)
+    name = f"{size}, {dtype}"
+    _compare(writer, rank, model, batch, name, device)
+
+    seconds: dict[str, list[float]] = {stage: [] for stage in PASSES}
+    memory = 0
     for _ in range(WARM_UP + ROUNDS):
-        started = time.perf_counter()
-        rank.update(work.shares[0], LossSettings())
-        if on_gpu:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    counted, facts, lengths = seconds[WARM_UP:], rank.facts(), batch.prompt_lengths + batch.response_lengths
+        scores = rank.score(work.shares[0], 1.0, log_probs=True, reference=True)
+        report = rank.update(work.shares[0], LossSettings())
+        for stage, spent in (scores.usage.seconds | report.usage.seconds).items():
+            if stage in seconds:
+                seconds[stage].append(spent)
+        memory = max(memory, report.usage.device_allocated)
+    facts, lengths = rank.facts(), batch.prompt_lengths + batch.response_lengths
     forward = forward_flops(ModelSize(facts.parameters, facts.layers, facts.width), lengths.tolist())
     peak = peak_flops(facts.device)
-    used = None if peak is None else [3 * forward / (each * peak) for each in counted]
-    return Update(counted, int(lengths.sum()), facts.device, used)
+    for stage, passes in PASSES.items():
+        each = median(seconds[stage][WARM_UP:])
+        writer.plain(f"{name}: {stage}", float(lengths.sum()) / each, "tokens/s")
+        if peak is None:
+            continue
+        used = passes * forward / (each * peak)
+        if stage == "update_actor":
+            writer.at_least(f"{name}: {stage}, model FLOPs utilisation", used, 0.45)
+        else:
+            writer.plain(f"{name}: {stage}, model FLOPs utilisation", used)
+    if memory:
+        writer.plain(f"{name}: device memory at its peak", memory / 1e9, "GB")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--write", type=Path, required=True)
-    parser.add_argument("--sequences", type=int, default=256)
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--device", default="cuda")
-    asked = parser.parse_args()
-    measured = measure(asked.model, asked.device, asked.sequences, asked.samples, asked.tokens)
-    asked.write.write_text(json.dumps(asdict(measured)))
+def _compare(writer: Writer, rank: LearnerRank, model: Path, batch: SequenceBatch, name: str, device: str) -> None:
+    """Before any update: the reference is the actor, bit for bit, and both are near transformers in float32."""
+    whole = cut(batch, [range(8)], ranks=1, token_budget=rank.settings.micro_batch_tokens)
+    streams = rank.score(whole.shares[0], 1.0, log_probs=True, reference=True).streams
+    difference = np.abs(streams["log_probs"] - streams["ref_log_probs"]).max()
+    writer.at_most(f"{name}: reference against actor before an update, largest difference", float(difference), 0.0)
+    exact = _float32_log_probs(model, batch, 8, device)
+    ours = _in_order(whole, batch, streams["log_probs"])[: len(exact)]
+    bound = 1e-4 if rank.settings.dtype == "float32" else 0.03
+    error = float(np.abs(ours - exact).mean())
+    writer.at_most(f"{name}: log-probs against float32, mean difference", error, bound, "nats")
+
+
+def _in_order(whole: Cut, batch: SequenceBatch, stream: np.ndarray) -> np.ndarray:
+    """A stream of the micro-batches in the order of the batch."""
+    return whole.merge(batch, [stream], only=0)
+
+
+@torch.no_grad()
+def _float32_log_probs(model: Path, batch: SequenceBatch, sequences: int, device: str) -> np.ndarray:
+    """Of the first sequences, each alone, by transformers and a log-softmax over all logits."""
+    from transformers import AutoModelForCausalLM
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    exact = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa").to(device)
+    parts, start = [], 0
+    for prompt, response in zip(batch.prompt_lengths[:sequences], batch.response_lengths[:sequences], strict=True):
+        ids = torch.from_numpy(batch.token_ids[start : start + prompt + response].astype(np.int64)).to(device)
+        start += prompt + response
+        logits = exact(ids[None], use_cache=False).logits[0, prompt - 1 : -1]
+        chosen = logits.log_softmax(-1).gather(1, ids[prompt:, None])[:, 0]
+        parts.append(chosen.cpu().numpy())
+    return np.concatenate(parts)

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.environments import PEERS, ROOT, uv
-from benchmarks.gpu.needs import PEER
+from benchmarks.gpu.parts import PEER
 
 REQUIREMENTS = ROOT / "requirements"
 
@@ -60,7 +60,7 @@ def main() -> None:
     print(f"""{size / 1e9:.1f} GB in {folder}. Carry it and this checkout over, and there, in the checkout:
 export PIP_NO_INDEX=1 PIP_FIND_LINKS=/where/it/is
 python3.11 requirements/install.py --accelerator gpu
-.venv/bin/python -m benchmarks.gpu""")
+make gpu-check""")
 
 
 if __name__ == "__main__":

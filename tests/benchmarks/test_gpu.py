@@ -1,103 +1,138 @@
-"""The GPU's benchmark where there is no GPU: what it says of what is missing, and the parts that a CPU can try."""
+"""The check for GPUs where there is none: what it says of what is missing, what becomes of parts that hang or fail, and
+the parts that a CPU can try."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
-import torch
-from benchmarks.environments import ROOT, peer_environment
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import needs
-from benchmarks.gpu.model import shaped_model
+from benchmarks.gpu import accept, parts
+from benchmarks.gpu.figures import Writer, read
+from benchmarks.gpu.step import JOB, SEPARATE
 from benchmarks.gpu.wheels import own
+
+from rljob_api import load_jobs
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shaped_model(tmp_path_factory.mktemp("cache"), small=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
 
 
-def run(program: str, *arguments: object) -> None:
-    asked = [sys.executable, "-c", program, *map(str, arguments)]
-    environment = peer_environment(1, PYTHONPATH=command.IMPORTABLE)
-    ended = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
+def figures(outcome: command.Outcome) -> dict[str, float]:
+    return {figure.name: figure.value for figure in outcome.figures}
 
 
-WITHOUT_RAY_AND_VLLM = """
-import runpy, sys
-
-sys.modules |= dict.fromkeys(("ray", "vllm", "datasets", "math_verify"))  # as if they were not installed
-runpy.run_module("benchmarks.gpu.learner", run_name="__main__")
-"""
-
-
-def test_the_learner_is_measured_with_torch_and_transformers_alone(model: Path, tmp_path: Path) -> None:
-    written = tmp_path / "update.json"
-    asked = ("--device", "cpu", "--sequences", 16, "--samples", 8, "--tokens", 5)
-    run(WITHOUT_RAY_AND_VLLM, "--model", model, "--write", written, *asked)
-    update = json.loads(written.read_text())
-    assert len(update["seconds"]) == 5
-    # 16 responses of 5 tokens, and prompts of 256 at most, which are two.
-    assert 16 * (5 + 1) < update["tokens"] <= 16 * (5 + 256)
-    assert (update["device"], update["utilisation"]) == ("cpu", None)
+def test_the_parts_that_want_torch_alone_run_on_a_cpu_and_meet_their_goals(cache: Path, tmp_path: Path) -> None:
+    names = ["attention", "learner", "publication", "killed"]
+    outcomes = command.check(names, "cpu", cache, tmp_path, command.SECONDS)
+    assert {name: outcome.reason for name, outcome in outcomes.items()} == dict.fromkeys(names, "")
+    missed = [figure for outcome in outcomes.values() for figure in outcome.figures if figure.met is False]
+    assert not missed
+    # Forward and three gradients, with and without grouped heads.
+    assert len(outcomes["attention"].figures) == 8
+    assert figures(outcomes["learner"])["small, bfloat16: update_actor"] > 0
+    written = json.loads((tmp_path / "gpu_on_cpu.json").read_text())["results"]
+    assert list(written) == names
 
 
 @pytest.mark.vllm
-def test_our_engine_makes_every_token_that_was_asked_for(model: Path, tmp_path: Path) -> None:
-    written = tmp_path / "rounds.json"
-    program = "import runpy; runpy.run_module('benchmarks.gpu.engine', run_name='__main__')"
-    asked = ("--device", "cpu", "--requests", 3, "--tokens", 4)
-    run(program, "ours", "--model", model, "--write", written, *asked)
-    assert [made for made, _ in json.loads(written.read_text())] == [12, 12]
+def test_engine_and_learner_agree_and_the_engine_computes_the_same_after_a_sleep(cache: Path) -> None:
+    outcome = command.run("agreement", 600, "cpu", cache)
+    assert outcome.reason == ""
+    assert [figure.met for figure in outcome.figures] == [True, True, True]
 
 
-def test_without_a_gpu_every_part_is_left_out_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["gpu", "--cache", str(tmp_path), "--results", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 1
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition(" sees no GPU")[0] for line in said] == [
-        f"left out: {part}: torch {torch.__version__}" for part in ("engine", "learner", "step")
-    ]
-    assert not list(tmp_path.iterdir())
+FAKE = "#!/bin/sh\n"
 
 
-def test_packages_that_are_missing_are_named_with_the_ways_to_bring_them(
+def python_that(folder: Path, script: str) -> str:
+    """Stands in for the interpreter; $5 is the file to write to."""
+    path = folder / "python"
+    path.write_text(FAKE + script)
+    path.chmod(0o755)
+    return str(path)
+
+
+LINE = json.dumps({"name": "speed", "value": 2.0, "unit": "GB/s", "goal": "", "met": None})
+
+
+def test_a_part_that_hangs_is_killed_with_what_it_has_started_and_keeps_its_figures(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    hangs = f"echo '{LINE}' > \"$5\"; echo going; sleep 600 & echo $! > {started}; wait"
+    outcome = command.run("engine", 1.0, "cuda", tmp_path, python_that(tmp_path, hangs))
+    assert outcome.state == "killed"
+    assert figures(outcome) == {"speed": 2.0}
+    assert outcome.reason == "did not end within 1 s; it printed last:\ngoing"
+    process = int(started.read_text())
+    give_up = time.monotonic() + 30  # a busy machine takes its time to end what was killed
+    while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def test_a_part_that_fails_is_named_with_what_it_printed(tmp_path: Path) -> None:
+    outcome = command.run("engine", 60.0, "cuda", tmp_path, python_that(tmp_path, "echo no memory >&2; exit 3"))
+    assert (outcome.state, outcome.reason) == ("failed", "exit code 3:\nno memory")
+    assert not outcome.is_fine
+    assert "- engine: failed: exit code 3" in command.show({"engine": outcome})
+
+
+def test_a_line_that_was_begun_when_its_part_was_killed_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "figures"
+    Writer(path).at_most("error", 0.5, 0.1)
+    path.write_text(path.read_text() + LINE[:20])
+    (figure,) = read(path)
+    assert (figure.value, figure.goal, figure.met) == (0.5, "<= 0.1", False)
+
+
+def test_on_one_gpu_what_needs_two_is_listed_as_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "find_spec", lambda name: object())
+    lacks = {part.name: parts.lacking(part, "cuda", 1, tmp_path) for part in parts.PARTS}
+    two = "needs 2 GPUs, and this machine has 1"
+    assert {name: lack for name, lack in lacks.items() if lack is not None} == {
+        "publication-nccl": two,
+        "publication-ipc": "not there yet: the trainer has no such path",
+        "killed-nccl": two,
+        "step-separate": two,
+        "step-trl": "TRL with vLLM is not installed: `python3 -m benchmarks.gpu.peer` makes its environment",
+    }
+
+
+def test_packages_that_are_missing_are_named_and_what_wants_torch_alone_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(needs, "find_spec", lambda name: None if name in ("ray", "vllm") else object())
-    assert needs.missing("learner", "cuda", tmp_path) is None
-    for part, names in (("engine", "no vllm:"), ("step", "no vllm and no ray:")):
-        lack = needs.missing(part, "cuda", tmp_path)  # type: ignore[arg-type]
-        assert lack is not None
-        assert names in lack
-        assert "requirements/install.py --accelerator gpu" in lack
-        assert "benchmarks.gpu.wheels FOLDER" in lack
-
-
-def test_where_no_index_is_in_reach_the_step_is_left_out_with_the_way_to_bring_trl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The very thing: uv is asked for the environment, and has nothing but an empty folder."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(needs, "find_spec", lambda name: object())
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
-    lack = needs.missing("step", "cuda", tmp_path / "cache")
+    monkeypatch.setattr(parts, "find_spec", lambda name: None if name in ("ray", "vllm") else object())
+    alone = [part.name for part in parts.PARTS if parts.lacking(part, "cuda", 1, tmp_path) is None]
+    assert alone == ["attention", "learner", "publication", "killed"]
+    lack = parts.lacking(parts.BY_NAME["step-colocated"], "cuda", 1, tmp_path)
     assert lack is not None
-    assert "TRL with vLLM cannot be made" in lack
-    assert "benchmarks.gpu.wheels FOLDER" in lack
+    assert "no vllm and no ray: `python3.11 requirements/install.py --accelerator gpu`" in lack
+
+
+def test_without_a_gpu_nothing_is_measured_and_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "gpu_count", lambda python: 0)
+    outcomes = command.check(["attention", "killed"], "cuda", tmp_path, tmp_path, 480.0)
+    assert {outcome.state for outcome in outcomes.values()} == {"not measured"}
+    assert "attention: not measured: torch sees no GPU" in (tmp_path / "gpu.md").read_text()
+
+
+def test_on_one_gpu_every_part_has_its_time(tmp_path: Path) -> None:
+    times = [part.seconds for part in parts.PARTS if part.gpus == 1 and not part.absent and part.name != "step-trl"]
+    assert sum(times) <= command.SECONDS
+
+
+@pytest.mark.parametrize(
+    ("job", "settings"),
+    [(JOB, {}), (JOB, SEPARATE), (accept.EXAMPLE, accept.PPO), (JOB, accept.GRPO)],
+    ids=["colocated", "separate", "accept's PPO", "accept's GRPO"],
+)
+def test_the_jobs_that_are_run_are_valid(job: Path, settings: dict[str, object]) -> None:
+    assert load_jobs(job, [f"{path}={value}" for path, value in settings.items()])
 
 
 def test_every_wheel_of_ours_that_is_fetched_has_a_hash() -> None:

@@ -1,0 +1,81 @@
+"""The parts of the check: what each measures, what it needs, how long it may take. Standard library only."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.environments import PEERS, fingerprint
+
+PEER = "trl-grpo-vllm"
+LEARNER = ("torch", "transformers")
+ENGINE = (*LEARNER, "vllm")
+RUN = (*ENGINE, "ray")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part, which runs in a process of its own."""
+
+    name: str
+    what: str
+    seconds: int
+    """What it may take; then it is killed and named."""
+    packages: tuple[str, ...]
+    gpus: int = 1
+    on_cpu: bool = False
+    """Whether ``--device cpu`` runs it unless told which parts to run."""
+    absent: str | None = None
+    """Why it can be measured nowhere yet."""
+
+
+PARTS = (
+    Part("attention", "flash attention, forward and backward, against float32", 30, LEARNER, on_cpu=True),
+    Part("learner", "log-probs against float32, reference KL, MFU by stage, 0.5B and 1.5B", 70, LEARNER, on_cpu=True),
+    Part("publication", "weights into an engine's process by gloo, beside a bare broadcast", 30, LEARNER, on_cpu=True),
+    Part("publication-nccl", "the same by NCCL, from GPU to GPU", 30, LEARNER, gpus=2),
+    Part("publication-ipc", "the same within a GPU by CUDA IPC", 30, LEARNER, absent="the trainer has no such path"),
+    Part("killed", "an engine killed inside a gloo broadcast", 25, LEARNER, on_cpu=True),
+    Part("killed-nccl", "an engine killed inside an NCCL broadcast", 40, LEARNER, gpus=2),
+    Part("agreement", "log-probs of engine and learner; sleep, wake, and the memory between", 80, ENGINE, on_cpu=True),
+    Part("engine", "tokens/s of our engine beside bare vLLM", 125, ENGINE),
+    Part("step-colocated", "GRPO steps, engine and learner on one GPU", 120, RUN),
+    Part("step-separate", "GRPO steps, engine and learner on a GPU each", 120, RUN, gpus=2),
+    Part("step-trl", "the steps of step-colocated by TRL with vLLM", 120, LEARNER),
+)
+BY_NAME = {part.name: part for part in PARTS}
+_INSTALL = "`python3.11 requirements/install.py --accelerator gpu` makes .venv with everything"
+
+
+def lacking(part: Part, device: str, gpus: int, cache: Path) -> str | None:
+    """Why ``part`` cannot be measured here, with the remedy where there is one; None: it can."""
+    if part.absent is not None:
+        return f"not there yet: {part.absent}"
+    if absent := [name for name in part.packages if find_spec(name) is None]:
+        return f"this Python has no {' and no '.join(absent)}: {_INSTALL} (benchmarks/gpu/README.md: without a network)"
+    if device == "cpu":
+        return None if part.on_cpu else "is measured on GPUs alone"
+    if gpus == 0:
+        return (
+            "torch sees no GPU: look at `nvidia-smi`, and whether torch is a CUDA build; `--device cpu` tries the parts"
+        )
+    if gpus < part.gpus:
+        return f"needs {part.gpus} GPUs, and this machine has {gpus}"
+    if part.name == "step-trl" and not peer_is_made(cache):
+        return "TRL with vLLM is not installed: `python3 -m benchmarks.gpu.peer` makes its environment"
+    return None
+
+
+def peer_is_made(cache: Path) -> bool:
+    """Whether the environment of TRL with vLLM is there, as its versions ask for."""
+    stamp = cache / "peers" / PEER / "installed"
+    return stamp.exists() and stamp.read_text() == fingerprint(PEERS[PEER].packages)
+
+
+def gpu_count(python: str) -> int:
+    """GPUs that torch sees. Asked in a process of its own: none of ours may keep memory of a device."""
+    program = "import torch; print(torch.cuda.device_count())"
+    asked = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=120)
+    return int(asked.stdout or 0) if asked.returncode == 0 else 0

@@ -1,0 +1,72 @@
+"""Whole GRPO steps: of `rljob run` with engine and learner on one GPU or on two, and of TRL with vLLM on one."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.against_trl.setting import Setting, read_steps
+from benchmarks.environments import ROOT, peer_environment
+from benchmarks.gpu.figures import Writer
+from benchmarks.gpu.model import shaped_model
+from benchmarks.gpu.parts import PEER
+from benchmarks.measuring import Step, steady
+from benchmarks.rljob_run import rljob_run
+
+JOB = Path(__file__).with_name("job.yaml")
+SETTING = Setting("grpo", sequences=256, steps=4, warm_up=1, response_tokens=512)
+OURS = "step-colocated.txt"
+"""Where our seconds a step are kept, for the ratio."""
+SEPARATE: Mapping[str, Any] = {"placement": "separate", "rollout.gpusPerReplica": 1}
+_UTILISATION = "throughput/model_flops_utilisation/"
+
+
+def measure_ours(writer: Writer, cache: Path, placement: Mapping[str, Any], name: str) -> float:
+    model = shaped_model(cache)
+    settings = {"model.source": model, "data.train.source": model / "prompts.jsonl", **placement}
+    with tempfile.TemporaryDirectory() as folder:
+        run = rljob_run(JOB, Path(folder, "run"), steps=SETTING.steps, threads=4, settings=settings)
+    seconds = _seconds(run.steps(SETTING.sequences, SETTING.epochs))
+    writer.plain(f"GRPO step, {name}", seconds, "s")
+    for stage, spent in run.stage_seconds(SETTING.warm_up).items():
+        writer.plain(f"GRPO step, {name}, {stage}", spent, "s")
+    for column in sorted(column for column in run.rows[-1] if column.startswith(_UTILISATION)):
+        used = median(run.column(column)[SETTING.warm_up :])
+        writer.plain(f"GRPO step, {name}, MFU of {column.removeprefix(_UTILISATION)}", used)
+    return seconds
+
+
+def colocated(writer: Writer, cache: Path) -> None:
+    (cache / OURS).write_text(str(measure_ours(writer, cache, {}, "colocated")))
+
+
+def separate(writer: Writer, cache: Path) -> None:
+    measure_ours(writer, cache, SEPARATE, "separate")
+
+
+def peer(writer: Writer, cache: Path) -> None:
+    python = cache / "peers" / PEER / "bin" / "python"
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder, "steps.json")
+        command = [python, "-m", "benchmarks.gpu.trl_vllm", "--setting", SETTING.to_json(),
+                   "--model", shaped_model(cache), "--write", written]  # fmt: skip
+        subprocess.run(list(map(str, command)), cwd=ROOT, env=peer_environment(4), check=True)
+        seconds = _seconds(read_steps(written))
+    writer.plain("GRPO step, TRL with vLLM", seconds, "s")
+    if (cache / OURS).exists():
+        writer.at_least("GRPO step, TRL's seconds over ours", seconds / float((cache / OURS).read_text()), 1.5)
+
+
+def _seconds(steps: Sequence[Step]) -> float:
+    return median(step.seconds for step in steady(steps, SETTING.warm_up))
+
+
+MEASURES: Mapping[str, Callable[[Writer, Path], None]] = {
+    "step-colocated": colocated,
+    "step-separate": separate,
+    "step-trl": peer,
+}
