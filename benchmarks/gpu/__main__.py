@@ -167,6 +167,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
     asked = parser.parse_args()
+    # Whoever ends the command ends the part that is running, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     outcomes = check(chosen(asked.only, asked.device), asked.device, asked.cache, asked.results, asked.seconds)
     print(f"\n{show(outcomes)}")
     # A part that was asked for by name and cannot be measured is a failure, too.
