@@ -281,6 +281,9 @@ def _remove(data: Any, path: Sequence[str | int], stand_in: str | None) -> None:
             break
         holders.append((holder, part))
         holder = holder[part]
+    if len(holders) < len(path) - 1:
+        # What held it has gone with something else that was wrong in it.
+        return
     while holders and isinstance(holders[-1][0], list):
         holders.pop()
         stand_in = None

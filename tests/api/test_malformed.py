@@ -63,7 +63,7 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ("quantity", *more("trainer: {pod: {resources: {limits: {memory: 3 GB}}}}"),
      "spec.trainer.pod.resources.limits.memory", "write a quantity such as 4, 500m or 16Gi"),
     ("label", *more("head: {pod: {labels: {a b: c}}}"), "spec.head.pod.labels", 'the name "a b"'),
-    ("mount path", *more("head: {pod: {volumeMounts: [{name: a, mountPath: data}]}}"),
+    ("mount path", *more("head: {pod: {volumes: [{name: a}], volumeMounts: [{name: a, mountPath: data}]}}"),
      "spec.head.pod.volumeMounts[0].mountPath", "use an absolute path"),
     ("function", "type: gsm8k", "type: custom, function: my_rewards.score", "spec.reward.functions[0].function",
      "write module:function"),

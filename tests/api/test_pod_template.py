@@ -134,3 +134,16 @@ def test_quantities_are_exact(text: Any, value: Any) -> None:
 )
 def test_images_are_references_as_distribution_defines_them(image: str, taken: bool) -> None:
     assert bool(re.fullmatch(IMAGE[1:-1], image)) is taken
+
+
+def test_what_stands_beside_a_mount_that_cannot_be_read_is_judged_too(document: Make) -> None:
+    data = document("spec: {head: {pod: {volumes: [{name: a.b}]}}}")
+    mounts: list[tuple[dict[str, str], list[str], set[str]]] = [
+        ({}, ["name", "mountPath"], set()),
+        ({"name": "a", "mountPath": "a"}, ["mountPath"], {f"{POD}.volumeMounts[0].name"}),
+    ]
+    for mount, paths, unknown in mounts:
+        data["spec"]["head"]["pod"]["volumeMounts"] = [mount]
+        _, violations = check(data)
+        wrong = [f"{POD}.volumeMounts[0].{name}" for name in paths]
+        assert {violation.path for violation in violations} == {*wrong, f"{VOLUME}.name"} | unknown

@@ -24,7 +24,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     *(({"metadata": value}, "metadata") for value in NOT_A_MAP),
     *(({"metadata": {"labels": value}}, "metadata.labels") for value in NOT_A_MAP),
     *(({"metadata": {"annotations": value}}, "metadata.annotations") for value in NOT_A_MAP),
-    *(({"metadata": {"labels": {"a": value}}}, "metadata.labels[a]") for value in (None, 3, True, {}, [])),
+    *(({"metadata": {"labels": {"a": value}}}, "metadata.labels.a") for value in (3, True, {}, [])),
     *(({"spec": value}, "spec") for value in NOT_A_MAP),
     *(({"spec": {"containers": value}}, "spec.containers") for value in NOT_A_LIST),
     *(({"spec": {"volumes": value}}, "spec.volumes") for value in NOT_A_LIST),
@@ -64,9 +64,20 @@ def test_a_volume_that_is_named_by_something_else_than_text(document: Make, name
     }
 
 
-@pytest.mark.parametrize("projected", [None, 3, "x", [], {"sources": None}, {"sources": "x"}, {"sources": [None, 3]}])
-def test_the_shape_of_a_volumes_kind_is_the_api_servers_to_judge(document: Make, projected: Any) -> None:
+@pytest.mark.parametrize(
+    ("projected", "below"),
+    [(3, ""), ("x", ""), ([], ""), ({"sources": "x"}, ".sources"), ({"sources": [3]}, ".sources[0]")],
+)
+def test_the_shape_of_a_volumes_kind_is_judged(document: Make, projected: Any, below: str) -> None:
     job = document()
-    volumes = [{"name": "a", "projected": projected}]
-    job["spec"]["head"] = {"pod": {"volumes": volumes, "template": {"spec": {"volumes": volumes}}}}
+    job["spec"]["head"] = {"pod": {"template": {"spec": {"volumes": [{"name": "a", "projected": projected}]}}}}
+    _, violations = check(job)
+    path = f"spec.head.pod.template.spec.volumes[0].projected{below}"
+    assert [violation.path for violation in violations] == [path]
+
+
+@pytest.mark.parametrize("projected", [None, {"sources": None}])
+def test_what_is_null_in_a_volume_counts_as_absent(document: Make, projected: Any) -> None:
+    job = document()
+    job["spec"]["head"] = {"pod": {"volumes": [{"name": "a", "projected": projected}]}}
     assert check(job)[1] == []

@@ -100,11 +100,6 @@ def templates_are_well_formed(job: Job) -> Iterator[Violation]:
         yield from _not_maps(path, content, ("metadata", "spec"))
         yield from _unknown(f"{path}.metadata", template.metadata, METADATA, "metadata of a pod template")
         yield from _not_maps(f"{path}.metadata", template.metadata, METADATA)
-        for kind in METADATA:
-            for name, value in as_map(template.metadata.get(kind)).items():
-                if not isinstance(value, str):
-                    where = f"{path}.metadata.{kind}[{name}]"
-                    yield Violation(where, f"must be text, not {shown(value)}", "put it in quotes")
         yield from _not_lists(f"{path}.spec", template.spec, {**KEYED, "tolerations": None})
         for where, container in template.containers:
             yield from _not_lists(where, container, KEYED_IN_CONTAINER)

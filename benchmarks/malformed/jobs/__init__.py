@@ -98,7 +98,8 @@ def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
     text = json.dumps(job.document, ensure_ascii=False)
     ours, theirs = of_ours_on(job.document), of_the_server(plane, NAMESPACE, text)
     beyond = _beyond(job.document, folder) if ours.accepted else []
-    pod = _of_the_pods(plane, job.document) if theirs.accepted else None
+    made = _made(job.document)
+    pod = _first_refusal(plane, made) if theirs.accepted else None
     kind = job.mistakes[-1].kind if job.mistakes else "none"
 
     def record(outcome: str, says: str = "") -> Record:
@@ -110,7 +111,8 @@ def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
         if ours.accepted:
             return record(ACCEPTED)
         broken = rules_broken_by(job.document)
-        if broken and broken <= {*NOT_IN_CEL, *PARTLY_IN_CEL} - ON_THE_PODS:
+        # Of pods that cannot be made the API server says nothing.
+        if broken and broken <= {*NOT_IN_CEL, *PARTLY_IN_CEL} - (ON_THE_PODS if made else frozenset()):
             return record(ALONE, ", ".join(sorted(broken)))
         return record(FAULT, f"the servers accept, validate says: {ours.message}")
     if ours.accepted:
@@ -136,23 +138,28 @@ def _beyond(document: Document, folder: Path) -> list[Violation]:
     return [violation for violation in found if not FILES.search(violation.path)]
 
 
-def _of_the_pods(plane: ControlPlane, document: Document) -> Verdict | None:
-    """The first refusal in dry runs of what the operator would create; None: all is taken, or the job is unreadable."""
+def _made(document: Document) -> list[tuple[str, Document]]:
+    """What the operator would create, as templates of pods and as their RayCluster, with the path at which such objects
+    are created; nothing if the job cannot be read or its template not merged."""
     try:
         job = resolve(RLJob.model_validate(document))
         cluster = objects.ray_cluster(job, "hash", "uid", 1, 1, "key", Settings())
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+        return []
     cluster["metadata"]["ownerReferences"] = []
     core = f"/api/v1/namespaces/{NAMESPACE}/podtemplates"
-    wanted = []
+    made = []
     for number, group in enumerate([cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]):
         metadata = {"name": f"tiny-{number}"}
-        wanted.append(
+        made.append(
             (core, {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": group["template"]})
         )
-    wanted.append((f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayclusters", cluster))
-    verdicts = (verdict_of(plane, kind, json.dumps(made, ensure_ascii=False)) for kind, made in wanted)
+    return [*made, (f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayclusters", cluster)]
+
+
+def _first_refusal(plane: ControlPlane, made: Sequence[tuple[str, Document]]) -> Verdict | None:
+    """Of objects in dry runs; None: all are taken."""
+    verdicts = (verdict_of(plane, kind, json.dumps(document, ensure_ascii=False)) for kind, document in made)
     return next((verdict for verdict in verdicts if not verdict.accepted), None)
 
 
