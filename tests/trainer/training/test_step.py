@@ -20,7 +20,7 @@ from rljob_api.correction_presets import CORRECTION_PRESETS
 from rljob_api.presets import PRESETS
 from rljob_api.resolved import ResolvedSpec
 from rljob_trainer.algorithms import Correction, Weights, advantage_estimators
-from rljob_trainer.errors import DataError
+from rljob_trainer.errors import DataError, LearnerError
 from rljob_trainer.learner.protocol import SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
@@ -638,3 +638,21 @@ async def test_every_age_of_the_catalogue_is_reported(folder: Path) -> None:
     step, _ = step_of(spec_of(kl=NO_KL), folder)
     metrics = await step.run(groups_of(SCORES), number=1, version=0)
     assert {name for name in metrics if name.startswith("age/")} == {m.name for m in METRICS if m.family == "age"}
+
+
+async def test_a_reference_that_scores_no_number_is_named_and_not_the_reward(folder: Path) -> None:
+    step, learner = step_of(spec_of(kl={"inReward": {"coefficient": 0.1}}), folder)
+    score = learner.score
+
+    async def broken(batch: SequenceBatch, **wanted: Any) -> Any:
+        scored = await score(batch, **wanted)
+        assert scored.ref_log_probs is not None
+        scored.ref_log_probs[-1] = math.nan  # the last token of the last sample
+        return scored
+
+    learner.score = broken  # type: ignore[method-assign]
+    with pytest.raises(
+        LearnerError, match=r"step 7: the KL of sample 11 .*nan by the reference.* \(sample 3 of prompt 2\)$"
+    ):
+        await step.run(groups_of(SCORES), number=7, version=0)
+    assert learner.updates == []

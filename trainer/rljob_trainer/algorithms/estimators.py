@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rljob_trainer.algorithms.groups import Groups
 from rljob_trainer.algorithms.registry import Method, Registry
-from rljob_trainer.algorithms.segments import Segments, kept_only, wide
+from rljob_trainer.algorithms.segments import NotFiniteError, Segments, kept_only, wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,31 +146,33 @@ class AdvantageEstimator(Method[AdvantageOutput]):
 
 
 def _refuse_nan(what: str, stream: Tensor | None, inputs: AdvantageInputs) -> None:
-    """Raises ``ValueError`` naming the sample and its token when a masked value of ``stream [tokens]`` is NaN, or as
-    large as no number (log-probs of -inf are those of impossible tokens)."""
+    """Raises ``NotFiniteError`` naming the sample and its token when a masked value of ``stream [tokens]`` is NaN, or
+    larger than any number (log-probs of -inf are those of impossible tokens)."""
     if stream is None:
         return
     bad = (stream.isnan() | (stream == torch.inf)) & inputs.mask
     if bool(bad.any()):
         token = int(bad.nonzero()[0])
         row, position = inputs.segments.place_of(token)
-        raise ValueError(
+        raise NotFiniteError(
             f"the {what} of sample {row} of this batch: {float(stream[token])} at its response token {position} is no "
-            "number to weigh a baseline with; look at the model that scored this sample"
+            "number to weigh a baseline with; look at the model that scored this sample",
+            row,
         )
 
 
 def refuse_non_finite(what: str, values: Tensor) -> None:
-    """Raises ``ValueError`` naming the samples (positions in the batch) whose value is NaN or infinite."""
+    """Raises ``NotFiniteError`` naming the samples (positions in the batch) whose value is NaN or infinite."""
     bad = ~values.isfinite()
     if values.ndim > 1:
         bad = bad.any(dim=1)
     if bool(bad.any()):
         rows = bad.nonzero().flatten().tolist()
         first = values[rows[0]].tolist()
-        raise ValueError(
+        raise NotFiniteError(
             f"the {what} of sample {rows[0]} of this batch: {first} is no finite number (samples affected: "
-            f"{_shortened(rows)}); look at what the reward function or the critic gave for this sample"
+            f"{_shortened(rows)}); look at what the reward function or the critic gave for this sample",
+            rows[0],
         )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.algorithms.registry import Method, Registry
-from rljob_trainer.algorithms.segments import Segments, kept_only, wide
+from rljob_trainer.algorithms.segments import NotFiniteError, Segments, kept_only, wide
 
 EXPONENT_BOUND = 20.0
 K3_BOUND = 10.0
@@ -100,7 +100,7 @@ def kl_penalised_rewards(
     Also returns the mean KL ``[]`` over sequences of each one's mean over tokens: what an adaptive controller watches.
     ``scores [S]``; log-probs ``[tokens]`` of the policy that sampled (pi_old) and of the reference. The kind ``full``
     takes ``vocabulary_kl [tokens]``, the exact KL of these two, in place of an estimate from one token. Raises
-    ``ValueError`` naming the model and the sample for a masked KL that is no finite number.
+    ``NotFiniteError`` naming the model and the sample for a masked KL that is no finite number.
     """
     if kind == "full" and vocabulary_kl is None:
         raise ValueError("the KL kind full needs `vocabulary_kl`, the exact KL of every token")
@@ -124,8 +124,9 @@ def _refuse_non_finite(kl: Tensor, log_probs: Mapping[str, Tensor], segments: Se
     row, position = segments.place_of(token)
     told = ", ".join(f"{float(stream[token]):g} by the {model}" for model, stream in log_probs.items())
     causes = [model for model, stream in log_probs.items() if not bool(stream[token].isfinite())]
-    raise ValueError(
+    raise NotFiniteError(
         f"the KL of sample {row} of this batch: {float(kl[token]):g} at its response token {position}, whose log-prob "
         f"is {told}, is no finite number to take off a reward; look at the "
-        f"{' and the '.join(causes or log_probs)} that scored this sample"
+        f"{' and the '.join(causes or log_probs)} that scored this sample",
+        row,
     )

@@ -24,6 +24,15 @@ PIECE_TOKENS = 1 << 19
 """Tokens that a CPU works on at a time: a few float64 vectors of them fit into its cache."""
 
 
+class NotFiniteError(ValueError):
+    """A number of a batch, which the message names, is NaN or infinite and not to be trained on. ``row``: its sample's
+    place in the batch."""
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.row = row
+
+
 def all_kept(mask: Tensor) -> bool:
     """Whether nothing is masked, as far as that can be told for nothing: False on a GPU, which would be waited for."""
     return mask.device.type == "cpu" and bool(mask.numpy().all())

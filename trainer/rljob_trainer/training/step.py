@@ -25,6 +25,7 @@ from rljob_api.spec.reward import Reward
 from rljob_trainer.algorithms import (
     AdvantageInputs,
     AdvantageOutput,
+    NotFiniteError,
     Segments,
     advantage_estimators,
     advantages,
@@ -40,7 +41,7 @@ from rljob_trainer.algorithms import (
     rollout_share,
     without_truncated,
 )
-from rljob_trainer.errors import StepGivenUpError
+from rljob_trainer.errors import LearnerError, StepGivenUpError
 from rljob_trainer.learner.packing import take
 from rljob_trainer.learner.protocol import Learner, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.pipeline.loop import Stage, unmeasured
@@ -146,8 +147,11 @@ class TrainingStep:
             await self._explain(batch, made, scored.log_probs, version, number, anchored=continues)
         with self._stage("advantage"):
             corrected = self._correct(batch, scored)
-            inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored)
-            estimated = advantages(self._estimator.name, inputs, **self.algorithm.advantage.params)
+            try:
+                inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored)
+                estimated = advantages(self._estimator.name, inputs, **self.algorithm.advantage.params)
+            except NotFiniteError as error:
+                raise LearnerError(f"step {number}: {error} ({_name_of(groups, error.row)})") from error
             self._fill(batch, scored, estimated, version)
         with self._stage("update"):
             update = asyncio.ensure_future(self._update(batch, mini_batches, number, continues=continues))
@@ -514,6 +518,12 @@ class TrainingStep:
             assert result.log_probs is not None
             scored[temperature] = result.log_probs
         return attribution.of_temperature(scored, few.rollout_log_probs, self._temperature)
+
+
+def _name_of(groups: Sequence[Group], row: int) -> str:
+    """The sample at this place of the batch."""
+    prompt, sample = [(group.prompt, sample) for group in groups for sample in group.samples][row]
+    return f"sample {sample.index} of prompt {prompt.ordinal}"
 
 
 def _segments(batch: TrainingBatch) -> Segments:
