@@ -1,4 +1,5 @@
-"""The YAML that README and docs show is what the API takes: whole jobs as they stand, parts laid over an example."""
+"""The YAML that README and docs show is what the API takes: whole jobs as they stand, parts laid over an example;
+values of the chart, which say so in their first line, are among those that it has."""
 
 from __future__ import annotations
 
@@ -32,6 +33,9 @@ def shown() -> Iterator[tuple[str, str]]:
 BLOCKS = dict(shown())
 
 
+VALUES = {place: block for place, block in BLOCKS.items() if block.startswith("# values.yaml\n")}
+
+
 def is_whole(block: str) -> bool:
     return "kind: RLJob" in block
 
@@ -43,12 +47,25 @@ def test_a_whole_job_is_valid(place: str) -> None:
     assert all(outcome.job is not None for outcome in outcomes)
 
 
-@pytest.mark.parametrize("place", [place for place, block in BLOCKS.items() if not is_whole(block)])
+@pytest.mark.parametrize("place", [p for p, block in BLOCKS.items() if not is_whole(block) and p not in VALUES])
 def test_a_part_fits_into_a_job(place: str) -> None:
     (document,) = read_documents(BLOCKS[place])
     part = document.data if "spec" in document.data else {"spec": document.data}
     (outcome,) = check_text((EXAMPLES / "own-data.yaml").read_text(), overlays=[part])
     assert [str(violation) for violation in outcome.violations] == []
+
+
+@pytest.mark.parametrize("place", VALUES)
+def test_the_chart_has_these_values(place: str) -> None:
+    (shown,), (chart,) = map(read_documents, (VALUES[place], (ROOT / "charts/rljob-operator/values.yaml").read_text()))
+    assert unknown(shown.data, chart.data) == []
+
+
+def unknown(shown: dict[str, Any], known: dict[str, Any]) -> list[str]:
+    nested = [(known.get(key), value) for key, value in shown.items() if isinstance(value, dict)]
+    return [key for key in shown if key not in known] + [
+        key for below, value in nested if isinstance(below, dict) for key in unknown(value, below)
+    ]
 
 
 def test_readmes_job_says_nothing_that_the_quick_start_does_not() -> None:
