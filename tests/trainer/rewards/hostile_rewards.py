@@ -150,9 +150,9 @@ def starts_a_session(response: str, marker: str) -> float:
 def disturbs(response: str) -> float:
     match response:
         case "close":
-            os.closerange(0, 256)
+            os.closerange(0, 1024)
         case "write":
-            for descriptor in range(3, 64):
+            for descriptor in range(3, 1024):
                 try:
                     os.write(descriptor, b"not a message")
                 except OSError:
