@@ -152,7 +152,7 @@ def disturbs(response: str) -> float:
         case "close":
             os.closerange(0, 1024)
         case "write":
-            for descriptor in range(3, 1024):
+            for descriptor in range(3, 10):  # its pipe, and not the memory that it shares with the driver
                 try:
                     os.write(descriptor, b"not a message")
                 except OSError:

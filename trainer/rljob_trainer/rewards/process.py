@@ -269,7 +269,8 @@ class WorkerProcess:
     async def _ended(self, how: Any, progress: _Progress | None, seconds: float) -> _End:
         """Ends the worker after what ``_next`` has said of it. Returns why."""
         own_signal = self._memory.own_signal if self._memory else 0
-        code = await self.kill(progress)
+        # What a worker that does not own its pipe any more has not sent is not believed either.
+        code = await self.kill(None if how is _Garbled else progress)
         if how is _Late:
             return _End(f"no result within {seconds:g} s; its worker process was killed", had_its_time=True)
         if how is _Garbled:
