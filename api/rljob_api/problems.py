@@ -71,6 +71,7 @@ _EXPECTED = {
 _PATTERNS: Mapping[str, str] = {
     "label": "use lower-case letters, digits and '-', with a letter or digit at both ends",
     "function": "write module:function, for example my_rewards:score",
+    "image": "write registry/name:tag, with the name in lower case",
     "env": "use letters, digits and '_', not starting with a digit",
     "path": "use an absolute path without ':'",
     "quantity": "write a quantity such as 4, 500m or 16Gi",
@@ -178,6 +179,8 @@ def _form(node: Node) -> str:
         return _PATTERNS["quantity"]
     if pattern.startswith(("^[a-z0-9]", "^([a-z0-9]")) and "/" not in pattern:
         return _PATTERNS["label"]
+    if pattern.startswith("^(?:"):
+        return _PATTERNS["image"]
     if pattern.startswith("^("):
         return _PATTERNS["key"]
     if ":" in pattern and pattern.startswith("^[A-Za-z_]"):

@@ -45,7 +45,8 @@ async def test_a_job_lives_with_no_more_rights_than_the_chart_gives(world: World
 
     await world.until("the job is over and deleted", gone)
     # Pods are checked with no more than these rights.
-    await world.apply(job_document("wrong", rollout={"pod": {"template": {"spec": {"hostnam": "a"}}}}))
+    old = {"annotations": {"seccomp.security.alpha.kubernetes.io/pod": "none"}}
+    await world.apply(job_document("wrong", rollout={"pod": old}))
     await world.until_condition("wrong", "ClusterReady", "False", "ClusterRejected")
     world.plane.kubectl("delete", "--wait=false", "-f", str(manifest))
 
