@@ -252,6 +252,7 @@ class ControlPlane:
             f"--etcd-servers={self._etcd}",
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",  # nobody asks for the Service kubernetes, which no loopback address may have
             f"--secure-port={self.server.rpartition(':')[2]}",
             f"--cert-dir={self.folder / 'certificates'}",
             f"--token-auth-file={self.folder / 'tokens.csv'}",
