@@ -252,7 +252,8 @@ class ControlPlane:
             f"--etcd-servers={self._etcd}",
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",
-            "--endpoint-reconciler-type=none",  # nobody asks for the Service kubernetes, which no loopback address may have
+            # Nobody asks for the Service kubernetes, and no loopback address may stand behind it.
+            "--endpoint-reconciler-type=none",
             f"--secure-port={self.server.rpartition(':')[2]}",
             f"--cert-dir={self.folder / 'certificates'}",
             f"--token-auth-file={self.folder / 'tokens.csv'}",
