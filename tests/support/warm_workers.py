@@ -108,6 +108,7 @@ def serve(listening: socket.socket, alive: socket.socket) -> dict[str, Any]:
         for file in files:
             os.close(file)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()  # whoever ends the worker's process group, as Ray does, must not end ours
     listening.close()
     alive.close()
     connection.detach()
