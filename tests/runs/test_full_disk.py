@@ -52,7 +52,7 @@ def test_training_goes_on_without_checkpoints_that_do_not_fit_and_resumes_from_t
     disk.mkdir()
     process = runner.start(disk, sys.executable, left, interpreter=(*NAMESPACE, "sh", "-c", SCRIPT, "sh"), program=())
     printed, _ = process.communicate(timeout=300)
-    assert process.returncode == 1, printed
+    assert process.returncode == 73, printed  # no room, of which a retry makes no more
     whole = sorted(path.name for path in (left / "checkpoints").iterdir())
     last = int(whole[-1].removeprefix("step-"))
     assert 1 <= last < 7
