@@ -15,7 +15,7 @@ from warm import Warm
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory, forked_workers: None) -> Iterator[Warm]:
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     with Warm(tmp_path_factory.mktemp("home")) as forks:
         yield forks
 

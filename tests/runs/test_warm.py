@@ -1,12 +1,10 @@
-"""A forked run, and a forked worker of Ray, is what one in an interpreter of its own would be."""
+"""A forked run is what one in an interpreter of its own would be."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -75,48 +73,3 @@ def test_it_is_there_until_it_is_asked_and_others_do_not_wait_for_it(runner: Run
     assert slow.poll() is None
     slow.kill()
     assert slow.wait() == -signal.SIGKILL
-
-
-ASKED = """
-import json, os, random, signal, sys
-import ray
-from rljob_trainer.driver.local_ray import ray_for_run
-
-class Seen:
-    def things(self):
-        import __main__
-        return __main__.__file__, sys.argv[0], sys.path[0], os.environ["GIVEN"], [*os.environ], signal.getsignal(17)
-
-    def drawn(self):
-        return os.getpid(), random.random(), "torch" in sys.modules
-
-with ray_for_run(2):
-    actors = [ray.remote(Seen).options(runtime_env={"env_vars": {"GIVEN": "to it"}}).remote() for _ in range(2)]
-    seen = ray.get(actors[0].things.remote())
-    (one, drawn, warm), (two, other, _) = ray.get([actor.drawn.remote() for actor in actors])
-    assert one != two and drawn != other
-    os.kill(one, 9)
-    try:
-        ray.get(actors[0].drawn.remote())
-    except ray.exceptions.ActorDiedError:
-        json.dump({"seen": seen, "warm": warm, "left": two}, open(sys.argv[1], "w"))
-    if len(sys.argv) > 2:
-        os.kill(os.getpid(), 9)
-"""
-
-
-def test_a_worker_of_ray_sees_what_it_would_and_its_death_is_seen(runner: Runner) -> None:
-    for name, cold in (("forked", False), ("own", True)):
-        runner.run(name, program=("-c", ASKED), cold=cold)
-    forked, own = (json.loads((runner.folder / name).read_text()) for name in ("forked", "own"))
-    assert (forked["warm"], own["warm"]) == (True, False)
-    assert set(forked["seen"].pop(-2)) == set(own["seen"].pop(-2))
-    assert forked["seen"] == own["seen"]
-
-
-def test_no_worker_outlives_a_driver_that_is_killed(runner: Runner) -> None:
-    runner.run("said", "killed", program=("-c", ASKED), expect=-9)
-    said = json.loads((runner.folder / "said").read_text())
-    assert said["warm"]
-    with suppress(psutil.NoSuchProcess):
-        psutil.Process(said["left"]).wait(120)

@@ -217,10 +217,5 @@ if __name__ == "__main__":
     import rljob_trainer.commands.run
     import rljob_trainer.driver.run  # noqa: F401
 
-    # The workers of the Rays that runs start come from a process like this one.
-    sys.path.append(str(Path(__file__).parents[1] / "support"))
-    from warm_workers import fork_workers
-
-    fork_workers()
     gc.freeze()
     become(*serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -3,8 +3,8 @@
 An actor's process of its own takes six seconds of CPU time until it has done that: an interpreter for Ray's set-up, a
 second one for the worker, and then torch, transformers and our code. What a tiny run is tested for takes no longer.
 From there on it is the same: Ray's own worker program with its own arguments, environment, folder and output, known to
-Ray by its own number. What all forks have in common is the seed of Python's hashes. Where a test starts a run "cold",
-and in pods, workers are started as Ray does it.
+Ray by its own number. What all forks have in common is the seed of Python's hashes, and that they are not below the
+driver in the tree of processes: whole runs (`tests/runs`), whose tests look there, have workers as Ray starts them.
 
 Started with `python warm_workers.py serve FD FD` this file is the process that forks. With a worker's command line it
 is what Ray starts in place of its own set-up: it hands over what it was given, and lasts as long as the fork.
