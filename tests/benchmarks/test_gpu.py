@@ -28,7 +28,7 @@ def figures(outcome: command.Outcome) -> dict[str, float]:
 
 
 def test_the_parts_that_want_torch_alone_run_on_a_cpu_and_meet_their_goals(cache: Path, tmp_path: Path) -> None:
-    names = ["attention", "learner", "publication"]
+    names = ["attention", "learner", "publication", "killed"]
     outcomes = command.check(names, "cpu", cache, tmp_path, command.SECONDS)
     assert {name: outcome.reason for name, outcome in outcomes.items()} == dict.fromkeys(names, "")
     missed = [figure for outcome in outcomes.values() for figure in outcome.figures if figure.met is False]

@@ -35,8 +35,8 @@ INTERRUPTED = "interrupted"
 _POLL_SECONDS = 0.002
 _LOOK_UP_SECONDS = 0.1
 """Between two looks at whether a meeting was called off, while bytes travel."""
-_ABORT_SECONDS = 10.0
-"""For a broken group to be taken down; NCCL may wait for a device that hangs."""
+_ABORT_SECONDS = {"nccl": 10.0, "gloo": 1.0}
+"""For a broken group to be taken down: NCCL may wait for a device that hangs. Gloo leaves nothing on one behind."""
 _REACH_SECONDS = 5.0
 """For somebody outside the group to reach the sender's store."""
 _GRACE_SECONDS = 2.0
@@ -265,24 +265,26 @@ class WeightGroup:
 
     def close(self) -> None:
         """Ends the process group; whoever waits in it gets an error."""
-        group, self._group = self._group, None
-        if group is None:
+        groups, self._group = [self._group], None
+        if groups == [None]:
             return
 
         def work() -> None:
-            # A group with a dead member may complain while it is taken down.
+            # The last reference goes here: gloo's group ends when its operations have, and one that sends to a dead
+            # member has the whole timeout of the group. One with a dead member may also complain.
             with suppress(RuntimeError):
-                group.abort()
+                groups.pop().abort()
 
         thread = threading.Thread(target=work, name="weight-group-end", daemon=True)
         thread.start()
-        thread.join(_ABORT_SECONDS)
+        seconds = _ABORT_SECONDS[self.link.backend]
+        thread.join(seconds)
         if thread.is_alive():
             log.warning(
                 "weights: %s left weight group %d, which could not be taken down within %.0f s",
                 self.names[self.rank],
                 self.link.generation,
-                _ABORT_SECONDS,
+                seconds,
             )
 
 
