@@ -94,6 +94,7 @@ generate: install  ## what is generated from the code: tables of methods, CRD, l
 	$(BIN)/python scripts/method_tables.py
 	$(BIN)/python -m rljob_api.crd
 	$(BIN)/python -m rljob_operator.reference
+	$(BIN)/python scripts/version.py
 	$(BIN)/python scripts/chart_readme.py
 	$(BIN)/python -m rljob_trainer.telemetry.names > docs/metrics.md
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from testcluster.building import VERSION
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy" / "kind" / "up.sh"
 LAPTOP = ROOT / "docs" / "laptop.md"
@@ -150,7 +152,7 @@ def test_images_and_gpus_are_the_workers(machine: Path, up: Up) -> None:
     asked = [node["role"] for node in yaml.safe_load((ROOT / "deploy/kind/cluster.yaml").read_text())["nodes"]]
     assert asked.count("worker") == len(WORKERS)
     loaded = [call.split() for call in calls(machine) if call.startswith("kind load docker-image ")]
-    assert [words[-1] for words in loaded] == ["rljob/operator:0.1.0", "rljob/trainer:0.1.0"]
+    assert [words[-1] for words in loaded] == [f"rljob/operator:{VERSION}", f"rljob/trainer:{VERSION}"]
     for words in loaded:
         assert sorted(words[words.index("--nodes") + 1].split(",")) == WORKERS
     patched = [call.split()[3] for call in calls(machine) if call.startswith("kubectl patch node ")]

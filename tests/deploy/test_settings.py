@@ -12,6 +12,7 @@ import yaml
 
 from testcluster import certificates, layout, life, node_settings
 from testcluster.__main__ import main, next_commands
+from testcluster.building import VERSION
 from testcluster.layout import MOST_WORKERS, NODE_NETWORK, POD_NETWORK, Cluster
 from testcluster.programs import Programs
 
@@ -52,7 +53,7 @@ def test_a_renewed_cluster_starts_jobs_from_the_image_it_did_unless_another_is_a
             assert ("rljob/trainer" in life.trainer_image(renewed)) == after
 
 
-@pytest.mark.parametrize(("packaged", "printed"), [(True, "docker.io/rljob/trainer:0.1.0\n"), (False, "")])
+@pytest.mark.parametrize(("packaged", "printed"), [(True, f"docker.io/rljob/trainer:{VERSION}\n"), (False, "")])
 def test_the_trainers_image_is_printed_where_jobs_start_from_it(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], packaged: bool, printed: str
 ) -> None:
