@@ -28,8 +28,6 @@ NOT_IN_CEL: Mapping[str, str] = {
     "template_gpus_are_counted_once": "the content of the template is hidden from CEL",
     "template_volumes_have_own_names": "the content of the template is hidden from CEL",
     "template_mounts_leave_ours_alone": "the content of the template is hidden from CEL",
-    "correction_can_be_switched_on": "lists of presets and losses would take the CRD beyond the size it may have",
-    "interpolation_is_made_in_the_loss": "lists of losses would take the CRD beyond the size it may have",
     "variables_differ": "the list is a map by name: the API server itself refuses duplicates",
     "pull_secrets_differ": "the list is a map by name: the API server itself refuses duplicates",
     "validation_names_differ": "the list is a map by name: the API server itself refuses duplicates",

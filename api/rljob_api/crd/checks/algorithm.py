@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from rljob_api.correction_presets import CORRECTION_PRESETS
 from rljob_api.crd import expressions as cel
 from rljob_api.crd.checks.check import ALGORITHM, CORRECTION, SPEC, Check
 from rljob_api.crd.expressions import given
@@ -329,4 +330,37 @@ def _correction() -> Iterator[Check]:
         "has(self.preset) && !self.preset.startsWith('bypass'))",
         "needs mode: decoupled",
         ".proximal",
+    )
+    yield Check(
+        "interpolation_is_made_in_the_loss",
+        CORRECTION,
+        "!has(self.proximal) || self.proximal != 'interpolated' || !has(self.weights) || !self.weights.normalize",
+        "the weights of a batch are not known before its update; use recomputed, or remove weights.normalize",
+        ".proximal",
+    )
+    yield Check(
+        "interpolation_is_made_in_the_loss",
+        ALGORITHM,
+        "!has(self.rolloutCorrection.proximal) || self.rolloutCorrection.proximal != 'interpolated' || "
+        f"!{cel.loss_in('self', ['clipCov', 'klCov'])}",
+        "clipCov and klCov choose their tokens before pi_old is made; use recomputed",
+        ".rolloutCorrection.proximal",
+    )
+    weighted = ", ".join(text(name) for name, preset in CORRECTION_PRESETS.items() if preset.weights)
+    yield Check(
+        "correction_can_be_switched_on",
+        CORRECTION,
+        "!has(self.limits) || self.limits.action != 'correct' || "
+        "!(has(self.mode) ? self.mode == 'decoupled' : has(self.preset) && !self.preset.startsWith('bypass')) || "
+        f"!(has(self.weights) || has(self.preset) && self.preset in [{weighted}])",
+        "correct has nothing to switch on: mode decoupled has weights already; use warn or rollBack",
+        ".limits.action",
+    )
+    yield Check(
+        "correction_can_be_switched_on",
+        ALGORITHM,
+        "!has(self.rolloutCorrection.limits) || self.rolloutCorrection.limits.action != 'correct' || "
+        f"!{cel.loss_in('self', cel.BYPASSING)}",
+        "the loss stays with mode bypass, so that correct cannot leave it; use warn or rollBack",
+        ".rolloutCorrection.limits.action",
     )
