@@ -25,6 +25,14 @@ from rljob_api.crd import rendered
 from testcluster.programs import ProgramMissingError, find
 
 
+_WAITING_LONGEST = ("test_chaos.py", "test_real_kuberay.py", "test_outages.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits for minutes begins first, so that nothing is left to wait for when all else is done."""
+    items.sort(key=lambda item: item.path.name not in _WAITING_LONGEST)
+
+
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """kube-apiserver with the CRDs of rljob and KubeRay, and garbage collection."""
