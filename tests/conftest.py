@@ -77,11 +77,12 @@ def _make_bucket(store: ObjectStore, printed: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def forked_workers() -> Iterator[None]:
-    """The workers of every Ray that this process starts from now on are forked (``warm_workers``)."""
-    with tempfile.TemporaryDirectory(prefix="rljob-", dir="/tmp") as folder, forking(folder):
-        fork_workers()
-        yield
+def forked_workers() -> Iterator[str]:
+    """The workers of every Ray that this process starts from now on are forked (``warm_workers``), by who listens at
+    that address."""
+    with tempfile.TemporaryDirectory(prefix="rljob-", dir="/tmp") as folder, forking(folder) as address:
+        fork_workers(address)
+        yield address
 
 
 def pytest_configure(config: pytest.Config) -> None:

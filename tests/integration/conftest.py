@@ -24,7 +24,6 @@ from world import World
 from rljob_api.crd import rendered
 from testcluster.programs import ProgramMissingError, find
 
-
 _WAITING_LONGEST = ("test_chaos.py", "test_real_kuberay.py", "test_outages.py")
 
 

@@ -57,9 +57,11 @@ class Runner:
         program: Sequence[str] = ("-m", "rljob_trainer.cli"),
         interpreter: Sequence[str] | None = None,
         cold: bool = False,
+        workers: bool = True,
     ) -> Process | Forked:
         """``program`` is what the interpreter runs: `rljob`, or a test's own version of it. ``cold``, and with an
-        ``interpreter`` of the test's own: in one that has imported nothing yet."""
+        ``interpreter`` of the test's own: in one that has imported nothing yet, with Ray's own workers. Without forked
+        ``workers`` the run has those too, and has not imported Ray."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         whole = {
@@ -76,7 +78,7 @@ class Runner:
             command = [*(interpreter or [sys.executable]), *program, *given]
             process = Process(command, printed, env=whole, cwd=self.folder)
         else:
-            process = self._warm.start(program, given, printed, env=whole, cwd=self.folder)
+            process = self._warm.start(program, given, printed, env=whole, cwd=self.folder, workers=workers)
         self._started.append(process)
         return process
 

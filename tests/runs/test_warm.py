@@ -28,7 +28,7 @@ def test_it_sees_and_leaves_what_an_interpreter_would(runner: Runner, kind: str)
     file.write_text(SHOWN)
     program = ("-c", SHOWN, "zero") if kind == "text" else (str(file), "zero")
     forked, own = (
-        runner.run("one", Path("two"), program=program, environment={"GIVEN": "to it"}, cold=cold)
+        runner.run("one", Path("two"), program=program, environment={"GIVEN": "to it"}, cold=cold, workers=False)
         for cold in (False, True)
     )
     assert forked == own
@@ -37,7 +37,8 @@ def test_it_sees_and_leaves_what_an_interpreter_would(runner: Runner, kind: str)
 def test_a_module_sees_what_it_would(runner: Runner) -> None:
     (runner.folder / "shown.py").write_text(SHOWN)
     forked, own = (
-        runner.run("one", program=("-m", "shown"), environment={"GIVEN": "to it"}, cold=cold) for cold in (False, True)
+        runner.run("one", program=("-m", "shown"), environment={"GIVEN": "to it"}, cold=cold, workers=False)
+        for cold in (False, True)
     )
     assert forked == own
 

@@ -3,7 +3,8 @@
 An interpreter of its own takes four seconds of CPU time until it has done that, a third of what a tiny run needs in
 all. From there on it is the same: a process of its own with its own arguments, environment, folder and output, which
 ends as an interpreter ends. What all forks have in common is the seed of Python's hashes: of runs that are compared bit
-by bit one is started otherwise (``Runner.start(..., cold=True)``).
+by bit one is started otherwise (``Runner.start(..., cold=True)``). The run's learner and engines come out of forks too:
+of the run's own process, before it did anything (``warm_workers``).
 
 Started with `python warm.py FD` this file is that process, whose orders come through the socket FD.
 """
@@ -101,10 +102,24 @@ class Warm:
             self._process.wait()
 
     def start(
-        self, program: Sequence[str], arguments: Sequence[str], printed: Path, *, env: Mapping[str, str], cwd: Path
+        self,
+        program: Sequence[str],
+        arguments: Sequence[str],
+        printed: Path,
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        workers: bool = True,
     ) -> Forked:
-        """``program`` is ``-m`` and a module, ``-c`` and its text, or a file; its first arguments may follow."""
-        order = {"program": [*program], "arguments": [*arguments], "env": {**env}, "cwd": str(cwd)}
+        """``program`` is ``-m`` and a module, ``-c`` and its text, or a file; its first arguments may follow.
+        ``workers``: those of its Ray are forked too."""
+        order = {
+            "program": [*program],
+            "arguments": [*arguments],
+            "env": {**env},
+            "cwd": str(cwd),
+            "workers": workers,
+        }
         with printed.open("w") as file:
             socket.send_fds(self._orders, [json.dumps(order).encode()], [file.fileno()])
         deadline = time.monotonic() + _STARTING_SECONDS
@@ -194,6 +209,11 @@ def become(order: dict[str, Any], printed: int) -> None:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
+    if order["workers"]:
+        address = warm_workers.fork_off()
+        if address is None:
+            return
+        warm_workers.fork_workers(address)
     kind, *given = [*order["program"], *order["arguments"]]
     code = given.pop(0) if kind in ("-m", "-c") else Path(kind).read_text()
     sys.path[0] = {"-m": order["cwd"], "-c": ""}.get(kind, str(Path(kind).parent))
@@ -206,7 +226,12 @@ def become(order: dict[str, Any], printed: int) -> None:
 
 
 if __name__ == "__main__":
-    # What `rljob run`, `drive`, `eval` and `export` import, down to the models that random weights make.
+    sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+    import warm_workers
+
+    sys.path.pop(0)
+    # What `rljob run`, `drive`, `eval` and `export` import, and learner and engines, down to the models that random
+    # weights make. All but Ray, whose compiled part notes the environment when it is imported: job and node are there.
     import transformers.models.llama.modeling_llama
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
@@ -215,7 +240,10 @@ if __name__ == "__main__":
     import rljob_trainer.commands.eval
     import rljob_trainer.commands.export
     import rljob_trainer.commands.run
-    import rljob_trainer.driver.run  # noqa: F401
+    import rljob_trainer.learner.rank
+    import rljob_trainer.rollout.actor
+    import rljob_trainer.rollout.torch_engine  # noqa: F401
 
+    assert "ray" not in sys.modules
     gc.freeze()
     become(*serve(socket.socket(fileno=int(sys.argv[1]))))

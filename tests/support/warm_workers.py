@@ -4,10 +4,11 @@ An actor's process of its own takes six seconds of CPU time until it has done th
 second one for the worker, and then torch, transformers and our code. What a tiny run is tested for takes no longer.
 From there on it is the same: Ray's own worker program with its own arguments, environment, folder and output, known to
 Ray by its own number. What all forks have in common is the seed of Python's hashes, and that they are not below the
-driver in the tree of processes: whole runs (`tests/runs`), whose tests look there, have workers as Ray starts them.
+raylet in the tree of processes, but below the process that forks.
 
-Started with `python warm_workers.py serve FD FD` this file is the process that forks. With a worker's command line it
-is what Ray starts in place of its own set-up: it hands over what it was given, and lasts as long as the fork.
+Started with `python warm_workers.py serve FD FD` this file is the process that forks (``forking``); a process that has
+imported all of that already forks it off (``fork_off``). With a worker's command line this file is what Ray starts in
+place of its own set-up: it hands over what it was given, and lasts as long as the fork.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from contextlib import contextmanager
 from typing import Any
 
 _ADDRESS = "RLJOB_TEST_WORKERS"
-"""Where the process that forks listens, in the environment of everything that starts a Ray."""
+"""Where the process that forks listens, in the environment of every raylet; an @ stands for an abstract name's zero."""
 _LONGEST = 1 << 20
+_PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def forking(folder: str) -> Iterator[None]:
-    """There is a process that forks, in a private ``folder`` whose path is short."""
+def forking(folder: str) -> Iterator[str]:
+    """There is a process that forks, in a private ``folder`` whose path is short; yields its address."""
     import subprocess
 
     address = os.path.join(folder, "workers")
@@ -42,18 +44,39 @@ def forking(folder: str) -> Iterator[None]:
             stdin=subprocess.DEVNULL,
             pass_fds=[listening.fileno(), theirs.fileno()],
         )
-    os.environ[_ADDRESS] = address
     try:
-        yield
+        yield address
     finally:
-        del os.environ[_ADDRESS]
         alive.close()
         process.wait()
 
 
-def fork_workers() -> None:
-    """Rays that this process starts from now on have forked workers, as long as somebody forks."""
+def fork_off() -> str | None:
+    """Forks a process that forks, which ends with this one; its address. In a worker: None, when that is over."""
+    import ctypes
+    import signal
+
+    address, parent = f"@rljob-test-workers-{os.getpid()}", os.getpid()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(address.replace("@", "\0"))
+    listening.listen(64)
+    if os.fork():
+        listening.close()
+        return address
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    alive, other = socket.socketpair()
+    if os.getppid() != parent:
+        os._exit(0)
+    order = serve(listening, alive)
+    other.close()
+    become(order)
+    return None
+
+
+def fork_workers(address: str) -> None:
+    """Rays that this process starts from now on have workers that the process at ``address`` forks."""
     import inspect
+    from unittest.mock import patch
 
     from ray._private import services
 
@@ -62,9 +85,9 @@ def fork_workers() -> None:
 
     def start_raylet(*said: Any, **named: Any) -> Any:
         given = parameters.bind(*said, **named)
-        if _ADDRESS in os.environ:
-            given.arguments["setup_worker_path"] = __file__
-        return usual(*given.args, **given.kwargs)
+        given.arguments["setup_worker_path"] = __file__
+        with patch.dict(os.environ, {_ADDRESS: address}):
+            return usual(*given.args, **given.kwargs)
 
     services.start_raylet = start_raylet
 
@@ -77,14 +100,16 @@ def stand_for_a_worker(options: list[str]) -> None:
     parser.add_argument("--serialized-runtime-env-context", default="{}")
     parser.add_argument("--language")
     said, command = parser.parse_known_args(options)
+    environment = dict(os.environ)
+    address = environment.pop(_ADDRESS)
     order = {
         "command": command,
-        "env": dict(os.environ),
+        "env": environment,
         "changes": json.loads(said.serialized_runtime_env_context).get("env_vars") or {},
         "cwd": os.getcwd(),
     }
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(os.environ[_ADDRESS])
+    connection.connect(address.replace("@", "\0"))
     socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2])
     connection.recv(1)
 

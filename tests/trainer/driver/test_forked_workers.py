@@ -28,10 +28,10 @@ class Seen:
     def drawn(self):
         return os.getpid(), os.getpgid(0), random.random(), "torch" in sys.modules
 
-file, forked, killed = sys.argv[1:]
-if forked == "forked":
+file, address, killed = sys.argv[1:]
+if address:
     from warm_workers import fork_workers
-    fork_workers()
+    fork_workers(address)
 with ray_for_run(2):
     actors = [ray.remote(Seen).options(runtime_env={"env_vars": {"GIVEN": "to it"}}).remote() for _ in range(2)]
     seen = ray.get(actors[0].things.remote())
@@ -47,9 +47,9 @@ with ray_for_run(2):
 """
 
 
-def run(folder: Path, *, forked: bool, killed: bool = False, code: int = 0) -> dict[str, Any]:
-    """What the actors of one Ray saw."""
-    said = [str(folder / "said"), "forked" if forked else "own", "killed" if killed else "lives"]
+def run(folder: Path, address: str, *, killed: bool = False, code: int = 0) -> dict[str, Any]:
+    """What the actors of one Ray saw, forked by who listens at ``address`` if that is not empty."""
+    said = [str(folder / "said"), address, "killed" if killed else "lives"]
     path = str(Path(warm_workers.__file__).parent)
     ended = subprocess.run([sys.executable, "-c", PROGRAM, *said], env=os.environ | {"PYTHONPATH": path}, timeout=300)
     assert ended.returncode == code
@@ -57,14 +57,14 @@ def run(folder: Path, *, forked: bool, killed: bool = False, code: int = 0) -> d
     return seen
 
 
-def test_it_sees_what_it_would_and_its_death_is_seen(forked_workers: None, tmp_path: Path) -> None:
-    forked, own = (run(tmp_path, forked=kind) for kind in (True, False))
+def test_it_sees_what_it_would_and_its_death_is_seen(forked_workers: str, tmp_path: Path) -> None:
+    forked, own = (run(tmp_path, address) for address in (forked_workers, ""))
     assert (forked["warm"], own["warm"]) == (True, False)
     assert forked["seen"] == own["seen"]
 
 
-def test_it_does_not_outlive_a_driver_that_is_killed_nor_share_our_group(forked_workers: None, tmp_path: Path) -> None:
-    seen = run(tmp_path, forked=True, killed=True, code=-signal.SIGKILL)
+def test_it_does_not_outlive_a_driver_that_is_killed_nor_share_our_group(forked_workers: str, tmp_path: Path) -> None:
+    seen = run(tmp_path, forked_workers, killed=True, code=-signal.SIGKILL)
     assert seen["warm"]
     assert seen["group"] != os.getpgid(0)
     with suppress(psutil.NoSuchProcess):
