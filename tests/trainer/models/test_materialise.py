@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -230,12 +231,22 @@ def test_a_models_own_tokenizer_that_is_larger_than_its_embedding_is_refused(tmp
         materialise(Model(source=str(made.path)), tmp_path / "unused")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_weight_that_is_no_number_is_refused_with_the_tensors_name(tmp_path: Path, value: float) -> None:
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("value", "called"), [(math.nan, "NaN"), (-math.nan, "NaN"), (math.inf, "an infinity"), (-math.inf, "an infinity")]
+)
+def test_a_weight_that_is_no_number_is_refused_with_the_tensors_name(
+    tmp_path: Path, kind: torch.dtype, value: float, called: str
+) -> None:
     made = materialise(spec(), tmp_path / "model")
+    file = made.path / "model.safetensors"
+    tensors = {name: tensor.to(kind) for name, tensor in load_file(file).items()}
+    some = tensors["model.layers.1.mlp.up_proj.weight"]
+    # The largest number, and one below the normal ones.
+    some[0, :2] = torch.tensor([torch.finfo(kind).max, torch.finfo(kind).smallest_normal / 2], dtype=kind)
+    save_file(tensors, file, metadata={"format": "pt"})
     check_values(made.path)
-    tensors = load_file(made.path / "model.safetensors")
-    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
-    save_file(tensors, made.path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(JobFileError, match=r"model.safetensors: model.layers.1.mlp.up_proj.weight holds (NaN|an inf)"):
+    some[3, 5] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(JobFileError, match=f"model.safetensors: model.layers.1.mlp.up_proj.weight holds {called}"):
         check_values(made.path)

@@ -1,4 +1,4 @@
-"""The model and the tokenizer of a job, as far as their files are on this machine. No weight is loaded."""
+"""The model and the tokenizer of a job, as far as their files are on this machine. Weights are read if they are few."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from rljob_trainer.preflight.places import HUB, as_violation, local_path, unknow
 if TYPE_CHECKING:
     from rljob_trainer.models.folder import Shape
     from rljob_trainer.models.tokenizer_files import TokenizerFiles
+
+_READ_BYTES = 4 << 30
+"""Weights up to so many are read for numbers that are none, in seconds; of more the start of a run says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,13 @@ def check_model(found: Readable, base: Path) -> Iterator[Violation]:
             yield from _model_of_the_hub(found, source.removeprefix(f"{HUB}://"))
         elif folder is not None and folder.is_dir():
             from rljob_trainer.models.folder import read_folder
+            from rljob_trainer.models.weights import check_values, weight_files
 
             own = model.tokenizer is None and found.says("spec.model.tokenizer")
             try:
                 shape = read_folder(folder, tokenizer=own)
+                if sum(file.stat().st_size for file in weight_files(folder)) <= _READ_BYTES:
+                    check_values(folder)
             except JobFileError as error:
                 yield as_violation(error, path)
             else:
