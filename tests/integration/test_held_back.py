@@ -22,14 +22,14 @@ def with_template(**spec: Any) -> dict[str, Any]:
 
 
 async def test_an_unknown_scheduler_and_scheduling_gates_are_named(world: World) -> None:
-    # Nobody schedules here, and the kubelets start what has a scheduler of the usual name.
+    # Nobody schedules here, and the kubelets start what has a scheduler of the usual name, long before eight seconds.
     world.kubelet.becomes_ready = lambda pod: (
         {"phase": "Pending"} if pod["spec"]["schedulerName"] == "my-scheduler" else None
     )
-    world.start_operator(settings=replace(SETTINGS, scheduler_seconds=1.0))
+    world.start_operator(settings=replace(SETTINGS, scheduler_seconds=8.0))
     await world.apply(job_document("unserved", trainer=with_template(schedulerName="my-scheduler")))
     message = await said(world, "unserved", "SchedulerMissing")
-    assert "no scheduler my-scheduler has looked at the pod for 1 s" in message
+    assert "no scheduler my-scheduler has looked at the pod for 8 s" in message
 
     gates = [{"name": "example.com/checked"}]
     await world.apply(job_document("gated", trainer=with_template(schedulingGates=gates)), Play(steps=1))
