@@ -415,6 +415,33 @@ def test_a_chat_template_that_is_none(edited: Edit, folder: Path) -> None:
     one(file, "spec.model.source", "chat_template.jinja is not UTF-8 text (byte 5)", "save it as UTF-8")
 
 
+def test_a_chat_template_that_refuses_a_row(edited: Edit, folder: Path) -> None:
+    template = "{{ messages[0].content }}{% if messages|length > 1 %}{{ raise_exception('one turn') }}{% endif %}"
+    (folder / "model" / "chat_template.jinja").write_text(template)
+    assert found(folder / "job.yaml") == []
+    two = MESSAGES.replace("}]", '}, {"role": "assistant", "content": "4"}]')
+    (folder / "train.jsonl").write_text(MESSAGES + two)
+    place = f"{folder / 'train.jsonl'}, line 2: the chat template cannot render the prompt (one turn)"
+    one(folder / "job.yaml", "spec.data.train.source", place, "correct the row, or the template")
+    (folder / "train.jsonl").write_text(MESSAGES)
+    file = edited("    prompt: question", "    systemPrompt: Be brief.\n    prompt: question")
+    one(file, "spec.data.train.source", "line 1: the chat template cannot render the prompt (one turn)")
+
+
+def test_a_chat_template_that_refuses_a_generated_problem(edited: Edit) -> None:
+    file = edited("{source: ./model}", "{source: ./model, chatTemplate: '{{ raise_exception(\"never\") }}'}")
+    edited("{source: train.jsonl}", "{task: {type: copy, digits: 3}}")
+    one(file, "spec.data.train.task", "the chat template cannot render the prompt (never)")
+
+
+def test_a_chat_template_may_use_all_that_transformers_offers(edited: Edit, folder: Path) -> None:
+    (folder / "model" / "chat_template.jinja").write_text(
+        "{{ bos_token + strftime_now('%Y') }}{% for m in messages %}{% if tools %}{% break %}{% endif %}"
+        "{% generation %}{{ m | tojson(indent=1) }}{% endgeneration %}{% endfor %}"
+    )
+    assert found(folder / "job.yaml") == []
+
+
 def test_what_the_torch_engine_does_not_compute(edited: Edit, folder: Path) -> None:
     config = json.loads((folder / "model" / "config.json").read_text())
     (folder / "model" / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,10 @@ class KnownTokenizer:
     """Whether an empty text has tokens (one that begins every text)."""
     characters: frozenset[str] | None = None
     """The only ones that it knows."""
+    template: str | None = None
+    """The text of the chat template."""
+    special: Mapping[str, str] = field(default_factory=dict)
+    """The texts of special tokens, by name, as far as they are known."""
 
 
 def check_model(found: Readable, base: Path) -> Iterator[Violation]:
@@ -67,14 +71,20 @@ def known_tokenizer(found: Readable, base: Path) -> KnownTokenizer:
     model = found.job.spec.model
     if not found.says("spec.model"):
         return KnownTokenizer()
-    template = True if model.chat_template is not None else None
+    given = model.chat_template
+    has_template = True if given is not None else None
+    if given is not None and list(_template(given)):
+        given = None
     if model.random is not None and model.random.tokenizer.characters is not None:
-        return KnownTokenizer(bool(template), True, frozenset(model.random.tokenizer.characters))
+        return KnownTokenizer(bool(has_template), True, frozenset(model.random.tokenizer.characters), given)
     source = model.random.tokenizer.source if model.random is not None else model.tokenizer or model.source
     files = None if source is None else _files(source, base)
     if files is None:
-        return KnownTokenizer(template)
-    return KnownTokenizer(template or files.has_chat_template, files.fills_empty)
+        return KnownTokenizer(has_template, template=given)
+    own = files.chat_template if model.chat_template is None else given
+    return KnownTokenizer(
+        has_template or files.has_chat_template, files.fills_empty, template=own, special=files.special
+    )
 
 
 def _files(source: str, base: Path) -> TokenizerFiles | None:
