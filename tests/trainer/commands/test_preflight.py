@@ -265,6 +265,24 @@ def test_custom_reward_that_is_not_python(edited: Edit, folder: Path) -> None:
     one(custom(edited, "my_rewards:score"), "spec.reward.functions[0].function", "line 2", "not valid Python")
 
 
+def test_custom_reward_that_imports_something_absent(edited: Edit, folder: Path) -> None:
+    (folder / "beside.py").write_text("raise SystemExit('it was run')\n")
+    module = folder / "my_rewards.py"
+    module.write_text(
+        "import os.path, sys, beside\n"
+        "from numpy import array\n"
+        "try:\n    import no_such_extra\nexcept ImportError:\n    no_such_extra = None\n"
+        "def score(response):\n    import no_such_rarity\n    return 1\n"
+    )
+    file = custom(edited, "my_rewards:score")
+    assert found(file) == []
+    module.write_text(
+        "import json\nfrom no_such_package.deeper import judge\ndef score(response): return judge(response)\n"
+    )
+    said = f"{module}, line 2 imports no_such_package.deeper, and there is no module no_such_package in {folder}, "
+    one(file, "spec.reward.functions[0].function", said, "install no_such_package")
+
+
 def test_parameters_of_built_in_rewards(edited: Edit) -> None:
     file = edited("{type: gsm8k}", "{type: exactMatch, params: {partail: true}}")
     one(file, "spec.reward.functions[0].params", "there is no parameter 'partail'", "did you mean partial?")
@@ -308,7 +326,7 @@ SCORE = "spec.reward.functions[0].function"
 def test_what_a_custom_reward_asks_for_has_to_be_there(
     edited: Edit, folder: Path, signature: str, problem: str, remedy: str
 ) -> None:
-    (folder / "my_rewards.py").write_text(f"import nothing_of_that_name\n\ndef score({signature}): return 1\n")
+    (folder / "my_rewards.py").write_text(f"raise SystemExit('it was run')\n\ndef score({signature}): return 1\n")
     one(custom(edited, "my_rewards:score"), SCORE, "my_rewards.py, line 3", problem, remedy)
 
 
