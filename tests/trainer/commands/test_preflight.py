@@ -472,3 +472,31 @@ def test_remedies_are_never_to_look_elsewhere() -> None:
     from rljob_trainer.preflight.places import as_violation
 
     assert as_violation(DataError("data.jsonl is odd"), "spec.data").remedy == "correct it, or name another one"
+
+
+def test_a_model_that_is_neither_a_folder_nor_a_name_with_its_owner(edited: Edit, folder: Path) -> None:
+    file = edited("{source: ./model}", "{source: nomodel}")
+    one(file, "spec.model.source", f"there is no folder {folder / 'nomodel'}", "a hub id with its owner (owner/name)")
+    edited("{source: nomodel}", "{source: somebody/nomodel}")
+    assert found(file) == []
+
+
+def test_a_tokenizer_that_is_neither_a_folder_nor_a_name_with_its_owner(edited: Edit, folder: Path) -> None:
+    file = edited("{source: ./model}", "{source: ./model, tokenizer: words}")
+    one(file, "spec.model.tokenizer", f"there is no folder {folder / 'words'}", "with its owner")
+
+
+def test_an_empty_folder_that_is_named_for_its_tokenizer(edited: Edit, folder: Path) -> None:
+    (folder / "words").mkdir()
+    file = edited("{source: ./model}", "{source: ./model, tokenizer: ./words}")
+    one(file, "spec.model.tokenizer", f"{folder / 'words'} has no tokenizer", "or name another folder")
+
+
+def test_csv_has_to_be_converted(edited: Edit, folder: Path) -> None:
+    (folder / "train.csv").write_text("question,answer\n1+1,2\n")
+    one(
+        edited("train.jsonl", "train.csv"),
+        "spec.data.train.source",
+        "train.csv is neither",
+        "convert CSV to one of them",
+    )

@@ -48,12 +48,13 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).exists() for name in _ANY)
 
 
-def read_tokenizer(folder: Path) -> TokenizerFiles:
-    """Raises ``JobFileError`` naming the file, and the field in it, that is wrong."""
+def read_tokenizer(folder: Path, *, of_model: bool = True) -> TokenizerFiles:
+    """``of_model`` False: the job names the folder for its tokenizer. Raises ``JobFileError`` naming the file, and the
+    field in it, that is wrong."""
     if not has_tokenizer(folder):
+        another = "set spec.model.tokenizer" if of_model else "name another folder"
         raise JobFileError(
-            f"{folder} has no tokenizer (tokenizer.json ...); copy the model's tokenizer files there or set "
-            "spec.model.tokenizer"
+            f"{folder} has no tokenizer (tokenizer.json ...); copy the model's tokenizer files there or {another}"
         )
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     special = _special_tokens(settings, folder / SETTINGS)
