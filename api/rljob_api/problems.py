@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -145,6 +146,16 @@ def _choice(value: Any, node: Node) -> tuple[str, str]:
     return problem, f"did you mean {close}?" if close else "choose one of them"
 
 
+def _beyond_every_number(text: str) -> bool:
+    """Whether it is written as a number that no float holds, and has therefore been left a text."""
+    bare = text.replace("_", "")
+    if re.fullmatch(r"[-+]?0[xob][0-9a-f]{257,}", bare, re.IGNORECASE):
+        return True
+    if not re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?", bare, re.IGNORECASE):
+        return False
+    return math.isinf(float(bare))
+
+
 def _wrong_type(value: Any, node: Node) -> tuple[str, str]:
     expected = _EXPECTED[node.kind]
     actual = f"the text {shown(value)}" if isinstance(value, str) else shown(value)
@@ -152,6 +163,8 @@ def _wrong_type(value: Any, node: Node) -> tuple[str, str]:
     numeric = node.kind in ("integer", "number")
     if value is None:
         return f"must be {expected}, but is empty", "give it a value or remove the line"
+    if isinstance(value, str) and numeric and _beyond_every_number(value):
+        return f"must be {expected}, and {shown(value)} is too large for one", f"use {node.bounds or 'a smaller one'}"
     if isinstance(value, str) and numeric and re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value, re.IGNORECASE):
         return problem, "remove the quotes"
     if isinstance(value, str) and node.kind == "boolean":

@@ -39,6 +39,9 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ("starts with a digit", "name: tiny", "name: 1st", "metadata.name", "starting with a letter"),
     ("reserved", "name: tiny", "name: head", "metadata.name", "is reserved"),
     # types
+    ("huge number", *more(f"seed: {'9' * 5000}"), "spec.seed", "is too large for one"),
+    ("huge hexadecimal", *more(f"seed: 0x{'f' * 300}"), "spec.seed", "is too large for one"),
+    ("huge exponent", *more("seed: 1e400"), "spec.seed", "is too large for one"),
     ("quoted number", *more('seed: "3"'), "spec.seed", 'must be a whole number, not the text "3"; remove the quotes'),
     ("float seed", *more("seed: 1.5"), "spec.seed", "must be a whole number, not 1.5"),
     ("boolean seed", *more("seed: true"), "spec.seed", "must be a whole number, not true"),

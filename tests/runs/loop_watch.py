@@ -16,12 +16,22 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray.actor import ActorClass
+from ray.util.placement_group import PlacementGroup
 
 from rljob_trainer import cli
+from rljob_trainer.learner import bundles
 
 ON_DISK = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.symlink", "os.link", "shutil.rmtree"}
 OTHERS = {"sqlite3.connect", "subprocess.Popen", "time.sleep", "socket.connect", "socket.getaddrinfo", "os.system"}
-OF_RAY = ("get", "put", "wait", "init", "shutdown")
+OF_RAY: tuple[tuple[Any, str], ...] = (
+    *((ray, name) for name in ("get", "put", "wait", "init", "shutdown")),
+    (ActorClass, "_remote"),
+    (PlacementGroup, "wait"),
+    *((bundles, name) for name in ("placement_group", "placement_group_table", "remove_placement_group")),
+)
+"""What asks Ray's head and waits for it, under the names by which it is called. ``ray.kill`` does not wait: it takes
+three milliseconds also when the head is stopped or gone."""
 FREEZE_SECONDS = 10.0
 """No callback takes so long on a machine that is only busy."""
 
@@ -64,6 +74,11 @@ def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def watch_ray() -> None:
+    for owner, name in OF_RAY:
+        setattr(owner, name, watched(name, getattr(owner, name)))
+
+
 class Slow(logging.Handler):
     """What asyncio says of a callback that froze the loop."""
 
@@ -81,8 +96,7 @@ class Debugged(asyncio.DefaultEventLoopPolicy):
 
 
 if __name__ == "__main__":
-    for name in OF_RAY:
-        setattr(ray, name, watched(name, getattr(ray, name)))
+    watch_ray()
     asyncio.set_event_loop_policy(Debugged())
     logging.getLogger("asyncio").addHandler(Slow())
     sys.addaudithook(audit)

@@ -378,7 +378,8 @@ def test_a_signal_ends_a_run_that_validates_before_its_first_step_and_leaves_nob
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, printed
-    assert "before the first step" in printed
+    assert "interrupted: SIGINT before the first step; report: " in printed
+    assert "; the same command continues the run" in printed
     assert "Traceback" not in printed
     assert json.loads((runner.folder / "output" / "summary.json").read_text())["outcome"] == "interrupted"
     _, left = psutil.wait_procs(others, timeout=30)

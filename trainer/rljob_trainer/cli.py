@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import InspectLoader
-from typing import Protocol, cast
+from typing import Protocol, TextIO, cast
 
 from rljob_api.violations import JobInvalid
 from rljob_trainer.errors import NO_ROOM, JobFileError, RLJobError, exit_code_of, lacks_room
@@ -119,8 +119,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not lacks_room(error):
             raise
+        if error.filename is None and _is_full(sys.stdout):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as above
+            print(
+                f"rljob {verb}: standard output cannot be written ({error.strerror}); make room where it goes",
+                file=sys.stderr,
+            )
+            return NO_ROOM
         print(f"rljob {verb}: {error}; make room", file=sys.stderr)
         return NO_ROOM
+
+
+def _is_full(stream: TextIO) -> bool:
+    """Whether there is no room for one more line; the error itself does not say which file it comes from."""
+    try:
+        print(file=stream, flush=True)
+    except OSError as error:
+        return lacks_room(error)
+    return False
 
 
 def _give_streams() -> None:

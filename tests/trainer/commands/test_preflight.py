@@ -265,6 +265,24 @@ def test_custom_reward_that_is_not_python(edited: Edit, folder: Path) -> None:
     one(custom(edited, "my_rewards:score"), "spec.reward.functions[0].function", "line 2", "not valid Python")
 
 
+def test_custom_reward_that_imports_something_absent(edited: Edit, folder: Path) -> None:
+    (folder / "beside.py").write_text("raise SystemExit('it was run')\n")
+    module = folder / "my_rewards.py"
+    module.write_text(
+        "import os.path, sys, beside\n"
+        "from numpy import array\n"
+        "try:\n    import no_such_extra\nexcept ImportError:\n    no_such_extra = None\n"
+        "def score(response):\n    import no_such_rarity\n    return 1\n"
+    )
+    file = custom(edited, "my_rewards:score")
+    assert found(file) == []
+    module.write_text(
+        "import json\nfrom no_such_package.deeper import judge\ndef score(response): return judge(response)\n"
+    )
+    said = f"{module}, line 2 imports no_such_package.deeper, and there is no module no_such_package in {folder}, "
+    one(file, "spec.reward.functions[0].function", said, "install no_such_package")
+
+
 def test_parameters_of_built_in_rewards(edited: Edit) -> None:
     file = edited("{type: gsm8k}", "{type: exactMatch, params: {partail: true}}")
     one(file, "spec.reward.functions[0].params", "there is no parameter 'partail'", "did you mean partial?")
@@ -308,7 +326,7 @@ SCORE = "spec.reward.functions[0].function"
 def test_what_a_custom_reward_asks_for_has_to_be_there(
     edited: Edit, folder: Path, signature: str, problem: str, remedy: str
 ) -> None:
-    (folder / "my_rewards.py").write_text(f"import nothing_of_that_name\n\ndef score({signature}): return 1\n")
+    (folder / "my_rewards.py").write_text(f"raise SystemExit('it was run')\n\ndef score({signature}): return 1\n")
     one(custom(edited, "my_rewards:score"), SCORE, "my_rewards.py, line 3", problem, remedy)
 
 
@@ -415,6 +433,33 @@ def test_a_chat_template_that_is_none(edited: Edit, folder: Path) -> None:
     one(file, "spec.model.source", "chat_template.jinja is not UTF-8 text (byte 5)", "save it as UTF-8")
 
 
+def test_a_chat_template_that_refuses_a_row(edited: Edit, folder: Path) -> None:
+    template = "{{ messages[0].content }}{% if messages|length > 1 %}{{ raise_exception('one turn') }}{% endif %}"
+    (folder / "model" / "chat_template.jinja").write_text(template)
+    assert found(folder / "job.yaml") == []
+    two = MESSAGES.replace("}]", '}, {"role": "assistant", "content": "4"}]')
+    (folder / "train.jsonl").write_text(MESSAGES + two)
+    place = f"{folder / 'train.jsonl'}, line 2: the chat template cannot render the prompt (one turn)"
+    one(folder / "job.yaml", "spec.data.train.source", place, "correct the row, or the template")
+    (folder / "train.jsonl").write_text(MESSAGES)
+    file = edited("    prompt: question", "    systemPrompt: Be brief.\n    prompt: question")
+    one(file, "spec.data.train.source", "line 1: the chat template cannot render the prompt (one turn)")
+
+
+def test_a_chat_template_that_refuses_a_generated_problem(edited: Edit) -> None:
+    file = edited("{source: ./model}", "{source: ./model, chatTemplate: '{{ raise_exception(\"never\") }}'}")
+    edited("{source: train.jsonl}", "{task: {type: copy, digits: 3}}")
+    one(file, "spec.data.train.task", "the chat template cannot render the prompt (never)")
+
+
+def test_a_chat_template_may_use_all_that_transformers_offers(edited: Edit, folder: Path) -> None:
+    (folder / "model" / "chat_template.jinja").write_text(
+        "{{ bos_token + strftime_now('%Y') }}{% for m in messages %}{% if tools %}{% break %}{% endif %}"
+        "{% generation %}{{ m | tojson(indent=1) }}{% endgeneration %}{% endfor %}"
+    )
+    assert found(folder / "job.yaml") == []
+
+
 def test_what_the_torch_engine_does_not_compute(edited: Edit, folder: Path) -> None:
     config = json.loads((folder / "model" / "config.json").read_text())
     (folder / "model" / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
@@ -427,3 +472,31 @@ def test_remedies_are_never_to_look_elsewhere() -> None:
     from rljob_trainer.preflight.places import as_violation
 
     assert as_violation(DataError("data.jsonl is odd"), "spec.data").remedy == "correct it, or name another one"
+
+
+def test_a_model_that_is_neither_a_folder_nor_a_name_with_its_owner(edited: Edit, folder: Path) -> None:
+    file = edited("{source: ./model}", "{source: nomodel}")
+    one(file, "spec.model.source", f"there is no folder {folder / 'nomodel'}", "a hub id with its owner (owner/name)")
+    edited("{source: nomodel}", "{source: somebody/nomodel}")
+    assert found(file) == []
+
+
+def test_a_tokenizer_that_is_neither_a_folder_nor_a_name_with_its_owner(edited: Edit, folder: Path) -> None:
+    file = edited("{source: ./model}", "{source: ./model, tokenizer: words}")
+    one(file, "spec.model.tokenizer", f"there is no folder {folder / 'words'}", "with its owner")
+
+
+def test_an_empty_folder_that_is_named_for_its_tokenizer(edited: Edit, folder: Path) -> None:
+    (folder / "words").mkdir()
+    file = edited("{source: ./model}", "{source: ./model, tokenizer: ./words}")
+    one(file, "spec.model.tokenizer", f"{folder / 'words'} has no tokenizer", "or name another folder")
+
+
+def test_csv_has_to_be_converted(edited: Edit, folder: Path) -> None:
+    (folder / "train.csv").write_text("question,answer\n1+1,2\n")
+    one(
+        edited("train.jsonl", "train.csv"),
+        "spec.data.train.source",
+        "train.csv is neither",
+        "convert CSV to one of them",
+    )

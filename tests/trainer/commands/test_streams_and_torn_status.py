@@ -50,3 +50,17 @@ def test_nobody_has_to_read_what_is_printed(tmp_path: Path, closed: str) -> None
     subprocess.run(["sh", "-c", command], check=False, timeout=60)
     assert errors.read_text() == ""
     assert (tmp_path / "first").read_text() in ("True", "")
+
+
+def test_a_full_standard_output_is_called_that() -> None:
+    program = (
+        "import sys; from types import SimpleNamespace; from rljob_trainer import cli\n"
+        "cli._command = lambda verb: SimpleNamespace(\n"
+        "    __doc__='', add_arguments=lambda parser: None, run=lambda args: print('for the reader'))\n"
+        "sys.exit(cli.main(['verb']))\n"
+    )
+    command = [sys.executable, "-c", program]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    said = "rljob verb: standard output cannot be written (No space left on device); make room where it goes\n"
+    assert (done.returncode, done.stderr) == (73, said)

@@ -259,8 +259,11 @@ GOOD = b'{"question": "1+1?", "answer": "2"}\n'
         (GOOD + b'{"question": "\xed\xa0\x80", "answer": "2"}\n', "line 2: the text is not UTF-8 (byte 14"),
         (GOOD.decode().encode("utf-16"), "is UTF-16 text, and JSON Lines are UTF-8; save it as UTF-8"),
         (GOOD + b'{"question": "a\0b", "answer": "2"}\n', "line 2: not valid JSON"),
+        (GOOD.replace(b"\n", b"\r") * 2, "line 1: lines end with a carriage return alone"),
+        (GOOD + b'{"question": "a", "answer": "2", "question": "b"}\n', "line 2: the name 'question' stands twice"),
+        (GOOD + b'{"question": "a", "of": {"x": 1, "x": 2}}\n', "line 2: the name 'x' stands twice in one object"),
         (GOOD + b"\0" * 40, "line 2: the file ends in the middle of a JSON object"),
-        (GOOD + b'{"question": %s}\n' % (b"9" * 5000), "line 2: not valid JSON (Exceeds the limit"),
+        (GOOD + b'{"question": %s}\n' % (b"9" * 5000), "line 2: a whole number has more than 4300 digits; shorten"),
         (
             GOOD + b'{"question": %s1%s}\n' % (b"[" * 70, b"]" * 70),
             "line 2: its columns are nested more than 64 levels",

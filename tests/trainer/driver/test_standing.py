@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,8 @@ import yaml
 from tiny_job import copy_job
 
 from rljob_api import load_jobs, resolve
+from rljob_trainer.driver.ending import Ending
+from rljob_trainer.driver.run import RunOptions
 from rljob_trainer.driver.standing import RunStanding
 from rljob_trainer.driver.validating import HeldOut, Validator
 from rljob_trainer.rollout.members import Standing
@@ -110,3 +114,14 @@ def test_with_one_engine_status_says_that_the_trainer_waits_for_validation() -> 
         validating.cancel()
 
     run_virtual(main())
+
+
+def test_a_run_that_a_signal_has_ended_was_interrupted_and_says_how_it_goes_on() -> None:
+    options = RunOptions(Path("run"), Path())
+    ending = Ending("stopped", "SIGINT at step 21", signal.SIGINT)
+    standing = standing_of(Waits(lambda: 0.0))
+    standing.ended("failed", ending.reason, ending.exit_code, told=ending.told, onwards=options.onwards)
+    said = "the run is over: interrupted, SIGINT at step 21; the same command continues the run"
+    assert standing.status().doing == said
+    assert replace(options, resume="never").onwards == "the same command without --resume continues the run"
+    assert replace(options, keeps_state=False).onwards == ""

@@ -255,6 +255,8 @@ async def test_the_term_that_hangs_is_named_whatever_was_called_before() -> None
     ("function", "message"),
     [
         ({"type": "custom", "function": "no_such_module:score"}, "no_such_module:score cannot be imported: Module"),
+        ({"type": "custom", "function": "no_such_module:score"}, "no_such_module must lie beside the job file"),
+        ({"type": "custom", "function": "imports_something_absent:score"}, "no_such_package must lie beside the job"),
         (custom("no_such_function"), "cannot be imported: AttributeError"),
         ({"type": "custom", "function": "custom_rewards:HERE"}, "cannot be imported"),
         ({"type": "custom", "function": "sys:path"}, "sys:path is not a function"),

@@ -12,6 +12,7 @@ import glob
 import json
 import mmap
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,21 @@ def open_rows(
     return rows if limit is None or limit >= len(rows) else FirstRows(rows, limit)
 
 
+class _TwiceError(ValueError):
+    """A name that stands twice in one JSON object."""
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return row
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_each_once)
+
+
 class JsonLines:
     """One JSON object a line. Empty lines are skipped."""
 
@@ -118,7 +134,7 @@ class JsonLines:
         if index == 0 and self._starts[0] == 0:
             text = text.removeprefix(codecs.BOM_UTF8)
         try:
-            row = json.loads(text.decode("utf-8"))
+            row = _DECODER.decode(text.decode("utf-8"))
             if text.count(b"[") + text.count(b"{") > MOST_LEVELS and levels(row) > MOST_LEVELS:
                 raise too_deep(self.place(index))
         except RecursionError:
@@ -127,8 +143,22 @@ class JsonLines:
             raise DataError(
                 f"{self.place(index)}: the text is not UTF-8 (byte {problem.start} of the line); save the file as UTF-8"
             ) from None
+        except _TwiceError as twice:
+            raise DataError(
+                f"{self.place(index)}: the name {str(twice)[:60]!r} stands twice in one object; remove one of the two"
+            ) from None
         except ValueError as problem:
-            cut = index == len(self) - 1 and self._ends[index] == len(self._bytes)
+            if not isinstance(problem, json.JSONDecodeError):  # Python's limit of digits
+                raise DataError(
+                    f"{self.place(index)}: a whole number has more than {sys.get_int_max_str_digits()} digits; shorten "
+                    "it, or write it as text, in quotes"
+                ) from None
+            if b"\r" in text.rstrip(b"\r"):
+                raise DataError(
+                    f"{self.place(index)}: lines end with a carriage return alone, and those of JSON Lines with a line "
+                    "feed; convert the file (tr '\\r' '\\n')"
+                ) from None
+            cut = index == len(self) - 1 and self._ends[index] == len(self._bytes) and problem.msg != "Extra data"
             raise DataError(
                 f"{self.place(index)}: {'the file ends in the middle of a JSON object' if cut else 'not valid JSON'} "
                 f"({problem}); {'copy or download the file again' if cut else 'correct the line or remove it'}. "
@@ -365,7 +395,10 @@ def _files_rows(files: Sequence[Path], field: str) -> Rows:
         elif file.suffix == ".parquet":
             parts.append(Parquet(file))
         else:
-            raise DataError(f"{field}: {file} is neither JSON Lines ({', '.join(_JSON_LINES)}) nor Parquet (.parquet)")
+            raise DataError(
+                f"{field}: {file} is neither JSON Lines ({', '.join(_JSON_LINES)}) nor Parquet (.parquet); convert "
+                f"{'CSV' if file.suffix == '.csv' else 'it'} to one of them first"
+            )
     return parts[0] if len(parts) == 1 else Chain(parts)
 
 

@@ -178,17 +178,12 @@ class PromptEncoder:
         content = prompt_content(row, place, self.settings.prompt, self._template, uses_chat=self.uses_chat)
         if not self.uses_chat:
             return as_text(content)
-        messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
-        if self.settings.system_prompt:
-            messages = [{"role": "system", "content": self.settings.system_prompt}, *messages]
+        messages = as_messages(content, self.settings.system_prompt)
         try:
             rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:
             # Templates raise what they like: "roles must alternate", or what Python says of a list plus a text.
-            raise DataError(
-                f"{place}: the chat template cannot render the prompt ({error}); correct the row, or set "
-                "spec.model.chatTemplate"
-            ) from error
+            raise cannot_be_rendered(place, error) from error
         assert isinstance(rendered, str)
         return rendered
 
@@ -254,6 +249,20 @@ def prompt_content(
     for number, message in enumerate(messages):
         _check_message(message, f"{place}, message {number}")
     return messages
+
+
+def as_messages(content: str | list[dict[str, Any]], system_prompt: str | None) -> list[dict[str, Any]]:
+    """What a chat template is given of a row's prompt."""
+    messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+    return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
+
+
+def cannot_be_rendered(place: str, error: Exception) -> DataError:
+    """What is said of a prompt that the chat template raises ``error`` for."""
+    return DataError(
+        f"{place}: the chat template cannot render the prompt ({error}); correct the row, or the template "
+        "(spec.model.chatTemplate, where it is not to be the model's own)"
+    )
 
 
 def unknown_characters(place: str, text: str) -> DataError:

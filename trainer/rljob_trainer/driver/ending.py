@@ -17,6 +17,11 @@ class Ending:
     signal: signal.Signals | None = None
 
     @property
+    def told(self) -> str:
+        """How people call it: as the summary does, but for what the operator asked for."""
+        return "interrupted" if self.status == "stopped" else self.status
+
+    @property
     def exit_code(self) -> int:
         """0, or 75 (try again) when suspended, or what a shell reports for the signal."""
         if self.status == "suspended":

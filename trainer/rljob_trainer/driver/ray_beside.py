@@ -14,10 +14,11 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from rljob_trainer.driver.local_ray import ray_for_run
-from rljob_trainer.errors import RLJobError
+from rljob_trainer.errors import EngineError, LearnerError, RLJobError
 
 _PAUSE_SECONDS = 1.0
 _ANSWER_SECONDS = 2.0
@@ -26,6 +27,9 @@ _PATIENCE_SECONDS = 30.0
 _END_SECONDS = 20.0
 """Ray takes 6 s to end without its server. Whatever it hangs in, its processes end with the driver's."""
 _WATCHED = ("gcs_server", "raylet")
+_GRACE_SECONDS = 2.0
+"""Within which a raylet has ended whose processes have."""
+_AGENT_FAILED = b"one Ray agent failed"
 
 
 class RayLostError(RLJobError):
@@ -45,6 +49,8 @@ async def ray_beside(cpus: int) -> AsyncIterator[None]:
         await ray.up
         yield
     except BaseException as error:
+        if isinstance(error, LearnerError | EngineError):
+            await ray.look_again()
         if ray.lost is not None:
             task.uncancel()
             raise ray.lost from error
@@ -68,6 +74,20 @@ class _Ray:
         self.up = asyncio.wrap_future(begun)
         # A daemon: a process that ends does not wait for a call that hangs.
         threading.Thread(target=self._live, args=(begun,), name="ray", daemon=True).start()
+
+    async def look_again(self) -> None:
+        """A rank or an engine has failed. A raylet that ends takes its processes with it, and is seen to have ended
+        only after them: it is given a moment, lest they be blamed."""
+        until = time.monotonic() + _GRACE_SECONDS
+        while self.lost is None and time.monotonic() < until:
+            if (reason := await asyncio.to_thread(_gone)) is not None:
+                self.lost = _lost(reason)
+                return
+            try:
+                await asyncio.sleep(_GRACE_SECONDS / 20)
+            except asyncio.CancelledError:
+                if self.lost is None:
+                    raise
 
     async def end(self) -> None:
         """Ends Ray, and gives up waiting for that in the end."""
@@ -107,17 +127,21 @@ class _Ray:
                 self._to_end.wait()
 
     def _lose(self, reason: str) -> None:
-        if self._to_end.is_set():
+        if self._to_end.is_set() or self.lost is not None:
             return
-        self.lost = RayLostError(
-            f"{reason}: without it no rank or engine can be called, started or replaced. Start again: the run goes on "
-            "from its last checkpoint (the system's log says whether memory had run out)"
-        )
+        self.lost = _lost(reason)
         self._task.cancel()
 
     def _tell(self, what: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(what)
+
+
+def _lost(reason: str) -> RayLostError:
+    return RayLostError(
+        f"{reason}: without it no rank or engine can be called, started or replaced. Start again: the run goes on "
+        "from its last checkpoint (the system's log says whether memory had run out)"
+    )
 
 
 def _gone() -> str | None:
@@ -130,5 +154,15 @@ def _gone() -> str | None:
             code = info.process.poll()
             if code is not None:
                 how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-                return f"Ray's {name} (process {info.process.pid}) {how}"
+                why = _why_the_raylet_ended(node) if name == "raylet" else ""
+                return f"Ray's {name} (process {info.process.pid}) {how}{why}"
     return None
+
+
+def _why_the_raylet_ended(node: Any) -> str:
+    """What its log says of the agent, which it does not outlive."""
+    for log in Path(node.get_logs_dir_path()).glob("raylet*"):
+        with suppress(OSError):
+            if _AGENT_FAILED in log.read_bytes():
+                return ", as it does when its agent (ray::DashboardAgent) has ended"
+    return ""

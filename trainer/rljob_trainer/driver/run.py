@@ -92,6 +92,16 @@ class RunOptions:
     keeps_state: bool = True
     """Whether the state outlives the nodes, and can be reached from all of them; else there are no checkpoints."""
 
+    @property
+    def onwards(self) -> str:
+        """How the run goes on after a signal has ended it; empty: it cannot."""
+        if not self.keeps_state:
+            return ""
+        if self.storage is not None:
+            return "the next attempt continues the run"
+        without = "" if self.resume == "auto" else " without --resume"
+        return f"the same command{without} continues the run"
+
     def shown(self, place: str) -> str:
         """A place as the job file would name it, where that means more to a user than a path in a pod."""
         return place if self.storage is None else cluster.location(place, str(self.storage))
@@ -125,11 +135,12 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
                 await _keep_quietly(state)
                 raise
             kind: EndKind = "failed" if ending.status == "stopped" else ending.status
-            controls.standing.ended(kind, ending.reason, ending.exit_code)
+            onwards = options.onwards if ending.status == "stopped" else ""
+            controls.standing.ended(kind, ending.reason, ending.exit_code, told=ending.told, onwards=onwards)
             outcome: Outcome = "succeeded" if ending.status == "succeeded" else "interrupted"
             await asyncio.to_thread(record.write, outcome, ending.reason)
             report = options.shown(f"{state.place}/{run_folder.REPORT}")
-            view.message(f"{ending.status}: {ending.reason}; report: {report}")
+            view.message(f"{ending.told}: {ending.reason}; report: {report}" + (f"; {onwards}" if onwards else ""))
             await _keep_quietly(state)  # with that last line of the log
         return ending
 

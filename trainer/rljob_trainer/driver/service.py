@@ -6,7 +6,7 @@
 
 With a token every call needs it (`Authorization: Bearer ...`). Without one, as `rljob run` may serve on the loopback
 device, there are no commands. Bodies are bounded in size and time, and read as JSON into a strict model. A connection
-serves one request and lasts for seconds; when there are many, the one that has said nothing for longest has to go.
+serves one request and lasts for seconds; when there are many, the oldest has to go.
 """
 
 from __future__ import annotations

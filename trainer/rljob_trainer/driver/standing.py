@@ -97,6 +97,7 @@ class RunStanding:
         self._checkpoint: tuple[Checkpoint, datetime] | None = None
         self._idle: deque[tuple[float, float]] = deque()
         self._end: End | None = None
+        self._told_end = ""
         self._numbers = itertools.count(1)
         self._stored = 0
         self._storing = threading.Lock()
@@ -154,8 +155,10 @@ class RunStanding:
         self._checkpoint = (checkpoint, datetime.now(UTC))
         self.unsaved = ""
 
-    def ended(self, kind: EndKind, reason: str, exit_code: int) -> None:
-        """The attempt is over."""
+    def ended(self, kind: EndKind, reason: str, exit_code: int, *, told: str = "", onwards: str = "") -> None:
+        """The attempt is over. ``told``: what people call ``kind``, if that is another word; ``onwards``: how the run
+        is continued."""
+        self._told_end = f"{told or kind}, {reason}" + (f"; {onwards}" if onwards else "")
         self._end = End(kind=kind, reason=_short(reason), exit_code=exit_code, time=datetime.now(UTC))
 
     def write(self) -> None:
@@ -260,7 +263,7 @@ class RunStanding:
     def _doing(self) -> str:
         """The trainer's present in one sentence."""
         if self._end is not None:
-            return _short(f"the run is over: {self._end.kind}, {self._end.reason}")
+            return _short(f"the run is over: {self._told_end}")
         wait = self._waits.latest
         if wait is not None:
             return self._said(wait.sentence, wait)

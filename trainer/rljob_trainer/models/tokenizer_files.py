@@ -6,12 +6,19 @@ a run in a traceback of whichever library stumbles over it first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.config import read_json, wrong
+
+if TYPE_CHECKING:
+    import jinja2
 
 SETTINGS, FAST = "tokenizer_config.json", "tokenizer.json"
 _ANY = (FAST, "tokenizer.model", "vocab.json", "vocab.txt")
@@ -31,27 +38,32 @@ class TokenizerFiles:
     has_chat_template: bool
     fills_empty: bool | None
     """Whether an empty text has tokens: one that begins every text."""
+    chat_template: str | None = None
+    """Its text; None also where there are several, and transformers chooses."""
+    special: Mapping[str, str] = field(default_factory=dict)
+    """The texts of special tokens, by ``bos_token`` and so on, as far as the settings say."""
 
 
 def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).exists() for name in _ANY)
 
 
-def read_tokenizer(folder: Path) -> TokenizerFiles:
-    """Raises ``JobFileError`` naming the file, and the field in it, that is wrong."""
+def read_tokenizer(folder: Path, *, of_model: bool = True) -> TokenizerFiles:
+    """``of_model`` False: the job names the folder for its tokenizer. Raises ``JobFileError`` naming the file, and the
+    field in it, that is wrong."""
     if not has_tokenizer(folder):
+        another = "set spec.model.tokenizer" if of_model else "name another folder"
         raise JobFileError(
-            f"{folder} has no tokenizer (tokenizer.json ...); copy the model's tokenizer files there or set "
-            "spec.model.tokenizer"
+            f"{folder} has no tokenizer (tokenizer.json ...); copy the model's tokenizer files there or {another}"
         )
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     special = _special_tokens(settings, folder / SETTINGS)
     for name in ("special_tokens_map.json", "added_tokens.json"):
         if (folder / name).exists():
             read_json(folder / name)
-    template = _chat_template(folder, settings)
+    has_template, template = _chat_template(folder, settings)
     if not (folder / FAST).exists():
-        return TokenizerFiles(folder, None, {}, template, None)
+        return TokenizerFiles(folder, None, {}, has_template, None, template, special)
     tokenizer = _backend(folder / FAST)
     known = tokenizer.get_vocab(with_added_tokens=True)
     if not known:
@@ -74,8 +86,10 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
         folder,
         max([highest, *ids]) + 1,
         {name: known[special[name]] for name in ("eos_token", "pad_token") if special.get(name) in known},
-        template,
+        has_template,
         bool(around),
+        template,
+        special,
     )
 
 
@@ -131,20 +145,22 @@ def _added_tokens(settings: dict[str, Any], file: Path) -> dict[str, int]:
     return added
 
 
-def _chat_template(folder: Path, settings: dict[str, Any]) -> bool:
-    """Whether there is one. Raises ``JobFileError`` for one that cannot be read."""
+def _chat_template(folder: Path, settings: dict[str, Any]) -> tuple[bool, str | None]:
+    """Whether there is one, and its text if there are not several. Raises ``JobFileError`` for one that cannot be
+    read."""
     own = folder / "chat_template.jinja"
     if own.exists():
         try:
-            check_template(own.read_bytes().decode("utf-8"), str(own))
+            text = own.read_bytes().decode("utf-8")
         except UnicodeDecodeError as problem:
             raise JobFileError(f"{own} is not UTF-8 text (byte {problem.start}); save it as UTF-8") from problem
-        return True
+        check_template(text, str(own))
+        return True, text
     said = settings.get("chat_template")
     if said is None and (folder / "chat_template.json").exists():
         settings, said = {}, read_json(folder / "chat_template.json").get("chat_template")
     if said is None:
-        return False
+        return False, None
     file = folder / SETTINGS
     templates = (
         [entry.get("template") if isinstance(entry, dict) else None for entry in said]
@@ -155,11 +171,35 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> bool:
         raise wrong(file, "chat_template", "a template's text", said)
     for template in templates:
         check_template(str(template), f"{file}: chat_template")
-    return True
+    return True, said if isinstance(said, str) else None
 
 
 def check_template(text: str, place: str) -> None:
     """Raises ``JobFileError`` for what is no Jinja template. ``place`` is what messages call it."""
+    from jinja2 import TemplateError
+
+    try:
+        _compiled(text)
+    except (TemplateError, RecursionError) as problem:
+        line = getattr(problem, "lineno", None)
+        where = f"line {line}: " if line else ""
+        raise JobFileError(
+            f"{place} is no Jinja template ({where}{problem or type(problem).__name__}); correct it"
+        ) from None
+
+
+def rendered(text: str, messages: Sequence[Mapping[str, Any]], special: Mapping[str, str]) -> str:
+    """What the chat template ``text`` makes of a conversation that the model is to go on with. Raises what it raises.
+
+    ``special``: texts of special tokens; those that are not known are empty.
+    """
+    known = {**dict.fromkeys(_SPECIAL, ""), **special}
+    return _compiled(text).render(messages=messages, tools=None, documents=None, add_generation_prompt=True, **known)
+
+
+@lru_cache(maxsize=8)
+def _compiled(text: str) -> jinja2.Template:
+    """With what transformers offers to templates beside Jinja's own."""
     from jinja2 import TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -173,11 +213,16 @@ def check_template(text: str, place: str) -> None:
             next(parser.stream)
             return parser.parse_statements(["name:endgeneration"], drop_needle=True)
 
-    try:
-        ImmutableSandboxedEnvironment(extensions=[Generation, loopcontrols]).from_string(text)
-    except (TemplateError, RecursionError) as problem:
-        line = getattr(problem, "lineno", None)
-        where = f"line {line}: " if line else ""
-        raise JobFileError(
-            f"{place} is no Jinja template ({where}{problem or type(problem).__name__}); correct it"
-        ) from None
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(text)

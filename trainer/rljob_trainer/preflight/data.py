@@ -71,13 +71,16 @@ def _source(
 
     data = found.job.spec.data
     rows: Rows | None = None
+    problems: Rows | None = None
     field = f"{path}.task.size" if part.task else f"{path}.source"
     try:
         if part.task is not None:
+            from rljob_trainer.data.sources import TaskRows
             from rljob_trainer.data.tasks import generate
 
             task, split = part.task, "train" if isinstance(part, TrainPart) else "validation"
-            generate(task.type, split=split, digits=task.digits, size=task.size or 1, seed=task.seed)  # type: ignore[arg-type]
+            drawn = generate(task.type, split=split, digits=task.digits, size=task.size or 1, seed=task.seed)  # type: ignore[arg-type]
+            problems = TaskRows(task.type, drawn)
             present: tuple[str, ...] = ("question", "answer")
             row = dict.fromkeys(present, "")
         else:
@@ -132,8 +135,9 @@ def _source(
                 f'{rows.place(index)}: the column "{name}", which the reward function {reward} compares with, is null',
                 "fill it, or remove the row",
             )
-    if whole and rows is not None and found.says("spec.data.prompt", "spec.data.chat", f"{path}.limit"):
-        yield from _prompts(found, field, rows, tokenizer)
+    asked = rows if problems is None else problems
+    if whole and asked is not None and found.says("spec.data.prompt", "spec.data.chat", f"{path}.limit"):
+        yield from _prompts(found, f"{path}.task" if part.task else field, asked, tokenizer)
 
 
 def _comparing(found: Readable, part: TrainPart | ValidationSet) -> str | None:
@@ -151,7 +155,8 @@ def _comparing(found: Readable, part: TrainPart | ValidationSet) -> str | None:
 def _prompts(found: Readable, field: str, rows: Rows, tokenizer: KnownTokenizer) -> Iterator[Violation]:
     """The first row that is no prompt for this tokenizer."""
     from rljob_trainer.data.columns import Template, is_template
-    from rljob_trainer.data.tokenisation import prompt_content, unknown_characters
+    from rljob_trainer.data.tokenisation import as_messages, cannot_be_rendered, prompt_content, unknown_characters
+    from rljob_trainer.models.tokenizer_files import rendered
 
     data = found.job.spec.data
     if data.chat == "always":
@@ -168,6 +173,12 @@ def _prompts(found: Readable, field: str, rows: Rows, tokenizer: KnownTokenizer)
         except DataError as error:
             yield as_violation(error, field)
             return
+        if uses_chat and tokenizer.template is not None and found.says("spec.data.systemPrompt"):
+            try:
+                rendered(tokenizer.template, as_messages(content, data.system_prompt), tokenizer.special)
+            except Exception as error:  # noqa: BLE001  templates raise what they like
+                yield as_violation(cannot_be_rendered(rows.place(index), error), field)
+                return
         if uses_chat is not False or not isinstance(content, str):
             continue
         if not content and tokenizer.fills_empty is False:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,10 @@ class KnownTokenizer:
     """Whether an empty text has tokens (one that begins every text)."""
     characters: frozenset[str] | None = None
     """The only ones that it knows."""
+    template: str | None = None
+    """The text of the chat template."""
+    special: Mapping[str, str] = field(default_factory=dict)
+    """The texts of special tokens, by name, as far as they are known."""
 
 
 def check_model(found: Readable, base: Path) -> Iterator[Violation]:
@@ -61,6 +65,8 @@ def check_model(found: Readable, base: Path) -> Iterator[Violation]:
             else:
                 yield from _shape(found, shape)
         elif folder is not None and _may_be_hub_id(source):
+            if found.says("spec.model.revision"):
+                yield from _without_owner(path, source, folder, model.revision, "config.json")
             yield from _model_of_the_hub(found, source)
         elif folder is not None:
             yield Violation(path, f"there is no folder {folder}", "write a model folder or a hub id (owner/name)")
@@ -73,14 +79,20 @@ def known_tokenizer(found: Readable, base: Path) -> KnownTokenizer:
     model = found.job.spec.model
     if not found.says("spec.model"):
         return KnownTokenizer()
-    template = True if model.chat_template is not None else None
+    given = model.chat_template
+    has_template = True if given is not None else None
+    if given is not None and list(_template(given)):
+        given = None
     if model.random is not None and model.random.tokenizer.characters is not None:
-        return KnownTokenizer(bool(template), True, frozenset(model.random.tokenizer.characters))
+        return KnownTokenizer(bool(has_template), True, frozenset(model.random.tokenizer.characters), given)
     source = model.random.tokenizer.source if model.random is not None else model.tokenizer or model.source
     files = None if source is None else _files(source, base)
     if files is None:
-        return KnownTokenizer(template)
-    return KnownTokenizer(template or files.has_chat_template, files.fills_empty)
+        return KnownTokenizer(has_template, template=given)
+    own = files.chat_template if model.chat_template is None else given
+    return KnownTokenizer(
+        has_template or files.has_chat_template, files.fills_empty, template=own, special=files.special
+    )
 
 
 def _files(source: str, base: Path) -> TokenizerFiles | None:
@@ -147,15 +159,25 @@ def _tokenizer(path: str, source: str | None, base: Path, rows: int | None) -> I
         from rljob_trainer.models.tokenizer_files import check_size, read_tokenizer
 
         try:
-            files = read_tokenizer(folder)
+            files = read_tokenizer(folder, of_model=False)
             if rows is not None:
                 check_size(files, rows, path)
         except JobFileError as error:
             yield as_violation(error, path)
-    elif not _may_be_hub_id(source):
+    elif _may_be_hub_id(source):
+        yield from _without_owner(path, source, folder, None, "tokenizer_config.json")
+    else:
         yield Violation(
             path, f"there is no folder {folder}", "write a folder with a tokenizer or a hub id (owner/name)"
         )
+
+
+def _without_owner(path: str, name: str, folder: Path, revision: str | None, file: str) -> Iterator[Violation]:
+    """A plain name is a folder's, unless this machine's cache has a model of that name from the hub."""
+    from rljob_trainer.models.hub_cache import cached_file
+
+    if "/" not in name and cached_file(name, file, revision) is None:
+        yield Violation(path, f"there is no folder {folder}", "write a folder or a hub id with its owner (owner/name)")
 
 
 def _may_be_hub_id(source: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.machinery
+import importlib.util
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,6 +63,47 @@ def _custom_function(
     if spec.origin is None or not spec.origin.endswith(".py"):
         return
     yield from _function_in(place, Path(spec.origin), name, function, columns)
+    yield from _missing_imports(path, Path(spec.origin), module, search)
+
+
+def _missing_imports(path: str, file: Path, module: str, search: Sequence[str]) -> Iterator[Violation]:
+    """The imports of ``file`` that find nothing, without running it. Only those that are made whenever the module is:
+    what stands in ``try``, ``if``, ``with`` or a function may be meant to fail. Looked for is the first part
+    of a name: a package may say of itself, when it runs, where its parts are.
+    """
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # has been said
+        return
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            wanted = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            wanted = [node.module]
+        else:
+            continue
+        for name in wanted:
+            first = name.partition(".")[0]
+            if first == module.partition(".")[0] or _is_there(first, search):
+                continue
+            folders = ", ".join(entry for entry in search if not entry.endswith((".zip", "lib-dynload")))
+            yield Violation(
+                path,
+                f"{file}, line {node.lineno} imports {name}, and there is no module {first} in {folders}",
+                f"install {first}, put it beside the job file, or correct the import",
+            )
+
+
+def _is_there(name: str, search: Sequence[str]) -> bool:
+    """Whether a top-level module of that name is built in, loaded, or found by one of Python's finders."""
+    if name in sys.builtin_module_names or name in sys.modules:
+        return True
+    if importlib.machinery.PathFinder.find_spec(name, list(search)) is not None:
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _function_in(

@@ -243,13 +243,19 @@ def _imported(spec: TermSpec) -> Callable[..., Any]:
         function = getattr(importlib.import_module(module_name), function_name)
     except BaseException as problem:  # the user's module may raise anything when imported
         raise JobFileError(
-            f"{spec.place}.function: {spec.function} cannot be imported: {_described(problem)}. "
-            "The module must lie beside the job file, in the current folder, or be installed"
+            f"{spec.place}.function: {spec.function} cannot be imported: {_described(problem)}{_absent(problem)}"
         ) from problem
     if not callable(function):
         raise JobFileError(f"{spec.place}.function: {spec.function} is not a function")
     called: Callable[..., Any] = function
     return called
+
+
+def _absent(problem: BaseException) -> str:
+    """Where a module has to be that an import did not find: the one of the function, or one that this imports."""
+    if not isinstance(problem, ModuleNotFoundError) or not problem.name:
+        return ""
+    return f". {problem.name} must lie beside the job file, in the current folder, or be installed"
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:

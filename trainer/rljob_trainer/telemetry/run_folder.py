@@ -5,6 +5,7 @@ Writing is done by ``sinks.py``, ``summary.py``, ``report`` and ``timing.py``; w
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rljob_trainer.errors import DataError, OutputError
+from rljob_trainer.errors import DataError, OutputError, lacks_room
 from rljob_trainer.texts import writable
 
 JOB = "job.yaml"
@@ -77,9 +78,12 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as problem:
         reason = problem.strerror or str(problem)
-        raise OutputError(
-            f"cannot write {path}: {reason}; make room or the folder writable, or choose another one with --output"
-        ) from problem
+        remedy = "choose another one with --output"
+        if lacks_room(problem):
+            remedy = f"make room or the folder writable, or {remedy}"
+        elif problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            remedy = f"make the folder writable, or {remedy}"
+        raise OutputError(f"cannot write {path}: {reason}; {remedy}") from problem
 
 
 def write_whole(path: Path, text: str) -> None:

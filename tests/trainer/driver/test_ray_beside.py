@@ -1,0 +1,41 @@
+"""Who is named when Ray itself ends under a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+import ray
+from ray.exceptions import RayActorError
+
+from rljob_trainer.driver.ray_beside import RayLostError, ray_beside
+from rljob_trainer.errors import LearnerError
+
+
+async def run_whose_agent_is_killed() -> None:
+    async with ray_beside(1):
+
+        @ray.remote(num_cpus=0)
+        class Rank:
+            def wait(self) -> None:
+                signal.pause()
+
+        waiting = Rank.remote().wait.remote()  # type: ignore[attr-defined]
+        below = psutil.Process(os.getpid()).children(recursive=True)
+        (agent,) = [child for child in below if "DashboardAgent" in " ".join(child.cmdline())]
+        agent.kill()
+        try:
+            await waiting
+        except RayActorError as error:
+            raise LearnerError("learner rank 0 died") from error
+
+
+async def test_a_raylet_that_ends_with_its_agent_is_named_and_not_the_rank_that_it_takes_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    named = r"Ray's raylet \(process \d+\) .*, as it does when its agent \(ray::DashboardAgent\) has ended: without it "
+    with pytest.raises(RayLostError, match=named):
+        await run_whose_agent_is_killed()
