@@ -203,6 +203,23 @@ async def test_a_run_that_is_rolled_back_has_no_later_ones(make) -> None:
     assert store.steps() == [1]
 
 
+async def test_what_is_set_aside_outlives_the_next_start_and_as_many_stay_as_are_kept_otherwise(make, bucket) -> None:
+    store = make(keep=1)
+    await write(make(), 1)
+    second = await write(make(), 2)
+    third = await write(make(), 3)
+    said = store.discard_after(1)
+    assert [place.partition(" ")[0] for place in said] == [second.place, third.place]
+    store.clean()
+    Bucket(second.place).write("manifest.json", Bucket(second.place).read("aside.json"))
+    assert make().open(2).place == second.place  # whole, once its manifest has its name again
+    Bucket(second.place).remove(["manifest.json"])
+    fourth = await write(store, 4)
+    assert {name.split("/")[1] for name in bucket.files()} == {
+        place.rpartition("/")[2] for place in (third.place, fourth.place)
+    }
+
+
 async def test_what_is_to_be_there_before_it_counts_is_done_before(make, bucket: Bucket) -> None:
     seen: list[list[int]] = []
     await write(make(before_commit=lambda: seen.append(make().steps())), 1)

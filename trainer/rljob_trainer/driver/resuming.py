@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_trainer.checkpoints.checkpoint import Checkpoint, Report, latest
+from rljob_trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, Report, latest
 from rljob_trainer.checkpoints.finding import find_checkpoint
 from rljob_trainer.driver.output import OutputFolder
 from rljob_trainer.driver.state import State
@@ -37,7 +37,7 @@ def where_to_start(resume: str, restore: str | None, output: OutputFolder, state
     if resume == AUTO:
         newest = latest(own, report) if output.holds_a_run else None
         if newest is not None:
-            own.discard_after(newest.step)
+            _discard_after(newest, own, report)
             report(f"resuming from the checkpoint of step {newest.step}")
             return Start(newest, own=True)
     named = restore if resume == AUTO else None if resume == NEVER else resume
@@ -46,11 +46,16 @@ def where_to_start(resume: str, restore: str | None, output: OutputFolder, state
         return Start(None, own=False)
     found = find_checkpoint(named, output.path / _FETCHED, report)
     if _folder_of(found.place) == _folder_of(f"{own.place}/any"):
-        own.discard_after(found.step)
+        _discard_after(found, own, report)
         return Start(found, own=True)
     report(f"starting from the checkpoint of step {found.step} in {found.place}")
     _set_aside(output, state, report)
     return Start(found, own=False)
+
+
+def _discard_after(used: Checkpoint, own: Checkpoints, report: Report) -> None:
+    for place in own.discard_after(used.step):
+        report(f"set aside, a checkpoint after step {used.step}: {place}; the last checkpoint.keep of these are kept")
 
 
 def _folder_of(place: str) -> str:
