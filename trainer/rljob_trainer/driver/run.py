@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api import cluster
 from rljob_api.status import STATUS_PATH, EndKind
+from rljob_trainer.driver import start_model
 from rljob_trainer.driver.account import Account
 from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
 from rljob_trainer.driver.closing import closing, closing_ledger
@@ -272,6 +273,9 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     # In threads: signals and questions are answered while a large data set is read or a disk hangs.
     await asyncio.to_thread(write_job, output.path / run_folder.JOB, job, options.base)
     inputs = await asyncio.to_thread(read_inputs, job, options.base, output.model)
+    model = await asyncio.to_thread(start_model.describe, spec.model, inputs.model.path)
+    if start.checkpoint is not None:
+        await asyncio.to_thread(start_model.check_same, start.checkpoint, model, own=start.own)
     inputs = replace(inputs, model=await _seen_by_all(inputs.model, held))
     await asyncio.to_thread(output.point_to_model, inputs.model.path)
     held.record.model = _model_of(inputs)
@@ -305,6 +309,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
         ledger=ledger,
         shelf=shelf,
         fence=held.fence,
+        start_model=model,
     )
     parts.limits.roll_backs = roll_backs
     controls.standing.engines, controls.standing.ranks_ready = parts.engines, spec.trainer.ranks
