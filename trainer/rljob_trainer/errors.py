@@ -99,6 +99,10 @@ class UnreadableError(CheckpointError):
     exit_code = 75
 
 
+class OtherFormatError(CheckpointError):
+    """A checkpoint that another version of rljob wrote."""
+
+
 class BucketError(CheckpointError):
     """An object store cannot be reached, or refuses; the message names the address."""
 

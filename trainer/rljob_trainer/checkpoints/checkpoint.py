@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rljob_trainer.errors import BucketError, CheckpointError, UnreadableError
+from rljob_trainer.errors import BucketError, CheckpointError, OtherFormatError, UnreadableError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -107,14 +107,15 @@ class Checkpoints(Protocol):
 def latest(checkpoints: Checkpoints, report: Report) -> Checkpoint | None:
     """The newest checkpoint that verifies, or None. Each broken one is told to ``report``.
 
-    Raises ``BucketError`` when the store does not answer and ``UnreadableError`` when a file cannot be read: that is no
-    reason to go back behind a good checkpoint, which would be set aside as one of a run that was rolled back.
+    Raises ``BucketError`` when the store does not answer, ``UnreadableError`` when a file cannot be read and
+    ``OtherFormatError`` when another version wrote it: that is no reason to go back behind a good checkpoint, which
+    would be set aside as one of a run that was rolled back.
     """
     left = checkpoints.steps()
     while left:
         try:
             return checkpoints.open(left.pop())
-        except (BucketError, UnreadableError):
+        except (BucketError, OtherFormatError, UnreadableError):
             raise
         except CheckpointError as error:
             report(f"{error} {'Trying the checkpoint before it.' if left else 'There is no checkpoint before it.'}")
@@ -122,13 +123,16 @@ def latest(checkpoints: Checkpoints, report: Report) -> Checkpoint | None:
 
 
 def verified_manifest(text: str | bytes, place: str) -> tuple[int, dict[str, list[Any]]]:
-    """Step and listed files of a manifest. Raises ``CheckpointError``."""
+    """Step and listed files of a manifest. Raises ``CheckpointError``, also ``OtherFormatError``."""
     try:
         manifest = json.loads(text)
+        if (found := manifest["format"]) != FORMAT:
+            raise OtherFormatError(
+                f"checkpoint {place} has format {found}; this version of rljob reads {FORMAT}. Go on with the version "
+                "that wrote it, or give another output folder to a run with this one."
+            )
         listed = {str(name): [size, digest] for name, (size, digest) in dict(manifest["files"]).items()}
         step = int(manifest["step"])
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(f"checkpoint {place} has format {manifest['format']}; this version reads {FORMAT}.")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {place} has an unreadable {MANIFEST}: {error}.") from error
     return step, listed

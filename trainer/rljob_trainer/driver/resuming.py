@@ -9,6 +9,7 @@ from rljob_trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, Report
 from rljob_trainer.checkpoints.finding import find_checkpoint
 from rljob_trainer.driver.output import OutputFolder
 from rljob_trainer.driver.state import State
+from rljob_trainer.errors import CheckpointError
 from rljob_trainer.storage import is_address
 
 AUTO = "auto"
@@ -30,7 +31,7 @@ def where_to_start(resume: str, restore: str | None, output: OutputFolder, state
     that has nothing of its own to go on from.
 
     Whatever an earlier run left and this one does not continue is set aside, never deleted. Raises ``CheckpointError``
-    when the named checkpoint cannot be used.
+    when the named checkpoint cannot be used, or none of those that the run has.
     """
     own = state.checkpoints
     own.clean()
@@ -40,6 +41,12 @@ def where_to_start(resume: str, restore: str | None, output: OutputFolder, state
             _discard_after(newest, own, report)
             report(f"resuming from the checkpoint of step {newest.step}")
             return Start(newest, own=True)
+        if output.holds_a_run and (steps := own.steps()):
+            raise CheckpointError(
+                f"none of the checkpoints in {own.place} can be used (steps {', '.join(map(str, steps))}); mend one or "
+                "put a copy back. `rljob run --resume never` begins anew and sets them aside; on a cluster make a new "
+                "job, or move the folder away"
+            )
     named = restore if resume == AUTO else None if resume == NEVER else resume
     if named is None:
         _set_aside(output, state, report)
