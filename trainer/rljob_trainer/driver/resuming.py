@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +27,17 @@ class Start:
     own: bool
 
 
-def where_to_start(resume: str, restore: str | None, output: OutputFolder, state: State, report: Report) -> Start:
+def where_to_start(
+    resume: str,
+    restore: str | None,
+    output: OutputFolder,
+    state: State,
+    report: Report,
+    check_job: Callable[[], None] = lambda: None,
+) -> Start:
     """``resume`` is auto, never, or the place of a checkpoint or of a run. ``restore`` is such a place too, for a run
-    that has nothing of its own to go on from.
+    that has nothing of its own to go on from. ``check_job`` is called, and may raise, before the run goes on from one
+    of its own checkpoints.
 
     Whatever an earlier run left and this one does not continue is set aside, never deleted. Raises ``CheckpointError``
     when the named checkpoint cannot be used, or none of those that the run has.
@@ -38,6 +47,7 @@ def where_to_start(resume: str, restore: str | None, output: OutputFolder, state
     if resume == AUTO:
         newest = latest(own, report) if output.holds_a_run else None
         if newest is not None:
+            check_job()
             _discard_after(newest, own, report)
             report(f"resuming from the checkpoint of step {newest.step}")
             return Start(newest, own=True)
@@ -53,6 +63,7 @@ def where_to_start(resume: str, restore: str | None, output: OutputFolder, state
         return Start(None, own=False)
     found = find_checkpoint(named, output.path / _FETCHED, report)
     if _folder_of(found.place) == _folder_of(f"{own.place}/any"):
+        check_job()
         _discard_after(found, own, report)
         return Start(found, own=True)
     report(f"starting from the checkpoint of step {found.step} in {found.place}")

@@ -34,6 +34,7 @@ from rljob_trainer.driver.limits import RollBackError, start_again
 from rljob_trainer.driver.output import OutputFolder
 from rljob_trainer.driver.ray_beside import ray_beside
 from rljob_trainer.driver.resuming import Start, where_to_start
+from rljob_trainer.driver.same_job import check_unchanged
 from rljob_trainer.driver.service import Answers, Listening, serving
 from rljob_trainer.driver.session import Session
 from rljob_trainer.driver.signals import StopRequest
@@ -104,7 +105,7 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
     await asyncio.to_thread(output.__enter__)
     with contextlib.closing(output), listening_to_signals() as stop:
         state = state_of(output, options.state, job.spec.checkpoint.keep)
-        fence, start = await asyncio.to_thread(_take_over, options, output, state, view)
+        fence, start = await asyncio.to_thread(_take_over, job, options, output, state, view)
         controls = _controls_of(job, options, fence.attempt, output.path, stop, view)
         record = _Record(job, options, output, state, start, controls)
         async with AsyncExitStack() as stack:
@@ -135,11 +136,18 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
         return ending
 
 
-def _take_over(options: RunOptions, output: OutputFolder, state: State, view: View) -> tuple[Fence, Start]:
+def _take_over(
+    job: ResolvedJob, options: RunOptions, output: OutputFolder, state: State, view: View
+) -> tuple[Fence, Start]:
     """Becomes the newest attempt and puts the output folder in order. Raises what the two of them raise."""
     state.bring()
     fence = Fence.take(state.attempt, options.attempt)
-    start = where_to_start(options.resume, options.restore, output, state, view.message)
+
+    def check_job() -> None:
+        if options.storage is None:  # on a cluster the API server has refused the change
+            check_unchanged(output.path / run_folder.JOB, job, options.base, view.message)
+
+    start = where_to_start(options.resume, options.restore, output, state, view.message, check_job)
     state.began()
     return fence, start
 
