@@ -211,6 +211,19 @@ async def test_without_its_own_file_the_snapshot_is_enough(tmp_path: Path) -> No
     assert rows(second.path, "ordinal, state") == [(0, "running")]
 
 
+@pytest.mark.parametrize("left", [None, 0o644])
+async def test_nobody_else_may_read_or_lock_it(tmp_path: Path, left: int | None) -> None:
+    path = tmp_path / "ledger.sqlite"
+    if left is not None:
+        path.touch()
+        path.chmod(left)
+    ledger = Ledger(path, attempt=1)
+    await ledger.announce(1, step=0)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    await ledger.close()
+    assert modes == dict.fromkeys(("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"), 0o600)
+
+
 async def test_a_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     path.write_text("something else, and long enough to be looked at as a database file" * 20)

@@ -63,3 +63,12 @@ def test_what_a_run_left_is_moved_aside_under_the_next_number(tmp_path: Path) ->
         assert names(output.path / "earlier-3") == ["earlier-notes"]
     with OutputFolder(tmp_path / "run"):  # it is a run's now, whatever is in it
         pass
+
+
+@pytest.mark.parametrize("left", [None, 0o644])
+def test_the_lock_is_its_owners_also_one_that_was_left_open_to_others(tmp_path: Path, left: int | None) -> None:
+    if left is not None:
+        (tmp_path / ".lock").touch(left)
+        (tmp_path / ".lock").chmod(left)
+    with OutputFolder(tmp_path):
+        assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o600

@@ -17,7 +17,9 @@ knows; nor what one had not written that was stopped, and came back when another
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import secrets
 import sqlite3
 import time
@@ -277,6 +279,7 @@ class Ledger:
             time.sleep(_PAUSE_SECONDS)
 
     def _open(self) -> None:
+        _make_for_owner(self.path)
         self._connection = sqlite3.connect(
             self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
@@ -432,6 +435,16 @@ class Ledger:
             )
         self._add_up_anew()
         return max(highest, self._highest())
+
+
+def _make_for_owner(path: Path) -> None:
+    """Others may neither read the file nor lock it; SQLite gives the files beside it the same permissions. One that is
+    there is not opened: closing it would give up the locks that this process has on it."""
+    with contextlib.suppress(OSError):  # what is wrong with the place, SQLite says
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            path.chmod(0o600)
 
 
 def _is(error: sqlite3.Error, kinds: tuple[int, ...]) -> bool:
