@@ -92,6 +92,17 @@ class CheckpointError(RLJobError):
     """A checkpoint cannot be read or written."""
 
 
+class UnreadableError(CheckpointError):
+    """A file of a checkpoint is there and cannot be read: no permission, a disk or a file server that fails, no file
+    descriptors left. That says nothing about what is in it (exit code 75: try again)."""
+
+    exit_code = 75
+
+
+class OtherFormatError(CheckpointError):
+    """A checkpoint that another version of rljob wrote."""
+
+
 class BucketError(CheckpointError):
     """An object store cannot be reached, or refuses; the message names the address."""
 

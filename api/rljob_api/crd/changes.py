@@ -37,6 +37,11 @@ def transitions() -> dict[Path, list[Schema]]:
     return found
 
 
+def immutable() -> list[Path]:
+    """The largest parts of the spec that cannot be changed after creation."""
+    return [path for path, _, when in _uniform(root().fields["spec"], ()) if when == "never"]
+
+
 def _uniform(parent: Node, path: Path) -> Iterator[tuple[Path, Node, ChangeClass]]:
     """The largest parts of the spec in which all fields have the same class."""
     for name, node in parent.fields.items():

@@ -9,7 +9,7 @@ import pytest
 
 from rljob_trainer.checkpoints.checkpoint import driver_state, latest
 from rljob_trainer.checkpoints.folder import FolderCheckpoints, open_folder
-from rljob_trainer.errors import CheckpointError
+from rljob_trainer.errors import CheckpointError, UnreadableError, exit_code_of
 
 
 async def write(store: FolderCheckpoints, step: int) -> Path:
@@ -123,3 +123,55 @@ async def test_what_a_killed_writer_left_is_never_read_and_is_cleaned(tmp_path: 
     assert newest.step == 1
     store.clean()
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def make_unreadable(file: Path) -> None:
+    """As for whoever may not read it: also for root, a link that leads to itself cannot be opened (ELOOP)."""
+    file.unlink()
+    file.symlink_to(file)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "driver.json", "learner/weights"])
+async def test_a_file_that_cannot_be_read_is_named_and_no_reason_to_go_back(tmp_path: Path, name: str) -> None:
+    store = FolderCheckpoints(tmp_path, keep=3)
+    await write(store, 1)
+    file = await write(store, 2) / name
+    make_unreadable(file)
+    with pytest.raises(UnreadableError) as caught:
+        latest(store, pytest.fail)
+    assert str(caught.value).startswith(f"{file} cannot be read: Too many levels of symbolic links.")
+    assert exit_code_of(caught.value) == 75
+
+
+async def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    await write(FolderCheckpoints(folder, keep=3), 1)
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(folder)
+    with pytest.raises(UnreadableError, match="checkpoints cannot be read"):
+        FolderCheckpoints(folder, keep=3).steps()
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, '{"format": 1, "step": 2, "files": {"driver.json": 3}}', "[]"])
+async def test_a_manifest_of_another_shape_is_a_damaged_one(tmp_path: Path, text: str) -> None:
+    store = FolderCheckpoints(tmp_path, keep=3)
+    (await write(store, 2) / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"unreadable manifest\.json"):
+        store.open(2)
+
+
+async def test_later_checkpoints_are_set_aside_whole_and_as_many_stay_as_are_kept_otherwise(tmp_path: Path) -> None:
+    store = FolderCheckpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        await write(store, step)
+    assert store.discard_after(1) == [str(tmp_path / "aside-1-step-00000002")]
+    assert store.steps() == [1]
+    assert open_folder(tmp_path / "aside-1-step-00000002").step == 2
+    for step in (2, 3):
+        await write(store, step)
+    store.discard_after(1)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["aside-1-step-00000002", "aside-2-step-00000002", "aside-3-step-00000003"]
+    await write(store, 2)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["aside-2-step-00000002", "aside-3-step-00000003", "step-00000002"]

@@ -211,11 +211,35 @@ async def test_without_its_own_file_the_snapshot_is_enough(tmp_path: Path) -> No
     assert rows(second.path, "ordinal, state") == [(0, "running")]
 
 
+@pytest.mark.parametrize("left", [None, 0o644])
+async def test_nobody_else_may_read_or_lock_it(tmp_path: Path, left: int | None) -> None:
+    path = tmp_path / "ledger.sqlite"
+    if left is not None:
+        path.touch()
+        path.chmod(left)
+    ledger = Ledger(path, attempt=1)
+    await ledger.announce(1, step=0)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    await ledger.close()
+    assert modes == dict.fromkeys(("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"), 0o600)
+
+
 async def test_a_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     path.write_text("something else, and long enough to be looked at as a database file" * 20)
-    with pytest.raises(OutputError, match=r"ledger\.sqlite: file is not a database"):
+    with pytest.raises(OutputError, match=r"ledger\.sqlite: file is not a database; .*last checkpoint, or choose an"):
         Ledger(path, attempt=1)
+
+
+async def test_a_ledger_of_which_half_is_lost_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path, attempt=1)
+    for ordinal in range(2000):
+        ledger.admitted(prompt(ordinal), version=0, deadline=0)
+    await ledger.close()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(OutputError, match=r"move ledger\.sqlite, ledger\.sqlite-wal and ledger\.sqlite-shm away"):
+        await Ledger(path, attempt=2).roll_back(None, step=0, next_ordinal=0, again=[])
 
 
 async def test_a_ledger_of_another_version_of_rljob_is_named(tmp_path: Path) -> None:

@@ -68,3 +68,12 @@ def test_what_a_run_left_is_moved_aside_under_the_next_number(tmp_path: Path) ->
 def test_a_place_where_there_can_be_no_folder_is_not_said_to_lack_room() -> None:
     with pytest.raises(OutputError, match=r"cannot write /proc/nope/x: [^;]*; choose another one with --output$"):
         OutputFolder(Path("/proc/nope/x")).__enter__()
+
+
+@pytest.mark.parametrize("left", [None, 0o644])
+def test_the_lock_is_its_owners_also_one_that_was_left_open_to_others(tmp_path: Path, left: int | None) -> None:
+    if left is not None:
+        (tmp_path / ".lock").touch(left)
+        (tmp_path / ".lock").chmod(left)
+    with OutputFolder(tmp_path):
+        assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o600

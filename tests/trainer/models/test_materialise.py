@@ -89,6 +89,15 @@ def test_a_folder_made_from_the_same_spec_is_reused_and_another_spec_replaces_it
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_made_folder_that_can_no_longer_be_read_is_made_again(tmp_path: Path, name: str) -> None:
+    first = materialise(spec(), tmp_path / "model")
+    whole = (first.path / name).read_bytes()
+    (first.path / name).write_text('{"half')
+    assert materialise(spec(), tmp_path / "model") == first
+    assert (first.path / name).read_bytes() == whole
+
+
 def test_a_local_folder_is_used_where_it_lies(tmp_path: Path) -> None:
     made = materialise(spec(), tmp_path / "here")
     used = materialise(Model(source="here"), tmp_path / "unused", base=tmp_path)

@@ -38,6 +38,8 @@ from rljob_trainer.storage.bucket import Bucket, Stored
 
 _log = logging.getLogger(__name__)
 
+_ASIDE = "aside.json"
+"""What the manifest of a checkpoint that was set aside is called; its other objects stay where they are."""
 _NAME = re.compile(r"step-(\d{8})-[0-9a-f]{8}")
 
 
@@ -117,7 +119,7 @@ class BucketCheckpoints:
 
     def clean(self) -> None:
         found = self.bucket.files()
-        whole = set(self._whole(found))
+        whole = {*self._whole(found), *_with(_ASIDE, found)}
         self.bucket.remove(path for path in found if _top(path) not in whole)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -125,16 +127,25 @@ class BucketCheckpoints:
         while self._failed:
             _remove_quietly(self._failed.pop())
 
-    def discard_after(self, step: int) -> None:
-        self._discard(name for name in self._whole(self.bucket.files()) if _step(name) > step)
+    def discard_after(self, step: int) -> list[str]:
+        later = [self.bucket.below(name) for name in self._whole(self.bucket.files()) if _step(name) > step]
+        for target in later:
+            target.write(_ASIDE, target.read(MANIFEST) or b"")
+            target.remove([MANIFEST])
+        return [f"{target} (its manifest is now {_ASIDE})" for target in later]
 
     def _checkpoint(self, step: int, name: str) -> Checkpoint:
         target = self.bucket.below(name)
         return Checkpoint(step, target.address, lambda: _fetched(target, self._scratch))
 
     def _remove_old(self, newest: str) -> None:
-        """Those beyond ``keep``, and others of the newest one's step: that of an attempt which this one replaced."""
-        whole = self._whole(self.bucket.files())
+        """Those beyond ``keep``, also of those set aside, and others of the newest one's step: that of an attempt which
+        this one replaced."""
+        found = self.bucket.files()
+        whole = self._whole(found)
+        aside = [name for name in _with(_ASIDE, found) if name not in whole]
+        for name in aside[: -self.keep]:
+            self.bucket.below(name).remove(path.partition("/")[2] for path in found if _top(path) == name)
         others = [name for name in whole if _step(name) != _step(newest)]
         self._discard([name for name in whole if name not in (*others[len(others) - self.keep + 1 :], newest)])
 
@@ -147,7 +158,7 @@ class BucketCheckpoints:
     @staticmethod
     def _whole(found: Mapping[str, Stored]) -> list[str]:
         """Names of checkpoints that have a manifest, in order of their steps."""
-        return [_top(path) for path in found if path.endswith(f"/{MANIFEST}") and _NAME.fullmatch(_top(path))]
+        return _with(MANIFEST, found)
 
 
 def open_address(target: Bucket, scratch: Path) -> Checkpoint:
@@ -175,6 +186,11 @@ def _fetched(target: Bucket, scratch: Path) -> Path:
         if "/" not in name and name != MANIFEST:
             target.download(name, folder / name)
     return folder
+
+
+def _with(file: str, found: Iterable[str]) -> list[str]:
+    """Names of checkpoints that have such an object, in order of their steps."""
+    return [_top(path) for path in found if path == f"{_top(path)}/{file}" and _NAME.fullmatch(_top(path))]
 
 
 def _remove_quietly(target: Bucket) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rljob_trainer.errors import BucketError, CheckpointError
+from rljob_trainer.errors import BucketError, CheckpointError, OtherFormatError, UnreadableError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -39,9 +39,21 @@ class Checkpoint:
 
 
 def driver_state(files: Path) -> dict[str, Any]:
-    """What was given to ``write``, from a checkpoint's ``files()``."""
-    state: dict[str, Any] = json.loads((files / DRIVER).read_text())
+    """What was given to ``write``, from a checkpoint's ``files()``. Raises ``CheckpointError``."""
+    try:
+        state: dict[str, Any] = json.loads((files / DRIVER).read_text())
+    except OSError as error:
+        raise unreadable(files / DRIVER, error) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{files / DRIVER} holds no state of a run: {error}") from error
     return state
+
+
+def unreadable(file: Path, error: OSError) -> UnreadableError:
+    return UnreadableError(
+        f"{file} cannot be read: {error.strerror or error}. Its checkpoint may be whole, so none before it is used. "
+        "Mend the permissions or the storage and start again (or, to go without this checkpoint, move its folder away)."
+    )
 
 
 class Checkpoints(Protocol):
@@ -86,21 +98,24 @@ class Checkpoints(Protocol):
         """Removes what this object's own failed writes have left, once nobody writes any more: ranks and threads don't
         hear at once that a write is given up, and may add a file to what is just being removed."""
 
-    def discard_after(self, step: int) -> None:
-        """Removes checkpoints of later steps: those of a run that is being rolled back."""
+    def discard_after(self, step: int) -> list[str]:
+        """Sets checkpoints of later steps aside, those of a run that is being rolled back and those that do not verify,
+        and returns where they are now. No start deletes any: as many as are kept otherwise stay until later checkpoints
+        have been set aside and the next one has been written."""
 
 
 def latest(checkpoints: Checkpoints, report: Report) -> Checkpoint | None:
     """The newest checkpoint that verifies, or None. Each broken one is told to ``report``.
 
-    Raises ``BucketError`` when the store does not answer: that is no reason to go back behind a good checkpoint, which
-    would be removed as one of a run that was rolled back.
+    Raises ``BucketError`` when the store does not answer, ``UnreadableError`` when a file cannot be read and
+    ``OtherFormatError`` when another version wrote it: that is no reason to go back behind a good checkpoint, which
+    would be set aside as one of a run that was rolled back.
     """
     left = checkpoints.steps()
     while left:
         try:
             return checkpoints.open(left.pop())
-        except BucketError:
+        except (BucketError, OtherFormatError, UnreadableError):
             raise
         except CheckpointError as error:
             report(f"{error} {'Trying the checkpoint before it.' if left else 'There is no checkpoint before it.'}")
@@ -108,14 +123,17 @@ def latest(checkpoints: Checkpoints, report: Report) -> Checkpoint | None:
 
 
 def verified_manifest(text: str | bytes, place: str) -> tuple[int, dict[str, list[Any]]]:
-    """Step and listed files of a manifest. Raises ``CheckpointError``."""
+    """Step and listed files of a manifest. Raises ``CheckpointError``, also ``OtherFormatError``."""
     try:
         manifest = json.loads(text)
-        listed: dict[str, list[Any]] = manifest["files"]
+        if (found := manifest["format"]) != FORMAT:
+            raise OtherFormatError(
+                f"checkpoint {place} has format {found}; this version of rljob reads {FORMAT}. Go on with the version "
+                "that wrote it, or give another output folder to a run with this one."
+            )
+        listed = {str(name): [size, digest] for name, (size, digest) in dict(manifest["files"]).items()}
         step = int(manifest["step"])
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(f"checkpoint {place} has format {manifest['format']}; this version reads {FORMAT}.")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {place} has an unreadable {MANIFEST}: {error}.") from error
     return step, listed
 

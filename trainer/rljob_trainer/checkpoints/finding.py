@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rljob_trainer.checkpoints.bucket import BucketCheckpoints, open_address
@@ -41,7 +42,7 @@ def holds_checkpoints(place: str | Path) -> bool:
 def _opened(place: str, scratch: Path) -> Checkpoint | None:
     """The checkpoint that the place itself is."""
     if not is_address(place):
-        return open_folder(Path(place)) if (Path(place) / MANIFEST).exists() else None
+        return open_folder(Path(place)) if os.path.lexists(Path(place) / MANIFEST) else None
     bucket = Bucket(place)
     return None if bucket.read(MANIFEST) is None else open_address(bucket, scratch)
 

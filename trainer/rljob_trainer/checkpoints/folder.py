@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable
@@ -25,11 +26,16 @@ from rljob_trainer.checkpoints.checkpoint import (
     SaveRest,
     manifest,
     name_of,
+    unreadable,
     verified_manifest,
 )
 from rljob_trainer.errors import CheckpointError
 
 _CHUNK = 1 << 22
+_NAME = re.compile(r"step-([0-9]{8})")
+_ASIDE = re.compile(r"aside-([0-9]+)-step-[0-9]{8}")
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""What a damaged checkpoint may cause; any other ``OSError`` says nothing about it."""
 
 
 class FolderCheckpoints:
@@ -104,36 +110,60 @@ class FolderCheckpoints:
         while self._failed:
             shutil.rmtree(self._failed.pop(), ignore_errors=True)
 
-    def discard_after(self, step: int) -> None:
-        for path in self._folders():
-            if _step(path) > step:
-                shutil.rmtree(path)
+    def discard_after(self, step: int) -> list[str]:
+        later = [path for path in self._folders() if _step(path) > step]
+        aside = self._aside()
+        number = 1 + (int(_ASIDE.fullmatch(aside[-1].name)[1]) if aside else 0)  # type: ignore[index]
+        return [str(p.rename(self.folder / f"aside-{n}-{p.name}")) for n, p in enumerate(later, number)]
 
     def _folders(self) -> list[Path]:
-        return sorted(self.folder.glob("step-????????"))
+        return sorted(self.folder / name for name in self._names() if _NAME.fullmatch(name))
+
+    def _aside(self) -> list[Path]:
+        """What was set aside, in the order in which it was."""
+        found = {int(match[1]): name for name in self._names() if (match := _ASIDE.fullmatch(name))}
+        return [self.folder / found[number] for number in sorted(found)]
+
+    def _names(self) -> list[str]:
+        """Raises ``UnreadableError``: a folder that cannot be listed is not an empty one."""
+        try:
+            return os.listdir(self.folder)
+        except _NOT_THERE:
+            return []
+        except OSError as error:
+            raise unreadable(self.folder, error) from error
 
     def _remove_old(self) -> None:
-        for path in self._folders()[: -self.keep]:
+        for path in (*self._folders()[: -self.keep], *self._aside()[: -self.keep]):
             shutil.rmtree(path)
 
 
 def open_folder(path: Path) -> Checkpoint:
-    """Verifies the folder against its manifest. Raises ``CheckpointError`` naming the file that is wrong."""
+    """Verifies the folder against its manifest.
+
+    Raises ``CheckpointError`` naming the file that is wrong, and ``UnreadableError`` naming one that cannot be read.
+    """
+    file = path / MANIFEST
     try:
-        text = (path / MANIFEST).read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is not a whole checkpoint: it has no {MANIFEST}.") from None
+        try:
+            text = file.read_bytes()
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is not a whole checkpoint: it has no {MANIFEST}.") from None
+        except _NOT_THERE as error:
+            raise CheckpointError(f"checkpoint {path} has an unreadable {MANIFEST}: {error}.") from error
+        step, listed = verified_manifest(text, str(path))
+        for name, (size, digest) in listed.items():
+            file = path / name
+            try:
+                found = file.stat().st_size
+                if found != size:
+                    raise CheckpointError(f"checkpoint {path} is damaged: {name} has {found} bytes, not {size}.")
+                if _digest(file) != digest:
+                    raise CheckpointError(f"checkpoint {path} is damaged: the content of {name} has changed.")
+            except _NOT_THERE:
+                raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing.") from None
     except OSError as error:
-        raise CheckpointError(f"checkpoint {path} has an unreadable {MANIFEST}: {error}.") from error
-    step, listed = verified_manifest(text, str(path))
-    for name, (size, digest) in listed.items():
-        file = path / name
-        if not file.exists():
-            raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing.")
-        if file.stat().st_size != size:
-            raise CheckpointError(f"checkpoint {path} is damaged: {name} has {file.stat().st_size} bytes, not {size}.")
-        if _digest(file) != digest:
-            raise CheckpointError(f"checkpoint {path} is damaged: the content of {name} has changed.")
+        raise unreadable(file, error) from error
     return _checkpoint(step, path)
 
 

@@ -20,6 +20,7 @@ from rljob_trainer.driver.ledger import ENGINE_LOST, Ledger
 from rljob_trainer.driver.limits import Limits
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.same_weights import ComparedPublication, SameWeights
+from rljob_trainer.driver.start_model import Description
 from rljob_trainer.driver.starting import start_learner_and_engines
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer, Publication, QuietPublication
@@ -95,6 +96,7 @@ async def assemble(
     ledger: Ledger,
     shelf: Shelf,
     fence: Fence,
+    start_model: Description,
     checkpoints: Checkpoints | None,
     sinks: Sinks,
     view: View,
@@ -173,6 +175,7 @@ async def assemble(
         ledger=ledger,
         shelf=shelf,
         fence=fence,
+        model=start_model,
         checkpoints=checkpoints,
         sinks=sinks,
         view=view,

@@ -17,7 +17,9 @@ knows; nor what one had not written that was stopped, and came back when another
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import secrets
 import sqlite3
 import time
@@ -52,6 +54,7 @@ _PAUSE_SECONDS = 0.5
 _LOCK_SECONDS = 60.0
 """How long a lock that somebody else holds is waited for."""
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 _FORMAT = 4
@@ -139,7 +142,7 @@ class Ledger:
             self._thread.submit(self._open_patiently).result()
         except sqlite3.Error as error:
             self._thread.shutdown()
-            remedy = "end the program that holds it" if _is(error, _LOCKED) else "move it away"
+            remedy = self._remedy(error, "move it away")
             raise OutputError(f"cannot open the ledger {path}: {error}; {remedy} or choose another folder") from error
 
     # --- what the pipeline reports (Journal)
@@ -223,6 +226,17 @@ class Ledger:
         if write:
             self._check_written()
 
+    def _remedy(self, error: sqlite3.Error, otherwise: str) -> str:
+        if _is(error, _LOCKED):
+            return "end the program that holds it"
+        if _is(error, _DAMAGED):
+            name = self.path.name
+            return (
+                f"the file is damaged: move {name}, {name}-wal and {name}-shm away and start again, which takes the "
+                "copy in the last checkpoint,"
+            )
+        return otherwise
+
     def _end(self) -> None:
         self._thread.shutdown()
         self._connection.close()
@@ -249,7 +263,7 @@ class Ledger:
                     else 0.0
                 )
                 if left <= 0:
-                    remedy = "end the program that holds it" if _is(error, _LOCKED) else "is the disk full?"
+                    remedy = self._remedy(error, "is the disk full?")
                     after = f" within {waited:.0f} s" if told else ""
                     raise OutputError(f"the ledger {self.path} cannot be written{after}: {error}; {remedy}") from error
                 if not told:
@@ -277,6 +291,7 @@ class Ledger:
             time.sleep(_PAUSE_SECONDS)
 
     def _open(self) -> None:
+        _make_for_owner(self.path)
         self._connection = sqlite3.connect(
             self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
@@ -432,6 +447,16 @@ class Ledger:
             )
         self._add_up_anew()
         return max(highest, self._highest())
+
+
+def _make_for_owner(path: Path) -> None:
+    """Others may neither read the file nor lock it; SQLite gives the files beside it the same permissions. One that is
+    there is not opened: closing it would give up the locks that this process has on it."""
+    with contextlib.suppress(OSError):  # what is wrong with the place, SQLite says
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            path.chmod(0o600)
 
 
 def _is(error: sqlite3.Error, kinds: tuple[int, ...]) -> bool:

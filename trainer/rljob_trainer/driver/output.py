@@ -14,6 +14,7 @@ what a run finds in its folder it moves aside.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -32,6 +33,14 @@ _BEFORE_ANY_RUN = (_LOGS, "lost+found")
 """What may be in a folder in which no run has been yet: log lines on a cluster, and what a new disk comes with."""
 
 
+def _open_for_owner(path: Path) -> int:
+    """Whoever may open the file, if only for reading, may lock it, and so keep the run out: only its owner may."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with contextlib.suppress(PermissionError):  # a file of somebody else, who lets us write
+        os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
 class OutputFolder:
     """``with OutputFolder(path) as output``: made when missing, locked, unlocked at the end.
 
@@ -48,7 +57,7 @@ class OutputFolder:
         with run_folder.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._refuse_files_of_others()
-            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = _open_for_owner(self.path / _LOCK)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -10,6 +10,7 @@ from rljob_trainer.driver.fence import Fence
 from rljob_trainer.driver.generation import Decode, GroupRollout
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.limits import Limits
+from rljob_trainer.driver.start_model import Description
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.driver.validating import Validator
@@ -50,6 +51,8 @@ class Parts:
     shelf: Shelf
     """Where finished responses wait."""
     fence: Fence
+    model: Description
+    """Which model the run began with."""
     checkpoints: Checkpoints | None
     """None: nothing survives the run."""
     sinks: Sinks

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api import cluster
 from rljob_api.status import STATUS_PATH, EndKind
+from rljob_trainer.driver import start_model
 from rljob_trainer.driver.account import Account
 from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
 from rljob_trainer.driver.closing import closing, closing_ledger
@@ -33,6 +34,7 @@ from rljob_trainer.driver.limits import RollBackError, start_again
 from rljob_trainer.driver.output import OutputFolder
 from rljob_trainer.driver.ray_beside import ray_beside
 from rljob_trainer.driver.resuming import Start, where_to_start
+from rljob_trainer.driver.same_job import check_unchanged
 from rljob_trainer.driver.service import Answers, Listening, serving
 from rljob_trainer.driver.session import Session
 from rljob_trainer.driver.signals import StopRequest
@@ -113,7 +115,7 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
     await asyncio.to_thread(output.__enter__)
     with contextlib.closing(output), listening_to_signals() as stop:
         state = state_of(output, options.state, job.spec.checkpoint.keep)
-        fence, start = await asyncio.to_thread(_take_over, options, output, state, view)
+        fence, start = await asyncio.to_thread(_take_over, job, options, output, state, view)
         controls = _controls_of(job, options, fence.attempt, output.path, stop, view)
         record = _Record(job, options, output, state, start, controls)
         async with AsyncExitStack() as stack:
@@ -145,11 +147,18 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
         return ending
 
 
-def _take_over(options: RunOptions, output: OutputFolder, state: State, view: View) -> tuple[Fence, Start]:
+def _take_over(
+    job: ResolvedJob, options: RunOptions, output: OutputFolder, state: State, view: View
+) -> tuple[Fence, Start]:
     """Becomes the newest attempt and puts the output folder in order. Raises what the two of them raise."""
     state.bring()
     fence = Fence.take(state.attempt, options.attempt)
-    start = where_to_start(options.resume, options.restore, output, state, view.message)
+
+    def check_job() -> None:
+        if options.storage is None:  # on a cluster the API server has refused the change
+            check_unchanged(output.path / run_folder.JOB, job, options.base, view.message)
+
+    start = where_to_start(options.resume, options.restore, output, state, view.message, check_job)
     state.began()
     return fence, start
 
@@ -283,6 +292,9 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     # In threads: signals and questions are answered while a large data set is read or a disk hangs.
     await asyncio.to_thread(write_job, output.path / run_folder.JOB, job, options.base)
     inputs = await asyncio.to_thread(read_inputs, job, options.base, output.model)
+    model = await asyncio.to_thread(start_model.describe, spec.model, inputs.model.path)
+    if start.checkpoint is not None:
+        await asyncio.to_thread(start_model.check_same, start.checkpoint, model, own=start.own)
     inputs = replace(inputs, model=await _seen_by_all(inputs.model, held))
     await asyncio.to_thread(output.point_to_model, inputs.model.path)
     held.record.model = _model_of(inputs)
@@ -316,6 +328,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
         ledger=ledger,
         shelf=shelf,
         fence=held.fence,
+        start_model=model,
     )
     parts.limits.roll_backs = roll_backs
     controls.standing.engines, controls.standing.ranks_ready = parts.engines, spec.trainer.ranks

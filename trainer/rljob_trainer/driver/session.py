@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rljob_trainer.checkpoints.checkpoint import Checkpoint, driver_state
-from rljob_trainer.driver import ledger, unfinished
+from rljob_trainer.driver import ledger, start_model, unfinished
 from rljob_trainer.driver.controls import Controls
 from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.feeding import RunFeed
@@ -361,6 +361,7 @@ class Session:
         return {
             **asdict(self.totals),
             "run": self._run,
+            start_model.STATE: self.parts.model,
             "feed": self._feed.state_dict(),
             "open": [[p.ordinal, p.epoch, p.source, p.row, deadline] for p, deadline in self._open()],
             "groups_per_version": self._schedule_settings().groups_per_version,

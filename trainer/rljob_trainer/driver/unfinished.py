@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from rljob_trainer.checkpoints.checkpoint import unreadable
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.rollout.protocol import Begun
 
@@ -86,7 +87,9 @@ def read(
             for column in tokens:
                 if len(column.rest()):
                     raise ValueError("it holds more tokens than its samples have")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except OSError as error:
+        raise unreadable(folder / FILE, error) from error
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{folder / FILE} cannot be read: {error}") from error
     return groups
 

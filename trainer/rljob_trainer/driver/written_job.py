@@ -17,11 +17,16 @@ from rljob_trainer.telemetry.run_folder import writing
 def write_job(path: Path, job: ResolvedJob, base: Path) -> None:
     """Relative paths start at the job file's folder ``base``; this file lies in another, so here they are absolute.
     Raises ``OutputError``."""
-    document = job.document()
-    for holder, name in _sources(document["spec"]):
+    _write_for_owner(path, yaml.safe_dump(document_anywhere(job, base), sort_keys=False, allow_unicode=True))
+
+
+def document_anywhere(job: ResolvedJob, base: Path) -> dict[str, Any]:
+    """The job as plain data, with absolute paths of the files and folders that are there."""
+    document: dict[str, Any] = job.document()
+    for holder, name in sources_of(document["spec"]):
         if isinstance(source := holder.get(name), str):
             holder[name] = _from_anywhere(source, base)
-    _write_for_owner(path, yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    return document
 
 
 def _write_for_owner(path: Path, text: str) -> None:
@@ -33,7 +38,7 @@ def _write_for_owner(path: Path, text: str) -> None:
             file.write(text)
 
 
-def _sources(spec: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+def sources_of(spec: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Where a job names files: the maps and the fields in them."""
     model, data = spec["model"], spec["data"]
     yield model, "source"

@@ -9,6 +9,7 @@ same run starts again.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from rljob_api.spec.model import Model, RandomModel
+
+_log = logging.getLogger(__name__)
 
 RECORD = "rljob_model.json"
 """Inside a made folder: the part of the job file that it was made from."""
@@ -123,10 +126,11 @@ def _download(url: str, target: Path, field: str) -> None:
 
 
 def _make(folder: Path, spec: Model, write: Callable[[Path], None]) -> None:
-    """Runs ``write`` on a folder beside ``folder`` and renames it, unless ``folder`` was made from the same spec."""
+    """Runs ``write`` on a folder beside ``folder`` and renames it, unless ``folder`` was made from the same spec and
+    can still be read: what was made once can be made again."""
     record = json.dumps(spec.document(), sort_keys=True, indent=2)
     made = folder / RECORD
-    if made.exists() and made.read_text(encoding="utf-8") == record:
+    if made.exists() and made.read_bytes() == record.encode() and _is_readable(folder):
         return
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -138,6 +142,15 @@ def _make(folder: Path, spec: Model, write: Callable[[Path], None]) -> None:
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_readable(folder: Path) -> bool:
+    try:
+        read_folder(folder)
+    except JobFileError as problem:
+        _log.warning("the model is made again: %s", problem)
+        return False
+    return True
 
 
 def _write_random(random: RandomModel, spec: Model, target: Path, base: Path) -> None:
