@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from watched_step import SCORES, Watched, groups_of, spec_of
 from rljob_api.correction_presets import CORRECTION_PRESETS
 from rljob_api.presets import PRESETS
 from rljob_api.resolved import ResolvedSpec
+from rljob_api.spec.algorithm import KlLossKind, KlRewardKind
 from rljob_trainer.algorithms import Correction, Weights, advantage_estimators
 from rljob_trainer.errors import DataError, LearnerError
 from rljob_trainer.learner.protocol import SequenceBatch
@@ -640,19 +641,86 @@ async def test_every_age_of_the_catalogue_is_reported(folder: Path) -> None:
     assert {name for name in metrics if name.startswith("age/")} == {m.name for m in METRICS if m.family == "age"}
 
 
-async def test_a_reference_that_scores_no_number_is_named_and_not_the_reward(folder: Path) -> None:
-    step, learner = step_of(spec_of(kl={"inReward": {"coefficient": 0.1}}), folder)
+KINDS_OF_A_TOKEN = [kind for kind in get_args(KlLossKind) if kind != "full"]
+"""Those that the reference is scored for before the update."""
+
+
+def spoil(learner: Watched, stream: str, value: float) -> None:
+    """Its scores of the last sample end with ``value``."""
     score = learner.score
 
     async def broken(batch: SequenceBatch, **wanted: Any) -> Any:
         scored = await score(batch, **wanted)
-        assert scored.ref_log_probs is not None
-        scored.ref_log_probs[-1] = math.nan  # the last token of the last sample
+        getattr(scored, stream)[-1] = value
         return scored
 
     learner.score = broken  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [("inReward", kind) for kind in get_args(KlRewardKind)] + [("inLoss", kind) for kind in KINDS_OF_A_TOKEN],
+)
+async def test_a_reference_that_scores_no_number_is_named_and_not_the_reward(
+    folder: Path, place: str, kind: str, value: float
+) -> None:
+    step, learner = step_of(spec_of(kl={**NO_KL, place: {"kind": kind, "coefficient": 0.1}}), folder)
+    spoil(learner, "ref_log_probs", value)
     with pytest.raises(
-        LearnerError, match=r"step 7: the KL of sample 11 .*nan by the reference.* \(sample 3 of prompt 2\)$"
+        LearnerError,
+        match=r"^step 7: the log-prob of response token \d of sample 3 of prompt 2 is (nan|-inf) by the reference",
     ):
         await step.run(groups_of(SCORES), number=7, version=0)
     assert learner.updates == []
+
+
+@pytest.mark.parametrize(
+    ("stream", "algorithm", "named"),
+    [
+        ("log_probs", {"kl": NO_KL, "rolloutCorrection": {"mode": "decoupled"}}, "log-prob .* by the policy"),
+        ("values", {"preset": "ppo"}, "value .* by the critic"),
+        ("final_values", {"preset": "ppo", "truncated": {"bootstrap": True}}, "value after .* by the critic"),
+        (
+            "vocabulary_kl",
+            {"kl": {"inReward": {"kind": "full", "coefficient": 0.1}}},
+            "KL over the vocabulary .* by the policy or the reference",
+        ),
+        (
+            "sum_squared_probs",
+            {"kl": NO_KL, "advantage": {"estimator": "optimal_token_baseline"}},
+            "sum of squared probabilities .* by the policy",
+        ),
+    ],
+)
+async def test_a_model_that_scores_no_number_is_named(
+    folder: Path, stream: str, algorithm: dict[str, Any], named: str
+) -> None:
+    step, learner = step_of(spec_of(**algorithm), folder)
+    spoil(learner, stream, math.nan)
+    with pytest.raises(LearnerError, match=named) as refused:
+        await step.run(groups_of(SCORES), number=7, version=0)
+    assert "sample 3 of prompt 2 is nan" in str(refused.value)
+    assert learner.updates == []
+
+
+async def test_a_token_that_is_not_trained_may_have_any_score(folder: Path) -> None:
+    step, learner = step_of(spec_of(kl={**NO_KL, "inLoss": {"coefficient": 0.1}}), folder)
+    spoil(learner, "ref_log_probs", math.nan)
+    groups = groups_of(SCORES)
+    groups[-1].samples[-1].mask[-1] = False
+    metrics = await step.run(groups, number=1, version=0)
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_A_TOKEN)
+async def test_a_loss_that_is_no_number_moves_no_weight(folder: Path, kind: str) -> None:
+    """Whatever gradient the KL of a NaN has: abs and k3's clamp give it 0."""
+    step, learner = step_of(spec_of(kl={**NO_KL, "inLoss": {"kind": kind, "coefficient": 0.1}}), folder)
+    await step.run(groups_of(SCORES), number=1, version=0)
+    batch, loss, mini_batches, *_ = learner.updates[0]
+    assert batch.ref_log_probs is not None
+    batch.ref_log_probs[-1] = math.nan
+    result = await learner.update(batch, loss, mini_batches)
+    assert (result.actor_steps, len(result.skipped)) == (0, 1)
+    assert result.skipped[0].startswith("actor, mini-batch 0: the gradient of ")

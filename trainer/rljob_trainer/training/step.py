@@ -54,7 +54,7 @@ from rljob_trainer.telemetry.batch_metrics import (
 )
 from rljob_trainer.training import attribution
 from rljob_trainer.training.batch import TrainingBatch, layout
-from rljob_trainer.training.checks import TrainedPrompts, check_groups, check_layout
+from rljob_trainer.training.checks import TrainedPrompts, check_groups, check_layout, check_scored
 from rljob_trainer.training.settings import (
     correction_settings,
     entropy_controller,
@@ -143,6 +143,7 @@ class TrainingStep:
         if not continues:
             self._steps_taken = [*self._steps_taken[-_OLDEST_AGE:], 0]
         scored = await self._score(batch, optimizer_steps=len(mini_batches), continues=continues)
+        check_scored(scored, batch, groups, number)
         if scored.log_probs is not None and (not continues or self._anchors):
             await self._explain(batch, made, scored.log_probs, version, number, anchored=continues)
         with self._stage("advantage"):
