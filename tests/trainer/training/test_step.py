@@ -21,7 +21,7 @@ from rljob_api.presets import PRESETS
 from rljob_api.resolved import ResolvedSpec
 from rljob_api.spec.algorithm import KlLossKind, KlRewardKind
 from rljob_trainer.algorithms import Correction, Weights, advantage_estimators
-from rljob_trainer.errors import DataError, LearnerError
+from rljob_trainer.errors import DataError, EngineError, LearnerError
 from rljob_trainer.learner.protocol import SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
@@ -702,6 +702,16 @@ async def test_a_model_that_scores_no_number_is_named(
         await step.run(groups_of(SCORES), number=7, version=0)
     assert "sample 3 of prompt 2 is nan" in str(refused.value)
     assert learner.updates == []
+
+
+@pytest.mark.parametrize("mode", ["none", "decoupled", "bypass"])
+async def test_an_engine_that_gives_no_number_ends_the_step_before_it_begins(folder: Path, mode: str) -> None:
+    step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection={"mode": mode}), folder)
+    groups = groups_of(SCORES)
+    groups[1].samples[2].log_probs[0] = math.nan
+    with pytest.raises(EngineError, match="response token 0 of sample 2 of prompt 1 is nan by the engine"):
+        await step.run(groups, number=7, version=0)
+    assert (learner.scored, learner.updates) == ([], [])
 
 
 async def test_a_token_that_is_not_trained_may_have_any_score(folder: Path) -> None:

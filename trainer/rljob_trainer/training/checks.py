@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from rljob_trainer.errors import IntegrityError, LearnerError
+from rljob_trainer.errors import EngineError, IntegrityError, LearnerError
 from rljob_trainer.learner.protocol import ScoreResult
 from rljob_trainer.receipts import check_sample, digest, named
 from rljob_trainer.samples import Group
@@ -52,11 +52,20 @@ class TrainedPrompts:
 
 
 def check_groups(groups: Sequence[Group], version: int) -> None:
-    """``version``: that of the trainer's weights. Raises ``IntegrityError`` and ``ReceiptError`` naming the sample."""
+    """``version``: that of the trainer's weights. Raises ``IntegrityError``, ``ReceiptError`` and, for a log-prob that
+    no sampled token can have, ``EngineError``; each names the sample."""
     for group in groups:
         for sample in group.samples:
             check_sample(group.prompt, sample)
             name = f"sample {sample.index} of prompt {group.prompt.ordinal}"
+            impossible = np.flatnonzero(sample.mask & ~np.isfinite(sample.log_probs))
+            if len(impossible):
+                token = int(impossible[0])
+                raise EngineError(
+                    f"the log-prob of response token {token} of {name} is {float(sample.log_probs[token]):g} by the "
+                    "engine that sampled it, which no sampled token can have: its model computes no finite numbers. "
+                    "Look at the engine's log, and at its weights' dtype and device"
+                )
             if len(sample.versions) and (newest := int(sample.versions.max())) > version:
                 raise IntegrityError(
                     f"{name} has tokens of version {newest}, but the newest that was published is version {version}: "

@@ -147,8 +147,8 @@ class TrainingStep:
         if scored.log_probs is not None and (not continues or self._anchors):
             await self._explain(batch, made, scored.log_probs, version, number, anchored=continues)
         with self._stage("advantage"):
-            corrected = self._correct(batch, scored)
             try:
+                corrected = self._correct(batch, scored)
                 inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored)
                 estimated = advantages(self._estimator.name, inputs, **self.algorithm.advantage.params)
             except NotFiniteError as error:
@@ -298,7 +298,8 @@ class TrainingStep:
     def _bypassed(self, batch: TrainingBatch, first: FloatArray | None) -> dict[str, float]:
         """Bypass mode: the diagnostics of the correction, which the losses do themselves.
 
-        ``first [tokens]``: the policy's log-probs in the update's first forward pass, NaN for sequences outside it.
+        ``first [tokens]``: the policy's log-probs in the update's first forward pass, NaN for sequences outside it. The
+        weights have changed: whatever is no number is left out of the diagnostics, and ends nothing.
         """
         sequences = batch.sequences
         if self.algorithm.rollout_correction.mode != "bypass" or first is None or sequences.rollout_log_probs is None:
@@ -306,7 +307,7 @@ class TrainingStep:
         return correct(
             torch.from_numpy(first),
             torch.from_numpy(sequences.rollout_log_probs),
-            torch.from_numpy(sequences.mask & np.isfinite(first)),
+            torch.from_numpy(sequences.mask & np.isfinite(first) & np.isfinite(sequences.rollout_log_probs)),
             _segments(batch),
             correction_settings(self.algorithm.rollout_correction),
         ).metrics
