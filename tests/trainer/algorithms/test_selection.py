@@ -23,6 +23,7 @@ from rljob_trainer.algorithms import (
     resampled,
     without_truncated,
 )
+from rljob_trainer.algorithms.selection import resampling_weights
 from rljob_trainer.learner.protocol import LossSettings
 
 
@@ -46,6 +47,15 @@ def test_normalising_equal_scores_gives_exactly_0() -> None:
     """In float32 their mean is off by a rounding error, which over the root of 1e-8 was 6e-4."""
     for score in (0.6, 0.1, -1.7, 1e6):
         assert not normalised_scores(torch.full((20,), score)).any()
+
+
+@pytest.mark.parametrize("scale", [2000.0, 1.0, 1e-6])
+def test_a_large_power_of_large_and_small_scores_weighs_them_alike(scale: float) -> None:
+    """2000^100 is no float64 and (1e-6)^100 is 0; the shares are those of 1 and 0.5^100 = 2^-100."""
+    scores = torch.tensor([-scale, scale / 2, 0.0])
+    expected = torch.tensor([1.0, 2.0**-100, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(resampling_weights(scores, "pow", 100.0), expected, rtol=1e-12, atol=0)
+    assert resampled(scores, torch.Generator().manual_seed(0), power=100.0).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
