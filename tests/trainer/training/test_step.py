@@ -344,7 +344,8 @@ async def test_gradient_noise_is_reported_when_asked_for(folder: Path) -> None:
     """Signal is the squared norm of the mean gradient; the advantages' part is computed here from their definition."""
     step, learner = step_of(spec_of(kl=NO_KL, gradientNoise=True), folder)
     metrics = await step.run(groups_of(SCORES), number=1, version=0)
-    assert learner.scored == [{"sum_squared_probs"}]
+    assert learner.scored == [{"log_probs", "sum_squared_probs"}]
+    assert learner.updates[0][0].old_log_probs is None
     assert metrics["variance/signal_strength"] == pytest.approx(metrics["actor/grad_norm"] ** 2)
     scores = np.array(SCORES)
     spread = scores.std(axis=1, ddof=1, keepdims=True)
@@ -586,10 +587,12 @@ async def test_estimators_get_what_they_need_from_the_step(folder: Path, estimat
 
 
 @pytest.mark.parametrize("estimator", ["optimal_token_baseline", "tir_optimal_token_baseline"])
-async def test_token_baselines_train_with_what_the_learner_scores(folder: Path, estimator: str) -> None:
+@pytest.mark.parametrize("mode", ["none", "bypass"])
+async def test_token_baselines_train_with_what_the_learner_scores(folder: Path, estimator: str, mode: str) -> None:
     """arXiv 2602.07078: r_i - sum_j r_j W_jt / sum_j W_jt over the group's responses that reach t, W the running sum of
     1 - 2 pi + sum of pi^2; without tool output both are the same."""
-    _, batch = await trained(spec_of(kl=NO_KL, advantage={"estimator": estimator}), folder)
+    spec = spec_of(kl=NO_KL, advantage={"estimator": estimator}, rolloutCorrection={"mode": mode})
+    _, batch = await trained(spec, folder)
     work = step_of(spec_of(), folder)[1]
     scored = await work.score(layout(groups_of(SCORES)).sequences, temperature=1.0, log_probs=True,
                               sum_squared_probs=True)  # fmt: skip
