@@ -610,6 +610,16 @@ async def test_token_baselines_train_with_what_the_learner_scores(folder: Path, 
     np.testing.assert_allclose(batch.advantages, expected, atol=1e-4)
 
 
+async def test_a_reward_that_maxrl_cannot_divide_by_is_the_data_s_fault(folder: Path) -> None:
+    step, learner = step_of(spec_of(kl=NO_KL, advantage={"estimator": "maxrl"}), folder)
+    scores = [row[:] for row in SCORES]
+    scores[1][2] = -0.5
+    with pytest.raises(DataError, match=r"^step 7: .* has -0\.5: .* \(sample 2 of prompt 1\)$") as refused:
+        await step.run(groups_of(scores), number=7, version=0)
+    assert refused.value.exit_code == 65
+    assert learner.updates == []
+
+
 def test_a_sample_without_a_reward_is_named() -> None:
     groups = groups_of(SCORES)
     groups[1].samples[2].reward = None

@@ -27,6 +27,7 @@ from rljob_trainer.algorithms import (
     AdvantageOutput,
     NotFiniteError,
     Segments,
+    UnfitRewardError,
     advantage_estimators,
     advantages,
     agreement_metrics,
@@ -41,7 +42,7 @@ from rljob_trainer.algorithms import (
     rollout_share,
     without_truncated,
 )
-from rljob_trainer.errors import LearnerError, StepGivenUpError
+from rljob_trainer.errors import DataError, LearnerError, StepGivenUpError
 from rljob_trainer.learner.packing import take
 from rljob_trainer.learner.protocol import Learner, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.pipeline.loop import Stage, unmeasured
@@ -153,6 +154,8 @@ class TrainingStep:
                 estimated = advantages(self._estimator.name, inputs, **self.algorithm.advantage.params)
             except NotFiniteError as error:
                 raise LearnerError(f"step {number}: {error} ({_name_of(groups, error.row)})") from error
+            except UnfitRewardError as error:
+                raise DataError(f"step {number}: {error} ({_name_of(groups, error.row)})") from error
             self._fill(batch, scored, estimated, version)
         with self._stage("update"):
             update = asyncio.ensure_future(self._update(batch, mini_batches, number, continues=continues))
