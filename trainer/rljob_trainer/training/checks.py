@@ -102,8 +102,10 @@ def check_scored(scored: ScoreResult, batch: TrainingBatch, groups: Sequence[Gro
         ("KL over the vocabulary", "policy or the reference", scored.vocabulary_kl),
         ("value", "critic", scored.values),
     ):
-        bad = [] if stream is None else np.flatnonzero(mask & ~np.isfinite(stream))
-        if len(bad) and stream is not None:
+        if stream is None:
+            continue
+        bad = np.flatnonzero(mask & ~np.isfinite(stream))
+        if len(bad):
             row = int(np.searchsorted(ends, bad[0], side="right"))
             where = f"of response token {bad[0] - int(batch.offsets[row])}"
             _refuse_scored(what, model, float(stream[bad[0]]), where, row, groups, step)
