@@ -92,7 +92,7 @@ ESTIMATORS: Mapping[Estimator, EstimatorMethod] = {
     "optimal_token_baseline": EstimatorMethod(
         parameters={
             "gamma": 1.0,
-            "epsilon": 1e-08,
+            "epsilon": 1e-30,
         },
         compares_samples=True,
     ),
@@ -121,7 +121,7 @@ ESTIMATORS: Mapping[Estimator, EstimatorMethod] = {
     "tir_optimal_token_baseline": EstimatorMethod(
         parameters={
             "gamma": 1.0,
-            "epsilon": 1e-08,
+            "epsilon": 1e-30,
         },
         compares_samples=True,
     ),

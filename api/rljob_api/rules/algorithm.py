@@ -9,6 +9,7 @@ from pydantic.alias_generators import to_camel
 from rljob_api.correction_presets import CORRECTION_PRESETS
 from rljob_api.methods import ESTIMATOR_PARAMETERS, POLICY_LOSS_PARAMETERS
 from rljob_api.rules.registry import Job, rule
+from rljob_api.spec.algorithm import KlController
 from rljob_api.violations import Violation
 
 RATIO_CLIPS = ("ppoClip", "clipCov", "dppoTv", "bypassPpoClip", "cispo", "gspo")
@@ -160,6 +161,20 @@ def controller_needs_a_coefficient(job: Job) -> Iterator[Violation]:
             "spec.algorithm.kl.inReward.coefficient",
             "is 0, from where an adaptive controller never gets away",
             "give it a start value, for example 0.001",
+        )
+
+
+@rule
+def target_belongs_to_an_adaptive_controller(job: Job) -> Iterator[Violation]:
+    given = job.spec.algorithm.kl.in_reward
+    if given is None or given.controller is None or given.controller.type == "adaptive":
+        return
+    fixed = KlController()
+    if (given.controller.target, given.controller.horizon) != (fixed.target, fixed.horizon):
+        yield Violation(
+            "spec.algorithm.kl.inReward.controller",
+            "its target and horizon have no meaning with type: fixed",
+            "set type: adaptive, or remove them",
         )
 
 

@@ -17,6 +17,7 @@ from ragged import PRECISIONS, Ragged, agree, batches, make_batch, near
 from rljob_trainer.algorithms import (
     Corrected,
     Correction,
+    NotFiniteError,
     PolicyInputs,
     Rejection,
     Segments,
@@ -244,8 +245,9 @@ def test_the_worst_sequences_come_first() -> None:
 def test_a_nan_log_prob_is_named_by_sequence_and_token() -> None:
     batch = make_batch([2], [3, 4], 0.0, seed=4)
     batch.rows["rollout"][1][2] = math.nan
-    with pytest.raises(ValueError, match=r"sequence 1 .*token 2"):
+    with pytest.raises(NotFiniteError, match=r"sequence 1 .*token 2") as refused:
         corrected(batch, torch.float64, Correction())
+    assert refused.value.row == 1
 
 
 def test_agreement_of_trainer_and_engine() -> None:

@@ -76,8 +76,23 @@ def test_a_token_baseline_of_confident_tokens_has_the_right_weights() -> None:
         / math.fsum(f * r * r for f, r in zip(factors, rest, strict=True))
         for factors in itertools.product((1, 2), repeat=3)
     ]
-    baseline = torch.tensor(scores) - advantages("optimal_token_baseline", inputs, epsilon=1e-30).advantages
+    baseline = torch.tensor(scores) - advantages("optimal_token_baseline", inputs).advantages
     assert min(possible) - 1e-6 <= float(baseline.min()) <= float(baseline.max()) <= max(possible) + 1e-6
+
+
+@pytest.mark.parametrize("rest", [1e-3, 1e-4, 1e-5, 1e-6, 1.2e-7])
+@pytest.mark.parametrize("estimator", BASELINES)
+def test_a_group_whose_returns_are_alike_has_no_advantage_however_confident(estimator: str, rest: float) -> None:
+    """A weighted mean of ones is 1, whatever the weights; 1.2e-7 is where float32 ends."""
+    inputs = AdvantageInputs(
+        mask=torch.ones(6, dtype=torch.bool),
+        segments=Segments.from_lengths([3, 3]),
+        scores=torch.ones(2),
+        groups=torch.zeros(2, dtype=torch.int64),
+        log_probs=torch.full((6,), math.log1p(-rest)),
+        sum_squared_probs=torch.full((6,), (1 - rest) ** 2 + rest**2),
+    )
+    torch.testing.assert_close(advantages(estimator, inputs).advantages, torch.zeros(6), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("stream", ["log_probs", "sum_squared_probs", "weights"])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.algorithms import AdvantageInputs, Segments, advantages
+from rljob_trainer.algorithms import AdvantageInputs, Segments, advantages, scan
 from rljob_trainer.algorithms.scan import discounted_sum
 
 
@@ -38,6 +38,17 @@ def test_lengths_around_a_block(dtype: torch.dtype, decay: float, lengths: list[
     expected = loop(stream, decay, lengths, mask)
     assert result.dtype == dtype
     torch.testing.assert_close(result.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_device_that_is_not_waited_for_keeps_the_discount_s_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branch for GPUs, here on the CPU: borders in the middle of blocks, at their ends, and one after the other."""
+    monkeypatch.setattr(scan, "_waits_for_nothing", lambda device: False)
+    lengths = [5, 27, 16, 1, 1, 0, 70, 300, 3]
+    stream = torch.rand(sum(lengths), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    mask = torch.ones(sum(lengths), dtype=torch.bool)
+    for decay in (0.95, 0.9, 0.99):
+        result = discounted_sum(stream, decay, Segments.from_lengths(lengths), mask)
+        torch.testing.assert_close(result, loop(stream, decay, lengths, mask), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9999, 0.95])

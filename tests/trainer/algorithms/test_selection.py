@@ -23,6 +23,7 @@ from rljob_trainer.algorithms import (
     resampled,
     without_truncated,
 )
+from rljob_trainer.algorithms.selection import resampling_weights
 from rljob_trainer.learner.protocol import LossSettings
 
 
@@ -46,6 +47,15 @@ def test_normalising_equal_scores_gives_exactly_0() -> None:
     """In float32 their mean is off by a rounding error, which over the root of 1e-8 was 6e-4."""
     for score in (0.6, 0.1, -1.7, 1e6):
         assert not normalised_scores(torch.full((20,), score)).any()
+
+
+@pytest.mark.parametrize("scale", [2000.0, 1.0, 1e-6])
+def test_a_large_power_of_large_and_small_scores_weighs_them_alike(scale: float) -> None:
+    """2000^100 is no float64 and (1e-6)^100 is 0; the shares are those of 1 and 0.5^100 = 2^-100."""
+    scores = torch.tensor([-scale, scale / 2, 0.0])
+    expected = torch.tensor([1.0, 2.0**-100, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(resampling_weights(scores, "pow", 100.0), expected, rtol=1e-12, atol=0)
+    assert resampled(scores, torch.Generator().manual_seed(0), power=100.0).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +102,7 @@ def test_kl_cov_selects_the_largest_covariances(batch: Ragged) -> None:
     values = covariance(batch)
     chosen = policy_losses["klCov"].select_tokens(whole(batch), torch.Generator(), covariance_fraction=0.3)
     assert not bool(chosen[~batch.mask].any())
-    wanted = int(0.3 * len(values))
+    wanted = min(max(int(0.3 * len(values)), 1), len(values))
     expected = sorted(range(len(values)), key=lambda i: -values[i])[:wanted]
     assert chosen[batch.mask].nonzero().flatten().tolist() == sorted(expected)
 
@@ -129,7 +139,7 @@ def test_clip_cov_selects_at_random_inside_the_band(exclude: bool, dual_clip: fl
         assert not bool(chosen[~batch.mask].any())
         return set(chosen[batch.mask].nonzero().flatten().tolist())
 
-    wanted = min(int(0.2 * len(values)), len(band))
+    wanted = min(max(int(0.2 * len(values)), 1), len(band))
     draws = [draw(seed) for seed in range(6)]
     assert all(len(d) == wanted and d <= band for d in draws)
     assert draw(3) == draws[3]
@@ -155,10 +165,27 @@ def test_clip_cov_takes_the_gradient_of_every_token_that_it_draws() -> None:
     assert lost[False] > 0
 
 
-def test_a_fraction_below_one_token_selects_nothing() -> None:
-    batch = make_batch([4], [8, 5, 0, 3], 0.2, seed=4)
+def test_a_fraction_below_one_token_selects_one() -> None:
+    """Four tokens with mean A 0 and mean log pi -2: cov = (3, 0, 0, 1); by default a fraction of 2e-4 is held back."""
+    log_probs = torch.tensor([-1.0, -2.0, -2.0, -3.0])
+    given_ = PolicyInputs(
+        log_probs=log_probs,
+        advantages=torch.tensor([3.0, -1.0, -1.0, -1.0]),
+        mask=torch.ones(4, dtype=torch.bool),
+        segments=Segments.from_lengths([4]),
+        old_log_probs=log_probs,
+    )
+    assert policy_losses["klCov"].select_tokens(given_, torch.Generator()).tolist() == [True, False, False, False]
+    # Between 1 and 5, both excluded, lies the 3 alone; between 4 and 5 lies none.
+    assert policy_losses["clipCov"].select_tokens(given_, torch.Generator()).tolist() == [True, False, False, False]
+    assert not policy_losses["clipCov"].select_tokens(given_, torch.Generator(), covariance_low=4.0).any()
+    nothing = replace(given_, mask=torch.zeros(4, dtype=torch.bool))
     for name in ("clipCov", "klCov"):
-        assert not bool(policy_losses[name].select_tokens(whole(batch), torch.Generator()).any())
+        assert not policy_losses[name].select_tokens(nothing, torch.Generator()).any()
+
+
+def test_a_loss_without_selection_selects_nothing() -> None:
+    batch = make_batch([4], [8, 5, 0, 3], 0.2, seed=4)
     with pytest.raises(ValueError, match="selects no tokens"):
         policy_losses["ppoClip"].select_tokens(whole(batch), torch.Generator())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rljob_trainer.errors import IntegrityError
+from rljob_trainer.errors import EngineError, IntegrityError
 from rljob_trainer.receipts import digest
 from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
 from rljob_trainer.training.batch import layout
@@ -56,6 +56,17 @@ def test_rewards_of_siblings_that_changed_places_are_refused() -> None:
 def test_a_version_that_was_never_published_is_refused() -> None:
     with pytest.raises(IntegrityError, match=r"sample 0 of prompt 4 has tokens of version 3.*newest.*version 2"):
         check_groups([group(4)], 2)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])
+def test_a_log_prob_that_no_sampled_token_can_have_is_refused(value: float) -> None:
+    groups = [group(4)]
+    groups[0].samples[1].log_probs[2] = value
+    with pytest.raises(EngineError, match=r"response token 2 of sample 1 of prompt 4 is .* by the engine") as refused:
+        check_groups(groups, 3)
+    assert refused.value.exit_code == 75
+    groups[0].samples[1].mask[2] = False  # a tool's output, which no engine sampled
+    check_groups(groups, 3)
 
 
 def test_a_mask_that_moved_is_named() -> None:

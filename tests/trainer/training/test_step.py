@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,8 +19,9 @@ from watched_step import SCORES, Watched, groups_of, spec_of
 from rljob_api.correction_presets import CORRECTION_PRESETS
 from rljob_api.presets import PRESETS
 from rljob_api.resolved import ResolvedSpec
+from rljob_api.spec.algorithm import KlLossKind, KlRewardKind
 from rljob_trainer.algorithms import Correction, Weights, advantage_estimators
-from rljob_trainer.errors import DataError, LearnerError
+from rljob_trainer.errors import DataError, EngineError, LearnerError
 from rljob_trainer.learner.protocol import SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
@@ -343,7 +344,8 @@ async def test_gradient_noise_is_reported_when_asked_for(folder: Path) -> None:
     """Signal is the squared norm of the mean gradient; the advantages' part is computed here from their definition."""
     step, learner = step_of(spec_of(kl=NO_KL, gradientNoise=True), folder)
     metrics = await step.run(groups_of(SCORES), number=1, version=0)
-    assert learner.scored == [{"sum_squared_probs"}]
+    assert learner.scored == [{"log_probs", "sum_squared_probs"}]
+    assert learner.updates[0][0].old_log_probs is None
     assert metrics["variance/signal_strength"] == pytest.approx(metrics["actor/grad_norm"] ** 2)
     scores = np.array(SCORES)
     spread = scores.std(axis=1, ddof=1, keepdims=True)
@@ -585,10 +587,12 @@ async def test_estimators_get_what_they_need_from_the_step(folder: Path, estimat
 
 
 @pytest.mark.parametrize("estimator", ["optimal_token_baseline", "tir_optimal_token_baseline"])
-async def test_token_baselines_train_with_what_the_learner_scores(folder: Path, estimator: str) -> None:
+@pytest.mark.parametrize("mode", ["none", "bypass"])
+async def test_token_baselines_train_with_what_the_learner_scores(folder: Path, estimator: str, mode: str) -> None:
     """arXiv 2602.07078: r_i - sum_j r_j W_jt / sum_j W_jt over the group's responses that reach t, W the running sum of
     1 - 2 pi + sum of pi^2; without tool output both are the same."""
-    _, batch = await trained(spec_of(kl=NO_KL, advantage={"estimator": estimator}), folder)
+    spec = spec_of(kl=NO_KL, advantage={"estimator": estimator}, rolloutCorrection={"mode": mode})
+    _, batch = await trained(spec, folder)
     work = step_of(spec_of(), folder)[1]
     scored = await work.score(layout(groups_of(SCORES)).sequences, temperature=1.0, log_probs=True,
                               sum_squared_probs=True)  # fmt: skip
@@ -604,6 +608,16 @@ async def test_token_baselines_train_with_what_the_learner_scores(folder: Path, 
             baseline = sum(r * w for r, w in there) / sum(w for _, w in there) if len(there) > 1 else 0.0
             expected.append(ALL_SCORES[i] - baseline)
     np.testing.assert_allclose(batch.advantages, expected, atol=1e-4)
+
+
+async def test_a_reward_that_maxrl_cannot_divide_by_is_the_data_s_fault(folder: Path) -> None:
+    step, learner = step_of(spec_of(kl=NO_KL, advantage={"estimator": "maxrl"}), folder)
+    scores = [row[:] for row in SCORES]
+    scores[1][2] = -0.5
+    with pytest.raises(DataError, match=r"^step 7: .* has -0\.5: .* \(sample 2 of prompt 1\)$") as refused:
+        await step.run(groups_of(scores), number=7, version=0)
+    assert refused.value.exit_code == 65
+    assert learner.updates == []
 
 
 def test_a_sample_without_a_reward_is_named() -> None:
@@ -640,19 +654,96 @@ async def test_every_age_of_the_catalogue_is_reported(folder: Path) -> None:
     assert {name for name in metrics if name.startswith("age/")} == {m.name for m in METRICS if m.family == "age"}
 
 
-async def test_a_reference_that_scores_no_number_is_named_and_not_the_reward(folder: Path) -> None:
-    step, learner = step_of(spec_of(kl={"inReward": {"coefficient": 0.1}}), folder)
+KINDS_OF_A_TOKEN = [kind for kind in get_args(KlLossKind) if kind != "full"]
+"""Those that the reference is scored for before the update."""
+
+
+def spoil(learner: Watched, stream: str, value: float) -> None:
+    """Its scores of the last sample end with ``value``."""
     score = learner.score
 
     async def broken(batch: SequenceBatch, **wanted: Any) -> Any:
         scored = await score(batch, **wanted)
-        assert scored.ref_log_probs is not None
-        scored.ref_log_probs[-1] = math.nan  # the last token of the last sample
+        getattr(scored, stream)[-1] = value
         return scored
 
     learner.score = broken  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [("inReward", kind) for kind in get_args(KlRewardKind)] + [("inLoss", kind) for kind in KINDS_OF_A_TOKEN],
+)
+async def test_a_reference_that_scores_no_number_is_named_and_not_the_reward(
+    folder: Path, place: str, kind: str, value: float
+) -> None:
+    step, learner = step_of(spec_of(kl={**NO_KL, place: {"kind": kind, "coefficient": 0.1}}), folder)
+    spoil(learner, "ref_log_probs", value)
     with pytest.raises(
-        LearnerError, match=r"step 7: the KL of sample 11 .*nan by the reference.* \(sample 3 of prompt 2\)$"
+        LearnerError,
+        match=r"^step 7: the log-prob of response token \d of sample 3 of prompt 2 is (nan|-inf) by the reference",
     ):
         await step.run(groups_of(SCORES), number=7, version=0)
     assert learner.updates == []
+
+
+@pytest.mark.parametrize(
+    ("stream", "algorithm", "named"),
+    [
+        ("log_probs", {"kl": NO_KL, "rolloutCorrection": {"mode": "decoupled"}}, "log-prob .* by the policy"),
+        ("values", {"preset": "ppo"}, "value .* by the critic"),
+        ("final_values", {"preset": "ppo", "truncated": {"bootstrap": True}}, "value after .* by the critic"),
+        (
+            "vocabulary_kl",
+            {"kl": {"inReward": {"kind": "full", "coefficient": 0.1}}},
+            "KL over the vocabulary .* by the policy or the reference",
+        ),
+        (
+            "sum_squared_probs",
+            {"kl": NO_KL, "advantage": {"estimator": "optimal_token_baseline"}},
+            "sum of squared probabilities .* by the policy",
+        ),
+    ],
+)
+async def test_a_model_that_scores_no_number_is_named(
+    folder: Path, stream: str, algorithm: dict[str, Any], named: str
+) -> None:
+    step, learner = step_of(spec_of(**algorithm), folder)
+    spoil(learner, stream, math.nan)
+    with pytest.raises(LearnerError, match=named) as refused:
+        await step.run(groups_of(SCORES), number=7, version=0)
+    assert "sample 3 of prompt 2 is nan" in str(refused.value)
+    assert learner.updates == []
+
+
+@pytest.mark.parametrize("mode", ["none", "decoupled", "bypass"])
+async def test_an_engine_that_gives_no_number_ends_the_step_before_it_begins(folder: Path, mode: str) -> None:
+    step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection={"mode": mode}), folder)
+    groups = groups_of(SCORES)
+    groups[1].samples[2].log_probs[0] = math.nan
+    with pytest.raises(EngineError, match="response token 0 of sample 2 of prompt 1 is nan by the engine"):
+        await step.run(groups, number=7, version=0)
+    assert (learner.scored, learner.updates) == ([], [])
+
+
+async def test_a_token_that_is_not_trained_may_have_any_score(folder: Path) -> None:
+    step, learner = step_of(spec_of(kl={**NO_KL, "inLoss": {"coefficient": 0.1}}), folder)
+    spoil(learner, "ref_log_probs", math.nan)
+    groups = groups_of(SCORES)
+    groups[-1].samples[-1].mask[-1] = False
+    metrics = await step.run(groups, number=1, version=0)
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_A_TOKEN)
+async def test_a_loss_that_is_no_number_moves_no_weight(folder: Path, kind: str) -> None:
+    """Whatever gradient the KL of a NaN has: abs and k3's clamp give it 0."""
+    step, learner = step_of(spec_of(kl={**NO_KL, "inLoss": {"kind": kind, "coefficient": 0.1}}), folder)
+    await step.run(groups_of(SCORES), number=1, version=0)
+    batch, loss, mini_batches, *_ = learner.updates[0]
+    assert batch.ref_log_probs is not None
+    batch.ref_log_probs[-1] = math.nan
+    result = await learner.update(batch, loss, mini_batches)
+    assert (result.actor_steps, len(result.skipped)) == (0, 1)
+    assert result.skipped[0].startswith("actor, mini-batch 0: the gradient of ")

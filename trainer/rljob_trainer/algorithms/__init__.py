@@ -36,7 +36,7 @@ from rljob_trainer.algorithms.losses import Loss, LossSettings, actor_loss, crit
 from rljob_trainer.algorithms.mismatch import agreement_metrics, drift_metrics, most_apart
 from rljob_trainer.algorithms.policy_losses import PolicyInputs, PolicyLossOutput, policy_losses
 from rljob_trainer.algorithms.rejection import Rejection, veto
-from rljob_trainer.algorithms.segments import NotFiniteError, Segments, masked_mean, whiten
+from rljob_trainer.algorithms.segments import NotFiniteError, Segments, UnfitRewardError, masked_mean, whiten
 from rljob_trainer.algorithms.selection import (
     clipped_scores,
     normalised_scores,
@@ -63,6 +63,7 @@ __all__ = [
     "PolicyLossOutput",
     "Rejection",
     "Segments",
+    "UnfitRewardError",
     "Weights",
     "actor_loss",
     "advantage_estimators",

@@ -16,7 +16,7 @@ from torch import Tensor
 from rljob_trainer.algorithms.mismatch import DifferenceSeen, LogRatios, LossSeen, RuleSeen, WeightsSeen
 from rljob_trainer.algorithms.moments import floats, joined
 from rljob_trainer.algorithms.rejection import Rejection, judge, rejected
-from rljob_trainer.algorithms.segments import Segments, kept_only, wide
+from rljob_trainer.algorithms.segments import NotFiniteError, Segments, kept_only, wide
 from rljob_trainer.algorithms.weights import Weights, importance_ratio, within_bounds
 
 
@@ -48,7 +48,7 @@ def correct(
     """Weights, narrowed mask and the whole set of ``rollout_correction/...`` metrics of one batch.
 
     Log-probs ``[tokens]`` at the sampling temperature; what stands at masked positions does not matter. Weights use the
-    given mask, not the narrowed one, so that neither part depends on the other. Raises ``ValueError`` naming the
+    given mask, not the narrowed one, so that neither part depends on the other. Raises ``NotFiniteError`` naming the
     sequence when a log-prob of a masked token is NaN.
     """
     old_log_probs, rollout_log_probs = wide(old_log_probs), wide(rollout_log_probs)
@@ -100,9 +100,10 @@ def _refuse_nan(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, 
     if bool(bad.any()):
         token = int(bad.nonzero()[0])
         row, position = segments.place_of(token)
-        raise ValueError(
+        raise NotFiniteError(
             f"a log-probability of sequence {row} of this batch is NaN (its response token "
-            f"{position}): the model or the engine produced it"
+            f"{position}): the model or the engine produced it",
+            row,
         )
 
 

@@ -2,7 +2,8 @@
 
 cov = (A - mean A) (log pi - mean log pi), means over the whole mini-batch (arXiv 2505.22617, section 4.2). Which tokens
 are selected is decided once for the mini-batch, from a forward pass without gradient, by `PolicyLoss.select_tokens`:
-neither micro-batches nor ranks change it. Of N tokens floor(covariance_fraction N) are selected; that may be none.
+neither micro-batches nor ranks change it. Of N tokens floor(covariance_fraction N) are selected and at least one, as
+the published code does; fewer only where there are fewer candidates.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from rljob_trainer.algorithms.segments import masked_mean
 def _covariance(inputs: PolicyInputs) -> Tensor:
     advantages = inputs.advantages - masked_mean(inputs.advantages, inputs.mask)
     return advantages * (inputs.log_probs - masked_mean(inputs.log_probs, inputs.mask))
+
+
+def _wanted(inputs: PolicyInputs, fraction: float) -> int:
+    return max(int(fraction * int(inputs.mask.sum())), 1)
 
 
 def _largest(score: Tensor, candidates: Tensor, wanted: int) -> Tensor:
@@ -59,7 +64,7 @@ def select_for_clip(
             inputs.ratio, inputs.advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
         )
     draw = torch.rand(covariance.numel(), generator=generator, dtype=torch.float64, device=generator.device)
-    return _largest(draw.to(covariance.device), candidates, int(covariance_fraction * int(inputs.mask.sum())))
+    return _largest(draw.to(covariance.device), candidates, _wanted(inputs, covariance_fraction))
 
 
 @policy_loss("clipCov", selector=select_for_clip)
@@ -96,7 +101,7 @@ def select_for_kl(
     kl_coefficient: float = 0.1,
 ) -> Tensor:
     """The tokens with the largest covariance."""
-    return _largest(_covariance(inputs), inputs.mask, int(covariance_fraction * int(inputs.mask.sum())))
+    return _largest(_covariance(inputs), inputs.mask, _wanted(inputs, covariance_fraction))
 
 
 @policy_loss("klCov", selector=select_for_kl)

@@ -38,8 +38,8 @@ class AdvantageInputs:
     greedy_scores: Tensor | None = None  # [S] reward of the prompt's greedy response (remax)
     parts: Tensor | None = None  # [S, K] the single rewards before they were added up (gdpo)
     part_weights: Tensor | None = None  # [K]
-    log_probs: Tensor | None = None  # [tokens] pi_old (optimal token baseline)
-    sum_squared_probs: Tensor | None = None  # [tokens] sum over the vocabulary of pi_old squared (the same)
+    log_probs: Tensor | None = None  # [tokens] the trainer's pi (optimal token baseline)
+    sum_squared_probs: Tensor | None = None  # [tokens] sum over the vocabulary of the same policy's pi squared
     weights: Tensor | None = None  # [tokens] importance weights (the same)
 
     @cached_property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from rljob_trainer.algorithms.estimators import AdvantageInputs, AdvantageOutput, advantage_estimator
+from rljob_trainer.algorithms.segments import UnfitRewardError
 from rljob_trainer.algorithms.segments import whiten as whitened
 
 
@@ -75,14 +76,15 @@ def gpg(inputs: AdvantageInputs) -> AdvantageOutput:
 def maxrl(inputs: AdvantageInputs, *, epsilon: float = 1e-6) -> AdvantageOutput:
     """A_i = (r_i - mean_g) / (mean_g + epsilon) (arXiv 2602.02710): ascends the log of the success rate.
 
-    For rewards that are 0 or 1, or at least not negative; raises ``ValueError`` naming the sample otherwise.
+    For rewards that are 0 or 1, or at least not negative; raises ``UnfitRewardError`` naming the sample otherwise.
     """
     rewards = inputs.sequence_rewards
     if bool((rewards < 0).any()):
         row = int((rewards < 0).nonzero()[0])
-        raise ValueError(
+        raise UnfitRewardError(
             f"maxrl divides by a group's mean reward and needs rewards >= 0, but sample {row} of this batch has "
-            f"{float(rewards[row]):g}: give wrong answers 0 instead of a penalty, or choose another estimator"
+            f"{float(rewards[row]):g}: give wrong answers 0 instead of a penalty, or choose another estimator",
+            row,
         )
     groups = inputs.grouping
     return AdvantageOutput(inputs.spread(groups.centred(rewards) / (groups.mean(rewards) + epsilon)))

@@ -101,7 +101,16 @@ def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts)
         raise ValueError("entropy_coefficient is not 0, but the entropy of the tokens was not given")
     metrics["actor/loss"] = loss.detach()
     anchor = inputs.rollout_log_probs if method.needs_rollout_log_probs else inputs.old_log_probs
-    return Loss(loss, metrics, _ratio_extremes(inputs, anchor) if counts.tokens else {})
+    return Loss(_spoiling(loss), metrics, _ratio_extremes(inputs, anchor) if counts.tokens else {})
+
+
+def _spoiling(loss: Tensor) -> Tensor:
+    """The same, with a gradient that is NaN where the loss is no finite number.
+
+    A clamp or an absolute value passes the gradient 0 for a NaN: the optimizer, which refuses a step by its gradient,
+    would not see it.
+    """
+    return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
 
 
 def _interpolated(
@@ -166,4 +175,4 @@ def critic_loss(
     loss = aggregate(settings.aggregation, 0.5 * error, segments, mask, counts, **settings.aggregation_params)
     metrics["critic/value_loss"] = metrics["critic/loss"] = loss.detach()
     metrics["critic/prediction/mean"] = masked_sum(values, mask) / max(counts.tokens, 1)
-    return Loss(loss, metrics)
+    return Loss(_spoiling(loss), metrics)

@@ -96,7 +96,7 @@ def _links(offsets: Tensor, decay: float) -> tuple[Tensor, Tensor]:
     borders = offsets[1:-1]
     lasts = (borders - 1).clamp(min=0)
     rows = _block_of(lasts)
-    if rows.device.type == "cpu":
+    if _waits_for_nothing(rows.device):
         rows, number = rows.unique_consecutive(return_inverse=True)
         links = torch.full((BLOCK + 1, len(rows)), decay, dtype=torch.float64)
         # A border in front of all tokens cuts nothing: it goes to the spare place.
@@ -105,7 +105,12 @@ def _links(offsets: Tensor, decay: float) -> tuple[Tensor, Tensor]:
     # Without waiting for the device: a row for each border, those of the same block alike.
     within = torch.arange(BLOCK + 1, device=rows.device)[:, None]
     segment = torch.searchsorted(offsets, rows * BLOCK + within, right=True)
-    return rows, torch.where(segment[:-1] == segment[1:], decay, 0.0).double()
+    return rows, (segment[:-1] == segment[1:]).double() * decay
+
+
+def _waits_for_nothing(device: torch.device) -> bool:
+    """Whether shapes that depend on numbers cost no wait: on a CPU."""
+    return device.type == "cpu"
 
 
 def _block_of(place: Tensor) -> Tensor:

@@ -33,6 +33,14 @@ class NotFiniteError(ValueError):
         self.row = row
 
 
+class UnfitRewardError(ValueError):
+    """A reward, which the message names, is a number that the method can't use. ``row`` as above."""
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.row = row
+
+
 def all_kept(mask: Tensor) -> bool:
     """Whether nothing is masked, as far as that can be told for nothing: False on a GPU, which would be waited for."""
     return mask.device.type == "cpu" and bool(mask.numpy().all())

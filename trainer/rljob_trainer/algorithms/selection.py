@@ -60,7 +60,10 @@ def resampled(
 def resampling_weights(scores: Tensor, kind: str, power: float = 2.0) -> Tensor:
     """``[S]`` float64: how often `resampled` draws each sample, in proportion."""
     if kind == "pow":
-        weights = scores.double().abs() ** power
+        # Relative to the largest, which changes no share: a power of the scores themselves may be too large for a
+        # number, or too small for any.
+        size = scores.double().abs()
+        weights = (size / size.max().clamp(min=torch.finfo(size.dtype).tiny)) ** power
     elif kind == "maxMin":
         weights = ((scores == scores.max()) | (scores == scores.min())).double()
     elif kind == "maxRandom":

@@ -17,17 +17,19 @@ from rljob_trainer.algorithms.segments import Segments, kept_only
 
 
 @advantage_estimator("optimal_token_baseline", smallest_group=2, needs_sum_squared_probs=True)
-def optimal_token_baseline(inputs: AdvantageInputs, *, gamma: float = 1.0, epsilon: float = 1e-8) -> AdvantageOutput:
+def optimal_token_baseline(inputs: AdvantageInputs, *, gamma: float = 1.0, epsilon: float = 1e-30) -> AdvantageOutput:
     """A_t = G_t - B_t, B_t = sum_i G_it W_it / (sum_i W_it + epsilon) over the group's responses with a masked token t.
 
-    Where only one response has such a token B_t is 0: its own return as baseline would cancel it.
+    epsilon is there for a W of exactly 0 only: that of a confident prefix is (1 - pi)^2, 1e-14 where float32 ends, and
+    one of that size would take much of the baseline away. Where only one response has such a token B_t is 0: its own
+    return as baseline would cancel it.
     """
     return _with_token_baseline(inputs, inputs.segments.positions, gamma, epsilon)
 
 
 @advantage_estimator("tir_optimal_token_baseline", smallest_group=2, needs_sum_squared_probs=True)
 def tir_optimal_token_baseline(
-    inputs: AdvantageInputs, *, gamma: float = 1.0, epsilon: float = 1e-8
+    inputs: AdvantageInputs, *, gamma: float = 1.0, epsilon: float = 1e-30
 ) -> AdvantageOutput:
     """The same for responses with tool output: tokens are aligned by their number among the tokens the model made."""
     return _with_token_baseline(inputs, ranks(inputs.mask, inputs.segments), gamma, epsilon)

@@ -1,13 +1,16 @@
 """Whether a batch is what was made: each prompt once, each response as its engine's receipt has it, each reward for the
-response that it stands at, and all of it where the layout says. Looked at before anything is computed."""
+response that it stands at, and all of it where the layout says. Looked at before anything is computed; what models then
+score is looked at before anything is computed from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import numpy as np
 
-from rljob_trainer.errors import IntegrityError
+from rljob_trainer.errors import EngineError, IntegrityError, LearnerError
+from rljob_trainer.learner.protocol import ScoreResult
 from rljob_trainer.receipts import check_sample, digest, named
 from rljob_trainer.samples import Group
 from rljob_trainer.training.batch import TrainingBatch
@@ -49,11 +52,20 @@ class TrainedPrompts:
 
 
 def check_groups(groups: Sequence[Group], version: int) -> None:
-    """``version``: that of the trainer's weights. Raises ``IntegrityError`` and ``ReceiptError`` naming the sample."""
+    """``version``: that of the trainer's weights. Raises ``IntegrityError``, ``ReceiptError`` and, for a log-prob that
+    no sampled token can have, ``EngineError``; each names the sample."""
     for group in groups:
         for sample in group.samples:
             check_sample(group.prompt, sample)
             name = f"sample {sample.index} of prompt {group.prompt.ordinal}"
+            impossible = np.flatnonzero(sample.mask & ~np.isfinite(sample.log_probs))
+            if len(impossible):
+                token = int(impossible[0])
+                raise EngineError(
+                    f"the log-prob of response token {token} of {name} is {float(sample.log_probs[token]):g} by the "
+                    "engine that sampled it, which no sampled token can have: its model computes no finite numbers. "
+                    "Look at the engine's log, and at its weights' dtype and device"
+                )
             if len(sample.versions) and (newest := int(sample.versions.max())) > version:
                 raise IntegrityError(
                     f"{name} has tokens of version {newest}, but the newest that was published is version {version}: "
@@ -75,6 +87,42 @@ def check_layout(batch: TrainingBatch, groups: Sequence[Group]) -> None:
     """Raises ``IntegrityError`` naming the stream and the sample that is not where it should be."""
     for wrong in _misplaced(batch, groups):
         raise IntegrityError(f"{wrong} is not the sample's own in the batch: it was changed or moved. {_REMEDY}")
+
+
+def check_scored(scored: ScoreResult, batch: TrainingBatch, groups: Sequence[Group], step: int) -> None:
+    """Raises ``LearnerError`` naming the sample and the model that scored no finite number for a token that is trained.
+
+    A loss may hide it: clamps and absolute values let no gradient of a NaN through, which a step would be refused for.
+    """
+    mask, ends = batch.sequences.mask, np.asarray(batch.offsets)[1:]
+    for what, model, stream in (
+        ("log-prob", "policy", scored.log_probs),
+        ("sum of squared probabilities", "policy", scored.sum_squared_probs),
+        ("log-prob", "reference", scored.ref_log_probs),
+        ("KL over the vocabulary", "policy or the reference", scored.vocabulary_kl),
+        ("value", "critic", scored.values),
+    ):
+        if stream is None:
+            continue
+        bad = np.flatnonzero(mask & ~np.isfinite(stream))
+        if len(bad):
+            row = int(np.searchsorted(ends, bad[0], side="right"))
+            where = f"of response token {bad[0] - int(batch.offsets[row])}"
+            _refuse_scored(what, model, float(stream[bad[0]]), where, row, groups, step)
+    if scored.final_values is not None:
+        for row in np.flatnonzero(batch.truncated & ~np.isfinite(scored.final_values))[:1].tolist():
+            value = float(scored.final_values[row])
+            _refuse_scored("value", "critic", value, "after the last response token", row, groups, step)
+
+
+def _refuse_scored(
+    what: str, model: str, value: float, where: str, row: int, groups: Sequence[Group], step: int
+) -> NoReturn:
+    prompt, sample = [(group.prompt, sample) for group in groups for sample in group.samples][row]
+    raise LearnerError(
+        f"step {step}: the {what} {where} of sample {sample.index} of prompt {prompt.ordinal} is {value:g} by the "
+        f"{model}, no finite number to train with; look at the {model}'s weights and at the sample"
+    )
 
 
 def _misplaced(batch: TrainingBatch, groups: Sequence[Group]) -> Iterator[str]:

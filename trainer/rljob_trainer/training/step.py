@@ -27,6 +27,7 @@ from rljob_trainer.algorithms import (
     AdvantageOutput,
     NotFiniteError,
     Segments,
+    UnfitRewardError,
     advantage_estimators,
     advantages,
     agreement_metrics,
@@ -41,7 +42,7 @@ from rljob_trainer.algorithms import (
     rollout_share,
     without_truncated,
 )
-from rljob_trainer.errors import LearnerError, StepGivenUpError
+from rljob_trainer.errors import DataError, LearnerError, StepGivenUpError
 from rljob_trainer.learner.packing import take
 from rljob_trainer.learner.protocol import Learner, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.pipeline.loop import Stage, unmeasured
@@ -54,7 +55,7 @@ from rljob_trainer.telemetry.batch_metrics import (
 )
 from rljob_trainer.training import attribution
 from rljob_trainer.training.batch import TrainingBatch, layout
-from rljob_trainer.training.checks import TrainedPrompts, check_groups, check_layout
+from rljob_trainer.training.checks import TrainedPrompts, check_groups, check_layout, check_scored
 from rljob_trainer.training.settings import (
     correction_settings,
     entropy_controller,
@@ -142,16 +143,19 @@ class TrainingStep:
         continues = version == self._trained_version
         if not continues:
             self._steps_taken = [*self._steps_taken[-_OLDEST_AGE:], 0]
-        scored = await self._score(batch, optimizer_steps=len(mini_batches), continues=continues)
+        scored, own = await self._score(batch, optimizer_steps=len(mini_batches), continues=continues)
+        check_scored(replace(scored, log_probs=own), batch, groups, number)
         if scored.log_probs is not None and (not continues or self._anchors):
             await self._explain(batch, made, scored.log_probs, version, number, anchored=continues)
         with self._stage("advantage"):
-            corrected = self._correct(batch, scored)
             try:
-                inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored)
+                corrected = self._correct(batch, scored)
+                inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored, own)
                 estimated = advantages(self._estimator.name, inputs, **self.algorithm.advantage.params)
             except NotFiniteError as error:
                 raise LearnerError(f"step {number}: {error} ({_name_of(groups, error.row)})") from error
+            except UnfitRewardError as error:
+                raise DataError(f"step {number}: {error} ({_name_of(groups, error.row)})") from error
             self._fill(batch, scored, estimated, version)
         with self._stage("update"):
             update = asyncio.ensure_future(self._update(batch, mini_batches, number, continues=continues))
@@ -231,9 +235,15 @@ class TrainingStep:
         """Whether pi_old is the policy that the version began with, computed by a forward pass."""
         return self.algorithm.rollout_correction.mode != "bypass" and not self.algorithm.interpolates
 
-    async def _score(self, batch: TrainingBatch, optimizer_steps: int, *, continues: bool) -> ScoreResult:
+    async def _score(
+        self, batch: TrainingBatch, optimizer_steps: int, *, continues: bool
+    ) -> tuple[ScoreResult, FloatArray | None]:
         """The forward passes that this job needs before its update, in one call. ``continues``: the weights have moved
-        since the version began."""
+        since the version began.
+
+        Also ``[tokens]`` the log-probs of the policy that the sums of squares are of. The result has them only where
+        they are pi_old as well.
+        """
         algorithm = self.algorithm
         mode = algorithm.rollout_correction.mode
         # One optimizer step on the weights that are to be scored: its own forward pass gives pi_old for nothing.
@@ -243,18 +253,19 @@ class TrainingStep:
         )
         needs_squares = self._estimator.needs_sum_squared_probs or algorithm.gradient_noise
         if not (needs_old or needs_squares or algorithm.needs_reference or algorithm.needs_critic):
-            return ScoreResult()
+            return ScoreResult(), None
         with self._stage("score"):
-            return await self._learner.score(
+            scored = await self._learner.score(
                 batch.sequences,
                 temperature=self._temperature,
-                log_probs=needs_old,
+                log_probs=needs_old or needs_squares,
                 sum_squared_probs=needs_squares,
                 vocabulary_kl=algorithm.kl.in_reward is not None and algorithm.kl.in_reward.kind == "full",
                 reference=algorithm.needs_reference,
                 values=algorithm.needs_critic,
                 anchored=continues and self._anchors,
             )
+        return scored if needs_old else replace(scored, log_probs=None), scored.log_probs
 
     async def _update(
         self, batch: TrainingBatch, mini_batches: list[list[int]], number: int, *, continues: bool
@@ -297,7 +308,8 @@ class TrainingStep:
     def _bypassed(self, batch: TrainingBatch, first: FloatArray | None) -> dict[str, float]:
         """Bypass mode: the diagnostics of the correction, which the losses do themselves.
 
-        ``first [tokens]``: the policy's log-probs in the update's first forward pass, NaN for sequences outside it.
+        ``first [tokens]``: the policy's log-probs in the update's first forward pass, NaN for sequences outside it. The
+        weights have changed: whatever is no number is left out of the diagnostics, and ends nothing.
         """
         sequences = batch.sequences
         if self.algorithm.rollout_correction.mode != "bypass" or first is None or sequences.rollout_log_probs is None:
@@ -305,15 +317,16 @@ class TrainingStep:
         return correct(
             torch.from_numpy(first),
             torch.from_numpy(sequences.rollout_log_probs),
-            torch.from_numpy(sequences.mask & np.isfinite(first)),
+            torch.from_numpy(sequences.mask & np.isfinite(first) & np.isfinite(sequences.rollout_log_probs)),
             _segments(batch),
             correction_settings(self.algorithm.rollout_correction),
         ).metrics
 
     def _advantage_inputs(
-        self, groups: Sequence[Group], batch: TrainingBatch, scored: ScoreResult
+        self, groups: Sequence[Group], batch: TrainingBatch, scored: ScoreResult, own: FloatArray | None
     ) -> tuple[AdvantageInputs, float | None]:
-        """What the estimator gets, and the mean KL that the rewards were charged for."""
+        """What the estimator gets, and the mean KL that the rewards were charged for. ``own [tokens]``: as `_score`
+        gives them; a token's gradient is measured by one policy's pi and sum of pi^2, not by two policies'."""
         algorithm, sequences = self.algorithm, batch.sequences
         segments = _segments(batch)
         mask = torch.from_numpy(sequences.mask)
@@ -347,7 +360,7 @@ class TrainingStep:
             greedy_scores=None if greedy is None else self._clipped(greedy),
             parts=_parts(batch, self._part_weights) if self._estimator.needs_parts else None,
             part_weights=torch.tensor(list(self._part_weights.values())) if self._estimator.needs_parts else None,
-            log_probs=_tensor(old),
+            log_probs=_tensor(old if own is None else own),
             sum_squared_probs=_tensor(scored.sum_squared_probs),
             weights=_tensor(sequences.weights),
         )

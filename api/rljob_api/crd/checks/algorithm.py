@@ -16,6 +16,7 @@ from rljob_api.method import Method
 from rljob_api.methods import ESTIMATOR_PARAMETERS, ESTIMATORS, POLICY_LOSS_PARAMETERS, POLICY_LOSSES
 from rljob_api.presets import Preset
 from rljob_api.rules.algorithm import RATIO_CLIPS
+from rljob_api.spec.algorithm import KlController
 
 _Family = tuple[str, str, str, frozenset[str], Mapping[Any, Method], Callable[[str, Iterable[str]], str]]
 
@@ -149,6 +150,13 @@ def _algorithm() -> Iterator[Check]:
         f"self.kl.inReward.coefficient > 0.0 : {cel.preset_in('self', _has_kl_in_reward)})",
         "is 0, from where an adaptive controller never gets away; give it a start value, for example 0.001",
         ".kl.inReward.coefficient",
+    )
+    fixed = KlController()
+    yield Check(
+        "target_belongs_to_an_adaptive_controller",
+        (*ALGORITHM, "kl", "inReward", "controller"),
+        f"self.type == 'adaptive' || (self.target == {fixed.target} && self.horizon == {fixed.horizon})",
+        "target and horizon have no meaning with type: fixed; set type: adaptive, or remove them",
     )
     yield Check(
         "controller_sees_no_more_than_its_horizon",
