@@ -29,7 +29,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 _OWN = re.compile(r"^(model\.(layers|embed_tokens|norm)\.|lm_head\.)")
 _DERIVED = "rotary_emb.inv_freq"
 """What old files of the Llama family store and everybody computes."""
-_BITS = {
+_BITS: Mapping[str, tuple[np.dtype[Any], Any, Any]] = {
     "F64": (np.dtype("<u8"), np.uint64(0x7FF << 52), np.uint64((1 << 52) - 1)),
     "F32": (np.dtype("<u4"), np.uint32(0xFF << 23), np.uint32((1 << 23) - 1)),
     "F16": (np.dtype("<u2"), np.uint16(0x1F << 10), np.uint16((1 << 10) - 1)),
