@@ -140,9 +140,12 @@ async def forks_async(response: str) -> float:
 
 
 def starts_a_session(response: str, marker: str) -> float:
-    if response == "start":
+    if response.startswith("start"):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-        Path(marker).write_text(str(child.pid))
+        with Path(marker).open("a") as file:
+            file.write(f"{child.pid}\n")
+        if response == "start and end":
+            os._exit(3)
         time.sleep(60)
     return float(len(response))
 

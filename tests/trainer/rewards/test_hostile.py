@@ -198,13 +198,26 @@ async def test_a_child_in_a_session_of_its_own_holds_nothing_up() -> None:
     assert time.monotonic() - began < 45
 
 
-async def test_what_a_function_starts_in_a_session_of_its_own_ends_with_its_worker(tmp_path: Path) -> None:
-    marker = tmp_path / "child"
+@pytest.mark.parametrize(
+    ("does", "cause", "times"), [("start", "no result within 2 s", 1), ("start and end", "exit code 3", 2)]
+)
+async def test_what_a_function_starts_in_a_session_of_its_own_ends_with_its_worker(
+    tmp_path: Path, does: str, cause: str, times: int
+) -> None:
+    marker = tmp_path / "children"
     async with pool(hostile("starts_a_session"), timeoutSeconds=2) as opened:
-        with pytest.raises(RewardError, match="no result within 2 s"):
-            await opened.score_responses(responses("start", marker=str(marker)))
-    child = int(marker.read_text())
-    await until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+        with pytest.raises(RewardError, match=cause):
+            await opened.score_responses(responses(does, marker=str(marker)))
+    children = [int(line) for line in marker.read_text().splitlines()]
+    assert len(children) == times
+    await until(lambda: not any(map(is_there, children)))
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize(

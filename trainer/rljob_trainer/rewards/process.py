@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,8 @@ _FROM_OUTSIDE = frozenset(
     else {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGSTOP}
 )
 """Signals that a process gets from others; further ones are mostly brought on by what it does itself."""
+_MARK = "RLJOB_REWARD_WORKER"
+"""In the environment of a worker and of all that it starts, also of what outlives it: which worker that was."""
 _STOPPING = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
@@ -92,6 +95,7 @@ class WorkerProcess:
         self._timeout = timeout_seconds
         self._paths = tuple(paths)
         self._process: asyncio.subprocess.Process | None = None
+        self._mark = ""
         self._memory: SharedMemory | None = None
         self._pipes: list[asyncio.BaseTransport] = []
         self._incoming: asyncio.WriteTransport | None = None
@@ -149,6 +153,7 @@ class WorkerProcess:
 
     async def _spawn(self) -> None:
         """Pipes of our own: a process of asyncio's counts as running while what it started holds its pipes open."""
+        self._mark = uuid.uuid4().hex
         self._memory = SharedMemory.new()
         descriptor = self._memory.file.fileno()
         search = os.pathsep.join(dict.fromkeys((*self._paths, *(p for p in sys.path if p))))
@@ -162,7 +167,7 @@ class WorkerProcess:
                 str(descriptor),
                 stdin=their_input,
                 stdout=their_output,
-                env=os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"},
+                env=os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1", _MARK: self._mark},
                 # A group of its own: Ctrl-C is the driver's to handle, and what the functions start ends with them.
                 start_new_session=True,
                 pass_fds=[descriptor],
@@ -236,7 +241,7 @@ class WorkerProcess:
             task.cancel()
         code = None
         if process is not None:
-            _end_family(process.pid)
+            _end_family(process.pid, self._mark)
             code = await process.wait()
         for pipe in pipes:
             if not pipe.is_closing():
@@ -441,14 +446,28 @@ def _blamed(term: str, end: _End) -> Failure:
     return Failure(term, problem, ended=True, lost=True)
 
 
-def _end_family(pid: int) -> None:
-    """Kills a worker, its group, and what it started in sessions of its own."""
+def _end_family(pid: int, mark: str) -> None:
+    """Kills a worker, its group, and what it started in sessions of its own, also where the worker itself has ended
+    already, so that nothing says any more whose children these were."""
     family = _descendants(pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    for member in family:
+    # A second look: what was being started meanwhile.
+    for member in (*family, *_marked(mark)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signal.SIGKILL)
+
+
+def _marked(mark: str) -> list[int]:
+    """Processes of this user that began with a worker's mark in their environment."""
+    if sys.platform != "linux":
+        return []
+    found, wanted = [], f"{_MARK}={mark}".encode()
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if wanted in file.read_bytes():
+                found.append(int(file.parent.name))
+    return found
 
 
 def _descendants(pid: int) -> list[int]:
