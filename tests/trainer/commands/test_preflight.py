@@ -474,18 +474,6 @@ def test_remedies_are_never_to_look_elsewhere() -> None:
     assert as_violation(DataError("data.jsonl is odd"), "spec.data").remedy == "correct it, or name another one"
 
 
-def test_a_model_that_is_neither_a_folder_nor_a_name_with_its_owner(edited: Edit, folder: Path) -> None:
-    file = edited("{source: ./model}", "{source: nomodel}")
-    one(file, "spec.model.source", f"there is no folder {folder / 'nomodel'}", "a hub id with its owner (owner/name)")
-    edited("{source: nomodel}", "{source: somebody/nomodel}")
-    assert found(file) == []
-
-
-def test_a_tokenizer_that_is_neither_a_folder_nor_a_name_with_its_owner(edited: Edit, folder: Path) -> None:
-    file = edited("{source: ./model}", "{source: ./model, tokenizer: words}")
-    one(file, "spec.model.tokenizer", f"there is no folder {folder / 'words'}", "with its owner")
-
-
 def test_an_empty_folder_that_is_named_for_its_tokenizer(edited: Edit, folder: Path) -> None:
     (folder / "words").mkdir()
     file = edited("{source: ./model}", "{source: ./model, tokenizer: ./words}")

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.config import COPY, PLAIN_FAMILIES, read_json, text_part
 
@@ -29,11 +27,11 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 _OWN = re.compile(r"^(model\.(layers|embed_tokens|norm)\.|lm_head\.)")
 _DERIVED = "rotary_emb.inv_freq"
 """What old files of the Llama family store and everybody computes."""
-_BITS: Mapping[str, tuple[np.dtype[Any], Any, Any]] = {
-    "F64": (np.dtype("<u8"), np.uint64(0x7FF << 52), np.uint64((1 << 52) - 1)),
-    "F32": (np.dtype("<u4"), np.uint32(0xFF << 23), np.uint32((1 << 23) - 1)),
-    "F16": (np.dtype("<u2"), np.uint16(0x1F << 10), np.uint16((1 << 10) - 1)),
-    "BF16": (np.dtype("<u2"), np.uint16(0xFF << 7), np.uint16((1 << 7) - 1)),
+_BITS = {
+    "F64": ("<u8", 0x7FF << 52, (1 << 52) - 1),
+    "F32": ("<u4", 0xFF << 23, (1 << 23) - 1),
+    "F16": ("<u2", 0x1F << 10, (1 << 10) - 1),
+    "BF16": ("<u2", 0xFF << 7, (1 << 7) - 1),
 }
 """Of each kind of number: how its bits are read, and those of its exponent and of its mantissa (IEEE 754)."""
 _PIECE = 1 << 20
@@ -225,6 +223,8 @@ def check_values(folder: Path) -> None:
 
 def _not_finite(file: Path) -> JobFileError | None:
     """By the bits of each number, whose exponent has none that is 0. The header is one that safetensors could read."""
+    import numpy as np
+
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
@@ -236,7 +236,8 @@ def _not_finite(file: Path) -> JobFileError | None:
                 continue
             kind, exponent, mantissa = _BITS[about["dtype"]]
             begin, end = about["data_offsets"]
-            numbers = data[begin:end].view(kind)
+            numbers: Any = data[begin:end].view(kind)
+            exponent, mantissa = numbers.dtype.type(exponent), numbers.dtype.type(mantissa)
             for start in range(0, len(numbers), _PIECE):
                 piece = numbers[start : start + _PIECE]
                 odd = piece[(piece & exponent) == exponent]

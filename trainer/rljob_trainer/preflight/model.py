@@ -65,8 +65,6 @@ def check_model(found: Readable, base: Path) -> Iterator[Violation]:
             else:
                 yield from _shape(found, shape)
         elif folder is not None and _may_be_hub_id(source):
-            if found.says("spec.model.revision"):
-                yield from _without_owner(path, source, folder, model.revision, "config.json")
             yield from _model_of_the_hub(found, source)
         elif folder is not None:
             yield Violation(path, f"there is no folder {folder}", "write a model folder or a hub id (owner/name)")
@@ -164,20 +162,10 @@ def _tokenizer(path: str, source: str | None, base: Path, rows: int | None) -> I
                 check_size(files, rows, path)
         except JobFileError as error:
             yield as_violation(error, path)
-    elif _may_be_hub_id(source):
-        yield from _without_owner(path, source, folder, None, "tokenizer_config.json")
-    else:
+    elif not _may_be_hub_id(source):
         yield Violation(
             path, f"there is no folder {folder}", "write a folder with a tokenizer or a hub id (owner/name)"
         )
-
-
-def _without_owner(path: str, name: str, folder: Path, revision: str | None, file: str) -> Iterator[Violation]:
-    """A plain name is a folder's, unless this machine's cache has a model of that name from the hub."""
-    from rljob_trainer.models.hub_cache import cached_file
-
-    if "/" not in name and cached_file(name, file, revision) is None:
-        yield Violation(path, f"there is no folder {folder}", "write a folder or a hub id with its owner (owner/name)")
 
 
 def _may_be_hub_id(source: str) -> bool:
