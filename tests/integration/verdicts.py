@@ -123,7 +123,15 @@ def differences(plane: ControlPlane, namespace: str, text: str, theirs: Verdict,
         # The server holds rules against such numbers, and says two things about one mistake. We leave them out.
         then, we = of_the_server(plane, namespace, mended), of_ours(mended)
         unheard = [path for path in unheard if path in then.paths and not explained(path, we.paths)]
+    unheard = [path for path in unheard if not _hides_a_repetition(path, theirs, ours.paths)]
     return [f"{path}: named by the server ({theirs.message}), not by us: {sorted(ours.paths)}" for path in unheard]
+
+
+def _hides_a_repetition(path: str, theirs: Verdict, ours: frozenset[str]) -> bool:
+    """Whether the server says that an item is there twice, and we that another one of the list is none at all: a list
+    that cannot be read we don't look through for repetitions."""
+    items = path.rpartition("[")[0] + "["
+    return f"{path}: Duplicate value" in theirs.message and any(own.startswith(items) for own in ours)
 
 
 def explained(path: str, ours: frozenset[str]) -> bool:
