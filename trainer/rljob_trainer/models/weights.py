@@ -229,10 +229,11 @@ def _not_finite(file: Path) -> JobFileError | None:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(length))
+        header.pop("__metadata__", None)  # texts of whoever wrote it
         empty = file.stat().st_size <= 8 + length  # which cannot be mapped
         data = np.zeros(0, np.uint8) if empty else np.memmap(file, np.uint8, "r", offset=8 + length)
         for name, about in header.items():
-            if about.get("dtype") not in _BITS or not math.prod(about["shape"]):
+            if about["dtype"] not in _BITS or not math.prod(about["shape"]):
                 continue
             kind, exponent, mantissa = _BITS[about["dtype"]]
             begin, end = about["data_offsets"]
