@@ -80,12 +80,12 @@ class _Ray:
         only after them: it is given a moment, lest they be blamed."""
         until = time.monotonic() + _GRACE_SECONDS
         while self.lost is None and time.monotonic() < until:
-            if (reason := await asyncio.to_thread(_gone)) is not None:
-                self.lost = _lost(reason)
-                return
             try:
+                if (reason := await asyncio.to_thread(_gone)) is not None:
+                    self.lost = _lost(reason)
+                    return
                 await asyncio.sleep(_GRACE_SECONDS / 20)
-            except asyncio.CancelledError:
+            except asyncio.CancelledError:  # by ``_lose``, which says why, or by somebody else
                 if self.lost is None:
                     raise
 
