@@ -44,7 +44,7 @@ COPY trainer trainer
 RUN uv pip install --quiet --no-deps --build-constraints requirements/build.txt --require-build-hashes . \
     && rm -r /opt/rljob/lib/python3.*/site-packages/rljob_trainer /opt/rljob/bin/rljob \
     # The Kubernetes client has calls and models of all kinds, twice. Nothing here makes use of more than a few, and the
-    # bytecode of all would be a quarter of the image.
+    # bytecode of all would be a fifth of the image.
     && find /opt/rljob/lib/python3.*/site-packages/kubernetes -path '*/client/*/__pycache__/*' ! -name '__init__.*' -delete \
     && python sbom.py > /opt/rljob/sbom.spdx.json
 
