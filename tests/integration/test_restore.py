@@ -89,8 +89,13 @@ async def test_without_the_claim_there_are_no_pods_until_it_is_there(world: Worl
     world.start_operator()
     await create(world, "own", "ReadWriteMany")
     await world.apply(heir(STATE), Play(steps=1))
-    job = await world.until_condition("heir", "Accepted", "False", "VolumeMissing")
-    assert said(job, "Running")["message"] == "spec.restore.from: PersistentVolumeClaim state does not exist"
+
+    async def missing() -> bool:
+        """Of the claim that is there the operator may hear later than of the job."""
+        job = await world.until_condition("heir", "Accepted", "False", "VolumeMissing")
+        return bool(said(job, "Running")["message"] == "spec.restore.from: PersistentVolumeClaim state does not exist")
+
+    await world.until("only the claim to start from is missing", missing)
     assert (await world.clusters(), await world.pods(), world.drivers("heir")) == ([], [], [])
     # It is only read: a claim that many may read will do.
     await create(world, "state", "ReadOnlyMany")

@@ -182,12 +182,12 @@ class World:
         return [pod for pod in items if group in (None, pod["metadata"]["labels"]["ray.io/group"])]
 
     async def events(self, name: str) -> list[Object]:
-        """What was told about a job."""
+        """What was told about a job. An API server that starts slowly tells things of itself, which have no name."""
         items = (await self.call("GET", f"/api/v1/namespaces/{self.namespace}/events"))["items"]
         return [
             item
             for item in items
-            if (item["involvedObject"]["kind"], item["involvedObject"]["name"]) == ("RLJob", name)
+            if (item["involvedObject"]["kind"], item["involvedObject"].get("name")) == ("RLJob", name)
         ]
 
     async def owned_objects(self) -> list[str]:
