@@ -325,7 +325,7 @@ def test_buckets_are_bounded_hold_everything_once_and_come_in_the_order_of_compl
     assert WeightPlan.from_json(plan.to_json()).buckets == plan.buckets
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 4096 * 8 - 1, 4096 * 8, 100_003])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 1 << 16, (1 << 16) + 1, 3 * 4096 * 8 - 1, 3 * 4096 * 8, 100_003])
 def test_the_checksum_sees_every_byte(size: int) -> None:
     data = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(size))
     before = checksum(data)
