@@ -31,7 +31,7 @@ def checksum(tensor: Tensor) -> int:
     """64 bits that depend on every byte of a contiguous ``tensor`` and on where it stands."""
     data = tensor.detach().reshape(-1).view(torch.uint8)
     if data.numel() <= _SMALL:
-        return int.from_bytes(hashlib.blake2b(data.cpu().numpy(), digest_size=8).digest(), "little")
+        return int.from_bytes(hashlib.blake2b(data.cpu().numpy().tobytes(), digest_size=8).digest(), "little")
     whole = data.numel() // 8 * 8
     words = data[:whole].view(torch.int64)
     blocked = words.numel() // _BLOCK * _BLOCK
