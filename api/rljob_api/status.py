@@ -131,7 +131,8 @@ class End(StatusModel):
     kind: EndKind = Field(description="succeeded, failed or suspended.")
     reason: Text = Field(description="One sentence: which stop condition, or which error.")
     exit_code: Annotated[int, Field(ge=0, le=255)] = Field(
-        description="0 done; 64 bad job file, 65 bad data (no retry helps); 73 disk full; 75 try again; else a crash."
+        description="0 done; 64 bad job file, 65 bad data, 66 bad checkpoint (no retry helps); 73 disk full; "
+        "75 try again; else a crash."
     )
     time: Instant = Field(description="When.")
 

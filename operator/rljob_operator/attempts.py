@@ -23,6 +23,7 @@ from rljob_operator.readiness import Readiness
 
 BAD_JOB_FILE = 64
 BAD_DATA = 65
+BAD_CHECKPOINT = 66
 LONGEST_LINES = 20
 
 
@@ -294,6 +295,8 @@ def judge(draft: Draft, cluster: ClusterView, job: RayJobView) -> None:
         finish(draft, Type.FAILED, Reason.BAD_JOB_FILE, message)
     elif exit_code == BAD_DATA:
         finish(draft, Type.FAILED, Reason.BAD_DATA, message)
+    elif exit_code == BAD_CHECKPOINT:
+        finish(draft, Type.FAILED, Reason.BAD_CHECKPOINT, message)
     elif draft.resolved.spec.suspend:
         _suspended(draft, message)
     elif exit_code == no_space.NO_ROOM:

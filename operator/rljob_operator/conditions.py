@@ -215,6 +215,12 @@ class Reason(Enum):
         "The driver refused the data (exit code 65); trying again would not help.",
         "Correct the data set, the prompt or the reward that the message names and create the job again.",
     )
+    BAD_CHECKPOINT = (
+        "BadCheckpoint",
+        "The driver refused the checkpoint that it was to go on from (exit code 66); trying again would not help.",
+        "Put back what the message names and create the job again with the same output, or with another restore.from "
+        "or output.",
+    )
     START_DEADLINE_EXCEEDED = (
         "StartDeadlineExceeded",
         "The first step was not done within spec.deadlines.startSeconds.",

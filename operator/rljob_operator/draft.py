@@ -39,6 +39,7 @@ WARNINGS = {
     Reason.RETRY_LIMIT_EXCEEDED,
     Reason.BAD_JOB_FILE,
     Reason.BAD_DATA,
+    Reason.BAD_CHECKPOINT,
     Reason.START_DEADLINE_EXCEEDED,
     Reason.RUN_DEADLINE_EXCEEDED,
     Reason.NO_ANSWER,

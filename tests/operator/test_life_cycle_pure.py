@@ -96,7 +96,7 @@ def test_a_clock_that_was_an_hour_ahead_delays_nothing() -> None:
     assert [type(action) for action in world.look().actions] == [do.BeginAttempt, do.SubmitDriver]
 
 
-@pytest.mark.parametrize(("code", "reason"), [(64, "BadJobFile"), (65, "BadData")])
+@pytest.mark.parametrize(("code", "reason"), [(64, "BadJobFile"), (65, "BadData"), (66, "BadCheckpoint")])
 def test_what_retrying_cannot_mend_is_not_retried(code: int, reason: str) -> None:
     world = running()
     world.end(world.drivers[0], "failed", code)

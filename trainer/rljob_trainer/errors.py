@@ -48,6 +48,17 @@ def lacks_room(error: BaseException) -> bool:
     )
 
 
+def reading_failed(error: BaseException) -> bool:
+    """Whether ``error`` comes from the operating system, of a file that is there: its disk or its server failed, it may
+    not be opened, there are too many open ones."""
+    return any(
+        isinstance(cause, OSError)
+        and cause.errno is not None
+        and not isinstance(cause, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        for cause in _causes(error)
+    )
+
+
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """``error``, and what it was raised from or while handling, to the first."""
     seen: set[int] = set()
@@ -89,7 +100,16 @@ class RewardWorkerError(RLJobError):
 
 
 class CheckpointError(RLJobError):
-    """A checkpoint cannot be read or written."""
+    """A checkpoint that a run is to go on from cannot be used: it is damaged, incomplete, or that of another job (exit
+    code 66, EX_NOINPUT of sysexits.h: retrying does not help)."""
+
+    exit_code = 66
+
+
+class UnsavedError(CheckpointError):
+    """A checkpoint cannot be written."""
+
+    exit_code = 1
 
 
 class UnreadableError(CheckpointError):
@@ -105,6 +125,8 @@ class OtherFormatError(CheckpointError):
 
 class BucketError(CheckpointError):
     """An object store cannot be reached, or refuses; the message names the address."""
+
+    exit_code = 1
 
 
 class DeadlineError(RLJobError):

@@ -9,7 +9,7 @@ import pytest
 from rljob_trainer.checkpoints.checkpoint import latest
 from rljob_trainer.checkpoints.folder import FolderCheckpoints
 from rljob_trainer.driver.fence import Fence, FencedError
-from rljob_trainer.errors import CheckpointError
+from rljob_trainer.errors import CheckpointError, UnreadableError, exit_code_of
 from rljob_trainer.storage.small import LocalFile
 
 
@@ -61,3 +61,10 @@ def test_a_damaged_file_is_named(file: LocalFile, tmp_path: Path) -> None:
     (tmp_path / "attempt.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"attempt.json cannot be read"):
         Fence.take(file)
+
+
+def test_a_file_that_cannot_be_read_is_tried_again(file: LocalFile, tmp_path: Path) -> None:
+    (tmp_path / "attempt.json").symlink_to(tmp_path / "attempt.json")  # it cannot be opened, not even by root
+    with pytest.raises(UnreadableError, match=r"attempt.json cannot be read") as caught:
+        Fence.take(file)
+    assert exit_code_of(caught.value) == 75

@@ -59,8 +59,11 @@ def test_one_that_cannot_be_read_stays_where_it_is_and_so_do_those_before(folder
 def test_a_run_none_of_whose_checkpoints_can_be_used_does_not_begin_anew_by_itself(folder: Path) -> None:
     for step in (1, 2):
         (folder / f"checkpoints/step-0000000{step}/driver.json").write_text("x")
-    with pytest.raises(CheckpointError, match=r"none of the checkpoints .* \(steps 1, 2\).* --resume never` begins an"):
+    with pytest.raises(
+        CheckpointError, match=r"none of the checkpoints .* \(steps 1, 2\).* --resume never` begins an"
+    ) as caught:
         start(folder)
+    assert exit_code_of(caught.value) == 66
     assert names(folder) == ["step-00000001", "step-00000002"]
     begun, _ = start(folder, "never")
     assert begun.checkpoint is None
@@ -74,7 +77,7 @@ def test_a_checkpoint_of_another_version_is_not_stepped_over(folder: Path, steps
         manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 91'))
     with pytest.raises(CheckpointError, match="step-00000002 has format 91; this version of rljob reads 1") as caught:
         start(folder)
-    assert exit_code_of(caught.value) == 1
+    assert exit_code_of(caught.value) == 66
     assert names(folder) == ["step-00000001", "step-00000002"]
 
 

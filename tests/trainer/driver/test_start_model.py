@@ -54,7 +54,7 @@ async def test_another_random_model_is_refused_by_its_field(
     checkpoint = await saved(tmp_path, random())
     with pytest.raises(CheckpointError, match=named) as caught:
         check_same(checkpoint, random(**changed), own=True)
-    assert exit_code_of(caught.value) == 1
+    assert exit_code_of(caught.value) == 66
     assert "step-00000003 belongs to another model" in str(caught.value)
 
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from rljob_trainer.errors import CheckpointError
+from rljob_trainer.errors import CheckpointError, UnreadableError, exit_code_of
 from rljob_trainer.learner import state as states
 from rljob_trainer.learner.adamw import AdamW
 from rljob_trainer.learner.parallel import full
@@ -216,8 +216,25 @@ def test_damage_is_a_checkpoint_error(
             (folder / "learner.json").write_text('{"format": 99, "updates": {}}')
         case "not a checkpoint":
             (folder / "learner.json").unlink()
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=message) as caught:
         LearnerRank(settings).load(folder)
+    assert exit_code_of(caught.value) == 66
+
+
+@pytest.mark.parametrize("part", ["*.distcp", ".metadata", "learner.json", "random-0000.pt", "digests-0000.json"])
+def test_a_file_that_cannot_be_read_is_not_called_damaged(
+    part: str, saved: Path, settings: LearnerSettings, tmp_path: Path
+) -> None:
+    folder = tmp_path / "state"
+    shutil.copytree(saved, folder)
+    file = next(folder.glob(part))
+    file.unlink()
+    file.symlink_to(file)  # it cannot be opened, not even by root
+    with pytest.raises(
+        UnreadableError, match=r"cannot be read.*[Tt]oo many levels of symbolic links.*try again"
+    ) as caught:
+        LearnerRank(settings).load(folder)
+    assert exit_code_of(caught.value) == 75
 
 
 @pytest.mark.parametrize(

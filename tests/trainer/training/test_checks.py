@@ -58,7 +58,7 @@ def test_a_version_that_was_never_published_is_refused() -> None:
         check_groups([group(4)], 2)
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])
+@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf, 0.02])
 def test_a_log_prob_that_no_sampled_token_can_have_is_refused(value: float) -> None:
     groups = [group(4)]
     groups[0].samples[1].log_probs[2] = value

@@ -33,7 +33,7 @@ from rljob_trainer.checkpoints.checkpoint import (
     name_of,
     verified_manifest,
 )
-from rljob_trainer.errors import BucketError, CheckpointError
+from rljob_trainer.errors import BucketError, CheckpointError, UnsavedError
 from rljob_trainer.storage.bucket import Bucket, Stored
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class BucketCheckpoints:
                 self._failed.append(target)
             await asyncio.to_thread(_remove_quietly, target)
             if isinstance(error, OSError):
-                raise CheckpointError(
+                raise UnsavedError(
                     f"cannot write the driver's part of the checkpoint of step {step} into {self._scratch}: "
                     f"{error.strerror or error}. Free some space; earlier checkpoints are untouched."
                 ) from error

@@ -29,7 +29,7 @@ from rljob_trainer.checkpoints.checkpoint import (
     unreadable,
     verified_manifest,
 )
-from rljob_trainer.errors import CheckpointError
+from rljob_trainer.errors import CheckpointError, UnsavedError
 
 _CHUNK = 1 << 22
 _NAME = re.compile(r"step-([0-9]{8})")
@@ -81,7 +81,7 @@ class FolderCheckpoints:
                 await asyncio.to_thread(shutil.rmtree, writing, ignore_errors=True)
             self._failed.append(writing)
             if isinstance(error, OSError):
-                raise CheckpointError(
+                raise UnsavedError(
                     f"cannot write the checkpoint of step {step} into {self.folder}: {error.strerror or error}. "
                     "Free some space or choose another folder; earlier checkpoints are untouched."
                 ) from error

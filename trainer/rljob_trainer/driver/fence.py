@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 
-from rljob_trainer.errors import CheckpointError, OutputError, RLJobError
+from rljob_trainer.errors import CheckpointError, OutputError, RLJobError, UnreadableError
 from rljob_trainer.storage.small import SmallFile
 
 FILE = "attempt.json"
@@ -89,6 +89,7 @@ def read(file: SmallFile) -> tuple[int, int]:
         said = json.loads(text)
         return int(said["attempt"]), int(said["versions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
+        kind = UnreadableError if isinstance(error, OSError) else CheckpointError
+        raise kind(
             f"{file.place} cannot be read ({error}): it says which attempt may write; remove it if no other driver runs"
         ) from error

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from rljob_trainer.errors import CheckpointError
+from rljob_trainer.errors import UnsavedError
 from rljob_trainer.learner.parallel import full
 from rljob_trainer.models.weights import weight_files
 
@@ -60,7 +60,7 @@ def write_folder(
                 (folder / "model.safetensors.index.json").write_text(json.dumps(document, indent=2))
             shutil.copyfile(source / "config.json", folder / "config.json")
     except OSError as error:
-        raise CheckpointError(f"the model cannot be written to {folder}: {error}") from error
+        raise UnsavedError(f"the model cannot be written to {folder}: {error}") from error
 
 
 def source_dtypes(source: Path) -> dict[str, torch.dtype]:

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from rljob_trainer.errors import CheckpointError
+from rljob_trainer.errors import CheckpointError, UnreadableError, UnsavedError, reading_failed
 from rljob_trainer.learner.shards import local
 from rljob_trainer.learner.state_files import StateFiles, state_files
 from rljob_trainer.learner.trained import Trained
@@ -36,6 +36,8 @@ from rljob_trainer.weights.checksum import checksum
 
 FORMAT = 1
 _DESCRIPTION = "learner.json"
+_LIST = ".metadata"
+"""The list of tensors that torch keeps beside them."""
 
 
 def save(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, belongs_to: str = "") -> None:
@@ -59,7 +61,7 @@ def save(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, be
         raise
     # A store's client raises what it likes.
     except (Exception, CheckpointException) as error:
-        raise CheckpointError(
+        raise UnsavedError(
             f"the learner's state cannot be written into {place}{_free(place)}: {_reason(error)}; "
             + (REMEDY if is_address(place) else "make room or choose another folder")
         ) from error
@@ -75,7 +77,7 @@ def load(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, be
     After an error the models may hold a mixture: load another checkpoint or stop.
     """
     files = state_files(place)
-    description = _described(files.read(_DESCRIPTION), place)
+    description = _described(files, place)
     if belongs_to and description["belongs_to"] != belongs_to:
         raise CheckpointError(
             f"the learner's part in {place} belongs to {description['belongs_to']}, but the driver's part of the "
@@ -101,7 +103,7 @@ def load(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, be
     # Damaged bytes surface as whatever the unpickler or the zip reader stumbles over; torch's wrapper around that
     # is not even an Exception.
     except (Exception, CheckpointException) as error:
-        raise _unreadable(place, error, _lacking(files, models)) from error
+        raise _unreadable(place, files, error, _lacking(files, models)) from error
     if saved is not None:
         _check(json.loads(saved), _digests(models), place)
     if random is not None:
@@ -116,13 +118,13 @@ def load_weights(place: str | Path, model: Trained) -> None:
     Raises ``CheckpointError`` naming the file that is wrong.
     """
     files = state_files(place)
-    description = _described(files.read(_DESCRIPTION), place)
+    description = _described(files, place)
     if model.name not in description["updates"]:
         raise CheckpointError(f"{place} holds no {model.name} (it has: {', '.join(description['updates'])})")
     try:
         _quietly(load_tensors, model.weights(), storage_reader=files.reader(), no_dist=not dist.is_initialized())
     except (Exception, CheckpointException) as error:  # as in load
-        raise _unreadable(place, error) from error
+        raise _unreadable(place, files, error) from error
 
 
 def _lacking(files: StateFiles, models: Sequence[Trained]) -> set[str]:
@@ -134,20 +136,39 @@ def _lacking(files: StateFiles, models: Sequence[Trained]) -> set[str]:
     return set(_tensors(models)) - listed
 
 
-def _unreadable(place: str | Path, error: BaseException, lacking: Collection[str] = ()) -> CheckpointError:
+def _unreadable(
+    place: str | Path, files: StateFiles, error: BaseException, lacking: Collection[str] = ()
+) -> CheckpointError:
     if lacking and all(".optimizer." in name for name in lacking):
         return CheckpointError(
             f"the learner's state in {place} was written with another optimizer (it has no {min(lacking)}); set "
             "trainer.optimizer.type to that one, or start a new run from the model that `rljob export` makes of it"
         )
-    return CheckpointError(
-        f"the learner's state in {place} cannot be read: {_reason(error)}; "
-        "the files are damaged or belong to another model"
-    )
+    sentence = f"the learner's state in {place} cannot be read: {_reason(error)}"
+    if is_address(place):  # compared with its manifest, tag by tag, before anything of it is read
+        failed = not isinstance(error, FileNotFoundError)
+    else:
+        failed = reading_failed(error) or _list_fails(files)
+    if failed:
+        return UnreadableError(f"{sentence}; that says nothing about what is in it: try again")
+    return CheckpointError(f"{sentence}; the files are damaged or belong to another model")
 
 
-def _described(data: bytes | None, place: str | Path) -> dict[str, Any]:
+def _list_fails(files: StateFiles) -> bool:
+    """Whether the list of tensors is there and cannot be read; of such an error torch keeps only the text."""
+    try:
+        files.read(_LIST)
+    except OSError as error:
+        return reading_failed(error)
+    return False
+
+
+def _described(files: StateFiles, place: str | Path) -> dict[str, Any]:
     name = f"{place}/{_DESCRIPTION}"
+    try:
+        data = files.read(_DESCRIPTION)
+    except OSError as error:
+        raise UnreadableError(f"{name} cannot be read: {error.strerror or error}; try again") from error
     if data is None:
         raise CheckpointError(f"{place} is not a learner's checkpoint: {_DESCRIPTION} is missing")
     try:

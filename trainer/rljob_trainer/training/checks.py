@@ -12,10 +12,12 @@ import numpy as np
 from rljob_trainer.errors import EngineError, IntegrityError, LearnerError
 from rljob_trainer.learner.protocol import ScoreResult
 from rljob_trainer.receipts import check_sample, digest, named
-from rljob_trainer.samples import Group
+from rljob_trainer.samples import BoolArray, FloatArray, Group
 from rljob_trainer.training.batch import TrainingBatch
 
 _REMEDY = "Start again: the run continues from its last checkpoint. If it comes back, please report it"
+_ROUNDING = 0.01
+"""Nats by which a log-prob may exceed 0: float32 logits of 1e5 leave that much of their difference."""
 _REMEMBERED = 64
 """Steps whose prompts are known."""
 
@@ -58,12 +60,12 @@ def check_groups(groups: Sequence[Group], version: int) -> None:
         for sample in group.samples:
             check_sample(group.prompt, sample)
             name = f"sample {sample.index} of prompt {group.prompt.ordinal}"
-            impossible = np.flatnonzero(sample.mask & ~np.isfinite(sample.log_probs))
+            impossible = np.flatnonzero(sample.mask & ~_possible(sample.log_probs))
             if len(impossible):
                 token = int(impossible[0])
                 raise EngineError(
                     f"the log-prob of response token {token} of {name} is {float(sample.log_probs[token]):g} by the "
-                    "engine that sampled it, which no sampled token can have: its model computes no finite numbers. "
+                    "engine that sampled it, which no sampled token can have: its model computes no probabilities. "
                     "Look at the engine's log, and at its weights' dtype and device"
                 )
             if len(sample.versions) and (newest := int(sample.versions.max())) > version:
@@ -83,6 +85,11 @@ def check_groups(groups: Sequence[Group], version: int) -> None:
                     )
 
 
+def _possible(log_probs: FloatArray) -> BoolArray:
+    """Which of them are logarithms of a positive probability."""
+    return np.isfinite(log_probs) & (log_probs <= _ROUNDING)
+
+
 def check_layout(batch: TrainingBatch, groups: Sequence[Group]) -> None:
     """Raises ``IntegrityError`` naming the stream and the sample that is not where it should be."""
     for wrong in _misplaced(batch, groups):
@@ -90,7 +97,8 @@ def check_layout(batch: TrainingBatch, groups: Sequence[Group]) -> None:
 
 
 def check_scored(scored: ScoreResult, batch: TrainingBatch, groups: Sequence[Group], step: int) -> None:
-    """Raises ``LearnerError`` naming the sample and the model that scored no finite number for a token that is trained.
+    """Raises ``LearnerError`` naming the sample and the model that scored no finite number, or a log-prob above 0, for
+    a token that is trained.
 
     A loss may hide it: clamps and absolute values let no gradient of a NaN through, which a step would be refused for.
     """
@@ -104,7 +112,7 @@ def check_scored(scored: ScoreResult, batch: TrainingBatch, groups: Sequence[Gro
     ):
         if stream is None:
             continue
-        bad = np.flatnonzero(mask & ~np.isfinite(stream))
+        bad = np.flatnonzero(mask & ~(_possible(stream) if what == "log-prob" else np.isfinite(stream)))
         if len(bad):
             row = int(np.searchsorted(ends, bad[0], side="right"))
             where = f"of response token {bad[0] - int(batch.offsets[row])}"
@@ -121,7 +129,7 @@ def _refuse_scored(
     prompt, sample = [(group.prompt, sample) for group in groups for sample in group.samples][row]
     raise LearnerError(
         f"step {step}: the {what} {where} of sample {sample.index} of prompt {prompt.ordinal} is {value:g} by the "
-        f"{model}, no finite number to train with; look at the {model}'s weights and at the sample"
+        f"{model}, nothing to train with; look at the {model}'s weights and at the sample"
     )
 
 
