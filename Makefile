@@ -1,6 +1,6 @@
 # Two commands do everything: `make quickstart` trains, `make test` checks. Both make the environment first when needed.
 # What the project is pinned for and tested with; the first of them that this machine has is the one of .venv.
-PYTHONS := 3.11 3.12 3.13
+PYTHONS := 3.12 3.11 3.13
 PYTHON ?= $(shell sh requirements/python.sh $(PYTHONS) || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1

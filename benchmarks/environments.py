@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from requirements.install import index_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = Path(__file__).with_name("peer-constraints.txt")
+VERSION = "{}.{}".format(*sys.version_info)
+"""The Python of the project's own environment, beside which some of it is imported."""
 DEFAULT_CACHE = Path("~/.cache/rljob").expanduser()
 
 
@@ -53,7 +56,7 @@ def peer_python(name: str, cache: Path) -> Path:
     print(f"making the environment of {name} in {folder}", flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     versions: list[str | Path] = [*_torch_backend(), "--constraints", CONSTRAINTS] if peer.constrained else []
-    uv("venv", "--quiet", "--clear", "--python", "3.11", folder)
+    uv("venv", "--quiet", "--clear", "--python", VERSION, folder)
     uv("pip", "install", "--quiet", *versions, "--compile-bytecode", "--python", python, *peer.packages)
     stamp.write_text(wanted)
     return python
@@ -66,7 +69,7 @@ def overlay(name: str, packages: Sequence[str], cache: Path) -> Path:
     stamp = folder / "installed"
     if not (stamp.exists() and stamp.read_text() == wanted):
         shutil.rmtree(folder, ignore_errors=True)
-        uv("pip", "install", "--quiet", "--no-deps", "--constraints", CONSTRAINTS, "--python-version", "3.11",
+        uv("pip", "install", "--quiet", "--no-deps", "--constraints", CONSTRAINTS, "--python-version", VERSION,
            "--target", folder, *packages)  # fmt: skip
         stamp.write_text(wanted)
     return folder

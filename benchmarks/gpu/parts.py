@@ -46,7 +46,7 @@ PARTS = (
     Part("step-trl", "the steps of step-colocated by TRL with vLLM", 120, LEARNER),
 )
 BY_NAME = {part.name: part for part in PARTS}
-_INSTALL = "`python3.11 requirements/install.py --accelerator gpu` makes .venv with everything"
+_INSTALL = "`python3.12 requirements/install.py --accelerator gpu` makes .venv with everything"
 
 
 def lacking(part: Part, device: str, gpus: int, cache: Path) -> str | None:

@@ -1,6 +1,6 @@
 """All that is to be installed for this benchmark, as wheels in a folder that can be carried to where no index is:
 
-.venv/bin/python -m benchmarks.gpu.wheels FOLDER     # where there is an index; Linux on x86-64, Python 3.11
+.venv/bin/python -m benchmarks.gpu.wheels FOLDER     # where there is an index; Linux on x86-64, Python 3.12
 
 The project's packages have the hashes of requirements/, those of TRL with vLLM what the index says now.
 """
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.environments import PEERS, ROOT, uv
+from benchmarks.environments import PEERS, ROOT, VERSION, uv
 from benchmarks.gpu.parts import PEER
 
 REQUIREMENTS = ROOT / "requirements"
@@ -33,7 +33,7 @@ def peers() -> str:
         asked, pinned = Path(folder, "asked.txt"), Path(folder, "pinned.txt")
         asked.write_text("\n".join(PEERS[PEER].packages))
         uv("pip", "compile", "--quiet", "--generate-hashes", "--no-annotate", "--no-header", "--no-emit-index-url",
-           "--no-emit-find-links", "--python-version=3.11", "--python-platform=x86_64-manylinux_2_28",
+           "--no-emit-find-links", f"--python-version={VERSION}", "--python-platform=x86_64-manylinux_2_28",
            "--output-file", pinned, asked)  # fmt: skip
         return pinned.read_text()
 
@@ -59,7 +59,7 @@ def main() -> None:
     size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
     print(f"""{size / 1e9:.1f} GB in {folder}. Carry it and this checkout over, and there, in the checkout:
 export PIP_NO_INDEX=1 PIP_FIND_LINKS=/where/it/is
-python3.11 requirements/install.py --accelerator gpu
+python{VERSION} requirements/install.py --accelerator gpu
 make gpu-check""")
 
 

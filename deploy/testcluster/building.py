@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from testcluster.images import Image, pack
 from testcluster.programs import cache_folder, cached
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON_IMAGE = "rljob.test/python:3.11"
+DEBIANS_PYTHON = "3.11"
+PYTHON_IMAGE = f"rljob.test/python:{DEBIANS_PYTHON}"
 MOUNTED_IMAGE = "rljob.test/mounted:1"
 VERSION = "0.1.0"
 ARGUMENTS: dict[str, dict[str, str]] = {
@@ -51,17 +53,22 @@ def base_root() -> Path:
 def mounted_image(environment: Path) -> Path:
     """Archive of an image that runs a virtual environment of the host, which pods mount at the path it has here.
 
-    The environment's `python` links to an interpreter outside of it; the image has one at the same place.
+    The environment's `python` links to an interpreter outside of it. The image has one at the same place: Debian's
+    where that is of the same version, else a copy of the host's own, which needs no more libraries than Debian's does.
     """
     settings = dict(line.split(" = ", 1) for line in (environment / "pyvenv.cfg").read_text().splitlines())
-    interpreter = Path(settings["home"], "python3.11")
-    archive = _archive("mounted", f"{base_root().name} {environment} {interpreter}")
+    version = ".".join(settings["version"].split(".")[:2])
+    interpreter = Path(settings["home"], f"python{version}")
+    archive = _archive("mounted", f"{base_root().name} {environment} {interpreter} {settings['version']}")
     if not archive.exists():
         with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
             links = Path(folder, "links")
             place = links / interpreter.relative_to("/")
-            place.parent.mkdir(parents=True)
-            place.symlink_to("/usr/bin/python3.11")
+            if version == DEBIANS_PYTHON:
+                place.parent.mkdir(parents=True)
+                place.symlink_to(f"/usr/bin/python{version}")
+            else:
+                _copy_python(interpreter, place, version)
             home = links / "home" / "rljob"
             home.mkdir(parents=True)
             for created in (links, *(path for path in links.rglob("*") if path.is_dir())):
@@ -72,6 +79,17 @@ def mounted_image(environment: Path) -> Path:
             image = Image(MOUNTED_IMAGE, command=["bash"], environment=variables, user="1000:1000")
             pack(image, [base_root(), links], archive)
     return archive
+
+
+def _copy_python(interpreter: Path, place: Path, version: str) -> None:
+    """An interpreter with its standard library and what it links to, without packages, tests and bytecode."""
+    place.parent.mkdir(parents=True)
+    shutil.copy(interpreter, place)
+    library = Path("lib", f"python{version}")
+    left_out = shutil.ignore_patterns("site-packages", "test", "tests", "idlelib", "__pycache__", "config-*", "*.a")
+    shutil.copytree(interpreter.parents[1] / library, place.parents[1] / library, symlinks=True, ignore=left_out)
+    for shared in (interpreter.parents[1] / "lib").glob(f"libpython{version}*.so*"):
+        shutil.copy(shared, place.parents[1] / "lib")
 
 
 def image_name(target: str) -> str:

@@ -111,7 +111,7 @@ def test_packages_that_are_missing_are_named_and_what_wants_torch_alone_runs(
     assert alone == ["attention", "learner", "publication", "killed"]
     lack = parts.lacking(parts.BY_NAME["step-colocated"], "cuda", 1, tmp_path)
     assert lack is not None
-    assert "no vllm and no ray: `python3.11 requirements/install.py --accelerator gpu`" in lack
+    assert "no vllm and no ray: `python3.12 requirements/install.py --accelerator gpu`" in lack
 
 
 def test_without_a_gpu_nothing_is_measured_and_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

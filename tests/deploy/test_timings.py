@@ -69,13 +69,13 @@ def test_runs_are_added_up_and_the_time_without_a_test_is_shown() -> None:
 
 @pytest.mark.usefixtures("limits")
 def test_stages_have_their_wall_time_and_the_tests_of_all_their_runs(tmp_path: Path) -> None:
-    (tmp_path / "stages").write_text("install 3\ne2e-smoke 70\n")
+    (tmp_path / "stages").write_text("install 3 100 500 400 800\ne2e-smoke 70 400 800 1400 800\n")
     for process in (10, 11):
         (tmp_path / f"e2e-smoke-{process}.json").write_text(json.dumps(counted({"tests/trainer/b.py::top": 1.0})))
     lines = timings.gathered(tmp_path)
     assert [line.split() for line in lines[1:4]] == [
-        ["install", "3"],
-        ["e2e-smoke", "70", "2", "passed"],
+        ["install", "3", "50%"],
+        ["e2e-smoke", "70", "100%", "2", "passed"],
         ["all", "stages", "73"],
     ]
     assert ["tests/trainer", "2", "0", "1", "over", "its", "budget"] in [line.split() for line in lines]

@@ -91,17 +91,23 @@ def table(runs: list[dict[str, Any]]) -> list[str]:
 
 
 def gathered(folder: Path) -> list[str]:
-    """What all stages of a CI have written: the wall time of each, then the tests of all."""
-    lines = [f"{'stage':<44}{'seconds':>8}"]
+    """What all stages of a CI have written: the wall time of each and how busy the processors were, then the tests of all."""
+    lines = [f"{'stage':<44}{'seconds':>8}{'busy':>8}"]
     stages = [line.split() for line in (folder / "stages").read_text().splitlines()]
     files = {path: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    for name, seconds in stages:
+    for name, seconds, *ticks in stages:
         runs = [run for path, run in files.items() if path.stem.rpartition("-")[0] == name]
         counts = sum((Counter[str](run["counts"]) for run in runs), Counter[str]())
         said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        lines.append(f"{name:<44}{int(seconds):>8}  {said}".rstrip())
-    lines.append(f"{'all stages':<44}{sum(int(seconds) for _, seconds in stages):>8}")
+        lines.append(f"{name:<44}{int(seconds):>8}{_busy(*map(float, ticks)):>8.0%}  {said}".rstrip())
+    lines.append(f"{'all stages':<44}{sum(int(seconds) for _, seconds, *_ in stages):>8}")
     return [*lines, *table([*files.values()])]
+
+
+def _busy(worked: float, idled: float, worked_later: float, idled_later: float) -> float:
+    """Which share of the processors' time was used between two looks at their clocks."""
+    used = worked_later - worked
+    return used / max(1.0, used + idled_later - idled)
 
 
 if __name__ == "__main__":
