@@ -91,7 +91,7 @@ def table(runs: list[dict[str, Any]]) -> list[str]:
 
 
 def gathered(folder: Path) -> list[str]:
-    """What all stages of a CI have written: the wall time of each and how busy the processors were, then the tests of all."""
+    """What all stages of a CI have written: the wall time of each, how busy the processors were, then all tests."""
     lines = [f"{'stage':<44}{'seconds':>8}{'busy':>8}"]
     stages = [line.split() for line in (folder / "stages").read_text().splitlines()]
     files = {path: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
