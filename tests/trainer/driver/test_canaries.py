@@ -260,6 +260,21 @@ async def test_a_publication_ends_with_the_canaries(world: World) -> None:
     assert "mismatch/canary/max" in metrics
 
 
+async def test_one_that_joins_at_the_end_of_a_publication_is_not_held_against_the_former_weights(world: World) -> None:
+    await world.canaries.check()
+
+    class Publication:
+        async def publish(self, version: int) -> dict[str, float]:
+            for number in range(3):
+                world.spoil(number)
+            world.give_to_the_trainer(2)
+            assert await world.canaries.admits(world.engines[2])  # type: ignore[arg-type]
+            return {}
+
+    await GuardedPublication(Publication(), world.canaries).publish(7)
+    assert (world.resent, world.said) == ([], [])
+
+
 async def test_the_trainer_is_known_to_wait_for_the_learner_and_then_for_each_engine(folder: Path) -> None:
     waits, said = Waits(lambda: 0.0), []
 

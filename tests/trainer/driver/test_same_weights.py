@@ -27,13 +27,13 @@ class Engine:
     place = None
 
     def __init__(self, name: str) -> None:
-        self.name, self.weights, self.lost = name, model(1), False
+        self.name, self.weights, self.lost, self.tells = name, model(1), False, True
 
     async def call(self, method: str, in_any_order: bool = False, *, seconds: float) -> Any:
         assert method == "digests"
         if self.lost:
             raise EngineError(f"engine {self.name} is gone")
-        return digests_of(self.weights.items(), in_any_order=in_any_order)
+        return digests_of(self.weights.items(), in_any_order=in_any_order) if self.tells else None
 
 
 class Pool:
@@ -60,7 +60,7 @@ class World:
     def __init__(self) -> None:
         self.engines = [Engine("0"), Engine("1")]
         self.pool, self.said, self.resent = Pool(self.engines), [], []  # type: ignore[var-annotated]
-        self.trained = model(1)
+        self.trained, self.asked = model(1), 0
         self.sends: Callable[[Engine], None] = lambda engine: self.give(engine)
         self.weights = SameWeights(
             self,  # type: ignore[arg-type]
@@ -71,6 +71,7 @@ class World:
         )
 
     async def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        self.asked += 1
         return [function(self, *args)]
 
     def named_parameters(self) -> Any:
@@ -153,6 +154,20 @@ async def test_who_joins_with_other_weights_does_not_serve(world: World) -> None
     assert not await world.weights.admits(joins)  # type: ignore[arg-type]
     assert "engine 2: after the publication of version 1" in world.said[0]
     assert world.said[0].endswith("it does not serve")
+
+
+async def test_the_learner_adds_nothing_up_for_engines_that_tell_nothing(world: World) -> None:
+    for engine in world.engines:
+        engine.tells = False
+    await world.publish(2)
+    asked = world.asked
+    await world.publish(3)
+    assert world.asked == asked
+    for engine in world.engines:  # others have taken their places
+        engine.tells = True
+    await world.publish(4, "1")
+    assert world.asked > asked
+    assert world.resent == ["1"]
 
 
 async def test_one_that_is_lost_meanwhile_is_the_pools_business(world: World) -> None:

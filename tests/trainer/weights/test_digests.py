@@ -64,3 +64,15 @@ def test_rows_that_changed_places_are_told_from_other_numbers() -> None:
     ours = model()
     theirs = ours | {"a": ours["a"].flip(0), "c": ours["c"] + 1}
     assert told(ours, theirs, {}) == "a has the same numbers in another order; c has other numbers"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_signs_that_change_show_also_in_pairs(dtype: torch.dtype) -> None:
+    """The sign at the end of a 64-bit word is worth half of what sums are counted in."""
+    matrix = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)).to(dtype)
+    last = 8 // matrix.element_size() - 1
+    for places in ([(0, last), (0, 8 + last)], [(0, last), (40, last)], [(3, last), (60, 512 + last)]):
+        changed = matrix.clone()
+        for place in places:
+            changed[place] *= -1
+        assert checksum(changed) != checksum(matrix), places

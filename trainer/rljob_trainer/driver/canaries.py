@@ -84,12 +84,16 @@ class Canaries:
         self._asked = False
         """Whether it has said so for the next check."""
 
+    def forget(self) -> None:
+        """New weights are about to be published: an engine that joins with them, before the trainer has scored the
+        canaries under them, must not be held against what it said of the former ones."""
+        self._trainer, self._asked = None, False
+
     async def ask(self) -> None:
         """The trainer's part of the next check, for a time at which engines cannot do theirs."""
         if not self._pairs:
             return
-        # An engine that joins meanwhile has the new weights: it must not be held against what was said of the old.
-        self._trainer = None
+        self.forget()
         with self._waits.wait("trainer", "the learner to score the canaries", self._seconds):
             scored = await self._learner.score(self._batch(), temperature=1.0, log_probs=True)
         self._trainer, self._asked = scored.log_probs, True
@@ -212,5 +216,6 @@ class GuardedPublication:
         self._publication, self._canaries = publication, canaries
 
     async def publish(self, version: int) -> dict[str, float]:
+        self._canaries.forget()
         metrics = await self._publication.publish(version)
         return metrics | await self._canaries.check()

@@ -56,6 +56,9 @@ class SameWeights:
         """The learner's by version, the latest last."""
         self._holds: dict[str, tuple[int, Digests]] = {}
         """What each engine was found to hold, and of which version."""
+        self._told = True
+        """Whether any engine had digests to tell at the last look; where none has, the learner need not add up its
+        own."""
 
     async def before(self) -> None:
         """Looks whether any engine's weights have changed since the last publication."""
@@ -73,7 +76,12 @@ class SameWeights:
         """Compares, repairs. Raises ``EngineError`` when no engine can be given what the learner has."""
         engines = list(self._pool.serving)
         with self._waits.wait("trainer", "learner and engines to compare their weights", self._seconds):
-            told, theirs = await asyncio.gather(self._learners(), self._all(engines))
+            if self._told:
+                told, theirs = await asyncio.gather(self._learners(), self._all(engines))
+            else:
+                theirs = await self._all(engines)
+                told = await self._learners() if any(digests is not None for digests in theirs) else None
+        self._told = any(digests is not None for digests in theirs)
         self._holds = {}
         if told is None or all(digests is None for digests in theirs):
             return

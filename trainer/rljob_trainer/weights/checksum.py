@@ -1,9 +1,10 @@
 """A fast checksum of a tensor's bytes, the same on every device.
 
 64-bit words are laid out in rows of ``_BLOCK`` and added up along rows and along columns; the sums of either are
-added with different odd weights. That costs two additions and no multiplication per word. A byte that differs,
-a block that is missing, doubled or stale, and words that change places show: two words of one row change the sums of
-two columns, two words of different rows those of two rows. It guards against mistakes, not against an adversary.
+mixed, and added with different odd weights. That costs two additions and no multiplication per word. A byte that
+differs, a block that is missing, doubled or stale, and words that change places show: two words of one row change the
+sums of two columns, two words of different rows those of two rows. It guards against mistakes, not against an
+adversary.
 
 A small tensor is hashed as a whole: a dozen operations on it take longer than that, and a small model has nothing else.
 """
@@ -60,7 +61,9 @@ def _along_both(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _weighted(sums: Tensor) -> Tensor:
     weights = (2 * torch.arange(len(sums), device=sums.device) + 1) * _GOLDEN
-    return (sums * weights).sum()
+    spread = sums * weights
+    # The uppermost bit of a word is the uppermost bit of its sum, too, whatever the weight: those of two would cancel.
+    return ((spread ^ (spread >> 32)) * weights).sum()
 
 
 def sum_in_any_order(tensor: Tensor) -> int:
