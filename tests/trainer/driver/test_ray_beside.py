@@ -14,6 +14,13 @@ from rljob_trainer.driver.ray_beside import RayLostError, ray_beside
 from rljob_trainer.errors import LearnerError
 
 
+def is_an_agent(process: psutil.Process) -> bool:
+    try:
+        return "DashboardAgent" in " ".join(process.cmdline())
+    except psutil.Error:  # it has ended meanwhile
+        return False
+
+
 async def run_whose_agent_is_killed() -> None:
     async with ray_beside(1):
 
@@ -23,8 +30,7 @@ async def run_whose_agent_is_killed() -> None:
                 signal.pause()
 
         waiting = Rank.remote().wait.remote()  # type: ignore[attr-defined]
-        below = psutil.Process(os.getpid()).children(recursive=True)
-        (agent,) = [child for child in below if "DashboardAgent" in " ".join(child.cmdline())]
+        (agent,) = filter(is_an_agent, psutil.Process(os.getpid()).children(recursive=True))
         agent.kill()
         try:
             await waiting
