@@ -65,7 +65,9 @@ def _parse(path: str, assignment: str) -> list[str]:
 
 
 def _assign(document: Any, parts: list[str], value: Any, assignment: str) -> None:
-    holder = document
+    if not isinstance(document, dict):
+        return  # refused as a whole by whoever reads it
+    holder: Any = document
     for depth, part in enumerate(parts):
         last = depth == len(parts) - 1
         where = ".".join(parts[:depth]) or "the document"

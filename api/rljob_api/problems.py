@@ -163,7 +163,10 @@ def _wrong_type(value: Any, node: Node) -> tuple[str, str]:
     numeric = node.kind in ("integer", "number")
     if value is None:
         return f"must be {expected}, but is empty", "give it a value or remove the line"
-    if isinstance(value, str) and numeric and _beyond_every_number(value):
+    too_large = isinstance(value, str) and _beyond_every_number(value)
+    # Whole numbers that 64 bits do not hold are read as others.
+    too_large = too_large or (node.kind == "integer" and isinstance(value, float) and abs(value) >= 2**63)
+    if numeric and too_large:
         return f"must be {expected}, and {shown(value)} is too large for one", f"use {node.bounds or 'a smaller one'}"
     if isinstance(value, str) and numeric and re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value, re.IGNORECASE):
         return problem, "remove the quotes"

@@ -41,6 +41,7 @@ CASES: list[tuple[str, str, str, str, str]] = [
     # types
     ("huge number", *more(f"seed: {'9' * 5000}"), "spec.seed", "is too large for one"),
     ("huge hexadecimal", *more(f"seed: 0x{'f' * 300}"), "spec.seed", "is too large for one"),
+    ("hexadecimal beyond 64 bits", *more(f"stop: {{steps: 0x{'f' * 30}}}"), "spec.stop.steps", "is too large for one"),
     ("huge exponent", *more("seed: 1e400"), "spec.seed", "is too large for one"),
     ("quoted number", *more('seed: "3"'), "spec.seed", 'must be a whole number, not the text "3"; remove the quotes'),
     ("float seed", *more("seed: 1.5"), "spec.seed", "must be a whole number, not 1.5"),

@@ -89,5 +89,7 @@ def test_assignments_are_validated_like_the_file(minimal_text: str) -> None:
     assert (job.spec.stop.steps, job.spec.algorithm.preset) == (7, "ppo")
     with pytest.raises(JobInvalid, match=r"spec\.stop\.stepps: there is no such field; did you mean steps\?"):
         load_jobs(minimal_text, ["stop.stepps=7"])
+    with pytest.raises(JobInvalid, match="the document: must be a map"):
+        load_jobs("[1,\n 2]\n", ["stop.steps=1"])
     with pytest.raises(JobInvalid, match="--set: 'stop' has no '='"):
         load_jobs(minimal_text, ["stop"])

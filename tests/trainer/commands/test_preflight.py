@@ -353,6 +353,13 @@ def test_what_reading_cannot_tell_is_left_to_the_run(edited: Edit, folder: Path,
     assert found(custom(edited, "my_rewards:score")) == []
 
 
+@pytest.mark.parametrize("value", ["3", "'text'", "[score]", "{}"])
+def test_a_value_that_cannot_be_called_is_named_before_the_run(edited: Edit, folder: Path, value: str) -> None:
+    (folder / "my_rewards.py").write_text(f"def other(): pass\nscores = {value}\n")
+    file = custom(edited, "my_rewards:scores")
+    one(file, "spec.reward.functions[0].function", "scores in", "my_rewards.py, line 2 is not a function")
+
+
 def test_parameters_of_custom_rewards(edited: Edit, folder: Path) -> None:
     (folder / "my_rewards.py").write_text("def score(response, *, strict): return 1\n")
     file = edited("{type: gsm8k}", "{type: custom, function: 'my_rewards:score', params: {strict: true}}")

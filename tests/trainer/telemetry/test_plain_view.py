@@ -108,6 +108,15 @@ def test_pace_is_that_of_the_latest_steps() -> None:
     assert Pace(None, clock=clock).remaining is None
 
 
+def test_what_the_first_step_waited_for_does_not_count_into_the_pace_of_later_ones() -> None:
+    clock = Clock()
+    pace = Pace(total_steps=10, clock=clock)
+    for step, now in ((1, 40.0), (2, 41.0), (3, 42.0)):
+        clock.now = now
+        pace.step(step)
+    assert (pace.step_seconds, pace.remaining) == (1.0, 7.0)
+
+
 def test_validation_before_the_first_step_does_not_count_into_the_pace() -> None:
     clock = Clock()
     pace = Pace(total_steps=10, clock=clock)

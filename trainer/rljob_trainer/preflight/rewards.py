@@ -134,6 +134,12 @@ def _function_in(
     if name in names or "*" in names or "__getattr__" in names:
         if (definition := _only_definition(tree, name)) is not None:
             yield from _call(place, f"{file}, line {definition.lineno}", definition, function, columns)
+        elif (value := _only_value(tree, name)) is not None:
+            yield Violation(
+                path,
+                f"{name} in {file}, line {value.lineno} is not a function",
+                "name one that takes a sample's columns",
+            )
         return
     close = did_you_mean(name, names)
     yield Violation(path, f"{file} has no function {name}", f"did you mean {close}?" if close else "define it there")
@@ -141,19 +147,36 @@ def _function_in(
 
 def _only_definition(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The function of that name, where the file says at one place, and without a decorator, what it is."""
-    bound: list[ast.AST] = []
-    for node in ast.walk(tree):
-        if (
-            (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name)
-            or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name)
-            or (isinstance(node, ast.alias) and (node.asname or node.name) == name)
-        ):
-            bound.append(node)
+    bound = _bindings(tree, name)
     if len(bound) != 1 or bound[0] not in tree.body:
         return None
     found = bound[0]
     plain = isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) and not found.decorator_list
     return found if plain and isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
+
+def _only_value(tree: ast.Module, name: str) -> ast.expr | None:
+    """What cannot be called and is all that the file says of that name: a number, a text, a list."""
+    values = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]
+    ]
+    if len(values) != 1 or len(_bindings(tree, name)) != 1:
+        return None
+    plain = isinstance(values[0], ast.Constant | ast.JoinedStr | ast.List | ast.Tuple | ast.Set | ast.Dict)
+    return values[0] if plain else None
+
+
+def _bindings(tree: ast.Module, name: str) -> list[ast.AST]:
+    """All places of a file that give a name a meaning."""
+    return [
+        node
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name)
+        or (isinstance(node, ast.alias) and (node.asname or node.name) == name)
+    ]
 
 
 def _call(

@@ -136,6 +136,8 @@ class Pace:
         self._total = total_steps
         self._began = clock()
         self._times: deque[tuple[int, float]] = deque([(first_step - 1, self._began)], maxlen=latest + 1)
+        self._warm = False
+        """Whether the first step, which also waits for parts that start, has been left out for later ones."""
 
     @property
     def elapsed(self) -> float:
@@ -147,6 +149,9 @@ class Pace:
         if step <= self._times[-1][0]:
             self._times.pop()
         self._times.append((step, self._clock()))
+        if not self._warm and len(self._times) == 3:
+            self._times.popleft()
+            self._warm = True
 
     @property
     def step_seconds(self) -> float | None:
