@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 import pickle
 import sqlite3
 from collections.abc import Callable
@@ -10,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.errors import DataError, RLJobError, exit_code_of
+from rljob_trainer.driver.together import together
+from rljob_trainer.errors import DataError, OutputError, RLJobError, exit_code_of
 from rljob_trainer.learner import state
 from rljob_trainer.telemetry.run_folder import writing
 
@@ -74,3 +78,16 @@ def test_data_that_is_refused_while_the_disk_is_full_is_refused_for_what_it_is()
     error = DataError("row 3 has no answer")
     error.__context__ = OSError(28, "No space left on device")
     assert exit_code_of(error) == 65
+
+
+async def out_of_room() -> None:
+    try:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise OutputError("the file cannot be written") from error
+
+
+async def test_an_error_of_one_of_several_parts_keeps_what_it_was_raised_from() -> None:
+    with pytest.raises(OutputError) as raised:
+        await together(out_of_room(), asyncio.sleep(60))
+    assert exit_code_of(raised.value) == NO_ROOM

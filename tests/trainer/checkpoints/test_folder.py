@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -175,3 +179,69 @@ async def test_later_checkpoints_are_set_aside_whole_and_as_many_stay_as_are_kep
     await write(store, 2)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["aside-2-step-00000002", "aside-3-step-00000003", "step-00000002"]
+
+
+async def test_an_old_one_that_cannot_be_removed_is_said_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FolderCheckpoints(tmp_path, keep=1)
+    old = await write(store, 1)
+    rename = Path.rename
+
+    def busy(path: Path, to: Path) -> Path:
+        if path == old:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", busy)  # as for a folder that something is mounted on
+    await write(store, 2)
+    assert "step-00000001 cannot be removed: Device or resource busy" in caplog.text
+    assert store.steps() == [1, 2]
+    assert store.open(1).step == 1  # whole, not half removed
+    monkeypatch.undo()
+    await write(store, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
+async def test_one_that_is_read_while_it_is_removed_is_no_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FolderCheckpoints(tmp_path, keep=1)
+    await write(store, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda *_, **__: None)  # NFS keeps files that are open
+        await write(store, 2)
+    assert store.steps() == [2]
+    store.clean_own()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+async def test_what_cannot_be_set_aside_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FolderCheckpoints(tmp_path, keep=3)
+    for step in (1, 2):
+        await write(store, step)
+
+    def refused(path: Path, _to: Path) -> Path:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(CheckpointError, match="step-00000002 cannot be set aside: Read-only file system") as caught:
+        store.discard_after(1)
+    assert exit_code_of(caught.value) == 1
+
+
+@pytest.mark.parametrize(("name", "text"), [("manifest.json", None), ("driver.json", "[1]")])
+async def test_what_lists_or_holds_nothing_of_a_run_is_no_checkpoint(
+    tmp_path: Path, name: str, text: str | None
+) -> None:
+    store = FolderCheckpoints(tmp_path, keep=3)
+    files = await write(store, 1)
+    if text is None:
+        manifest = json.loads((files / name).read_text())
+        (files / name).write_text(json.dumps(manifest | {"files": {}}))
+        with pytest.raises(CheckpointError, match=r"unreadable manifest\.json: it lists no driver\.json"):
+            store.open(1)
+    else:
+        (files / name).write_text(text)
+        with pytest.raises(CheckpointError, match="holds no state of a run: a list where a map should be"):
+            driver_state(files)

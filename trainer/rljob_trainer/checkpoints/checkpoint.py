@@ -42,6 +42,8 @@ def driver_state(files: Path) -> dict[str, Any]:
     """What was given to ``write``, from a checkpoint's ``files()``. Raises ``CheckpointError``."""
     try:
         state: dict[str, Any] = json.loads((files / DRIVER).read_text())
+        if not isinstance(state, dict):
+            raise ValueError(f"a {type(state).__name__} where a map should be")
     except OSError as error:
         raise unreadable(files / DRIVER, error) from error
     except (ValueError, RecursionError) as error:
@@ -133,6 +135,8 @@ def verified_manifest(text: str | bytes, place: str) -> tuple[int, dict[str, lis
             )
         listed = {str(name): [size, digest] for name, (size, digest) in dict(manifest["files"]).items()}
         step = int(manifest["step"])
+        if DRIVER not in listed:
+            raise ValueError(f"it lists no {DRIVER}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {place} has an unreadable {MANIFEST}: {error}.") from error
     return step, listed

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -31,6 +32,7 @@ from rljob_trainer.checkpoints.checkpoint import (
 )
 from rljob_trainer.errors import CheckpointError, UnsavedError
 
+_log = logging.getLogger(__name__)
 _CHUNK = 1 << 22
 _NAME = re.compile(r"step-([0-9]{8})")
 _ASIDE = re.compile(r"aside-([0-9]+)-step-[0-9]{8}")
@@ -114,7 +116,13 @@ class FolderCheckpoints:
         later = [path for path in self._folders() if _step(path) > step]
         aside = self._aside()
         number = 1 + (int(_ASIDE.fullmatch(aside[-1].name)[1]) if aside else 0)  # type: ignore[index]
-        return [str(p.rename(self.folder / f"aside-{n}-{p.name}")) for n, p in enumerate(later, number)]
+        try:
+            return [str(p.rename(self.folder / f"aside-{n}-{p.name}")) for n, p in enumerate(later, number)]
+        except OSError as error:
+            raise UnsavedError(
+                f"{error.filename} cannot be set aside: {error.strerror or error}. Move what is later than step {step} "
+                f"out of {self.folder}, or make it writable"
+            ) from error
 
     def _folders(self) -> list[Path]:
         return sorted(self.folder / name for name in self._names() if _NAME.fullmatch(name))
@@ -134,8 +142,18 @@ class FolderCheckpoints:
             raise unreadable(self.folder, error) from error
 
     def _remove_old(self) -> None:
+        """What cannot be removed is said, and no reason to end: the new checkpoint is whole. Renamed first: half of an
+        old one would be taken for a damaged one."""
         for path in (*self._folders()[: -self.keep], *self._aside()[: -self.keep]):
-            shutil.rmtree(path)
+            removed = self.folder / f".writing-{path.name}-{uuid.uuid4().hex[:8]}"
+            try:
+                path.rename(removed)
+            except OSError as error:
+                _log.warning("%s cannot be removed: %s; it stays, and takes its room", path, error.strerror or error)
+                continue
+            shutil.rmtree(removed, ignore_errors=True)
+            if removed.exists():  # somebody reads in it, over NFS; tried again later
+                self._failed.append(removed)
 
 
 def open_folder(path: Path) -> Checkpoint:

@@ -223,9 +223,16 @@ def _private_folder() -> Iterator[Path]:
 
 
 def _locked_folder() -> tuple[Path, int]:
-    """A new folder, and the descriptor that locks it. The lock is on the folder itself: it cannot be replaced."""
+    """A new folder, and the descriptor that locks it. The lock is on the folder itself: it cannot be replaced. Raises
+    ``RayStartError``."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+        except OSError as error:
+            raise RayStartError(
+                f"no folder for Ray's sockets and logs can be made in /tmp: {error.strerror or error}; make /tmp "
+                "writable, and room in it"
+            ) from error
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Before it was locked another run may have taken it for abandoned.

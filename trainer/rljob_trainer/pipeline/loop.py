@@ -109,6 +109,7 @@ class Pipeline:
     async def run(self, first_step: int = 1) -> None:
         """Raises the first error of any part, with everything else cancelled."""
         step = first_step
+        failed: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -119,9 +120,11 @@ class Pipeline:
                 for running in list(self._running.values()):
                     running.cancel()
         except BaseExceptionGroup as group:
-            raise _first_cause(group) from group
+            failed = _first_cause(group)
         finally:
             self._tasks = None
+        if failed is not None:
+            raise failed  # not where the group is handled: it would take the place of what the error was raised from
 
     # --- the trainer's side
 
