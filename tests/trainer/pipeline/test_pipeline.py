@@ -234,14 +234,15 @@ def test_an_error_of_a_part_ends_the_run_with_that_error() -> None:
     class Broken(World):
         async def run(self, prompt: Prompt) -> Group:
             if prompt.ordinal == 5:
-                raise DataError("row 5 is bad")
+                raise DataError("row 5 is bad") from OSError("the disk is full")
             return await super().run(prompt)
 
     async def main() -> None:
         await pipeline_of(Broken(random.Random(7), 0, 1.0), ScheduleSettings(4, 4, 0), 20).run()
 
-    with pytest.raises(DataError, match="row 5 is bad"):
+    with pytest.raises(DataError, match="row 5 is bad") as raised:
         run_virtual(main())
+    assert isinstance(raised.value.__cause__, OSError)
 
 
 def test_samples_that_never_come_end_in_an_error_that_says_who_was_waited_for() -> None:
