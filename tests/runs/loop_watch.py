@@ -1,8 +1,9 @@
 """`rljob` in which everything is written down that may block and is called in the event loop's own thread.
 
-Python's audit events tell of files that are opened for writing, renamed or removed, of databases, programs, connections
-and pauses, and of data that are opened; Ray's blocking calls and waits for other threads are wrapped. One line for each kind and place of a call goes into the file LOOP_WATCH,
-together with what asyncio's debug mode says of callbacks that take too long.
+Python's audit events tell of files that are opened for writing, renamed or removed, of data files that are opened,
+of databases, programs, connections and pauses; Ray's blocking calls, and waits for what other threads do, are wrapped.
+One line for each kind and place of a call goes into the file LOOP_WATCH, together with what asyncio's debug mode says
+of callbacks that take too long.
 """
 
 from __future__ import annotations
