@@ -85,6 +85,9 @@ class Feed:
         self.left = prompts
         self.ordinal = 0
 
+    async def prepare(self, prompts: int) -> bool:
+        return True
+
     def next(self) -> Prompt | None:
         if self.ordinal == self.left:
             return None

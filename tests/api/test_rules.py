@@ -15,6 +15,7 @@ Make = Callable[..., dict[str, Any]]
 RANDOM = "spec: {model: {source: null, random: {tokenizer: {characters: abc}, %s}}, rollout: {engine: torch}}"
 SMALL = "data: {maxPromptTokens: 32}, rollout: {maxResponseTokens: 32}"
 ALGORITHM = "spec: {algorithm: {%s}}"
+MAXRL = "spec: {algorithm: {advantage: {estimator: maxrl}, %s}, reward: {%%s}}"
 PPO = "preset: ppo"
 POD = "spec: {head: {pod: {%s}}}"
 TEMPLATE = POD % "template: {%s}"
@@ -258,6 +259,31 @@ CASES: list[tuple[str, str, str, str]] = [
     ("estimator_takes_normalised_rewards", "{}",
      "spec: {algorithm: {preset: remax}, reward: {functions: [{type: gsm8k}], normalize: true}}",
      "spec.reward.normalize"),
+    ("estimator_takes_no_negative_rewards",
+     MAXRL % "" % "functions: [{type: gsm8k}], overlong: {bufferTokens: 8}, clip: {low: 0, high: 1}",
+     MAXRL % "" % "functions: [{type: gsm8k}], overlong: {bufferTokens: 8}", "spec.reward.overlong"),
+    ("estimator_takes_no_negative_rewards",
+     MAXRL % "truncated: {reward: replace, replacement: -1}" % "functions: [{type: gsm8k}], clip: {low: 0, high: 1}",
+     MAXRL % "truncated: {reward: replace, replacement: -1}" % "functions: [{type: gsm8k}], clip: {low: -1, high: 1}",
+     "spec.algorithm.truncated.replacement"),
+    ("estimator_takes_no_negative_rewards",
+     MAXRL % "" % "functions: [{type: gsm8k}], onError: score, errorScore: 0.5",
+     MAXRL % "" % "functions: [{type: gsm8k}], onError: score, errorScore: -0.5", "spec.reward.errorScore"),
+    ("estimator_takes_no_negative_rewards",
+     MAXRL % "" % "functions: [{type: gsm8k}, {type: custom, function: 'a:b', weight: -1}]",
+     MAXRL % "" % "functions: [{type: gsm8k}, {type: pattern, pattern: sorry, weight: -1}]",
+     "spec.reward.functions[1].weight"),
+    ("estimator_takes_no_negative_terms",
+     MAXRL % "" % "functions: [{type: gsm8k}, {type: length, params: {coefficient: 0.01}}]",
+     MAXRL % "" % "functions: [{type: gsm8k}, {type: length}]", "spec.reward.functions[1].params.coefficient"),
+    ("estimator_takes_no_negative_terms",
+     MAXRL % "" % "functions: [{type: gsm8k}, {type: length, params: {freeTokens: 1000000}}]",
+     MAXRL % "" % "functions: [{type: gsm8k}, {type: length, weight: -1, params: {coefficient: 0.01}}]",
+     "spec.reward.functions[1].params.coefficient"),
+    ("estimator_takes_no_negative_terms",
+     MAXRL % "" % "functions: [{type: gsm8k, params: {formatScore: 0.1}}]",
+     MAXRL % "" % "functions: [{type: gsm8k, params: {formatScore: -0.1}}]",
+     "spec.reward.functions[0].params.formatScore"),
     ("reward_clip_is_a_range", "spec: {reward: {functions: [{type: gsm8k}], clip: {low: -1, high: 1}}}",
      "spec: {reward: {functions: [{type: gsm8k}], clip: {low: 1, high: 1}}}", "spec.reward.clip.low"),
     ("gdpo_sees_parts_alone", "spec: {reward: {functions: [{type: gsm8k}], clip: {low: -1, high: 1}}}",

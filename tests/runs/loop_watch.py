@@ -1,8 +1,9 @@
 """`rljob` in which everything is written down that may block and is called in the event loop's own thread.
 
-Python's audit events tell of files that are opened for writing, renamed or removed, of databases, programs, connections
-and pauses; Ray's blocking calls are wrapped. One line for each kind and place of a call goes into the file LOOP_WATCH,
-together with what asyncio's debug mode says of callbacks that take too long.
+Python's audit events tell of files that are opened for writing, renamed or removed, of data files that are opened,
+of databases, programs, connections and pauses; Ray's blocking calls, and waits for what other threads do, are wrapped.
+One line for each kind and place of a call goes into the file LOOP_WATCH, together with what asyncio's debug mode says
+of callbacks that take too long.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -24,6 +26,8 @@ from rljob_trainer.learner import bundles
 
 ON_DISK = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.symlink", "os.link", "shutil.rmtree"}
 OTHERS = {"sqlite3.connect", "subprocess.Popen", "time.sleep", "socket.connect", "socket.getaddrinfo", "os.system"}
+DATA = (".jsonl", ".parquet", ".arrow")
+"""Ends of the names of files with rows: also to read them may take for ever."""
 OF_RAY: tuple[tuple[Any, str], ...] = (
     *((ray, name) for name in ("get", "put", "wait", "init", "shutdown")),
     (ActorClass, "_remote"),
@@ -57,7 +61,8 @@ def note(what: str) -> None:
 
 def audit(event: str, arguments: tuple[Any, ...]) -> None:
     writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-    if (writes or event in ON_DISK or event in OTHERS) and in_loop():
+    reads_data = event == "open" and str(arguments[0]).endswith(DATA)
+    if (writes or reads_data or event in ON_DISK or event in OTHERS) and in_loop():
         if event == "open" and str(arguments[0]).startswith("/dev/"):
             return
         if event == "open" and ".pyc." in str(arguments[0]):
@@ -79,6 +84,18 @@ def watch_ray() -> None:
         setattr(owner, name, watched(name, getattr(owner, name)))
 
 
+def watch_futures() -> None:
+    """A thread's result that is not there yet is awaited, not waited for."""
+    result = Future.result
+
+    def watched_result(future: Future[Any], timeout: float | None = None) -> Any:
+        if not future.done() and in_loop():
+            note("Future.result")
+        return result(future, timeout)
+
+    Future.result = watched_result  # type: ignore[method-assign]
+
+
 class Slow(logging.Handler):
     """What asyncio says of a callback that froze the loop."""
 
@@ -97,6 +114,7 @@ class Debugged(asyncio.DefaultEventLoopPolicy):
 
 if __name__ == "__main__":
     watch_ray()
+    watch_futures()
     asyncio.set_event_loop_policy(Debugged())
     logging.getLogger("asyncio").addHandler(Slow())
     sys.addaudithook(audit)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import loop_watch
 import pytest
 
 from rljob_trainer.aside import aside
+from rljob_trainer.data.ahead import ReadAhead
 from rljob_trainer.learner import bundles
 from rljob_trainer.rollout import handle
 
@@ -53,3 +57,43 @@ def test_a_call_of_ray_that_is_not_made_aside_is_seen(monkeypatch: pytest.Monkey
     asyncio.run(calling())
     (seen,) = loop_watch.found
     assert seen.startswith(f"ray.{name} at ")
+
+
+def test_a_wait_for_rows_that_are_still_read_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Future, "result", Future.result)
+    monkeypatch.setattr(loop_watch, "found", {})
+    loop_watch.watch_futures()
+
+    async def taking(ahead: ReadAhead[int], *, in_loop: bool) -> None:
+        take = lambda: ahead.take(0, 0)  # noqa: E731
+        assert (take() if in_loop else await aside(take)) == 0
+
+    def rows() -> ReadAhead[int]:
+        def read(epoch: int, position: int) -> list[int]:
+            time.sleep(0.1)
+            return [position]
+
+        return ReadAhead(read, 100, 1)
+
+    asyncio.run(taking(rows(), in_loop=False))
+    assert list(loop_watch.found) == []
+    asyncio.run(taking(rows(), in_loop=True))
+    (seen,) = loop_watch.found
+    assert seen.startswith("Future.result at ")
+    assert "ahead.py" in seen
+
+
+def test_data_that_are_read_in_the_loop_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The hook itself is called here: it could not be taken away from this process again."""
+    monkeypatch.setattr(loop_watch, "found", {})
+    for opened in ("rows.jsonl", "rows.txt"):
+        loop_watch.audit("open", (str(tmp_path / opened), "r", 0))
+    assert list(loop_watch.found) == []
+
+    async def reading() -> None:
+        for opened in ("rows.jsonl", "rows.txt"):
+            loop_watch.audit("open", (str(tmp_path / opened), "r", 0))
+
+    asyncio.run(reading())
+    (seen,) = loop_watch.found
+    assert "rows.jsonl" in seen

@@ -385,6 +385,55 @@ def estimator_takes_normalised_rewards(job: Job) -> Iterator[Violation]:
         yield Violation("spec.reward.normalize", reasons[estimator], "remove it, or use another estimator")
 
 
+def _divides_by_rewards(job: Job) -> bool:
+    """Whether maxrl meets rewards as they are: no clip keeps them from being negative."""
+    clip = job.spec.reward.clip
+    return job.resolved.algorithm.advantage.estimator == "maxrl" and not (clip and clip.low >= 0)
+
+
+_DIVIDES = "maxrl divides by the mean reward of a group and refuses negative rewards"
+_CLIP = "set spec.reward.clip: {low: 0, high: ...}, or use another estimator"
+
+
+@rule
+def estimator_takes_no_negative_rewards(job: Job) -> Iterator[Violation]:
+    """What a custom function returns is not known; other terms are 0 where a response is wrong."""
+    if not _divides_by_rewards(job):
+        return
+    reward, truncated = job.spec.reward, job.resolved.algorithm.truncated
+    if reward.overlong:
+        yield Violation("spec.reward.overlong", f"{_DIVIDES}, which those of long responses would be", _CLIP)
+    if truncated.reward == "replace" and truncated.replacement < 0:
+        yield Violation(
+            "spec.algorithm.truncated.replacement", f"{truncated.replacement:g}: {_DIVIDES}", f"use 0, or {_CLIP}"
+        )
+    if reward.error_score < 0:
+        yield Violation("spec.reward.errorScore", f"{reward.error_score:g}: {_DIVIDES}", f"use 0, or {_CLIP}")
+    for index, function in enumerate(reward.functions):
+        if function.weight < 0 and function.type not in ("custom", "length"):
+            yield Violation(
+                f"spec.reward.functions[{index}].weight", f"{function.weight:g}: {_DIVIDES}", f"raise it, or {_CLIP}"
+            )
+
+
+@rule
+def estimator_takes_no_negative_terms(job: Job) -> Iterator[Violation]:
+    """As ``estimator_takes_no_negative_rewards``, of the functions' own parameters."""
+    if not _divides_by_rewards(job):
+        return
+    longest = job.resolved.rollout.max_response_tokens
+    for index, function in enumerate(job.spec.reward.functions):
+        path, params, weight = f"spec.reward.functions[{index}].params", function.params, function.weight
+        slope, free, show = params.get("coefficient", -0.001), params.get("freeTokens", 0), params.get("formatScore", 0)
+        numbers = all(isinstance(value, int | float) for value in (slope, free, show))
+        if function.type == "length" and numbers and weight * slope < 0 and free < longest:
+            yield Violation(
+                f"{path}.coefficient", f"{slope:g}: {_DIVIDES}, which those of long responses would be", _CLIP
+            )
+        if function.type == "gsm8k" and numbers and weight * show < 0 < weight:
+            yield Violation(f"{path}.formatScore", f"{show:g}: {_DIVIDES}", f"use 0, or {_CLIP}")
+
+
 @rule
 def resampling_belongs_to_gae(job: Job) -> Iterator[Violation]:
     if job.spec.algorithm.resampling is not None and not job.estimator.needs_critic:

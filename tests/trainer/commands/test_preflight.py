@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from rljob_api import Readable, Violation, load_jobs
+from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
+from rljob_trainer.errors import DataError
+from rljob_trainer.models.tokenizer import character_tokenizer
 from rljob_trainer.preflight import preflight
 
 Edit = Callable[[str, str], Path]
@@ -451,6 +454,27 @@ def test_a_chat_template_that_refuses_a_row(edited: Edit, folder: Path) -> None:
     (folder / "train.jsonl").write_text(MESSAGES)
     file = edited("    prompt: question", "    systemPrompt: Be brief.\n    prompt: question")
     one(file, "spec.data.train.source", "line 1: the chat template cannot render the prompt (one turn)")
+
+
+@pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}?", "{{ messages[0].content }}<unk>"])
+def test_prompts_are_held_against_the_characters_as_the_chat_template_writes_them(
+    edited: Edit, folder: Path, template: str
+) -> None:
+    """A run refuses the same: the special tokens that a text holds are no characters."""
+    tokenizer = character_tokenizer("12+?", 256)
+    tokenizer.chat_template = template
+    encoder = PromptEncoder(tokenizer, PromptSettings(prompt="question"))
+    random = "random: {family: qwen2, hiddenSize: 64, intermediateSize: 128, layers: 2, heads: 2, contextLength: 256"
+    file = edited("{source: ./model}", f"{{{random}, tokenizer: {{characters: '12+?'}}}}, chatTemplate: '{template}'}}")
+    for question, known in (("1+2</s>", True), ("1+3", False)):
+        (folder / "train.jsonl").write_text(json.dumps({"question": question, "answer": "3"}) + "\n")
+        if known:
+            assert found(file) == []
+            encoder.encode([{"question": question}], ["line 1"])
+        else:
+            one(file, "spec.data.train.source", "line 1: the tokenizer does not know every character")
+            with pytest.raises(DataError, match="line 1: the tokenizer does not know every character"):
+                encoder.encode([{"question": question}], ["line 1"])
 
 
 def test_a_chat_template_that_refuses_a_generated_problem(edited: Edit) -> None:

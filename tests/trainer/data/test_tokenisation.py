@@ -197,6 +197,25 @@ def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
+def test_a_token_for_what_is_unknown_that_is_also_another_one_is_no_unknown_character() -> None:
+    """As GPT-2's, with a template that begins as OLMo 2's."""
+    byte_pairs = Tokenizer(models.BPE({"<|endoftext|>": 0, "h": 1, "i": 2, ":": 3}, []))
+    byte_pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_pairs, **names)
+    tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}:"
+    (prompt,) = encode(PromptEncoder(tokenizer, PromptSettings(prompt="question")), {"question": "hi"})
+    assert prompt.token_ids == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("question", ["<unk>", "1<unk><unk>2"])
+def test_a_token_for_what_is_unknown_that_the_text_holds_is_no_unknown_character(question: str) -> None:
+    (prompt,) = encode(encoder(), {"question": question})
+    assert prompt.token_ids.count(3) == question.count("<unk>")
+    with pytest.raises(DataError, match="the tokenizer does not know every character"):
+        encode(encoder(), {"question": f"{question}ü"})
+
+
 @pytest.mark.parametrize("make", [words, byte_pairs, sentence_pieces, lambda: character_tokenizer(LETTERS, 256)])
 @pytest.mark.parametrize("add_special_tokens", [True, False])
 @pytest.mark.parametrize("split_special_tokens", [True, False])

@@ -57,6 +57,9 @@ class Feed:
         self.left = prompts
         self.ordinal = 0
 
+    async def prepare(self, prompts: int) -> bool:
+        return True
+
     def next(self) -> Prompt | None:
         if self.left == 0:
             return None

@@ -66,6 +66,9 @@ class Feed:
     def __init__(self, prompts: int) -> None:
         self._prompts = iter(range(prompts))
 
+    async def prepare(self, prompts: int) -> bool:
+        return True
+
     def next(self) -> Prompt | None:
         number = next(self._prompts, None)
         return None if number is None else prompt(number)

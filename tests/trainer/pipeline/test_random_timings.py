@@ -88,6 +88,9 @@ class Feed:
     def __init__(self, prompts: int) -> None:
         self.left, self.ordinal = prompts, 0
 
+    async def prepare(self, prompts: int) -> bool:
+        return True
+
     def next(self) -> Prompt | None:
         if self.ordinal == self.left:
             return None

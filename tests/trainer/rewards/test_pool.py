@@ -19,11 +19,12 @@ import psutil
 import pytest
 
 from rljob_api.spec.reward import Reward
-from rljob_trainer.errors import JobFileError, RewardError
+from rljob_trainer.errors import JobFileError, RewardError, RewardWorkerError
+from rljob_trainer.rewards import maths
 from rljob_trainer.rewards.frames import Scored, Unframing, frame
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rewards.rules import Verdict
-from rljob_trainer.rewards.terms import Response
+from rljob_trainer.rewards.terms import Failure, Outcome, Response, Term, term_specs
 from rljob_trainer.samples import Group, Prompt, Sample
 
 HERE = Path(__file__).parent
@@ -206,6 +207,32 @@ async def test_mathematics_that_hangs_counts_as_wrong_and_is_reported(caplog: py
     assert any("counts as wrong" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.parametrize("other", [{}, {"custom": Failure("custom", "ended by SIGKILL", ended=True, lost=True)}])
+async def test_mathematics_whose_worker_was_lost_twice_is_no_wrong_answer(other: Outcome) -> None:
+    """Also beside another function whose worker was lost, and where mathematics itself hung beside that."""
+    lost = Failure("math", "its worker process was ended by signal SIGKILL, twice in succession", ended=True, lost=True)
+    hung = Failure("math", "no result within 1 s", ended=True)
+    (right,) = responses(r"\boxed{7}")
+    opened = RewardPool(reward({"type": "math"}, custom("count_letters")), longest_response=100)
+    fine: Outcome = {"custom": Verdict(1.0)}
+    for failure in (lost, hung) if other else (lost,):
+        with pytest.raises(RewardWorkerError, match=r"(?s)SIGKILL.*Try again") as raised:
+            opened._result(right, fine | other | {"math": failure})
+        assert raised.value.exit_code == 75
+    assert opened._result(right, fine | {"math": hung}).score == 1.0
+
+
+def test_mathematics_that_gives_up_counts_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    maths._prepare()
+    monkeypatch.setattr(maths, "_SECONDS", 0.2)
+    settings = reward({"type": "math"})
+    (hard,) = responses("+".join([r"\frac{1}{2}"] * 1000).join((r"\boxed{", "}")))
+    given_up = Term(term_specs(settings)[0]).score(hard)
+    result = RewardPool(settings, longest_response=100)._result(hard, {"math": given_up})
+    assert (result.score, result.correct) == (0.0, False)
+    assert "reading the response takes more than 0.2 s of processor time" in str(result.error)
+
+
 async def test_a_pattern_that_takes_exponential_time_is_ended() -> None:
     async with pool({"type": "pattern", "pattern": "(a+)+$"}) as opened:
         with pytest.raises(RewardError, match=r"(?s)'pattern'.*no result within 1 s"):
@@ -312,7 +339,7 @@ from rljob_api.spec.reward import Reward
 from rljob_trainer.rewards.frames import Scored, Unframing, frame
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rewards.rules import Verdict
-from rljob_trainer.rewards.terms import Response
+from rljob_trainer.rewards.terms import Failure, Outcome, Response, Term, term_specs
 
 async def main():
     spec = Reward.model_validate({{

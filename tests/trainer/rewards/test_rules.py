@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from rljob_trainer.rewards import maths
 from rljob_trainer.rewards.gsm8k import gsm8k, number_in
 from rljob_trainer.rewards.maths import last_boxed, math
-from rljob_trainer.rewards.rules import exact_match, length, normalised, overlong, pattern
+from rljob_trainer.rewards.rules import TooSlowError, exact_match, length, normalised, overlong, pattern
 
 GSM8K = Path(__file__).parents[3] / "examples" / "data" / "gsm8k"
 
@@ -159,3 +165,40 @@ def test_math_can_insist_on_a_box_and_refuses_an_answer_that_is_none() -> None:
     assert math("The answer is $7$.", "7", boxed_only=True).score == 0.0
     with pytest.raises(ValueError, match="no mathematics"):
         math(r"\boxed{7}", "")
+
+
+def test_time_in_which_the_process_is_stopped_does_not_count_for_mathematics() -> None:
+    """It stops itself while it reads the reference answer, for longer than it has processor time for that."""
+    program = r"""
+import os, signal
+from rljob_trainer.rewards import maths
+maths._SECONDS = 2
+maths._prepare()
+signal.signal(signal.SIGVTALRM, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+signal.setitimer(signal.ITIMER_VIRTUAL, 0.02)
+halves = "+".join([r"\frac{1}{2}"] * 100)
+print(maths.math(r"\boxed{50}", halves).score)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        _, status = os.waitpid(child.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        time.sleep(2.5)
+        child.send_signal(signal.SIGCONT)
+        assert child.stdout.read() == "1.0\n"
+
+
+def test_a_reference_answer_that_cannot_be_read_in_time_is_mathematics_and_counts_as_a_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    maths._prepare()
+    monkeypatch.setattr(maths, "_SECONDS", 0.2)
+    halves = "+".join([r"\frac{1}{2}"] * 1000)
+    with pytest.raises(
+        TooSlowError, match=r"^reading the reference answer '.*' takes more than 0.2 s of processor time$"
+    ):
+        math(r"\boxed{500}", halves)
+    with pytest.raises(TooSlowError, match=r"^reading the response takes more than"):
+        math(rf"\boxed{{{halves}}}", "500")
+    assert math(r"\boxed{\frac{1}{2}}", "0.5").score == 1.0
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)

@@ -136,6 +136,7 @@ class PromptEncoder:
             )
         # A chat template writes the special tokens itself.
         self._ids_of = text_encoder(tokenizer, add_special_tokens=not self.uses_chat)
+        self._ids_of_text_alone = text_encoder(tokenizer, add_special_tokens=False)
 
     def check_columns(self, present: Iterable[str], where: str) -> None:
         """Raises ``JobFileError`` naming the columns that prompt and answer need and ``where`` lacks."""
@@ -188,8 +189,7 @@ class PromptEncoder:
         return rendered
 
     def _fit(self, text: str, ids: list[int], row: Row, place: str) -> EncodedPrompt | None:
-        unknown = self.tokenizer.unk_token_id
-        if unknown is not None and unknown in ids:
+        if self.tokenizer.unk_token_id in ids and self._has_unknown_characters(text):
             raise unknown_characters(place, text)
         if not ids:
             raise DataError(f"{place}: the prompt has no tokens; remove the row or fill it")
@@ -204,6 +204,12 @@ class PromptEncoder:
                 )
             ids = ids[-self.settings.max_tokens :]
         return EncodedPrompt(text, tuple(ids), self._answer(row, place), row, truncated)
+
+    def _has_unknown_characters(self, text: str) -> bool:
+        """Whether the token for what is unknown stands for anything but itself. It may be the one that begins or ends
+        texts too (GPT-2's ``<|endoftext|>``), and written by a chat template."""
+        (ids,) = self._ids_of_text_alone([text])
+        return ids.count(self.tokenizer.unk_token_id) > text.count(self.tokenizer.unk_token)
 
     def _answer(self, row: Row, place: str) -> str | None:
         if self.settings.answer is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.algorithms import advantage_estimators
+from rljob_trainer.aside import aside
 from rljob_trainer.checkpoints.checkpoint import Checkpoints
 from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.tokenisation import response_decoder
@@ -142,7 +143,7 @@ async def assemble(
         report=view.message,
         prompts=TrainedPrompts(),
     )
-    canaries = canaries_of(spec, inputs, learner, engines, view.message, waits)
+    canaries = await canaries_of(spec, inputs, learner, engines, view.message, waits)
     same_weights = same_weights_of(spec, learner, engines, view.message, waits)
     if isinstance(engines.publication, WeightPublication):
         looks = [guard.admits for guard in (same_weights, canaries) if guard is not None]
@@ -221,7 +222,7 @@ def devices(spec: ResolvedSpec) -> int:
     return spec.trainer.ranks + engines
 
 
-def canaries_of(
+async def canaries_of(
     spec: ResolvedSpec,
     inputs: Inputs,
     learner: LearnerGroup,
@@ -232,11 +233,12 @@ def canaries_of(
     """The mismatch guard of engines that have weights of their own; None without one."""
     if not spec.weights.canaries or engines.resend is None:
         return None
+    prompts = await aside(lambda: inputs.feed.first_prompts(spec.weights.canaries))
     return Canaries(
         learner,
         engines.pool,
         engines.resend,
-        [prompt.token_ids for prompt in inputs.feed.first_prompts(spec.weights.canaries)],
+        [prompt.token_ids for prompt in prompts],
         tolerance=spec.weights.canary_tolerance,
         seconds=float(spec.deadlines.progress_seconds),
         report=report,

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rljob_trainer.aside import aside
 from rljob_trainer.checkpoints.checkpoint import Checkpoint, driver_state
 from rljob_trainer.driver import ledger, start_model, unfinished
 from rljob_trainer.driver.controls import Controls
@@ -110,6 +111,7 @@ class Session:
             await self._restore(restored)
             reward = await self._make_up_validation() if own else None
         else:
+            await self._feed.begin()
             self._boundary = self._state()
         if self.totals.step == 0 and self.parts.job.spec.validation.at_start:
             await self._validate_at_start()
@@ -218,7 +220,7 @@ class Session:
         parts.ledger.write()
         # Without held-out sets the step's own samples say how good the policy is.
         reason = self._end.reason(self._progress(None if parts.validator else metrics.get("reward/mean")))
-        if reason is None and self._feed.exhausted and not pipeline.open_prompts:
+        if reason is None and await self._feed.exhausted() and not pipeline.open_prompts:
             reason = "the data is exhausted"
         await self._write_generations(record, last=reason is not None)
         try:
@@ -427,7 +429,7 @@ class Session:
             self.totals = Totals.of(state)
             self._run = str(state["run"])
             belongs_to = _owner(state)
-            self.parts.feed.load_state_dict(state["feed"])
+            await aside(lambda: self.parts.feed.load_state_dict(state["feed"]))
             self.parts.step.load_state_dict(state["training"])
             opened, size = state["open"], int(state["groups_per_version"])
         except (KeyError, TypeError, ValueError) as error:
@@ -448,10 +450,13 @@ class Session:
         if used > before:
             self.totals.version = used + 1
         later = self.totals.version - before
-        self._restored = [
-            (self.parts.feed.prompt_at(ordinal=ordinal, epoch=epoch, source=source, row=row), deadline + later)
-            for ordinal, epoch, source, row, deadline in opened
-        ]
+        feed = self.parts.feed
+        self._restored = await aside(
+            lambda: [
+                (feed.prompt_at(ordinal=ordinal, epoch=epoch, source=source, row=row), deadline + later)
+                for ordinal, epoch, source, row, deadline in opened
+            ]
+        )
         self.parts.rollout.restored = await asyncio.to_thread(
             unfinished.read, files, versions_later=later, keep=self.parts.shelf.put
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL_TOKENS = (PAD, BOS, EOS, UNKNOWN)
 """Their ids are 0 to 3; the characters follow in the order given."""
+SPECIAL: Mapping[str, str] = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNKNOWN}
+"""What transformers and chat templates call them."""
 
 
 def character_tokenizer(characters: str, context_length: int) -> PreTrainedTokenizerFast:
@@ -39,10 +42,7 @@ def character_tokenizer(characters: str, context_length: int) -> PreTrainedToken
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token=PAD,
-        bos_token=BOS,
-        eos_token=EOS,
-        unk_token=UNKNOWN,
+        **SPECIAL,
         model_max_length=context_length,
         clean_up_tokenization_spaces=False,
     )

@@ -113,6 +113,8 @@ class Pipeline:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                # All that may start at first starts together.
+                await self._prompts_at_hand()
                 for prompt in self._restored:
                     self._start(prompt)
                 while await self._run_step(step):
@@ -133,6 +135,7 @@ class Pipeline:
         pulls: list[dict[str, float]] = []
         trained: list[Group] = []
         while not self.schedule.publication_due:
+            await self._prompts_at_hand()
             self._admit()
             with self._stage("generate"):
                 batch = await self._next_batch()
@@ -184,7 +187,28 @@ class Pipeline:
 
     # --- the rollout's side
 
+    async def _prompts_at_hand(self) -> None:
+        """Waits until as many prompts as may start are read; how many that are may change meanwhile."""
+        seconds = self._deadline_seconds
+        with self._waits.wait("trainer", "prompts to be read", seconds):
+            try:
+                async with asyncio.timeout(seconds) as limit:
+                    await self._prepare()
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise DeadlineError(
+                    f"the next prompts were not read within {seconds:.0f} s (deadlines.progressSeconds). Look whether "
+                    "the storage with spec.data.train answers, and try again"
+                ) from None
+
+    async def _prepare(self) -> None:
+        while not self._exhausted:
+            if await self.feed.prepare(self.schedule.admissible(self.rollout.serving_version)):
+                return
+
     def _admit(self) -> None:
+        """Starts the prompts that may start, which are at hand: in one go, so that they enter the engines together."""
         if self._exhausted:
             return
         version = self.rollout.serving_version
@@ -223,6 +247,7 @@ class Pipeline:
             self.schedule.dropped(prompt.ordinal)
             self._journal.dropped(group, reason)
             del self._open[prompt.ordinal]
+            await self._prepare()
             self._admit()
         del self._running[prompt.ordinal]
         self._changed.set()

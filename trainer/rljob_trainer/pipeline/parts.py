@@ -12,8 +12,16 @@ from rljob_trainer.samples import Group, Prompt
 class Feed(Protocol):
     """Where prompts come from, in a seeded order that can be resumed."""
 
+    async def prepare(self, prompts: int) -> bool:
+        """Has so many prompts at hand for ``next``, fewer where the data ends.
+
+        Returns whether they were at hand already; if not, time has passed, in which others may have taken some. Raises
+        what is wrong with the data.
+        """
+        ...
+
     def next(self) -> Prompt | None:
-        """The next prompt, or None when the last epoch is over."""
+        """The next prompt, or None when the last epoch is over. Waits for nothing that was prepared."""
         ...
 
     def state_dict(self) -> dict[str, object]: ...

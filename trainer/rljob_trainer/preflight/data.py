@@ -173,19 +173,20 @@ def _prompts(found: Readable, field: str, rows: Rows, tokenizer: KnownTokenizer)
         except DataError as error:
             yield as_violation(error, field)
             return
+        text = content if uses_chat is False and isinstance(content, str) else None
         if uses_chat and tokenizer.template is not None and found.says("spec.data.systemPrompt"):
             try:
-                rendered(tokenizer.template, as_messages(content, data.system_prompt), tokenizer.special)
+                text = rendered(tokenizer.template, as_messages(content, data.system_prompt), tokenizer.special)
             except Exception as error:  # noqa: BLE001  templates raise what they like
                 yield as_violation(cannot_be_rendered(rows.place(index), error), field)
                 return
-        if uses_chat is not False or not isinstance(content, str):
+        if text is None:
             continue
-        if not content and tokenizer.fills_empty is False:
+        if not text and not uses_chat and tokenizer.fills_empty is False:
             yield Violation(field, f"{rows.place(index)}: the prompt has no tokens", "remove the row or fill it")
             return
-        if tokenizer.characters is not None and set(content) - tokenizer.characters:
-            yield as_violation(unknown_characters(rows.place(index), content), field)
+        if tokenizer.lacks_characters_of(text):
+            yield as_violation(unknown_characters(rows.place(index), text), field)
             return
 
 

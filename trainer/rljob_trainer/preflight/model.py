@@ -33,6 +33,14 @@ class KnownTokenizer:
     special: Mapping[str, str] = field(default_factory=dict)
     """The texts of special tokens, by name, as far as they are known."""
 
+    def lacks_characters_of(self, text: str) -> bool:
+        """Whether a prompt has characters that are known to be unknown; special tokens that it holds have none."""
+        if self.characters is None:
+            return False
+        for token in self.special.values():
+            text = text.replace(token, "")
+        return not self.characters.issuperset(text)
+
 
 def check_model(found: Readable, base: Path) -> Iterator[Violation]:
     """What is wrong with the model's and the tokenizer's files, and with lengths that they do not allow."""
@@ -82,7 +90,9 @@ def known_tokenizer(found: Readable, base: Path) -> KnownTokenizer:
     if given is not None and list(_template(given)):
         given = None
     if model.random is not None and model.random.tokenizer.characters is not None:
-        return KnownTokenizer(bool(has_template), True, frozenset(model.random.tokenizer.characters), given)
+        from rljob_trainer.models.tokenizer import SPECIAL
+
+        return KnownTokenizer(bool(has_template), True, frozenset(model.random.tokenizer.characters), given, SPECIAL)
     source = model.random.tokenizer.source if model.random is not None else model.tokenizer or model.source
     files = None if source is None else _files(source, base)
     if files is None:

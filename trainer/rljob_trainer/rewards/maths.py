@@ -1,17 +1,27 @@
 """Mathematical equivalence of answers (the MATH data set and its relatives), judged by math-verify.
 
-math-verify needs the main thread (it sets alarms) and can be slow, so this rule always runs in worker processes.
+math-verify can be slow and is interrupted by a signal, which needs the main thread: this rule always runs in worker
+processes. The limits are of processor time: math-verify's own are alarms of the wall clock, which goes on while the
+process is stopped or waits for a processor.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
-from rljob_trainer.rewards.rules import Verdict, normalised, required_answer, rule
+from rljob_trainer.rewards.rules import TooSlowError, Verdict, normalised, required_answer, rule
 
 _BRACES = re.compile(r"(\\boxed\s*\{|\\fbox\s*\{)|\\[{}]|[{}]")
-_SECONDS = 5
-"""Per parse and per comparison; math-verify interrupts itself with an alarm, in whole seconds."""
+_SECONDS = 5.0
+"""Processor time per parse and per comparison."""
+
+# It warns that its own limits are switched off.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def _prepare() -> None:
@@ -25,7 +35,8 @@ def math(response: str, answer: str | None, *, boxed_only: bool = False) -> Verd
 
     ``boxed_only``: a response without a box scores 0. The answer is a whole solution with a box, or an expression. A
     response that cannot be parsed, or not judged in time, counts as wrong: a model writes such things at will
-    (``10^{10^{10}}``). Raises ``ValueError`` for an answer that is no mathematics.
+    (``10^{10^{10}}``). Raises ``ValueError`` for an answer that is no mathematics, ``TooSlowError`` for what takes more
+    than 5 s of processor time to read or to compare.
     """
     from math_verify import parse, verify
 
@@ -38,13 +49,32 @@ def math(response: str, answer: str | None, *, boxed_only: bool = False) -> Verd
         return Verdict(0.0, None, False)
     if said_text is not None and normalised(said_text, False) == normalised(wanted_text, False):
         return Verdict(1.0, normalised(said_text, False), True)
-    wanted = parse(f"\\boxed{{{wanted_text}}}", parsing_timeout=_SECONDS)
+    with _limited(f"reading the reference answer {wanted_text[:80]!r}"):
+        wanted = parse(f"\\boxed{{{wanted_text}}}", parsing_timeout=None)
     if not wanted:
         raise ValueError(f"the reference answer {wanted_text[:80]!r} is no mathematics; check spec.data.answer")
-    said = parse(response if said_text is None else f"\\boxed{{{said_text}}}", parsing_timeout=_SECONDS)
-    correct = bool(said) and bool(verify(wanted, said, timeout_seconds=_SECONDS))
+    with _limited("reading the response"):
+        said = parse(response if said_text is None else f"\\boxed{{{said_text}}}", parsing_timeout=None)
+    with _limited("comparing the response with the reference answer"):
+        correct = bool(said) and bool(verify(wanted, said, timeout_seconds=None))
     prediction = said_text if said_text is not None else (str(said[-1]) if said else None)
     return Verdict(float(correct), None if prediction is None else normalised(prediction, False), correct)
+
+
+@contextmanager
+def _limited(doing: str) -> Iterator[None]:
+    """Interrupts with ``TooSlowError`` what takes more than ``_SECONDS`` of this process's processor time."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise TooSlowError(f"{doing} takes more than {_SECONDS:g} s of processor time")
+
+    before = signal.signal(signal.SIGPROF, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_PROF, _SECONDS)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def last_boxed(text: str) -> str | None:

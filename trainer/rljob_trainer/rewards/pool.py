@@ -188,13 +188,18 @@ class RewardPool:
                 result, f"reward {titles} on {response.label or 'a sample'}: {problem}\n{_shown(response)}", lost=False
             )
         message = "\n".join(self._message(failure, response) for failure in failures)
-        if all(failure.ended and failure.term in self._hang_scores for failure in failures):
-            self._log(f"{message}\nThis counts as wrong.")
-            judged = outcome | {f.term: Verdict(self._hang_scores[f.term], None, False) for f in failures}
-            return replace(combine(specs, judged, response.tokens, self._overlong), error=message)
-        judged = outcome | {failure.term: Verdict(self._reward.error_score) for failure in failures}
+        wrong = {f.term: Verdict(self._hang_scores[f.term], None, False) for f in failures if self._is_wrong(f)}
+        blamed = [failure for failure in failures if failure.term not in wrong]
+        judged = outcome | wrong | {failure.term: Verdict(self._reward.error_score) for failure in blamed}
         result = combine(specs, judged, response.tokens, self._overlong)
-        return self._failed(result, message, lost=all(failure.lost for failure in failures))
+        if not blamed:
+            self._log(f"{message}\nThis counts as wrong.")
+            return replace(result, error=message)
+        return self._failed(result, message, lost=all(failure.lost for failure in blamed))
+
+    def _is_wrong(self, failure: Failure) -> bool:
+        """Whether a failure of a function only says that the response is wrong."""
+        return failure.hung and failure.term in self._hang_scores
 
     def _failed(self, result: RewardResult, message: str, *, lost: bool) -> RewardResult:
         """What ``onError`` makes of a sample without a score. ``lost``: no function is known to be at fault."""

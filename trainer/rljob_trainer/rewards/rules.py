@@ -19,6 +19,13 @@ BUILT_IN = ("rules", "gsm8k", "maths")
 """The modules of this package that register functions."""
 
 
+class TooSlowError(BaseException):
+    """A rule has given up on a response that takes too long: that counts as a hang of the rule (``Rule.hang_score``).
+
+    No ``Exception``: what is interrupted by it often catches all of these.
+    """
+
+
 class Verdict(NamedTuple):
     """What a function says about a response."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.rewards.rules import Verdict, built_in, overlong
+from rljob_trainer.rewards.rules import TooSlowError, Verdict, built_in, overlong
 from rljob_trainer.samples import RewardResult
 from rljob_trainer.texts import writable
 
@@ -86,6 +86,13 @@ class Failure:
     lost: bool = False
     """Its worker process was ended or stopped from outside, as far as can be told, twice in succession: neither
     function nor row need be at fault."""
+    gave_up: bool = False
+    """A built-in function that would have taken too long ended by itself (``TooSlowError``)."""
+
+    @property
+    def hung(self) -> bool:
+        """It hung or crashed on what it was given, which is nobody else's doing."""
+        return (self.ended or self.gave_up) and not self.lost
 
 
 Outcome = dict[str, Verdict | Failure]
@@ -137,6 +144,8 @@ class Term:
         """Calls a function that is not async. Whatever it raises becomes a ``Failure`` that says where."""
         try:
             returned = self._function(**self._arguments(response))
+        except TooSlowError as slow:
+            return Failure(self.spec.name, str(slow), gave_up=True)
         except BaseException as problem:  # noqa: BLE001  also KeyboardInterrupt and CancelledError, raised by the function
             return Failure(self.spec.name, _described(problem))
         return self._judged(returned)

@@ -32,6 +32,9 @@ class EndlessFeed:
     def __init__(self) -> None:
         self.ordinal = 0
 
+    async def prepare(self, prompts: int) -> bool:
+        return True
+
     def next(self) -> Prompt:
         prompt = Prompt(self.ordinal, 0, self.ordinal, "simulated", "", (), None)
         self.ordinal += 1

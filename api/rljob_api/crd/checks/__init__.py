@@ -18,6 +18,7 @@ NOT_IN_CEL: Mapping[str, str] = {
     "engine_args_are_for_vllm": "the content of engineArgs is hidden from CEL",
     "engine_args_exist": "the content of engineArgs is hidden from CEL",
     "engine_args_leave_ours_alone": "the content of engineArgs is hidden from CEL",
+    "estimator_takes_no_negative_terms": "the content of params is hidden from CEL",
     "mounts_have_volumes": "the content of volumes is hidden from CEL",
     "volumes_hold_no_credentials": "the content of volumes is hidden from CEL",
     "template_mount_paths_are_plain": "the content of the template is hidden from CEL",

@@ -181,6 +181,27 @@ def _algorithm() -> Iterator[Check]:
         "maxrl, gdpo and remax take rewards as they are; remove it",
         ".reward.normalize",
     )
+    maxrl = cel.estimator_in("self.algorithm", ["maxrl"])
+    taken = f"!{maxrl} || has(self.reward.clip) && self.reward.clip.low >= 0.0 || "
+    for condition, place in (
+        ("!has(self.reward.overlong)", ".reward.overlong"),
+        (
+            "!has(self.algorithm.truncated.replacement) || self.algorithm.truncated.replacement >= 0.0",
+            ".algorithm.truncated.replacement",
+        ),
+        ("self.reward.errorScore >= 0.0", ".reward.errorScore"),
+        (
+            "self.reward.functions.all(f, f.weight >= 0.0 || f.type == 'custom' || f.type == 'length')",
+            ".reward.functions",
+        ),
+    ):
+        yield Check(
+            "estimator_takes_no_negative_rewards",
+            SPEC,
+            taken + condition,
+            "maxrl refuses negative rewards; remove it, or set reward.clip with low: 0",
+            place,
+        )
     yield Check(
         "gdpo_sees_parts_alone",
         SPEC,
