@@ -228,7 +228,8 @@ class PromptFeed:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, small and JSON-ready. ``sources`` guards against resuming on other data."""
+        """The position, small and JSON-ready. ``sources`` guards against resuming on other data; with ``date`` a
+        resumed run's prompts are rendered as before (``driver/feeding.py``)."""
         return {
             "ordinal": self._ordinal,
             "epoch": self._epoch,
@@ -239,6 +240,7 @@ class PromptFeed:
             "shuffle": self._shuffle,
             "sources": [[source.name, len(source.rows)] for source in self._sources],
             "witnesses": self._witnesses,
+            "date": self._sources[0].encoder.date,
         }
 
     @property
