@@ -44,7 +44,7 @@ def lacks_room(error: BaseException) -> bool:
         getattr(cause, "lacked_room", False)
         or (isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT))
         or (isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL)
-        for cause in _causes(error)
+        for cause in causes(error)
     )
 
 
@@ -55,11 +55,11 @@ def reading_failed(error: BaseException) -> bool:
         isinstance(cause, OSError)
         and cause.errno is not None
         and not isinstance(cause, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        for cause in _causes(error)
+        for cause in causes(error)
     )
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """``error``, and what it was raised from or while handling, to the first."""
     seen: set[int] = set()
     open_ones = [error]
