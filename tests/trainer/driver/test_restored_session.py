@@ -39,6 +39,7 @@ def session(read: list[str]) -> Session:
         step=SimpleNamespace(load_state_dict=lambda _, own: None, state_dict=lambda: {}, correcting=False),
         limits=SimpleNamespace(resumed=lambda correcting: None),
         ledger=SimpleNamespace(roll_back=nothing, fresh=False, account=SimpleNamespace()),
+        view=SimpleNamespace(message=None),
         shelf=SimpleNamespace(put=lambda *arrays: arrays),
         rollout=SimpleNamespace(),
         model={},

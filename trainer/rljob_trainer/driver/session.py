@@ -456,7 +456,11 @@ class Session:
             for ordinal, epoch, source, row, deadline in opened
         ]
         self.parts.rollout.restored = await asyncio.to_thread(
-            unfinished.read, files, versions_later=later, keep=self.parts.shelf.put
+            unfinished.read,
+            files,
+            versions_later=later,
+            keep=self.parts.shelf.put,
+            report=self.parts.view.message,
         )
         self._restored_size = size
         self._boundary = self._state() | {"unvalidated": state.get("unvalidated") if own else None}
