@@ -17,6 +17,9 @@ NO_ROOM = 73
 """Exit code of whatever failed because a disk is full, or a quota of it used up: as long as it is, every retry would
 fail alike. EX_CANTCREAT of sysexits.h."""
 
+CHANGED_JOB = "in a job with another output that starts from this run's checkpoint (restore.from, or --resume here)"
+"""Where a field can be changed that must stay what it is in a run that has begun (``driver/same_job.py``)."""
+
 
 class RLJobError(Exception):
     """Base of all errors with a message meant for the user, which any file and stream can hold."""
