@@ -17,6 +17,9 @@ NO_ROOM = 73
 """Exit code of whatever failed because a disk is full, or a quota of it used up: as long as it is, every retry would
 fail alike. EX_CANTCREAT of sysexits.h."""
 
+CHANGED_JOB = "in a job with another output that starts from this run's checkpoint (restore.from, or --resume here)"
+"""Where a field can be changed that must stay what it is in a run that has begun (``driver/same_job.py``)."""
+
 
 class RLJobError(Exception):
     """Base of all errors with a message meant for the user, which any file and stream can hold."""
@@ -44,7 +47,7 @@ def lacks_room(error: BaseException) -> bool:
         getattr(cause, "lacked_room", False)
         or (isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT))
         or (isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL)
-        for cause in _causes(error)
+        for cause in causes(error)
     )
 
 
@@ -55,11 +58,11 @@ def reading_failed(error: BaseException) -> bool:
         isinstance(cause, OSError)
         and cause.errno is not None
         and not isinstance(cause, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        for cause in _causes(error)
+        for cause in causes(error)
     )
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """``error``, and what it was raised from or while handling, to the first."""
     seen: set[int] = set()
     open_ones = [error]

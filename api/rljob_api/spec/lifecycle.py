@@ -71,7 +71,10 @@ class Restore(SpecModel):
     """Where a new job starts from."""
 
     from_: Location = Field(
-        alias="from", description="Checkpoint folder, or the state folder of another job (its newest)."
+        alias="from",
+        description="Checkpoint folder, or the state folder of another job (its newest). Weights, optimizer, position "
+        "in the data and counts (steps, samples, seconds) go on from there; a coefficient or correction that that job "
+        "had changed while it trained does only where this job has the same settings for it.",
     )
 
 

@@ -62,7 +62,9 @@ class Model(SpecModel):
         default=None, description="Path or hub id of the tokenizer, when it is not beside the model."
     )
     chat_template: LongText | None = Field(
-        default=None, description="Jinja chat template that replaces the tokenizer's own."
+        default=None,
+        description="Jinja chat template that replaces the tokenizer's own. strftime_now gives the date of the run's "
+        "beginning.",
     )
     trust_remote_code: bool = Field(
         default=False, description="Allow Python code that comes with the model to run. Only for sources you trust."

@@ -207,6 +207,20 @@ def test_a_bad_row_that_was_read_early_is_an_error_when_it_is_its_turn() -> None
         take(broken, 201)
 
 
+def test_a_run_goes_on_after_the_row_that_ended_it_was_corrected_as_its_error_says() -> None:
+    texts = [*(str(i) for i in range(200)), "not a digit"]
+    first = PromptFeed([source("s", texts)], seed=3, shuffle=False)
+    take(first, 192)  # the blocks before the one that the row is in
+    state = first.state_dict()
+    with pytest.raises(DataError, match=r"row 200: the tokenizer .*\. Correct it where it is .*: with a row less than"):
+        first.next()
+    corrected = PromptFeed([source("s", [*texts[:-1], "7"])], seed=3, shuffle=False)
+    corrected.load_state_dict(state)
+    assert take(corrected, 9)[-1].text == "7"
+    with pytest.raises(CheckpointError, match="belongs to sources"):
+        PromptFeed([source("s", texts[:-1])], seed=3, shuffle=False).load_state_dict(state)
+
+
 def test_counts_of_dropped_and_cut_prompts() -> None:
     dropping = feed(15, max_tokens=2)
     assert {p.row for p in take(dropping, 10)} == set(range(10))

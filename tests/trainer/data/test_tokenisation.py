@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -24,6 +25,10 @@ def encoder(chat_template: str | None = None, **settings: Any) -> PromptEncoder:
     tokenizer = character_tokenizer(LETTERS, 256)
     tokenizer.chat_template = chat_template
     return PromptEncoder(tokenizer, PromptSettings(**({"prompt": "question"} | settings)))
+
+
+DATED = "{% macro today() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}{{ today() }}|{{ messages[0].content }}"
+"""As Llama 3.2's writes it."""
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -50,6 +55,18 @@ def test_a_template_is_filled_and_braces_can_be_written() -> None:
 def test_a_null_in_a_template_is_refused_and_never_the_word_none() -> None:
     with pytest.raises(DataError, match=r'line 0: the column "hint", which spec.data.prompt names, is null'):
         encode(encoder(prompt="{question}{hint}"), {"question": "1", "hint": None})
+
+
+def test_a_chat_template_writes_the_date_that_it_is_given() -> None:
+    tokenizer = character_tokenizer(LETTERS, 256)
+    tokenizer.chat_template = DATED
+    dated = PromptEncoder(tokenizer, PromptSettings(prompt="question"), datetime(2024, 7, 26, 23, 59))
+    assert dated.date == "2024-07-26T23:59:00"
+    (prompt,) = encode(dated, {"question": "1+2"})
+    assert prompt.text == "26 Jul 2024|1+2"
+    (present,) = encode(encoder(DATED), {"question": "1+2"})
+    assert int(present.text[7:11]) > 2024
+    assert encoder(CHAT).date is None
 
 
 def test_values_of_a_template_are_not_templates() -> None:

@@ -15,7 +15,7 @@ from rljob_trainer.rollout.shelf import Shelf
 
 def begun(*versions: int) -> Begun:
     made = np.array(versions, np.int32)
-    return Begun(made + 10, made.astype(np.float32) / 3, made)
+    return Begun(made + 10, -made.astype(np.float32) / 3, made)
 
 
 @pytest.mark.parametrize("on_a_shelf", [False, True])
@@ -35,6 +35,18 @@ def test_groups_come_back_with_later_versions(tmp_path: Path, on_a_shelf: bool) 
             assert np.array_equal(back[ordinal][index].token_ids, sample.token_ids)
             assert np.array_equal(back[ordinal][index].log_probs, sample.log_probs)
             assert np.array_equal(back[ordinal][index].versions, sample.versions + 4)
+
+
+@pytest.mark.parametrize("impossible", [np.nan, -np.inf, np.inf, 0.5])
+def test_a_sample_that_training_refuses_is_left_out_to_be_made_again(tmp_path: Path, impossible: float) -> None:
+    spoilt = begun(1, 1)
+    spoilt.log_probs[1] = impossible
+    unfinished.write({7: {0: begun(1), 3: spoilt}, 9: {1: begun(2, 2, 2)}}, tmp_path)
+    said: list[str] = []
+    back = unfinished.read(tmp_path, versions_later=0, report=said.append)
+    assert {ordinal: [*group] for ordinal, group in back.items()} == {7: [0], 9: [1]}
+    assert np.array_equal(back[9][1].versions, [2, 2, 2])
+    assert said == ["sample 3 of prompt 7 has a log-prob that no sampled token can have: it is made again"]
 
 
 def test_nothing_is_nothing_and_a_damaged_file_is_named(tmp_path: Path) -> None:

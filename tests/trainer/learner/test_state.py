@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -188,6 +189,7 @@ def saved(
         ("garbage metadata", "cannot be read"),
         ("missing metadata", r"cannot be read.*\.metadata"),
         ("missing random", "cannot be read.*random-0000"),
+        ("broken digests", "cannot be read.*JSONDecodeError"),
         ("broken description", r"learner\.json cannot be read"),
         ("newer description", "has format 99, this program reads 1"),
         ("not a checkpoint", r"learner\.json is missing"),
@@ -210,6 +212,8 @@ def test_damage_is_a_checkpoint_error(
             (folder / ".metadata").unlink()
         case "missing random":
             (folder / "random-0000.pt").unlink()
+        case "broken digests":
+            (folder / "digests-0000.json").write_text("{")
         case "broken description":
             (folder / "learner.json").write_text("{")
         case "newer description":
@@ -235,6 +239,49 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(
     ) as caught:
         LearnerRank(settings).load(folder)
     assert exit_code_of(caught.value) == 75
+
+
+def no_memory() -> None:
+    torch.empty(1 << 50)
+
+
+def no_memory_on_rank_1() -> None:
+    raise CheckpointException("read", {1: (MemoryError(), [])})  # type: ignore[arg-type]
+
+
+def no_memory_on_the_device() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def no_network() -> None:
+    raise dist.DistNetworkError("the connection was lost")
+
+
+@pytest.mark.parametrize("failure", [no_memory, no_memory_on_rank_1, no_memory_on_the_device, no_network])
+def test_a_machine_that_fails_while_it_reads_is_no_damage(
+    failure: Callable[[], None], saved: Path, settings: LearnerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = LearnerRank(settings)
+    monkeypatch.setattr(states, "load_tensors", lambda *_, **__: failure())
+    with pytest.raises(UnreadableError, match="says nothing about what is in it: try again") as caught:
+        learner.load(saved)
+    assert exit_code_of(caught.value) == 75
+
+
+def test_a_rank_that_does_not_answer_while_others_read_is_no_damage(
+    saved: Path, ranks: Any, settings: LearnerSettings
+) -> None:
+    alone, _ = ranks.run(2, load_alone, replace(settings, ranks=2), saved)
+    assert alone == ["UnreadableError", 75]
+
+
+def load_alone(rank: int, address: str, settings: LearnerSettings, folder: Path) -> list[str | int]:
+    learner = LearnerRank(settings, rank, address, timeout_seconds=5)
+    if rank == 1:
+        return []
+    with pytest.raises(CheckpointError) as caught:
+        learner.load(folder)
+    return [type(caught.value).__name__, exit_code_of(caught.value)]
 
 
 @pytest.mark.parametrize(

@@ -321,7 +321,7 @@ async def test_the_entropy_coefficient_follows_its_target(folder: Path) -> None:
     assert [loss.entropy_coefficient for _, loss, *_ in learner.updates] == pytest.approx([0.01, moved])
     assert second["actor/entropy_coefficient"] == pytest.approx(moved)
     check_all(second)
-    resumed, _ = step_of(spec_of(kl=NO_KL, entropyTarget=target), folder)
+    resumed, _ = step_of(spec_of(kl=NO_KL, entropyCoefficient=0.01, entropyTarget=target), folder)
     resumed.load_state_dict(step.state_dict())
     assert resumed.state_dict() == step.state_dict()
 
@@ -531,6 +531,50 @@ async def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_part_of_th
     other, _ = step_of(spec, folder)
     other.load_state_dict(step.state_dict())
     assert other.kl.coefficient == step.kl.coefficient
+
+
+def adaptive(coefficient: float) -> ResolvedSpec:
+    controller = {"type": "adaptive", "target": 0.1, "horizon": 100}
+    return spec_of(preset="ppo", kl={"inReward": {"kind": "k1", "coefficient": coefficient, "controller": controller}})
+
+
+def test_another_job_s_checkpoint_leaves_the_coefficient_that_this_job_names(folder: Path) -> None:
+    before, _ = step_of(adaptive(0.5), folder)
+    before.kl.update(0.0, 12)
+    without, _ = step_of(spec_of(preset="ppo", kl=NO_KL), folder)
+    for other in (before, without):
+        step, _ = step_of(adaptive(0.2), folder)
+        step.load_state_dict(other.state_dict(), own=False)
+        assert step.kl.coefficient == 0.2
+    copy, _ = step_of(adaptive(0.5), folder)
+    copy.load_state_dict(before.state_dict(), own=False)
+    assert copy.kl.coefficient == before.kl.coefficient == pytest.approx(0.5 * (1 - 0.2 * 12 / 100))
+
+
+def test_another_job_s_checkpoint_leaves_the_entropy_coefficient_that_this_job_names(folder: Path) -> None:
+    target = {"target": 5.0, "rate": 0.01, "maximum": 0.05}
+    before, _ = step_of(spec_of(kl=NO_KL, entropyCoefficient=0.01, entropyTarget=target), folder)
+    step, _ = step_of(spec_of(kl=NO_KL, entropyCoefficient=0.02, entropyTarget=target), folder)
+    step.load_state_dict(before.state_dict(), own=False)
+    assert step.entropy is not None
+    assert step.entropy.coefficient == 0.02
+
+
+def test_another_job_s_checkpoint_leaves_the_correction_that_this_job_names(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, _ = step_of(spec_of(kl=NO_KL), folder)
+    before.switch_correction_on()
+    bypass, _ = step_of(spec_of(kl=NO_KL, rolloutCorrection={"mode": "bypass"}), folder)
+    bypass.load_state_dict(before.state_dict(), own=False)
+    assert not bypass.correcting
+    assert bypass.algorithm.rollout_correction.mode == "bypass"
+    assert caplog.messages == [
+        "algorithm.rolloutCorrection is not that of the checkpoint's job: it begins as this job has it"
+    ]
+    alike, _ = step_of(spec_of(kl=NO_KL), folder)
+    alike.load_state_dict(before.state_dict(), own=False)
+    assert alike.correcting
 
 
 async def test_an_adaptive_coefficient_waits_for_the_critic(folder: Path) -> None:

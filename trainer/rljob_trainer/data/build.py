@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,16 @@ if TYPE_CHECKING:
 
 
 def training_feed(
-    data: Data, tokenizer: PreTrainedTokenizerBase, *, base: Path | None = None, epochs: int | None = None
+    data: Data,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    base: Path | None = None,
+    epochs: int | None = None,
+    now: datetime | None = None,
 ) -> PromptFeed:
-    """The feed of ``spec.data.train``. ``base`` is where relative paths start; ``epochs`` None: without end."""
-    encoder = PromptEncoder(tokenizer, prompt_settings(data))
+    """The feed of ``spec.data.train``. ``base`` is where relative paths start; ``epochs`` None: without end; ``now``:
+    the date in prompts whose chat template writes one (None: the present)."""
+    encoder = PromptEncoder(tokenizer, prompt_settings(data), now)
     parts = data.train.sources
     sources = []
     for index, part in enumerate(parts):
@@ -31,10 +38,10 @@ def training_feed(
 
 
 def validation_sets(
-    data: Data, tokenizer: PreTrainedTokenizerBase, *, base: Path | None = None
+    data: Data, tokenizer: PreTrainedTokenizerBase, *, base: Path | None = None, now: datetime | None = None
 ) -> dict[str, list[Prompt]]:
-    """The prompts of each set of ``spec.data.validation``, by its name."""
-    encoder = PromptEncoder(tokenizer, prompt_settings(data))
+    """The prompts of each set of ``spec.data.validation``, by its name. ``now`` as for ``training_feed``."""
+    encoder = PromptEncoder(tokenizer, prompt_settings(data), now)
     sets = {}
     for index, part in enumerate(data.validation):
         rows = rows_of(part, "validation", f"spec.data.validation[{index}]", base)

@@ -184,7 +184,7 @@ class PromptFeed:
                     return None
                 self._epoch, self._position = self._epoch + 1, 0
             source, row = self._locate(int(self._order_of(self._epoch)[self._position]))
-            encoded = self._ahead.take(self._epoch, self._position)
+            encoded = self._take()
             self._position += 1
             if encoded is not None:
                 break
@@ -208,6 +208,18 @@ class PromptFeed:
         self._ordinal += 1
         return prompt
 
+    def _take(self) -> EncodedPrompt | None:
+        try:
+            return self._ahead.take(self._epoch, self._position)
+        except DataError as error:
+            if self._ordinal == 0:
+                raise
+            # Rows that are witnesses were read when the run began: this one is none.
+            raise DataError(
+                f"{error}. Correct it where it is and start again to go on from the last checkpoint: with a row less "
+                f"than the {len(self)} that the run began with, none can be gone on from"
+            ) from error
+
     def prompt_at(self, *, ordinal: int, epoch: int, source: str, row: int) -> Prompt:
         """A prompt that was handed out before, made again. Raises ``CheckpointError`` when there is no such row."""
         owner = next((s for s in self._sources if s.name == source and row < len(s.rows)), None)
@@ -228,7 +240,8 @@ class PromptFeed:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, small and JSON-ready. ``sources`` guards against resuming on other data."""
+        """The position, small and JSON-ready. ``sources`` guards against resuming on other data; with ``date`` a
+        resumed run's prompts are rendered as before (``driver/feeding.py``)."""
         return {
             "ordinal": self._ordinal,
             "epoch": self._epoch,
@@ -239,6 +252,7 @@ class PromptFeed:
             "shuffle": self._shuffle,
             "sources": [[source.name, len(source.rows)] for source in self._sources],
             "witnesses": self._witnesses,
+            "date": self._sources[0].encoder.date,
         }
 
     @property

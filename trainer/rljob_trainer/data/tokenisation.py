@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_trainer.data.columns import (
@@ -34,6 +35,8 @@ Overlong = Literal["drop", "error", "truncate"]
 
 _OF_TOOLS = ("tool", "function", "ipython")
 """Roles in which chat templates expect what a tool said."""
+_CLOCK = "strftime_now"
+"""What transformers gives a chat template for the present date. A template's variables come before such functions."""
 _WORTH_THREADS = 4096
 """Tokens from which on a tokenizer's threads are faster than one: half a millisecond's work."""
 
@@ -117,8 +120,13 @@ def text_encoder(
 class PromptEncoder:
     """Turns rows into ``EncodedPrompt``."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: PromptSettings) -> None:
-        """Raises ``JobFileError`` when the settings ask for a chat template that the tokenizer lacks."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, settings: PromptSettings, now: datetime | None = None
+    ) -> None:
+        """``now``: the date in all prompts of a chat template that writes one; None: the present date.
+
+        Raises ``JobFileError`` when the settings ask for a chat template that the tokenizer lacks.
+        """
         self.tokenizer = tokenizer
         self.settings = settings
         self._template = Template(settings.prompt, "spec.data.prompt") if is_template(settings.prompt) else None
@@ -134,9 +142,16 @@ class PromptEncoder:
                 "spec.data.systemPrompt needs a chat template, and none is applied here; "
                 "write the text into the template of spec.data.prompt instead"
             )
+        self._now = now or datetime.now()
+        self._dated = self.uses_chat and _CLOCK in str(tokenizer.chat_template)
         # A chat template writes the special tokens itself.
         self._ids_of = text_encoder(tokenizer, add_special_tokens=not self.uses_chat)
         self._ids_of_text_alone = text_encoder(tokenizer, add_special_tokens=False)
+
+    @property
+    def date(self) -> str | None:
+        """The date and time in prompts, as ISO 8601 has it; None where no prompt has any."""
+        return self._now.isoformat() if self._dated else None
 
     def check_columns(self, present: Iterable[str], where: str) -> None:
         """Raises ``JobFileError`` naming the columns that prompt and answer need and ``where`` lacks."""
@@ -180,8 +195,9 @@ class PromptEncoder:
         if not self.uses_chat:
             return as_text(content)
         messages = as_messages(content, self.settings.system_prompt)
+        clock: dict[str, Any] = {_CLOCK: self._now.strftime} if self._dated else {}
         try:
-            rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **clock)
         except Exception as error:
             # Templates raise what they like: "roles must alternate", or what Python says of a list plus a text.
             raise cannot_be_rendered(place, error) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,8 +71,9 @@ class Inputs:
     decode: Decode
 
 
-def read_inputs(job: ResolvedJob, base: Path, model_folder: Path) -> Inputs:
-    """``base`` is where the job file's relative paths start. Raises ``JobFileError`` and ``DataError``."""
+def read_inputs(job: ResolvedJob, base: Path, model_folder: Path, now: datetime | None = None) -> Inputs:
+    """``base`` is where the job file's relative paths start, ``now`` the date in prompts that have one (None: the
+    present). Raises ``JobFileError`` and ``DataError``."""
     spec = job.spec
     model = materialise(spec.model, model_folder, base=base)
     for field, length in response_lengths(spec).items():
@@ -83,8 +85,8 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path) -> Inputs:
     check_builds(model.path, trust_remote_code=spec.model.trust_remote_code)
     tokenizer = load_tokenizer(model.path, trust_remote_code=spec.model.trust_remote_code)
     check_embedded(tokenizer, model.vocabulary_size, f"spec.model: the tokenizer in {model.path}")
-    feed = training_feed(spec.data, tokenizer, base=base, epochs=spec.stop.epochs)
-    validation = validation_sets(spec.data, tokenizer, base=base)
+    feed = training_feed(spec.data, tokenizer, base=base, epochs=spec.stop.epochs, now=now)
+    validation = validation_sets(spec.data, tokenizer, base=base, now=now)
     check_values(model.path)
     return Inputs(model, tokenizer, feed, validation, response_decoder(tokenizer))
 

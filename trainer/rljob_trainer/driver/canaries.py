@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from rljob_trainer.driver.training import Publication
-from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.errors import CHANGED_JOB, DeadlineError, EngineError
 from rljob_trainer.learner.protocol import Learner, SequenceBatch
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.samples import FloatArray
@@ -193,8 +193,8 @@ class Canaries:
             f"every engine deviates from the trainer by {least:.3g} nats per token or more, and sending the weights "
             "once more did not help, although they agreed before: new weights do not take effect in the engines, and "
             "training would go on with samples of another policy. If the difference grew slowly and is one of "
-            f"precision, raise weights.canaryTolerance ({self._tolerance:g}) and start again: the run continues from "
-            "its last checkpoint; else please report it with engine, model family and versions"
+            f"precision, raise weights.canaryTolerance ({self._tolerance:g}) {CHANGED_JOB}; else please report it with "
+            "engine, model family and versions"
         )
 
     def _tell_of_all(self, least: float) -> None:

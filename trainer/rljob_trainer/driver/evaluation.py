@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rljob_trainer.driver.assemble import read_inputs, training_sampling, validator_of
 from rljob_trainer.driver.engines import start_pool
+from rljob_trainer.driver.feeding import date_of_prompts
 from rljob_trainer.driver.finished import find_trained, load_actor
 from rljob_trainer.driver.ray_beside import ray_beside
 from rljob_trainer.rewards.pool import RewardPool
@@ -27,15 +28,17 @@ async def evaluate(
     Raises ``RLJobError`` with a message for the user.
     """
     spec = job.spec
+    checkpoint = None
     with tempfile.TemporaryDirectory(prefix="rljob-eval-") as scratch:
         if run is not None:
             found = find_trained(run, step, Path(scratch) / "trained", report)
+            checkpoint = found.checkpoint
             exported = Path(scratch) / "exported"
             load_actor(found).export(exported)
-            report(f"evaluating the model of step {found.checkpoint.step}")
+            report(f"evaluating the model of step {checkpoint.step}")
             model = spec.model.model_copy(update={"source": str(exported), "random": None, "revision": None})
             job = job.model_copy(update={"spec": spec.model_copy(update={"model": model})})
-        inputs = read_inputs(job, base, Path(scratch) / "model")
+        inputs = read_inputs(job, base, Path(scratch) / "model", date_of_prompts(checkpoint))
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(ray_beside(engine_count(spec)))
             rewards = await stack.enter_async_context(

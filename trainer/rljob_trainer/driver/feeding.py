@@ -8,10 +8,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from datetime import datetime
 from typing import Any, Protocol
 
 from rljob_trainer.aside import aside
+from rljob_trainer.checkpoints.checkpoint import Checkpoint, driver_state
+from rljob_trainer.errors import CheckpointError
 from rljob_trainer.samples import Prompt
+
+
+def date_of_prompts(checkpoint: Checkpoint | None) -> datetime:
+    """The date that chat templates write into all prompts of a run (Llama 3.2's has "Today Date"): that of its
+    beginning, also after midnight and after a resume, else prompts would not be those that they were. Of another run's
+    checkpoint too, since its data and its open groups go on. Raises ``CheckpointError``.
+    """
+    if checkpoint is None:
+        return datetime.now()
+    try:
+        date = driver_state(checkpoint.files()).get("feed", {}).get("date")
+        return datetime.now() if date is None else datetime.fromisoformat(date)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {checkpoint.place} was written by another version: {error!r}") from error
 
 
 class Source(Protocol):

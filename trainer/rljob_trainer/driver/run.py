@@ -27,6 +27,7 @@ from rljob_trainer.driver.closing import closing, closing_ledger
 from rljob_trainer.driver.controls import Controls
 from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.engines import inside_ranks
+from rljob_trainer.driver.feeding import date_of_prompts
 from rljob_trainer.driver.fence import Fence, FencedError, RemovedError
 from rljob_trainer.driver.ledger import FILE as LEDGER
 from rljob_trainer.driver.ledger import Ledger
@@ -291,7 +292,8 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     spec = job.spec
     # In threads: signals and questions are answered while a large data set is read or a disk hangs.
     await asyncio.to_thread(write_job, output.path / run_folder.JOB, job, options.base)
-    inputs = await asyncio.to_thread(read_inputs, job, options.base, output.model)
+    now = await asyncio.to_thread(date_of_prompts, start.checkpoint)
+    inputs = await asyncio.to_thread(read_inputs, job, options.base, output.model, now)
     model = await asyncio.to_thread(start_model.describe, spec.model, inputs.model.path)
     if start.checkpoint is not None:
         await asyncio.to_thread(start_model.check_same, start.checkpoint, model, own=start.own)

@@ -36,8 +36,8 @@ def check_unchanged(written: Path, job: ResolvedJob, base: Path, report: Callabl
     if changed:
         raise JobFileError(
             f"{written.parent} holds a run of another job: {', '.join(changed)} cannot be changed after a run has "
-            f"begun. Put it back as it is in {written}, give this job another --output, or begin anew with "
-            "--resume never"
+            f"begun. Put it back as it is in {written}, give this job another --output (with "
+            f"--resume {written.parent} it starts from this run's newest checkpoint), or begin anew with --resume never"
         )
 
 

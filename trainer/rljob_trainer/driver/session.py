@@ -108,7 +108,7 @@ class Session:
         """Raises whatever a part raises; checkpoints that exist stay. ``own``: what is restored is this run's past."""
         reward = None
         if restored is not None:
-            await self._restore(restored)
+            await self._restore(restored, own=own)
             reward = await self._make_up_validation() if own else None
         else:
             await self._feed.begin()
@@ -422,15 +422,18 @@ class Session:
         ):
             await ledger.announce(version, self.totals.step)
 
-    async def _restore(self, checkpoint: Checkpoint) -> None:
+    async def _restore(self, checkpoint: Checkpoint, *, own: bool) -> None:
+        """Goes on from ``checkpoint``: with its weights and optimizer, its place in the data, its open groups and its
+        counts. Of another run's (not ``own``) stay behind its name, a validation that it still owed, and what it had
+        changed by other settings than this job's."""
         files = await asyncio.to_thread(checkpoint.files)
         state = await asyncio.to_thread(driver_state, files)
         try:
             self.totals = Totals.of(state)
-            self._run = str(state["run"])
+            self._run = str(state["run"]) if own else self._run
             belongs_to = _owner(state)
             await aside(lambda: self.parts.feed.load_state_dict(state["feed"]))
-            self.parts.step.load_state_dict(state["training"])
+            self.parts.step.load_state_dict(state["training"], own=own)
             opened, size = state["open"], int(state["groups_per_version"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint {checkpoint.place} was written by another version: {error!r}") from error
@@ -458,10 +461,14 @@ class Session:
             ]
         )
         self.parts.rollout.restored = await asyncio.to_thread(
-            unfinished.read, files, versions_later=later, keep=self.parts.shelf.put
+            unfinished.read,
+            files,
+            versions_later=later,
+            keep=self.parts.shelf.put,
+            report=self.parts.view.message,
         )
         self._restored_size = size
-        self._boundary = self._state() | {"unvalidated": state.get("unvalidated")}
+        self._boundary = self._state() | {"unvalidated": state.get("unvalidated") if own else None}
         self.checkpoint = checkpoint
         self._controls.standing.checkpointed(checkpoint, self.totals.version)
         if self.parts.engines.turns is not None:

@@ -17,6 +17,7 @@ import numpy as np
 from rljob_trainer.checkpoints.checkpoint import unreadable
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.rollout.protocol import Begun
+from rljob_trainer.training.checks import possible
 
 FILE = "groups.npz"
 
@@ -66,13 +67,20 @@ def _write_data(entry: IO[bytes], arrays: _Arrays, dtype: Any, rest: Callable[[]
 
 
 def read(
-    folder: Path, *, versions_later: int, keep: Callable[..., Sequence[Any]] = lambda *arrays: arrays
+    folder: Path,
+    *,
+    versions_later: int,
+    keep: Callable[..., Sequence[Any]] = lambda *arrays: arrays,
+    report: Callable[[str], None] = lambda _: None,
 ) -> dict[int, dict[int, Begun]]:
     """The groups of a checkpoint, empty when it has none. Raises ``CheckpointError``.
 
     ``versions_later`` is added to every version: the weights of a checkpoint are published again under a new number,
     and ages count from that. ``keep`` takes a sample's three arrays and says where they are from now on
     (``Shelf.put``): the file is read sample after sample, never whole.
+
+    A sample with a log-prob that no sampled token can have is left out, to be made anew, and told to ``report``:
+    training refuses it, and would each time that the run goes on from here.
     """
     if not (folder / FILE).exists():
         return {}
@@ -83,6 +91,12 @@ def read(
             tokens = [_Column(file, name) for name in ("token_ids", "log_probs", "versions")]
             for ordinal, index, length in zip(ordinals.tolist(), indices.tolist(), lengths.tolist(), strict=True):
                 token_ids, log_probs, versions = (column.take(length) for column in tokens)
+                if not possible(log_probs).all():
+                    report(
+                        f"sample {index} of prompt {ordinal} has a log-prob that no sampled token can have: it is made "
+                        "again"
+                    )
+                    continue
                 groups.setdefault(ordinal, {})[index] = Begun(*keep(token_ids, log_probs, versions + versions_later))
             for column in tokens:
                 if len(column.rest()):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import traceback
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -22,11 +23,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as collectives
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from rljob_trainer.errors import CheckpointError, UnreadableError, UnsavedError, reading_failed
+from rljob_trainer.errors import CheckpointError, UnreadableError, UnsavedError, causes, reading_failed
 from rljob_trainer.learner.shards import local
 from rljob_trainer.learner.state_files import StateFiles, state_files
 from rljob_trainer.learner.trained import Trained
@@ -36,6 +38,8 @@ from rljob_trainer.weights.checksum import checksum
 
 FORMAT = 1
 _DESCRIPTION = "learner.json"
+_NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+"""How torch's RuntimeError for the host's memory begins."""
 _LIST = ".metadata"
 """The list of tensors that torch keeps beside them."""
 
@@ -93,9 +97,10 @@ def load(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, be
         _quietly(load_tensors, _tensors(models), storage_reader=files.reader(), no_dist=not dist.is_initialized())
         random, saved = None, None
         if description["ranks"] == ranks:
-            saved = files.read(_digest_file(rank))
-            if saved is None:
-                raise FileNotFoundError(f"{_digest_file(rank)} is missing")
+            data = files.read(name := _digest_file(rank))
+            if data is None:
+                raise FileNotFoundError(f"{name} is missing")
+            saved = json.loads(data)
             data = files.read(name := _random_file(rank))
             if data is None:
                 raise FileNotFoundError(f"{name} is missing")
@@ -105,7 +110,7 @@ def load(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, be
     except (Exception, CheckpointException) as error:
         raise _unreadable(place, files, error, _lacking(files, models)) from error
     if saved is not None:
-        _check(json.loads(saved), _digests(models), place)
+        _check(saved, _digests(models), place)
     if random is not None:
         _restore_random(random)
     for model in models:
@@ -148,10 +153,26 @@ def _unreadable(
     if is_address(place):  # compared with its manifest, tag by tag, before anything of it is read
         failed = not isinstance(error, FileNotFoundError)
     else:
-        failed = reading_failed(error) or _list_fails(files)
+        failed = reading_failed(error) or _machine_failed(error) or _list_fails(files)
     if failed:
         return UnreadableError(f"{sentence}; that says nothing about what is in it: try again")
     return CheckpointError(f"{sentence}; the files are damaged or belong to another model")
+
+
+def _machine_failed(error: BaseException) -> bool:
+    """Whether there was no memory for what is in the files, or ranks lost each other while they read: gloo's errors are
+    plain ``RuntimeError``, known by torch's collective calls, which raise them."""
+    return any(
+        isinstance(cause, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError | dist.DistError)
+        or (isinstance(cause, RuntimeError) and _NO_MEMORY in str(cause))
+        or _raised_in(cause) == collectives.__file__
+        for cause in causes(error)
+    )
+
+
+def _raised_in(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].filename if frames else ""
 
 
 def _list_fails(files: StateFiles) -> bool:

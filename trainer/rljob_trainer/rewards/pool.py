@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rljob_trainer.errors import JobFileError, RewardError, RewardWorkerError
+from rljob_trainer.errors import CHANGED_JOB, JobFileError, RewardError, RewardWorkerError
 from rljob_trainer.receipts import digest
 from rljob_trainer.rewards.process import WorkerProcess
 from rljob_trainer.rewards.rules import Verdict
@@ -46,6 +46,10 @@ _EXCERPT = 300
 """Characters of a prompt's or response's end that a message shows."""
 
 
+_REMEDY = (
+    "correct the function and start again: the run continues from its last checkpoint. Or set spec.reward.onError: "
+    f"score to give such samples errorScore, {CHANGED_JOB}"
+)
 _LOGGED = 50
 """Failures shown in full in the log; further ones are in the samples' results and in the counts."""
 
@@ -206,14 +210,10 @@ class RewardPool:
         if self._reward.on_error == "fail":
             if lost:
                 raise RewardWorkerError(
-                    f"{message}\nTry again, with more memory or fewer spec.reward.workers if memory may have run out. "
-                    "Should it always be this sample, correct the function (or the row), or set spec.reward.onError: "
-                    "score to go on with errorScore for such samples."
+                    f"{message}\nTry again, with more memory if it may have run out. Should it always be this sample, "
+                    f"{_REMEDY}; so can spec.reward.workers be lowered, which need less memory."
                 )
-            raise RewardError(
-                f"{message}\nCorrect the function (or the row), or set spec.reward.onError: score to go on with "
-                "errorScore for such samples."
-            )
+            raise RewardError(f"{message}\nTo go on, {_REMEDY}.")
         self.failures += 1
         substitute = self._reward.error_score
         self._log(f"{message}\nThe sample gets spec.reward.errorScore = {substitute:g}.")

@@ -60,7 +60,7 @@ def check_groups(groups: Sequence[Group], version: int) -> None:
         for sample in group.samples:
             check_sample(group.prompt, sample)
             name = f"sample {sample.index} of prompt {group.prompt.ordinal}"
-            impossible = np.flatnonzero(sample.mask & ~_possible(sample.log_probs))
+            impossible = np.flatnonzero(sample.mask & ~possible(sample.log_probs))
             if len(impossible):
                 token = int(impossible[0])
                 raise EngineError(
@@ -85,7 +85,7 @@ def check_groups(groups: Sequence[Group], version: int) -> None:
                     )
 
 
-def _possible(log_probs: FloatArray) -> BoolArray:
+def possible(log_probs: FloatArray) -> BoolArray:
     """Which of them are logarithms of a positive probability."""
     return np.isfinite(log_probs) & (log_probs <= _ROUNDING)
 
@@ -112,7 +112,7 @@ def check_scored(scored: ScoreResult, batch: TrainingBatch, groups: Sequence[Gro
     ):
         if stream is None:
             continue
-        bad = np.flatnonzero(mask & ~(_possible(stream) if what == "log-prob" else np.isfinite(stream)))
+        bad = np.flatnonzero(mask & ~(possible(stream) if what == "log-prob" else np.isfinite(stream)))
         if len(bad):
             row = int(np.searchsorted(ends, bad[0], side="right"))
             where = f"of response token {bad[0] - int(batch.offsets[row])}"

@@ -94,3 +94,16 @@ def entropy_controller(algorithm: ResolvedAlgorithm) -> EntropyTarget | None:
         return None
     start = min(algorithm.entropy_coefficient, given.maximum)
     return EntropyTarget(given.target, start, given.rate, maximum=given.maximum)
+
+
+def steering_settings(algorithm: ResolvedAlgorithm) -> dict[str, Any]:
+    """By their places in the job, as JSON has them: the settings by which a run changes coefficients and corrections of
+    its own while it trains."""
+    in_reward, target = algorithm.kl.in_reward, algorithm.entropy_target
+    return {
+        "algorithm.kl.inReward": None if in_reward is None else in_reward.model_dump(mode="json"),
+        "algorithm.entropyTarget": None
+        if target is None
+        else {"start": algorithm.entropy_coefficient, **target.model_dump(mode="json")},
+        "algorithm.rolloutCorrection": algorithm.rollout_correction.model_dump(mode="json"),
+    }

@@ -62,6 +62,7 @@ from rljob_trainer.training.settings import (
     kl_controller,
     loss_settings,
     part_weights,
+    steering_settings,
     with_correction,
 )
 
@@ -105,6 +106,8 @@ class TrainingStep:
         self.algorithm = algorithm
         self.kl = kl_controller(algorithm)
         self.entropy = entropy_controller(algorithm)
+        self._settings = steering_settings(algorithm)
+        """As the job has them: what the state was made by."""
         self._batch = batch
         self._learner = learner
         self._temperature = temperature
@@ -212,15 +215,22 @@ class TrainingStep:
             "entropy": None if self.entropy is None else self.entropy.state_dict(),
             "correcting": self.correcting,
             "steps_taken": list(self._steps_taken),
+            "settings": self._settings,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.kl.load_state_dict(state["kl"])
-        if self.entropy is not None and state["entropy"] is not None:
+    def load_state_dict(self, state: Mapping[str, Any], *, own: bool = True) -> None:
+        """``own`` False: the state of another job, whose settings may differ from this one's. What other settings have
+        made (a coefficient that followed its target, a correction that was switched on) is left, and that is said."""
+        foreign = set() if own else {name for name, now in self._settings.items() if state["settings"][name] != now}
+        if "algorithm.kl.inReward" not in foreign:
+            self.kl.load_state_dict(state["kl"])
+        if self.entropy is not None and state["entropy"] is not None and "algorithm.entropyTarget" not in foreign:
             self.entropy.load_state_dict(state["entropy"])
-        if state["correcting"]:
+        if state["correcting"] and "algorithm.rolloutCorrection" not in foreign:
             self.switch_correction_on()
         self._steps_taken = list(state["steps_taken"])
+        for name in sorted(foreign):
+            self._report(f"{name} is not that of the checkpoint's job: it begins as this job has it")
 
     def switch_correction_on(self) -> None:
         """From the next batch on: mode decoupled, with importance weights."""

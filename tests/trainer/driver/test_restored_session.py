@@ -1,0 +1,67 @@
+"""What a session takes over from a checkpoint of its own run, and what it leaves of another run's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rljob_trainer.checkpoints.checkpoint import DRIVER, Checkpoint
+from rljob_trainer.driver.session import Session
+from rljob_trainer.telemetry.waits import Waits
+
+OWED = {"reward/mean": 0.5}
+STATE = {
+    **{"step": 7, "version": 7, "groups": 56, "samples": 112, "tokens": 900, "response_tokens": 400, "seconds": 60.0},
+    **{"run": "a run", "feed": {"ordinal": 56}, "training": {}, "open": [], "groups_per_version": 8},
+    "unvalidated": OWED,
+}
+
+
+async def nothing(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def session(read: list[str]) -> Session:
+    async def load(_: str, belongs_to: str) -> None:
+        read.append(belongs_to)
+
+    async def restore(reading: Any, _: int) -> None:
+        await reading()
+
+    parts: Any = SimpleNamespace(
+        job=SimpleNamespace(spec=SimpleNamespace(deadlines=SimpleNamespace(progress_seconds=60))),
+        feed=SimpleNamespace(load_state_dict=lambda _: None, state_dict=lambda: STATE["feed"]),
+        step=SimpleNamespace(load_state_dict=lambda _, own: None, state_dict=lambda: {}, correcting=False),
+        limits=SimpleNamespace(resumed=lambda correcting: None),
+        ledger=SimpleNamespace(roll_back=nothing, fresh=False, account=SimpleNamespace()),
+        view=SimpleNamespace(message=None),
+        shelf=SimpleNamespace(put=lambda *arrays: arrays),
+        rollout=SimpleNamespace(),
+        model={},
+        schedule=SimpleNamespace(groups_per_version=8),
+        engines=SimpleNamespace(turns=None),
+        trainer=SimpleNamespace(restore=restore),
+        learner=SimpleNamespace(load=load),
+        waits=Waits(lambda: 0.0),
+    )
+    parts.ledger.account.trained = SimpleNamespace(groups=STATE["groups"])
+    standing = SimpleNamespace(checkpointed=lambda *_: None)
+    return Session(parts, SimpleNamespace(stop=None, end=None, standing=standing))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_run_keeps_its_name_and_what_it_owes_and_takes_neither_from_another(tmp_path: Path, own: bool) -> None:
+    (tmp_path / DRIVER).write_text(json.dumps(STATE))
+    read: list[str] = []
+    resumed = session(read)
+    asyncio.run(resumed._restore(Checkpoint(7, "somewhere", lambda: tmp_path), own=own))
+    assert read == ["run a run, step 7"]
+    assert (resumed.totals.step, resumed.totals.samples) == (7, 112)
+    state = resumed._boundary
+    assert (state["run"] == "a run") == own
+    assert state["unvalidated"] == (OWED if own else None)
