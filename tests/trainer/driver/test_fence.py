@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from rljob_trainer.checkpoints.checkpoint import latest
 from rljob_trainer.checkpoints.folder import FolderCheckpoints
+from rljob_trainer.driver import fence
 from rljob_trainer.driver.fence import Fence, FencedError
-from rljob_trainer.errors import CheckpointError, UnreadableError, exit_code_of
+from rljob_trainer.errors import CheckpointError, OutputError, UnreadableError, exit_code_of
 from rljob_trainer.storage.small import LocalFile
 
 
@@ -68,3 +71,42 @@ def test_a_file_that_cannot_be_read_is_tried_again(file: LocalFile, tmp_path: Pa
     with pytest.raises(UnreadableError, match=r"attempt.json cannot be read") as caught:
         Fence.take(file)
     assert exit_code_of(caught.value) == 75
+
+
+class Full:
+    """A file on a disk that has no room for a while."""
+
+    place = "full/attempt.json"
+
+    def __init__(self, file: LocalFile, failures: int) -> None:
+        self.file, self.failures = file, failures
+
+    def read(self) -> str | None:
+        return self.file.read()
+
+    def write(self, text: str) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OutputError(f"cannot write {self.place}") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.file.write(text)
+
+
+async def test_the_number_of_a_version_waits_for_room(file: LocalFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "_PAUSE_SECONDS", 0.01)
+    full = Full(file, 0)
+    taken = Fence.take(full)
+    full.failures = 2
+    await taken.announce_patiently(1, 60)
+    assert Fence.take(file).versions >= 1
+
+
+async def test_a_number_that_could_not_be_written_is_not_taken_for_reserved(file: LocalFile) -> None:
+    full = Full(file, 0)
+    taken = Fence.take(full)
+    full.failures = 2
+    for _ in range(2):
+        with pytest.raises(OutputError) as raised:
+            await taken.announce_patiently(1, 0)
+        assert exit_code_of(raised.value) == 73
+    taken.announce(1)
+    assert Fence.take(file).versions >= 1

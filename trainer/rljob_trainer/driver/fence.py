@@ -8,12 +8,17 @@ with its node.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import time
 
-from rljob_trainer.errors import CheckpointError, OutputError, RLJobError, UnreadableError
+from rljob_trainer.errors import CheckpointError, OutputError, RLJobError, UnreadableError, lacks_room
 from rljob_trainer.storage.small import SmallFile
 
+_log = logging.getLogger(__name__)
 FILE = "attempt.json"
+_PAUSE_SECONDS = 1.0
 _RESERVED = 64
 """Version numbers reserved at a time, so that not every publication writes the file."""
 
@@ -52,7 +57,7 @@ class Fence:
         if last > attempt:
             raise FencedError(f"attempt {last} has taken over ({file.place}); attempt {attempt} must not go on")
         fence = cls(file, attempt, versions)
-        fence._write()
+        fence._write(versions)
         return fence
 
     def check(self) -> None:
@@ -73,11 +78,26 @@ class Fence:
         """Before a publication: checks, and makes sure that the number is below the one in the file."""
         self.check()
         if version > self._reserved:
-            self._reserved = version + _RESERVED
-            self._write()
+            self._write(version + _RESERVED)
 
-    def _write(self) -> None:
-        self._file.write(json.dumps({"attempt": self.attempt, "versions": self._reserved}) + "\n")
+    async def announce_patiently(self, version: int, seconds: float) -> None:
+        """``announce`` in a thread; again and again, for so many seconds, while the disk is full or does not answer."""
+        began, told = time.monotonic(), False
+        while True:
+            try:
+                return await asyncio.to_thread(self.announce, version)
+            except (OutputError, UnreadableError) as error:
+                left = seconds - (time.monotonic() - began)
+                if left <= 0 or not (lacks_room(error) or isinstance(error, UnreadableError)):
+                    raise
+                if not told:
+                    _log.warning("%s: the run waits, for %.0f s at most", error, left)
+                told = True
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _write(self, reserved: int) -> None:
+        self._file.write(json.dumps({"attempt": self.attempt, "versions": reserved}) + "\n")
+        self._reserved = reserved
 
 
 def read(file: SmallFile) -> tuple[int, int]:

@@ -415,11 +415,10 @@ class Session:
 
     async def _announce(self, version: int) -> None:
         """Before a publication: this attempt is still the newest, and the number is used from now on."""
-        await asyncio.to_thread(self.parts.fence.announce, version)
-        ledger = self.parts.ledger
-        with self.parts.waits.wait(
-            "trainer", f"{ledger.path} to take the number of a version", ledger.patience_seconds
-        ):
+        ledger, patience = self.parts.ledger, self.parts.ledger.patience_seconds
+        with self.parts.waits.wait("trainer", "the number of a version to be written down", patience):
+            await self.parts.fence.announce_patiently(version, patience)
+        with self.parts.waits.wait("trainer", f"{ledger.path} to take the number of a version", patience):
             await ledger.announce(version, self.totals.step)
 
     async def _restore(self, checkpoint: Checkpoint, *, own: bool) -> None:
