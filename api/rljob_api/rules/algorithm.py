@@ -10,6 +10,7 @@ from rljob_api.correction_presets import CORRECTION_PRESETS
 from rljob_api.methods import ESTIMATOR_PARAMETERS, POLICY_LOSS_PARAMETERS
 from rljob_api.rules.registry import Job, rule
 from rljob_api.spec.algorithm import KlController
+from rljob_api.spec.reward import RewardFunction
 from rljob_api.violations import Violation
 
 RATIO_CLIPS = ("ppoClip", "clipCov", "dppoTv", "bypassPpoClip", "cispo", "gspo")
@@ -423,15 +424,21 @@ def estimator_takes_no_negative_terms(job: Job) -> Iterator[Violation]:
         return
     longest = job.resolved.rollout.max_response_tokens
     for index, function in enumerate(job.spec.reward.functions):
-        path, params, weight = f"spec.reward.functions[{index}].params", function.params, function.weight
-        slope, free, show = params.get("coefficient", -0.001), params.get("freeTokens", 0), params.get("formatScore", 0)
-        numbers = all(isinstance(value, int | float) for value in (slope, free, show))
-        if function.type == "length" and numbers and weight * slope < 0 and free < longest:
-            yield Violation(
-                f"{path}.coefficient", f"{slope:g}: {_DIVIDES}, which those of long responses would be", _CLIP
-            )
-        if function.type == "gsm8k" and numbers and weight * show < 0 < weight:
-            yield Violation(f"{path}.formatScore", f"{show:g}: {_DIVIDES}", f"use 0, or {_CLIP}")
+        path = f"spec.reward.functions[{index}].params"
+        if function.type == "length" and _parameter(function, "freeTokens", 0) < longest:
+            slope = _parameter(function, "coefficient", -0.001)
+            if function.weight * slope < 0:
+                yield Violation(
+                    f"{path}.coefficient", f"{slope:g}: {_DIVIDES}, which those of long responses would be", _CLIP
+                )
+        elif function.type == "gsm8k" and (score := _parameter(function, "formatScore", 0)) < 0 < function.weight:
+            yield Violation(f"{path}.formatScore", f"{score:g}: {_DIVIDES}", f"use 0, or {_CLIP}")
+
+
+def _parameter(function: RewardFunction, name: str, default: float) -> float:
+    """A parameter that is a number; what it is instead is said where functions are checked."""
+    given = function.params.get(name, default)
+    return given if isinstance(given, int | float) else default
 
 
 @rule
