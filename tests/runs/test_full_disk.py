@@ -99,5 +99,5 @@ def test_an_output_folder_that_cannot_be_written_is_named_before_anything_starts
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 1, printed
     assert f"{closed / 'output'}" in printed
-    assert "make the folder writable, or choose another one with --output" in printed
+    assert "make the folder writable, or choose another folder with --output" in printed
     assert "Traceback" not in printed

@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.abc import InspectLoader
 from typing import Protocol, TextIO, cast
 
@@ -126,8 +127,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return NO_ROOM
-        print(f"rljob {verb}: {error}; make room", file=sys.stderr)
+        where = f" in {' and '.join(full)}" if error.filename is None and (full := _full_folders()) else ""
+        print(f"rljob {verb}: {error}; make room{where}", file=sys.stderr)
         return NO_ROOM
+
+
+def _full_folders() -> list[str]:
+    """Which of the places that everybody writes into have no room left: an error in the middle of a write names none."""
+    found = []
+    for folder in dict.fromkeys((os.environ.get("TMPDIR", "/tmp"), "/tmp", "/dev/shm", os.curdir)):
+        with suppress(OSError):
+            disk = os.statvfs(folder)
+            if disk.f_bavail == 0 or (disk.f_files and disk.f_favail == 0):
+                found.append(folder)
+    return found
 
 
 def _is_full(stream: TextIO) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from rljob_trainer import cli
 from rljob_trainer.cli import main
 
 STATUS = '{"generation": 1, "attempt": 1, "time": "2026-01-01T00:00:00Z", "pools": {"rollout": {"desired": 1, '
@@ -64,3 +68,19 @@ def test_a_full_standard_output_is_called_that() -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     said = "rljob verb: standard output cannot be written (No space left on device); make room where it goes\n"
     assert (done.returncode, done.stderr) == (73, said)
+
+
+def test_of_a_full_disk_the_folder_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def statvfs(folder: str) -> SimpleNamespace:
+        return SimpleNamespace(f_bavail=0 if folder == "/dev/shm" else 9, f_files=0, f_favail=0)
+
+    verb = SimpleNamespace(__doc__="", add_arguments=lambda _: None, run=run)
+    monkeypatch.setattr(cli, "_command", lambda _: verb)
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert cli.main(["verb"]) == 73
+    assert capsys.readouterr().err == "rljob verb: [Errno 28] No space left on device; make room in /dev/shm\n"

@@ -66,7 +66,7 @@ def test_what_a_run_left_is_moved_aside_under_the_next_number(tmp_path: Path) ->
 
 
 def test_a_place_where_there_can_be_no_folder_is_not_said_to_lack_room() -> None:
-    with pytest.raises(OutputError, match=r"cannot write /proc/nope/x: [^;]*; choose another one with --output$"):
+    with pytest.raises(OutputError, match=r"cannot write /proc/nope/x: [^;]*; choose another folder with --output$"):
         OutputFolder(Path("/proc/nope/x")).__enter__()
 
 

@@ -78,7 +78,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as problem:
         reason = problem.strerror or str(problem)
-        remedy = "choose another one with --output"
+        remedy = "choose another folder with --output"
         if lacks_room(problem):
             remedy = f"make room or the folder writable, or {remedy}"
         elif problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
