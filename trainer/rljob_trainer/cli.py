@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _full_folders() -> list[str]:
-    """Which of the places that everybody writes into have no room left: an error in the middle of a write names none."""
+    """Which places that everybody writes into have no room left: an error in the middle of a write names none."""
     found = []
     for folder in dict.fromkeys((os.environ.get("TMPDIR", "/tmp"), "/tmp", "/dev/shm", os.curdir)):
         with suppress(OSError):
