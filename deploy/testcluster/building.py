@@ -39,8 +39,9 @@ BASE_PACKAGES = (
     *("python3.11", "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"),
     *("python3-pip", "python3-setuptools", "python3-wheel", "python3-distutils", "python3-lib2to3"),
 )
+MOUNTED_LAYOUT = "2"
 BASE_LAYOUT = "2"
-"""Another one where `_make_base` makes something else of the same packages."""
+"""Other ones where `_place_python` and `_make_base` make something else of the same parts."""
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 
@@ -58,17 +59,13 @@ def mounted_image(environment: Path) -> Path:
     """
     settings = dict(line.split(" = ", 1) for line in (environment / "pyvenv.cfg").read_text().splitlines())
     version = ".".join(settings["version"].split(".")[:2])
-    interpreter = Path(settings["home"], f"python{version}")
-    archive = _archive("mounted", f"{base_root().name} {environment} {interpreter} {settings['version']}")
+    folder = Path(settings["home"])
+    archive = _archive("mounted", f"{base_root().name} {environment} {folder} {settings['version']} {MOUNTED_LAYOUT}")
     if not archive.exists():
-        with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-            links = Path(folder, "links")
-            place = links / interpreter.relative_to("/")
-            if version == DEBIANS_PYTHON:
-                place.parent.mkdir(parents=True)
-                place.symlink_to(f"/usr/bin/python{version}")
-            else:
-                _copy_python(interpreter, place, version)
+        with tempfile.TemporaryDirectory(dir=archive.parent) as temporary:
+            links = Path(temporary, "links")
+            links.mkdir()
+            _place_python(folder, links / folder.relative_to("/"), version)
             home = links / "home" / "rljob"
             home.mkdir(parents=True)
             for created in (links, *(path for path in links.rglob("*") if path.is_dir())):
@@ -81,15 +78,24 @@ def mounted_image(environment: Path) -> Path:
     return archive
 
 
-def _copy_python(interpreter: Path, place: Path, version: str) -> None:
-    """An interpreter with its standard library and what it links to, without packages, tests and bytecode."""
-    place.parent.mkdir(parents=True)
-    shutil.copy(interpreter, place)
+def _place_python(folder: Path, place: Path, version: str) -> None:
+    """Puts the interpreter of a host's folder at ``place``, under all names by which environments link to it. A copy
+    has its standard library and what it links to, without packages, tests and bytecode."""
+    ours = version == DEBIANS_PYTHON
+    if ours and folder == Path("/usr/bin"):
+        return  # the base has it
+    place.mkdir(parents=True)
+    for name in ("python", "python3"):
+        (place / name).symlink_to(f"python{version}")
+    if ours:
+        (place / f"python{version}").symlink_to(f"/usr/bin/python{version}")
+        return
+    shutil.copy(folder / f"python{version}", place)
     library = Path("lib", f"python{version}")
     left_out = shutil.ignore_patterns("site-packages", "test", "tests", "idlelib", "__pycache__", "config-*", "*.a")
-    shutil.copytree(interpreter.parents[1] / library, place.parents[1] / library, symlinks=True, ignore=left_out)
-    for shared in (interpreter.parents[1] / "lib").glob(f"libpython{version}*.so*"):
-        shutil.copy(shared, place.parents[1] / "lib")
+    shutil.copytree(folder.parent / library, place.parent / library, symlinks=True, ignore=left_out)
+    for shared in (folder.parent / "lib").glob(f"libpython{version}*.so*"):
+        shutil.copy(shared, place.parent / "lib")
 
 
 def image_name(target: str) -> str:

@@ -6,6 +6,8 @@ import hashlib
 import io
 import json
 import re
+import subprocess
+import sys
 import tarfile
 import tomllib
 from pathlib import Path
@@ -100,3 +102,19 @@ def test_the_gpu_image_has_what_nccl_needs_for_infiniband_and_looks_that_it_load
     (installed,) = re.findall(r'"\$\{ACCELERATOR\}" = gpu \]; then set -- (.*?); else', text)
     assert {"libibverbs1", "ibverbs-providers", "librdmacm1"} <= set(installed.split())
     assert 'ctypes.CDLL("libibverbs.so.1")' in text
+
+
+def test_a_checkouts_interpreter_is_in_the_image_under_each_name_that_environments_link_to(tmp_path: Path) -> None:
+    folder = Path(sys._base_executable).resolve().parent  # type: ignore[attr-defined]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    place = tmp_path / "where" / "bin"
+    building._place_python(folder, place, version)
+    if version == building.DEBIANS_PYTHON:
+        assert {str(path.readlink()) for path in place.iterdir()} <= {f"python{version}", f"/usr/bin/python{version}"}
+        return
+    library = place.parent / "lib" / f"python{version}"
+    assert not (library / "site-packages").exists()
+    for name in ("python", "python3", f"python{version}"):
+        command = [place / name, "-I", "-c", "import ssl, sqlite3, sys; print(sys.prefix)"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        assert said == str(place.parent)
