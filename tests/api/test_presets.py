@@ -223,7 +223,10 @@ def test_any_valid_combination_resolves_and_round_trips(
         "spec": {
             "model": {"source": "org/model"},
             "data": {"train": {"source": "train.jsonl"}, "answer": "answer"},
-            "reward": {"functions": [{"type": "gsm8k"}, {"type": "length"}]},
+            "reward": {
+                "functions": [{"type": "gsm8k"}, {"type": "length"}],
+                "clip": {"low": 0, "high": 1} if estimator == "maxrl" else None,
+            },
             "algorithm": {
                 "preset": preset,
                 "advantage": {"estimator": estimator},

@@ -135,6 +135,9 @@ class Run:
         self.device.happens("update")
         return {}
 
+    def forget(self) -> None:
+        pass
+
     async def publish(self, version: int) -> dict[str, float]:
         self.device.happens("publish")
         return {}

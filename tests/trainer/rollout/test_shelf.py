@@ -107,7 +107,8 @@ def peak():
 
 before, shelf, groups = peak(), Shelf(Path(sys.argv[1]), segment_bytes=8 << 20), {}
 for ordinal in range(200):
-    ones = [np.full(10_000, ordinal, t) for t in (np.int32, np.float32, np.int32)]
+    values = ((ordinal, np.int32), (-ordinal, np.float32), (ordinal, np.int32))
+    ones = [np.full(10_000, value, dtype) for value, dtype in values]
     result = GenerationResult("", *ones, "stop")
     shelf.keep(result)
     again = [GenerationResult("", *ones, "stop") for _ in range(15)]
@@ -117,7 +118,7 @@ for ordinal in range(200):
 unfinished.write(groups, Path(sys.argv[1]), shelf.rest)
 back = unfinished.read(Path(sys.argv[1]), versions_later=0, keep=shelf.put)
 print(peak() - before)
-assert all((back[o][15].log_probs == o).all() and len(back[o]) == 16 for o in range(200))
+assert all((back[o][15].log_probs == -o).all() and len(back[o]) == 16 for o in range(200))
 """
 
 
