@@ -44,9 +44,11 @@ def test_every_prompt_is_trained_once_within_the_bound_it_was_admitted_under(
         rng = random.Random(seed)
         world = World(rng, max([max_age, *(age for _, age, _ in changes if age is not None)]), spread)
         sizes: list[int] = []
+        stepped = asyncio.Event()
 
         async def after_step(record: StepRecord) -> bool:
             sizes.append(len(record.groups))
+            stepped.set()
             return True
 
         shape = ScheduleSettings(pull * pulls, pull, max_age, None, ordered=False)
@@ -55,8 +57,9 @@ def test_every_prompt_is_trained_once_within_the_bound_it_was_admitted_under(
 
         async def steer() -> None:
             for step, age, size in sorted(changes, key=lambda change: change[0]):
-                while len(sizes) < step:  # noqa: ASYNC110  (virtual time)
-                    await asyncio.sleep(0.05)
+                while len(sizes) < step:
+                    stepped.clear()
+                    await stepped.wait()
                 await asyncio.sleep(rng.random())
                 schedule.change(max_age=age, groups_per_version=None if size is None else size * pull)
 
