@@ -103,4 +103,4 @@ def _torch_backend() -> list[str]:
 
 
 def fingerprint(packages: Sequence[str]) -> str:
-    return hashlib.sha256(" ".join(packages).encode() + CONSTRAINTS.read_bytes()).hexdigest()
+    return hashlib.sha256(" ".join((VERSION, *packages)).encode() + CONSTRAINTS.read_bytes()).hexdigest()
