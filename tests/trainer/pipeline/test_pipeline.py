@@ -248,6 +248,17 @@ def test_an_error_of_a_part_ends_the_run_with_that_error() -> None:
     assert isinstance(raised.value.__cause__, OSError)
 
 
+def test_data_that_never_come_end_in_an_error_that_says_where_they_lie() -> None:
+    async def main() -> None:
+        pipeline = pipeline_of(
+            World(random.Random(9), 0, 1.0), ScheduleSettings(4, 4, 0), 20, sample_deadline_seconds=60
+        )
+        await pipeline.read(asyncio.Event().wait())
+
+    with pytest.raises(DeadlineError, match=r"were not read within 60 s.*storage with spec\.data\.train answers"):
+        run_virtual(main())
+
+
 def test_samples_that_never_come_end_in_an_error_that_says_who_was_waited_for() -> None:
     class Stuck(World):
         async def run(self, prompt: Prompt) -> Group:

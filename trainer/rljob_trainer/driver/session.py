@@ -220,7 +220,7 @@ class Session:
         parts.ledger.write()
         # Without held-out sets the step's own samples say how good the policy is.
         reason = self._end.reason(self._progress(None if parts.validator else metrics.get("reward/mean")))
-        if reason is None and await self._feed.exhausted() and not pipeline.open_prompts:
+        if reason is None and await pipeline.read(self._feed.exhausted()) and not pipeline.open_prompts:
             reason = "the data is exhausted"
         await self._write_generations(record, last=reason is not None)
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 from rljob_trainer.errors import DataError, DeadlineError
 from rljob_trainer.pipeline.parts import Feed, Journal, NoJournal, Rollout, StepRecord, Trainer
@@ -20,6 +21,8 @@ from rljob_trainer.pipeline.tally import Tally
 from rljob_trainer.samples import Group, Prompt
 from rljob_trainer.telemetry.names import check
 from rljob_trainer.telemetry.waits import Waits, patiently
+
+T = TypeVar("T")
 
 Keep = Callable[[Group], str | None]
 """Says why a finished group is dropped (DAPO's dynamic sampling), or None to keep it."""
@@ -189,11 +192,15 @@ class Pipeline:
 
     async def _prompts_at_hand(self) -> None:
         """Waits until as many prompts as may start are read; how many that are may change meanwhile."""
+        await self.read(self._prepare())
+
+    async def read(self, reading: Awaitable[T]) -> T:
+        """What ``reading`` returns, which waits for the storage of the data. Raises ``DeadlineError``."""
         seconds = self._deadline_seconds
         with self._waits.wait("trainer", "prompts to be read", seconds):
             try:
                 async with asyncio.timeout(seconds) as limit:
-                    await self._prepare()
+                    return await reading
             except TimeoutError:
                 if not limit.expired():
                     raise
