@@ -139,7 +139,7 @@ def _full_folders() -> list[str]:
         with suppress(OSError):
             disk = os.statvfs(folder)
             if disk.f_bavail == 0 or (disk.f_files and disk.f_favail == 0):
-                found.append(folder)
+                found.append(os.path.abspath(folder))
     return found
 
 
