@@ -29,7 +29,7 @@ test: lint unit  ## everything that is fast: lint, types, import rules, tests; a
 lint: install    ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy api/rljob_api trainer/rljob_trainer operator/rljob_operator deploy/testcluster
+	$(BIN)/mypy -n 2 api/rljob_api trainer/rljob_trainer operator/rljob_operator deploy/testcluster
 	$(BIN)/lint-imports
 
 unit: install    ## the fast tests alone

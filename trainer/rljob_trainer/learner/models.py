@@ -149,7 +149,7 @@ class Policy(nn.Module):
 
     def published(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names; a shared matrix once, as in the folder's own files."""
-        return self.language_model.named_parameters()
+        yield from self.language_model.named_parameters()
 
 
 class Critic(nn.Module):
