@@ -27,6 +27,7 @@ RESULTS = "results"
 ENVIRONMENT = fitting.VOLUME
 READER = "reader"
 WAIT_SECONDS = 600.0
+NONE_YET = {"status": "", "reason": "", "message": ""}
 RLJOB = "app.kubernetes.io/name=rljob-operator"
 KUBERAY = "app.kubernetes.io/name in (kuberay, kuberay-operator)"
 """What the operators' pods are labelled with, whoever installed them."""
@@ -85,10 +86,11 @@ class World:
 
     def condition(self, job: str, kind: str) -> dict[str, str]:
         """A condition of a job; empty strings where it has none yet."""
-        for item in self.get("rlj", job).get("status", {}).get("conditions", []):
-            if item["type"] == kind:
-                return dict(item)
-        return {"status": "", "reason": "", "message": ""}
+        return self.conditions(job).get(kind, NONE_YET)
+
+    def conditions(self, job: str) -> dict[str, dict[str, str]]:
+        """The conditions of a job by type, all of one moment."""
+        return {item["type"]: item for item in self.get("rlj", job).get("status", {}).get("conditions", [])}
 
     def step(self, job: str) -> int:
         """The last step that the job reported."""
@@ -106,12 +108,11 @@ class World:
         """Waits for a condition, and gives up at once when the job has failed instead."""
         deadline = time.monotonic() + seconds
         while True:
-            found = self.condition(job, kind)
+            conditions = self.conditions(job)
+            found, failed, running = (conditions.get(name, NONE_YET) for name in (kind, "Failed", "Running"))
             if found["status"] == status and reason in ("", found["reason"]):
                 return found
-            failed = self.condition(job, "Failed")
             assert kind == "Failed" or failed["status"] != "True", f"{job} failed: {failed['message']}"
-            running = self.condition(job, "Running")
             assert time.monotonic() < deadline, (
                 f"waited {seconds:.0f} s for {kind}={status} {reason}; {kind} is {found['status']} {found['reason']}:"
                 f" {found['message']} and Running is {running['status']} {running['reason']}: {running['message']}"
