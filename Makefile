@@ -87,7 +87,7 @@ e2e: install     ## RLJobs in real pods on the test cluster, which stays up; or 
 	$(BIN)/python -m pytest tests/e2e $(E2E)
 
 e2e-smoke: TIMES ?= 1
-e2e-smoke:       ## the end-to-end cases that say most in the least time: sync, async, scale, suspend, a lost pod; TIMES=10: as often
+e2e-smoke:       ## the end-to-end cases that say most in the least time: async, scale, suspend, a lost trainer; TIMES=10: as often
 	for run in $$(seq $(TIMES)); do echo "smoke run $$run of $(TIMES)"; $(MAKE) e2e E2E="-m smoke" || exit 1; done
 
 generate: install  ## what is generated from the code: tables of methods, CRD, list of metrics, table of conditions, values of the chart (tests check them for drift)

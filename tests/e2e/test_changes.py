@@ -1,7 +1,8 @@
-"""Running jobs are resized and suspended: training goes on as if nothing had happened."""
+"""Running jobs are resized, suspended and lose their trainer: training goes on as if nothing had happened."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from ledger import assert_every_prompt_once
 from resumes import assert_resumed
 from undisturbed import FOREVER, assert_undisturbed, endless
-from world import World
+from world import COMPLETED, ON_THE_WAY, TRAINING, World, story
 
 pytestmark = pytest.mark.timeout(1500)
 RESULTS_OF_A_STEP = ("reward/mean", "actor/grad_norm", "response/length/mean")
@@ -80,33 +81,83 @@ def engines(world: World, job: str) -> int:
 
 
 @pytest.mark.smoke
-def test_a_suspended_job_goes_on_where_it_was_and_ends_the_same(world: World) -> None:
-    steps = 60
-    common: dict[str, Any] = {"stop": {"steps": steps}, "validation": {"every": FOREVER, "atStart": False}}
-    world.apply(world.job_document("paused", **common))
-    world.until_condition("paused", "Running", "True", "Training")
-    world.until_step("paused", 3)
-    reached = world.suspend("paused")["status"]["checkpoint"]["step"]
-    assert (world.pods("paused"), world.list("rayclusters")) == ([], [])
+def test_a_job_that_was_suspended_and_lost_its_trainer_ends_as_one_that_was_left_alone(world: World) -> None:
+    steps = 40
+    common: dict[str, Any] = {
+        "stop": {"steps": steps},
+        "validation": {"every": FOREVER, "atStart": False},
+        "retry": {"backoffSeconds": 1},
+    }
+    world.apply(world.job_document("disturbed", **common))
+    world.until_condition("disturbed", "Running", "True", "Training")
+    world.until_step("disturbed", 3)
+    reached = world.suspend("disturbed")["status"]["checkpoint"]["step"]
+    assert (world.pods("disturbed"), world.list("rayclusters")) == ([], [])
     assert 3 <= reached < steps, "the job ended before it was suspended"
-    saved = world.in_results("ls", f"{world.state_folder('paused')}/checkpoints").split()
+    saved = world.in_results("ls", f"{world.state_folder('disturbed')}/checkpoints").split()
     assert saved[-1] == f"step-{reached:08}"
 
-    # The same job without a pause, in the meantime.
-    world.apply(world.job_document("straight", **common))
-    world.until_finished("straight")
-    world.kubectl("patch", "rlj", "paused", "--type=merge", "--patch", '{"spec": {"suspend": false}}')
-    job = world.until_finished("paused")
-    assert len(job["status"]["attempts"]) == 2
+    with world.watching("rlj") as seen:
+        world.kubectl("patch", "rlj", "disturbed", "--type=merge", "--patch", '{"spec": {"suspend": false}}')
+        # The same job, left alone, in the meantime.
+        world.apply(world.job_document("straight", **common))
+        world.until_condition("straight", "ClusterReady", "True")
+        assert_pods_are_for_their_job_alone(world, "straight")
+        world.until_step("disturbed", reached + 1)
+        (trainer,) = world.pods("disturbed", "trainer")
+        world.kubectl("delete", "pod", trainer["metadata"]["name"], "--grace-period=0", "--force")
+        straight, disturbed = world.until_finished("straight"), world.until_finished("disturbed")
+    assert_one_attempt_left_its_results(world, straight, steps)
+    # Weights are lost with the trainer: the next attempt goes on from the last checkpoint, on the same cluster.
+    assert [attempt["reason"] for attempt in disturbed["status"]["attempts"]] == [
+        "Suspended",
+        "DriverFailed",
+        "Completed",
+    ]
+    assert disturbed["status"]["incarnation"] == straight["status"]["incarnation"] + 1
+    told = story(seen, "disturbed", "Running", without=ON_THE_WAY)
+    assert told == [("False", "Suspended"), TRAINING, ("False", "BackingOff"), TRAINING, COMPLETED]
+    assert_resumed(world, "disturbed", assert_every_prompt_once(world, "disturbed", steps))
 
-    assert_every_prompt_once(world, "straight", steps)
-    assert_resumed(world, "paused", assert_every_prompt_once(world, "paused", steps))
-    paused, straight = world.metrics("paused"), world.metrics("straight")
-    assert [line["step"] for line in paused] == list(range(1, steps + 1))
-    for ours, theirs in zip(paused, straight, strict=True):
-        assert {name: ours[name] for name in RESULTS_OF_A_STEP} == {name: theirs[name] for name in RESULTS_OF_A_STEP}
+    ours, theirs = world.metrics("disturbed"), world.metrics("straight")
+    assert [line["step"] for line in ours] == list(range(1, steps + 1))
+    for one, other in zip(ours, theirs, strict=True):
+        assert {name: one[name] for name in RESULTS_OF_A_STEP} == {name: other[name] for name in RESULTS_OF_A_STEP}
     # The final state is the same to the bit: weights and optimizers.
-    assert checksums(world, "paused", steps) == checksums(world, "straight", steps)
+    assert checksums(world, "disturbed", steps) == checksums(world, "straight", steps)
+
+    # A time to live may be set at any time. What the job has written outlives it.
+    folder = world.state_folder("straight")
+    world.kubectl("patch", "rlj", "straight", "--type=merge", "--patch", '{"spec": {"ttlSecondsAfterFinished": 1}}')
+    world.until("the job is gone", lambda: "straight" not in names(world.list("rlj")), seconds=60)
+    assert "report.html" in world.in_results("ls", folder).split()
+
+
+def assert_pods_are_for_their_job_alone(world: World, job: str) -> None:
+    """There is one pod of each role, and a policy that keeps others away: Ray runs whatever it is sent."""
+    roles = {role: world.pods(job, role) for role in ("head", "rollout", "trainer")}
+    assert {role: len(pods) for role, pods in roles.items()} == {"head": 1, "rollout": 1, "trainer": 1}
+    policy = world.get("networkpolicy", f"{job}-pods")["spec"]
+    assert (policy["podSelector"], policy["policyTypes"]) == ({"matchLabels": {"rljob.dev/job": job}}, ["Ingress"])
+
+
+def assert_one_attempt_left_its_results(world: World, job: dict[str, Any], steps: int) -> None:
+    """The job was done in its first attempt; the cluster is given back, and the results stay."""
+    name, status = job["metadata"]["name"], job["status"]
+    assert [attempt["reason"] for attempt in status["attempts"]] == ["Completed"]
+    assert (status["progress"]["step"], status["checkpoint"]["step"]) == (steps, steps)
+    ours = f"rljob.dev/job={name}"
+    world.until("the RayCluster is gone", lambda: not world.list("rayclusters", ours), seconds=30)
+    files = world.in_results("ls", "-R", world.state_folder(name))
+    assert {"report.html", "summary.json", "metrics.jsonl", "checkpoints:"} <= {
+        path.rpartition("/")[2] for path in files.split()
+    }
+    assert json.loads(world.in_results("cat", f"{world.state_folder(name)}/summary.json"))["steps"] == steps
+    assert_every_prompt_once(world, name, steps)
+    # What the docs show.
+    header, row = world.kubectl("get", "rlj", name).splitlines()
+    assert header.split()[:3] == ["NAME", "STATUS", "STEP"]
+    assert row.split()[:3] == [name, "Completed", str(steps)]
 
 
 def checksums(world: World, job: str, step: int) -> str:

@@ -12,15 +12,11 @@ from faults import kill_operator, run_out_of_memory, without_api_server, without
 from ledger import assert_every_prompt_once
 from resumes import assert_resumed
 from undisturbed import assert_undisturbed, endless, identities
-from world import KUBERAY, RLJOB, World, story
+from world import COMPLETED, KUBERAY, ON_THE_WAY, RLJOB, TRAINING, World, story
 
 pytestmark = pytest.mark.timeout(1500)
 STEPS = 120
 OUT_OF_MEMORY = "OOMKilled, exit code 137"
-
-TRAINING, COMPLETED = ("True", "Training"), ("False", "Completed")
-ON_THE_WAY = {("False", "Pending"), ("False", "Starting"), ("Unknown", "RayUnreachable")}
-"""What `Running` may say in between, or not: it depends on how fast pods and Ray are."""
 
 
 @pytest.mark.parametrize(
@@ -29,9 +25,7 @@ ON_THE_WAY = {("False", "Pending"), ("False", "Starting"), ("Unknown", "RayUnrea
         # One of two engines: the other makes its samples again, and a new one joins.
         ("rollout", 2, [], [TRAINING], 1),
         # Weights are lost: the next attempt goes on from the last checkpoint, on the same cluster.
-        pytest.param(
-            *("trainer", 1, ["DriverFailed"], [TRAINING, ("False", "BackingOff"), TRAINING], 1), marks=pytest.mark.smoke
-        ),
+        ("trainer", 1, ["DriverFailed"], [TRAINING, ("False", "BackingOff"), TRAINING], 1),
         # All that Ray knew is lost: a new cluster, the same checkpoint.
         ("head", 1, ["HeadLost"], [TRAINING, ("False", "HeadLost"), TRAINING], 2),
     ],

@@ -1,8 +1,7 @@
-"""RLJobs that train to the end in real pods under the real KubeRay: what kubectl shows, and what is on the volume."""
+"""RLJobs whose pools are apart train to the end in real pods under the real KubeRay: what is on the volume says so."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,43 +10,6 @@ from world import World
 
 pytestmark = pytest.mark.timeout(900)
 CHARACTERS = {"contextLength": 32, "tokenizer": {"characters": "0123456789+="}}
-
-
-@pytest.mark.smoke
-def test_a_job_trains_in_pods_and_leaves_its_results(world: World) -> None:
-    world.apply(world.job_document("short", stop={"steps": 6}, validation={"every": 3, "atStart": False}))
-    world.until_condition("short", "ClusterReady", "True")
-    roles = {role: world.pods("short", role) for role in ("head", "rollout", "trainer")}
-    assert {role: len(pods) for role, pods in roles.items()} == {"head": 1, "rollout": 1, "trainer": 1}
-    # Ray runs whatever it is sent: a policy keeps others away from the job's pods.
-    policy = world.get("networkpolicy", "short-pods")["spec"]
-    assert (policy["podSelector"], policy["policyTypes"]) == ({"matchLabels": {"rljob.dev/job": "short"}}, ["Ingress"])
-
-    job = world.until_finished("short")
-    assert world.step("short") == 6
-    assert [attempt["attempt"] for attempt in job["status"]["attempts"]] == [1]
-    assert job["status"]["checkpoint"]["step"] == 6
-
-    # The cluster is given back; the results stay.
-    world.until("the RayCluster is gone", lambda: not world.list("rayclusters"), seconds=30)
-    files = world.in_results("ls", "-R", world.state_folder("short"))
-    assert {"report.html", "summary.json", "metrics.jsonl", "checkpoints:"} <= {
-        name.rpartition("/")[2] for name in files.split()
-    }
-    summary = json.loads(world.in_results("cat", f"{world.state_folder('short')}/summary.json"))
-    assert summary["steps"] == 6
-    assert_every_prompt_once(world, "short", 6)
-
-    # What the docs show.
-    header, row = world.kubectl("get", "rlj", "short").splitlines()
-    assert header.split()[:3] == ["NAME", "STATUS", "STEP"]
-    assert row.split()[:3] == ["short", "Completed", "6"]
-
-    # A time to live may be set at any time. What the job has written outlives it.
-    folder = world.state_folder("short")
-    world.kubectl("patch", "rlj", "short", "--type=merge", "--patch", '{"spec": {"ttlSecondsAfterFinished": 1}}')
-    world.until("the job is gone", lambda: not world.list("rlj"), seconds=60)
-    assert "report.html" in world.in_results("ls", folder).split()
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,10 @@ ENVIRONMENT = fitting.VOLUME
 READER = "reader"
 WAIT_SECONDS = 600.0
 NONE_YET = {"status": "", "reason": "", "message": ""}
+TRAINING, COMPLETED = ("True", "Training"), ("False", "Completed")
+"""What `Running` says of a job."""
+ON_THE_WAY = {("False", "Pending"), ("False", "Starting"), ("Unknown", "RayUnreachable")}
+"""What it may say in between, or not: it depends on how fast pods and Ray are."""
 RLJOB = "app.kubernetes.io/name=rljob-operator"
 KUBERAY = "app.kubernetes.io/name in (kuberay, kuberay-operator)"
 """What the operators' pods are labelled with, whoever installed them."""
