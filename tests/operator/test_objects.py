@@ -56,10 +56,19 @@ def test_pools_become_groups_and_gpus_become_limits() -> None:
     assert limits == [{"nvidia.com/gpu": "2"}, {"nvidia.com/gpu": "4"}]
 
 
+def test_no_pod_runs_processes_of_rays_that_nobody_listens_to() -> None:
+    spec = cluster()["spec"]
+    head, *groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]  # type: ignore[index]
+    quiet = {"include-log-monitor": "0"}
+    # "0" and not "false": KubeRay takes that for the absence of a flag.
+    assert head["rayStartParams"] == {"num-cpus": "0", "no-monitor": "true"} | quiet
+    assert [group["rayStartParams"] for group in groups] == [quiet] * 2
+
+
 def test_the_head_has_no_cpu_for_actors_and_alone_carries_the_drivers_token() -> None:
     spec = cluster()["spec"]
     head = spec["headGroupSpec"]  # type: ignore[index]
-    assert head["rayStartParams"] == {"num-cpus": "0"}
+    assert head["rayStartParams"]["num-cpus"] == "0"
     groups = spec["workerGroupSpecs"]  # type: ignore[index]
     volumes = [[v["name"] for v in part["template"]["spec"]["volumes"]] for part in (head, *groups)]
     assert ["rljob-tokens" in found for found in volumes] == [True, False, False]
