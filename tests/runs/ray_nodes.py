@@ -40,6 +40,9 @@ class RayNodes:
                 env_vars={"RAY_CLOUD_INSTANCE_ID": pod, "OMP_NUM_THREADS": "1"},
                 temp_dir=self._folder,
                 include_dashboard=False,
+                # As in our pods.
+                no_monitor=True,
+                include_log_monitor=False,
             )
 
     def remove(self, pod: str) -> None:

@@ -58,6 +58,9 @@ def nodes(request: pytest.FixtureRequest, forked_workers: None) -> Iterator[int]
                     env_vars={"OMP_NUM_THREADS": "1"},
                     temp_dir=folder,
                     include_dashboard=False,
+                    # As in our pods.
+                    no_monitor=True,
+                    include_log_monitor=False,
                 )
             ray.init(address=cluster.address, log_to_driver=False)
         yield request.param
