@@ -10,8 +10,8 @@ which is the only coroutine that waits; what it waits for is always in ``waits``
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 from rljob_trainer.errors import DataError, DeadlineError
@@ -93,6 +93,8 @@ class Pipeline:
         self._dropped_lately = Tally()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
+        self._failed: Exception | None = None
+        """The first error of any part."""
 
     @property
     def open_prompts(self) -> list[Prompt]:
@@ -112,24 +114,35 @@ class Pipeline:
     async def run(self, first_step: int = 1) -> None:
         """Raises the first error of any part, with everything else cancelled."""
         step = first_step
-        failed: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                # All that may start at first starts together.
-                await self._prompts_at_hand()
-                for prompt in self._restored:
-                    self._start(prompt)
-                while await self._run_step(step):
-                    step += 1
+                with self._noting_failure():
+                    # All that may start at first starts together.
+                    await self._prompts_at_hand()
+                    for prompt in self._restored:
+                        self._start(prompt)
+                    while await self._run_step(step):
+                        step += 1
                 for running in list(self._running.values()):
                     running.cancel()
-        except BaseExceptionGroup as group:
-            failed = _first_cause(group)
+        except ExceptionGroup:
+            # Raised below, not here: the group would take the place of what the error was raised from.
+            assert self._failed is not None
         finally:
             self._tasks = None
-        if failed is not None:
-            raise failed  # not where the group is handled: it would take the place of what the error was raised from
+        if self._failed is not None:
+            raise _first_cause(self._failed)
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """For each part of the loop. A task group bundles errors in the order in which its tasks ended, the trainer's
+        side last: what groups raise while they are cancelled would be told in the place of what ended the run."""
+        try:
+            yield
+        except Exception as error:
+            self._failed = self._failed or error
+            raise
 
     # --- the trainer's side
 
@@ -236,6 +249,10 @@ class Pipeline:
         self._running[ordinal] = self._tasks.create_task(self._run_group(prompt))
 
     async def _run_group(self, prompt: Prompt) -> None:
+        with self._noting_failure():
+            await self._make_group(prompt)
+
+    async def _make_group(self, prompt: Prompt) -> None:
         group = await self.rollout.run(prompt)
         reason = self._keep(group)
         if reason is None:
@@ -283,8 +300,8 @@ def merge_pulls(pulls: list[dict[str, float]]) -> dict[str, float]:
     return merged
 
 
-def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first real error in a task group's bundle; its siblings were only cancelled because of it."""
-    for error in group.exceptions:
-        return _first_cause(error) if isinstance(error, BaseExceptionGroup) else error
-    return group
+def _first_cause(error: Exception) -> Exception:
+    """The first real error in the bundle of a part's own task group; its siblings were only cancelled because of it."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
