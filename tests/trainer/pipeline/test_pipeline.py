@@ -277,6 +277,24 @@ def test_data_that_never_come_end_in_an_error_that_says_where_they_lie() -> None
         run_virtual(main())
 
 
+def test_prompts_in_the_place_of_dropped_ones_that_never_come_are_no_fault_of_the_engines() -> None:
+    class Silent(Feed):
+        async def prepare(self, prompts: int) -> bool:
+            if self.ordinal == 4:
+                await asyncio.Event().wait()
+            return True
+
+    async def main() -> None:
+        world = World(random.Random(9), 0, 1.0)
+        options: dict[str, Any] = {"keep": lambda group: "no signal", "sample_deadline_seconds": 60}
+        pipeline = pipeline_of(world, ScheduleSettings(4, 4, 0), 20, **options)
+        pipeline.feed = Silent(20)
+        await pipeline.run()
+
+    with pytest.raises(DeadlineError, match=r"were not read within 60 s.*storage with spec\.data\.train answers"):
+        run_virtual(main())
+
+
 def test_samples_that_never_come_end_in_an_error_that_says_who_was_waited_for() -> None:
     class Stuck(World):
         async def run(self, prompt: Prompt) -> Group:

@@ -93,6 +93,8 @@ class Pipeline:
         self._dropped_lately = Tally()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
+        self._reading = 0
+        """How many groups were dropped and wait for prompts in their place to be read."""
         self._failed: Exception | None = None
         """The first error of any part."""
 
@@ -179,7 +181,8 @@ class Pipeline:
 
     def _samples(self) -> str:
         """What the trainer's side waits for between two batches."""
-        return self.rollout.waiting_for(*self.schedule.awaited(last=self._exhausted))
+        samples = self.rollout.waiting_for(*self.schedule.awaited(last=self._exhausted))
+        return f"prompts to be read; {samples}" if self._reading else samples
 
     def _finished_at(self) -> float:
         return self.rollout.finished_at
@@ -195,6 +198,8 @@ class Pipeline:
                         return batch
                     await patiently(self._changed, lambda: max(began, self._finished_at()) + seconds)
             except TimeoutError:
+                if self._reading:
+                    raise _not_read(seconds) from None
                 raise DeadlineError(
                     f"{wait.sentence}. No sample was finished within {seconds:.0f} s (deadlines.progressSeconds). "
                     "If samples take that long, raise it or shorten rollout.maxResponseTokens; if not, the log of the "
@@ -217,10 +222,7 @@ class Pipeline:
             except TimeoutError:
                 if not limit.expired():
                     raise
-                raise DeadlineError(
-                    f"the next prompts were not read within {seconds:.0f} s (deadlines.progressSeconds). Look whether "
-                    "the storage with spec.data.train answers, and try again"
-                ) from None
+                raise _not_read(seconds) from None
 
     async def _prepare(self) -> None:
         while not self._exhausted:
@@ -271,7 +273,9 @@ class Pipeline:
             self.schedule.dropped(prompt.ordinal)
             self._journal.dropped(group, reason)
             del self._open[prompt.ordinal]
+            self._reading += 1  # a deadline in the meantime is the trainer's, who waits for a batch
             await self._prepare()
+            self._reading -= 1
             self._admit()
         del self._running[prompt.ordinal]
         self._changed.set()
@@ -298,6 +302,13 @@ def merge_pulls(pulls: list[dict[str, float]]) -> dict[str, float]:
             case "mean" | "batch":
                 merged[name] = sum(values) / len(values)
     return merged
+
+
+def _not_read(seconds: float) -> DeadlineError:
+    return DeadlineError(
+        f"the next prompts were not read within {seconds:.0f} s (deadlines.progressSeconds). Look whether the storage "
+        "with spec.data.train answers, and try again"
+    )
 
 
 def _first_cause(error: Exception) -> Exception:
