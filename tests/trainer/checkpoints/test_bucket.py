@@ -12,7 +12,7 @@ import s3fs
 from rljob_trainer.checkpoints.bucket import BucketCheckpoints
 from rljob_trainer.checkpoints.checkpoint import Checkpoint, driver_state, latest
 from rljob_trainer.checkpoints.finding import find_checkpoint, holds_checkpoints
-from rljob_trainer.errors import BucketError, CheckpointError
+from rljob_trainer.errors import BucketError, CheckpointError, UnsavedError
 from rljob_trainer.storage.bucket import Bucket
 
 
@@ -159,6 +159,16 @@ async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(make, buck
     assert not sent
     assert asked[0] == len(bucket.files()) < asked[1]
     assert {name.split("/")[1] for name in bucket.files()} == {first.place.rpartition("/")[2]}
+
+
+async def test_a_disk_that_does_not_take_the_drivers_part_is_named(make, tmp_path: Path) -> None:
+    """A run goes on after this error (and after no other) and tries the next checkpoint."""
+    (tmp_path / "scratch").write_text("no folder")
+    with pytest.raises(
+        UnsavedError, match=r"driver's part of the checkpoint of step 3 into .*scratch: Not a directory"
+    ):
+        await write(make(), 3)
+    assert make().steps() == []
 
 
 async def test_what_a_rank_adds_to_a_write_that_failed_is_removed_when_it_has_ended(make, bucket: Bucket) -> None:

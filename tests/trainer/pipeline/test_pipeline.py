@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_trainer.errors import DataError, DeadlineError
+from rljob_trainer.errors import DataError, DeadlineError, EngineError, LearnerError
 from rljob_trainer.pipeline.loop import Pipeline, merge_pulls
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
@@ -248,12 +248,48 @@ def test_an_error_of_a_part_ends_the_run_with_that_error() -> None:
     assert isinstance(raised.value.__cause__, OSError)
 
 
+def test_what_groups_raise_while_they_are_cancelled_hides_no_error_of_the_trainer() -> None:
+    class Ending(World):
+        async def run(self, prompt: Prompt) -> Group:
+            try:
+                return await super().run(prompt)
+            except asyncio.CancelledError:
+                raise EngineError("engine 0 is gone, too") from None
+
+        async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
+            raise LearnerError("rank 0 is gone")
+
+    async def main() -> None:
+        await pipeline_of(Ending(random.Random(7), 2, 1.0), ScheduleSettings(4, 4, 2, ordered=False), 20).run()
+
+    with pytest.raises(LearnerError, match="rank 0 is gone"):
+        run_virtual(main())
+
+
 def test_data_that_never_come_end_in_an_error_that_says_where_they_lie() -> None:
     async def main() -> None:
         pipeline = pipeline_of(
             World(random.Random(9), 0, 1.0), ScheduleSettings(4, 4, 0), 20, sample_deadline_seconds=60
         )
         await pipeline.read(asyncio.Event().wait())
+
+    with pytest.raises(DeadlineError, match=r"were not read within 60 s.*storage with spec\.data\.train answers"):
+        run_virtual(main())
+
+
+def test_prompts_in_the_place_of_dropped_ones_that_never_come_are_no_fault_of_the_engines() -> None:
+    class Silent(Feed):
+        async def prepare(self, prompts: int) -> bool:
+            if self.ordinal == 4:
+                await asyncio.Event().wait()
+            return True
+
+    async def main() -> None:
+        world = World(random.Random(9), 0, 1.0)
+        options: dict[str, Any] = {"keep": lambda group: "no signal", "sample_deadline_seconds": 60}
+        pipeline = pipeline_of(world, ScheduleSettings(4, 4, 0), 20, **options)
+        pipeline.feed = Silent(20)
+        await pipeline.run()
 
     with pytest.raises(DeadlineError, match=r"were not read within 60 s.*storage with spec\.data\.train answers"):
         run_virtual(main())

@@ -17,7 +17,6 @@ import json
 import logging
 import re
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -75,14 +74,14 @@ class BucketCheckpoints:
         await asyncio.to_thread(may_commit)
         name = f"{name_of(step)}-{uuid.uuid4().hex[:8]}"
         target = self.bucket.below(name)
-        self._scratch.mkdir(parents=True, exist_ok=True)
+        folder = self._scratch / f"writing-{name}"
         try:
             await save_learner(f"{target}/{LEARNER}")
-            with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-                (Path(folder) / DRIVER).write_text(json.dumps(driver_state))
-                if save_rest is not None:
-                    await save_rest(Path(folder))
-                await asyncio.to_thread(self._commit, target, step, Path(folder), may_commit)
+            await asyncio.to_thread(folder.mkdir, parents=True)
+            await asyncio.to_thread((folder / DRIVER).write_text, json.dumps(driver_state))
+            if save_rest is not None:
+                await save_rest(folder)
+            await asyncio.to_thread(self._commit, target, step, folder, may_commit)
         except BaseException as error:
             if not isinstance(error, BucketError):
                 self._failed.append(target)
@@ -93,6 +92,8 @@ class BucketCheckpoints:
                     f"{error.strerror or error}. Free some space; earlier checkpoints are untouched."
                 ) from error
             raise
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         try:
             await asyncio.to_thread(self._remove_old, name)
         except BucketError as error:  # the checkpoint is whole, and the next one tries again

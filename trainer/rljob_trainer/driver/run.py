@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api import cluster
 from rljob_api.status import STATUS_PATH, EndKind
+from rljob_trainer.aside import Threads
 from rljob_trainer.driver import start_model
 from rljob_trainer.driver.account import Account
 from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
@@ -112,6 +113,7 @@ class RunOptions:
 
 async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
     """Trains until the job is done or a signal asks to stop. Raises ``RLJobError`` with a message for the user."""
+    asyncio.get_running_loop().set_default_executor(Threads())
     output = OutputFolder(options.output)
     await asyncio.to_thread(output.__enter__)
     with contextlib.closing(output), listening_to_signals() as stop:

@@ -10,8 +10,8 @@ which is the only coroutine that waits; what it waits for is always in ``waits``
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 from rljob_trainer.errors import DataError, DeadlineError
@@ -93,6 +93,10 @@ class Pipeline:
         self._dropped_lately = Tally()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
+        self._reading = 0
+        """How many groups were dropped and wait for prompts in their place to be read."""
+        self._failed: Exception | None = None
+        """The first error of any part."""
 
     @property
     def open_prompts(self) -> list[Prompt]:
@@ -112,24 +116,35 @@ class Pipeline:
     async def run(self, first_step: int = 1) -> None:
         """Raises the first error of any part, with everything else cancelled."""
         step = first_step
-        failed: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                # All that may start at first starts together.
-                await self._prompts_at_hand()
-                for prompt in self._restored:
-                    self._start(prompt)
-                while await self._run_step(step):
-                    step += 1
+                with self._noting_failure():
+                    # All that may start at first starts together.
+                    await self._prompts_at_hand()
+                    for prompt in self._restored:
+                        self._start(prompt)
+                    while await self._run_step(step):
+                        step += 1
                 for running in list(self._running.values()):
                     running.cancel()
-        except BaseExceptionGroup as group:
-            failed = _first_cause(group)
+        except ExceptionGroup:
+            # Raised below, not here: the group would take the place of what the error was raised from.
+            assert self._failed is not None
         finally:
             self._tasks = None
-        if failed is not None:
-            raise failed  # not where the group is handled: it would take the place of what the error was raised from
+        if self._failed is not None:
+            raise _first_cause(self._failed)
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """For each part of the loop. A task group bundles errors in the order in which its tasks ended, the trainer's
+        side last: what groups raise while they are cancelled would be told in the place of what ended the run."""
+        try:
+            yield
+        except Exception as error:
+            self._failed = self._failed or error
+            raise
 
     # --- the trainer's side
 
@@ -166,7 +181,8 @@ class Pipeline:
 
     def _samples(self) -> str:
         """What the trainer's side waits for between two batches."""
-        return self.rollout.waiting_for(*self.schedule.awaited(last=self._exhausted))
+        samples = self.rollout.waiting_for(*self.schedule.awaited(last=self._exhausted))
+        return f"prompts to be read; {samples}" if self._reading else samples
 
     def _finished_at(self) -> float:
         return self.rollout.finished_at
@@ -182,6 +198,8 @@ class Pipeline:
                         return batch
                     await patiently(self._changed, lambda: max(began, self._finished_at()) + seconds)
             except TimeoutError:
+                if self._reading:
+                    raise _not_read(seconds) from None
                 raise DeadlineError(
                     f"{wait.sentence}. No sample was finished within {seconds:.0f} s (deadlines.progressSeconds). "
                     "If samples take that long, raise it or shorten rollout.maxResponseTokens; if not, the log of the "
@@ -204,10 +222,7 @@ class Pipeline:
             except TimeoutError:
                 if not limit.expired():
                     raise
-                raise DeadlineError(
-                    f"the next prompts were not read within {seconds:.0f} s (deadlines.progressSeconds). Look whether "
-                    "the storage with spec.data.train answers, and try again"
-                ) from None
+                raise _not_read(seconds) from None
 
     async def _prepare(self) -> None:
         while not self._exhausted:
@@ -236,6 +251,10 @@ class Pipeline:
         self._running[ordinal] = self._tasks.create_task(self._run_group(prompt))
 
     async def _run_group(self, prompt: Prompt) -> None:
+        with self._noting_failure():
+            await self._make_group(prompt)
+
+    async def _make_group(self, prompt: Prompt) -> None:
         group = await self.rollout.run(prompt)
         reason = self._keep(group)
         if reason is None:
@@ -254,7 +273,9 @@ class Pipeline:
             self.schedule.dropped(prompt.ordinal)
             self._journal.dropped(group, reason)
             del self._open[prompt.ordinal]
+            self._reading += 1  # a deadline in the meantime is the trainer's, who waits for a batch
             await self._prepare()
+            self._reading -= 1
             self._admit()
         del self._running[prompt.ordinal]
         self._changed.set()
@@ -283,8 +304,15 @@ def merge_pulls(pulls: list[dict[str, float]]) -> dict[str, float]:
     return merged
 
 
-def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first real error in a task group's bundle; its siblings were only cancelled because of it."""
-    for error in group.exceptions:
-        return _first_cause(error) if isinstance(error, BaseExceptionGroup) else error
-    return group
+def _not_read(seconds: float) -> DeadlineError:
+    return DeadlineError(
+        f"the next prompts were not read within {seconds:.0f} s (deadlines.progressSeconds). Look whether the storage "
+        "with spec.data.train answers, and try again"
+    )
+
+
+def _first_cause(error: Exception) -> Exception:
+    """The first real error in the bundle of a part's own task group; its siblings were only cancelled because of it."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
