@@ -23,7 +23,7 @@ from rljob_trainer.data.columns import MOST_LEVELS, Row, first_null, first_witho
 from rljob_trainer.data.feed import Rows
 from rljob_trainer.data.order import Int64Array
 from rljob_trainer.data.tasks import Problem
-from rljob_trainer.errors import BucketError, DataError
+from rljob_trainer.errors import DataError, UnreachableError
 from rljob_trainer.storage.bucket import REMEDY, reason
 from rljob_trainer.texts import surrogate_within
 
@@ -466,4 +466,4 @@ def _fetched(url: str, field: str) -> Path:
             f"{field}: {url} cannot be read ({problem}); check the address, or copy the file here"
         ) from problem
     except Exception as problem:  # a store that cannot be reached now: another try may help
-        raise BucketError(f"{field}: {url} cannot be read: {reason(problem)}; {REMEDY}") from problem
+        raise UnreachableError(f"{field}: {url} cannot be read: {reason(problem)}; {REMEDY}") from problem

@@ -13,7 +13,7 @@ import json
 import logging
 import time
 
-from rljob_trainer.errors import CheckpointError, OutputError, RLJobError, UnreadableError, lacks_room
+from rljob_trainer.errors import CheckpointError, OutputError, RLJobError, UnreachableError, UnreadableError, lacks_room
 from rljob_trainer.storage.small import SmallFile
 
 _log = logging.getLogger(__name__)
@@ -81,14 +81,16 @@ class Fence:
             self._write(version + _RESERVED)
 
     async def announce_patiently(self, version: int, seconds: float) -> None:
-        """``announce`` in a thread; again and again, for so many seconds, while the disk is full or does not answer."""
+        """``announce`` in a thread; again and again, for so many seconds, while the disk is full or does not answer, or
+        the store doesn't."""
         began, told = time.monotonic(), False
         while True:
             try:
                 return await asyncio.to_thread(self.announce, version)
-            except (OutputError, UnreadableError) as error:
+            except (OutputError, UnreadableError, UnreachableError) as error:
                 left = seconds - (time.monotonic() - began)
-                if left <= 0 or not (lacks_room(error) or isinstance(error, UnreadableError)):
+                may_pass = lacks_room(error) or isinstance(error, UnreadableError | UnreachableError)
+                if left <= 0 or not may_pass:
                     raise
                 if not told:
                     _log.warning("%s: the run waits, for %.0f s at most", error, left)
