@@ -314,8 +314,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     shelf = Shelf(ledger.path.parent)
     stack.push_async_exit(closing(shelf.close))
     stack.push_async_exit(closing(held.state.checkpoints.clean_own))  # when the ranks have ended
-    await stack.enter_async_context(ray_beside(spec.trainer.ranks + engines))
-    controls.stop.listen()
+    await stack.enter_async_context(ray_beside(spec.trainer.ranks + engines, controls.stop.listen))
     parts = await assemble(
         job,
         inputs,
