@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Generic, TypeVar
+
+from rljob_trainer.aside import OneThread
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ class ReadAhead(Generic[T]):
     ) -> None:
         """``rows`` in each epoch; ``epochs`` None: without end."""
         self._read, self._rows, self._block, self._epochs = read, rows, block, epochs
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="prompts")
+        self._reader = OneThread("prompts")
         self._ready: deque[T] = deque()
         self._coming: deque[Future[Sequence[T]]] = deque()
         self._wanted = 2

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api import cluster
 from rljob_api.status import STATUS_PATH, EndKind
+from rljob_trainer.aside import Threads
 from rljob_trainer.driver import start_model
 from rljob_trainer.driver.account import Account
 from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
@@ -68,6 +69,10 @@ _log = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
+_KEEP_SECONDS = 120.0
+"""For the last of the run's files, which is what has changed since they were sent a minute before or less."""
+_STOPPED_KEEP_SECONDS = 5.0
+"""The same for a run that was asked to stop, whose files went out with its checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ class RunOptions:
 
 async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
     """Trains until the job is done or a signal asks to stop. Raises ``RLJobError`` with a message for the user."""
+    asyncio.get_running_loop().set_default_executor(Threads())
     output = OutputFolder(options.output)
     await asyncio.to_thread(output.__enter__)
     with contextlib.closing(output), listening_to_signals() as stop:
@@ -144,7 +150,8 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
             await asyncio.to_thread(record.write, outcome, ending.reason)
             report = options.shown(f"{state.place}/{run_folder.REPORT}")
             view.message(f"{ending.told}: {ending.reason}; report: {report}" + (f"; {onwards}" if onwards else ""))
-            await _keep_quietly(state)  # with that last line of the log
+            # With that last line of the log.
+            await _keep_quietly(state, _KEEP_SECONDS if outcome == "succeeded" else _STOPPED_KEEP_SECONDS)
         return ending
 
 
@@ -164,10 +171,15 @@ def _take_over(
     return fence, start
 
 
-async def _keep_quietly(state: State) -> None:
+async def _keep_quietly(state: State, seconds: float = _KEEP_SECONDS) -> None:
     """At the run's end, which matters more than a store that cannot be reached now."""
     try:
-        await asyncio.to_thread(state.keep)
+        async with asyncio.timeout(seconds):
+            await asyncio.to_thread(state.keep)
+    except TimeoutError:
+        _log.error(
+            "%s did not take the run's last files within %.0f s; they are in the output folder", state.place, seconds
+        )
     except CheckpointError as error:
         _log.error("%s", error)
 
