@@ -19,7 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from rljob_trainer.data.columns import MOST_LEVELS, Row, first_null, first_without, half_a_character, levels, too_deep
+from rljob_trainer.data.columns import (
+    MOST_LEVELS,
+    Row,
+    first_null,
+    first_without,
+    half_a_character,
+    is_empty,
+    levels,
+    too_deep,
+)
 from rljob_trainer.data.feed import Rows
 from rljob_trainer.data.order import Int64Array
 from rljob_trainer.data.tasks import Problem
@@ -110,7 +119,7 @@ class JsonLines:
             row = self[index]
             self._shapes.setdefault(tuple(row), index)
             for name, value in row.items():
-                if value is None:
+                if is_empty(value):
                     self._nulls.setdefault(name, index)
         self.columns = tuple(self[0])
 
@@ -247,7 +256,11 @@ class Parquet:
         import pyarrow.compute
 
         column = self._table.column(name)
-        return pyarrow.compute.index(column.is_null(), True).as_py() if column.null_count else None
+        may_be_nan = pyarrow.types.is_floating(column.type)
+        if not column.null_count and not may_be_nan:
+            return None
+        found = int(pyarrow.compute.index(column.is_null(nan_is_null=may_be_nan), True).as_py())
+        return None if found < 0 else found
 
 
 def _type_levels(kind: Any) -> int:
