@@ -66,6 +66,13 @@ def test_a_damaged_file_is_named(file: LocalFile, tmp_path: Path) -> None:
         Fence.take(file)
 
 
+def test_a_folder_in_its_place_is_not_tried_again(file: LocalFile, tmp_path: Path) -> None:
+    (tmp_path / "attempt.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"attempt.json cannot be read .*Is a directory.* remove it") as caught:
+        Fence.take(file)
+    assert exit_code_of(caught.value) == 66
+
+
 def test_a_file_that_cannot_be_read_is_tried_again(file: LocalFile, tmp_path: Path) -> None:
     (tmp_path / "attempt.json").symlink_to(tmp_path / "attempt.json")  # it cannot be opened, not even by root
     with pytest.raises(UnreadableError, match=r"attempt.json cannot be read") as caught:

@@ -13,7 +13,15 @@ import json
 import logging
 import time
 
-from rljob_trainer.errors import CheckpointError, OutputError, RLJobError, UnreachableError, UnreadableError, lacks_room
+from rljob_trainer.errors import (
+    CheckpointError,
+    OutputError,
+    RLJobError,
+    UnreachableError,
+    UnreadableError,
+    lacks_room,
+    reading_failed,
+)
 from rljob_trainer.storage.small import SmallFile
 
 _log = logging.getLogger(__name__)
@@ -111,7 +119,7 @@ def read(file: SmallFile) -> tuple[int, int]:
         said = json.loads(text)
         return int(said["attempt"]), int(said["versions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        kind = UnreadableError if isinstance(error, OSError) else CheckpointError
+        kind = UnreadableError if reading_failed(error) else CheckpointError
         raise kind(
             f"{file.place} cannot be read ({error}): it says which attempt may write; remove it if no other driver runs"
         ) from error
