@@ -107,7 +107,7 @@ class _Ray:
 
     def _live(self, begun: Future[None]) -> None:
         try:
-            with ray_for_run(self._cpus):
+            with ray_for_run(self._cpus, lambda: not self._to_end.is_set()):
                 if begun.set_running_or_notify_cancel():
                     begun.set_result(None)
                     self._watch()
