@@ -85,12 +85,12 @@ def test_killed_here_it_goes_on_elsewhere_as_if_nothing_had_happened(runner: Run
     assert kept.read("earlier-1/metrics.jsonl") == (elsewhere / "earlier-1" / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("environment", [{"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, {}])
+@pytest.mark.parametrize(("environment", "code"), [({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, 75), ({}, 1)])
 def test_a_bucket_that_cannot_be_used_is_named_before_anything_is_started(
-    runner: Runner, object_store: Any, environment: dict[str, str]
+    runner: Runner, object_store: Any, environment: dict[str, str], code: int
 ) -> None:
     job = runner.write(copy_job(checkpoint={"uri": "s3://no-such-bucket/runs"}))
-    printed = runner.run("run", job, "--output", runner.folder / "output", expect=1, environment=environment)
+    printed = runner.run("run", job, "--output", runner.folder / "output", expect=code, environment=environment)
     assert "rljob run: s3://no-such-bucket/runs/default/tiny-local: " in printed
     assert "check the address, the network and the credentials in the environment (on a cluster: the pods')" in printed
     assert "Traceback" not in printed

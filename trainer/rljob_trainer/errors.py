@@ -127,9 +127,16 @@ class OtherFormatError(CheckpointError):
 
 
 class BucketError(CheckpointError):
-    """An object store cannot be reached, or refuses; the message names the address."""
+    """An object store refuses, or cannot be reached; the message names the address."""
 
     exit_code = 1
+
+
+class UnreachableError(BucketError):
+    """An object store does not answer now: its server, or the network on the way, is away or busy (exit code 75: try
+    again)."""
+
+    exit_code = 75
 
 
 class DeadlineError(RLJobError):

@@ -105,7 +105,7 @@ def test_a_later_row_without_a_prompt(edited: Edit, folder: Path) -> None:
 def test_an_answer_may_be_missing_where_the_reward_needs_none(edited: Edit, folder: Path) -> None:
     (folder / "train.jsonl").write_text('{"question": "2+2?", "answer": null}\n')
     place = f"{folder / 'train.jsonl'}, line 1"
-    one(folder / "job.yaml", "spec.data.train.source", place, "the reward function gsm8k compares with, is null")
+    one(folder / "job.yaml", "spec.data.train.source", place, "the reward function gsm8k compares with, is null or NaN")
     assert found(edited("[{type: gsm8k}]", "[{type: gsm8k}], onError: score")) == []
     assert found(edited("[{type: gsm8k}]", "[{type: length}]")) == []
 

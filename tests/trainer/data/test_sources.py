@@ -11,6 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from rljob_trainer.data.columns import column
 from rljob_trainer.data.sources import JsonLines, open_rows
 from rljob_trainer.errors import DataError
 from rljob_trainer.storage.bucket import Bucket
@@ -158,6 +159,17 @@ def test_a_row_in_which_a_column_is_null_is_known_when_a_file_is_opened(tmp_path
     inner = [{"reward": {"truth": "1"}}, {"reward": {"truth": None}}]
     assert open_rows(str(write(tmp_path / f"inner.{suffix}", inner))).first_null("reward.truth") == 1
     assert open_rows(str(write(tmp_path / f"inner.{suffix}", inner))).first_null("reward") is None
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_nan_is_an_empty_cell_and_never_the_word_nan(tmp_path: Path, suffix: str) -> None:
+    write = write_jsonl if suffix == "jsonl" else write_parquet
+    path = write(tmp_path / f"data.{suffix}", [{"answer": 1.5}, {"answer": 2.0}, {"answer": float("nan")}])
+    rows = open_rows(str(path))
+    assert rows.first_null("answer") == 2
+    assert [column(rows[index], "answer") for index in range(3)] == [1.5, 2.0, None]
+    whole = open_rows(str(write(tmp_path / f"whole.{suffix}", [{"answer": 1.5}])))
+    assert whole.first_null("answer") is None
 
 
 def test_of_a_large_file_the_first_rows_and_the_last_are_looked_at(

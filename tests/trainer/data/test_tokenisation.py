@@ -131,7 +131,10 @@ def test_a_row_that_the_chat_template_refuses_is_named(chat_template: str, messa
     ("row", "message"),
     [
         ({"other": 1}, r'file, line 0: the row has no column "question", .* it has other; add it'),
-        ({"question": None}, 'file, line 0: the column "question", which spec.data.prompt names, is null; fill it'),
+        (
+            {"question": None},
+            'file, line 0: the column "question", which spec.data.prompt names, is null or NaN; fill it',
+        ),
         ({"question": "ü"}, "the tokenizer does not know every character of the prompt 'ü'"),
         ({"question": "1", "other": 1}, 'no column "answer", which spec.data.answer names'),
     ],

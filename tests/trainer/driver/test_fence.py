@@ -12,7 +12,7 @@ from rljob_trainer.checkpoints.checkpoint import latest
 from rljob_trainer.checkpoints.folder import FolderCheckpoints
 from rljob_trainer.driver import fence
 from rljob_trainer.driver.fence import Fence, FencedError
-from rljob_trainer.errors import CheckpointError, OutputError, UnreadableError, exit_code_of
+from rljob_trainer.errors import CheckpointError, OutputError, UnreachableError, UnreadableError, exit_code_of
 from rljob_trainer.storage.small import LocalFile
 
 
@@ -66,6 +66,13 @@ def test_a_damaged_file_is_named(file: LocalFile, tmp_path: Path) -> None:
         Fence.take(file)
 
 
+def test_a_folder_in_its_place_is_not_tried_again(file: LocalFile, tmp_path: Path) -> None:
+    (tmp_path / "attempt.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"attempt.json cannot be read .*Is a directory.* remove it") as caught:
+        Fence.take(file)
+    assert exit_code_of(caught.value) == 66
+
+
 def test_a_file_that_cannot_be_read_is_tried_again(file: LocalFile, tmp_path: Path) -> None:
     (tmp_path / "attempt.json").symlink_to(tmp_path / "attempt.json")  # it cannot be opened, not even by root
     with pytest.raises(UnreadableError, match=r"attempt.json cannot be read") as caught:
@@ -96,6 +103,35 @@ async def test_the_number_of_a_version_waits_for_room(file: LocalFile, monkeypat
     full = Full(file, 0)
     taken = Fence.take(full)
     full.failures = 2
+    await taken.announce_patiently(1, 60)
+    assert Fence.take(file).versions >= 1
+
+
+class Away:
+    """An object in a store that does not answer for a while."""
+
+    place = "s3://bucket/attempt.json"
+
+    def __init__(self, file: LocalFile) -> None:
+        self.file, self.failures = file, 0
+
+    def read(self) -> str | None:
+        if self.failures:
+            self.failures -= 1
+            raise UnreachableError(f"{self.place} cannot be read")
+        return self.file.read()
+
+    def write(self, text: str) -> None:
+        self.file.write(text)
+
+
+async def test_the_number_of_a_version_waits_for_a_store_that_is_away(
+    file: LocalFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fence, "_PAUSE_SECONDS", 0.01)
+    away = Away(file)
+    taken = Fence.take(away)
+    away.failures = 3
     await taken.announce_patiently(1, 60)
     assert Fence.take(file).versions >= 1
 

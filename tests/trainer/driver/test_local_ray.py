@@ -11,7 +11,7 @@ import pytest
 import ray
 from listening import listening
 
-from rljob_trainer.driver.local_ray import ray_for_run
+from rljob_trainer.driver.local_ray import RayStartError, ray_for_run
 
 USUAL_AGENT_PORT = 52365
 
@@ -40,3 +40,21 @@ def test_a_private_ray_is_frugal(monkeypatch: pytest.MonkeyPatch) -> None:
         assert any("raylet" in command for command in commands)
         unneeded = ("monitor.py", "dashboard.py")
         assert not [command for command in commands if any(name in command for name in unneeded)]
+
+
+@pytest.mark.parametrize(("is_wanted", "attempts"), [(True, 3), (False, 1)])
+def test_a_start_that_fails_is_tried_again_only_while_it_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_wanted: bool, attempts: int
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    begun: list[int] = []
+
+    def late(**_: object) -> None:
+        begun.append(1)
+        raise Exception("the current node timed out during startup")
+
+    monkeypatch.setattr(ray, "init", late)
+    with pytest.raises(RayStartError, match="timed out"), ray_for_run(1, lambda: is_wanted):
+        pytest.fail("it has started")
+    assert len(begun) == attempts
+    assert len(caplog.messages) == (attempts if is_wanted else 0)

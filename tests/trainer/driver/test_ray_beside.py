@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -11,6 +13,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from rljob_trainer.driver.ray_beside import RayLostError, ray_beside
+from rljob_trainer.driver.signals import listening
 from rljob_trainer.errors import LearnerError
 
 
@@ -21,8 +24,14 @@ def is_an_agent(process: psutil.Process) -> bool:
         return False
 
 
-async def run_whose_agent_is_killed() -> None:
-    async with ray_beside(1):
+def is_heard(number: signal.Signals) -> bool:
+    """Whether this process has a handler for it, by what the kernel says."""
+    (handled,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "SigCgt" in line)
+    return bool(int(handled, 16) >> (number - 1) & 1)
+
+
+async def run_whose_agent_is_killed(listen: Callable[[], None]) -> None:
+    async with ray_beside(1, listen):
 
         @ray.remote(num_cpus=0)
         class Rank:
@@ -41,7 +50,10 @@ async def run_whose_agent_is_killed() -> None:
 async def test_a_raylet_that_ends_with_its_agent_is_named_and_not_the_rank_that_it_takes_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """And signals are heard afterwards, when the run's last files are written."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     named = r"Ray's raylet \(process \d+\) .*, as it does when its agent \(ray::DashboardAgent\) has ended: without it "
-    with pytest.raises(RayLostError, match=named):
-        await run_whose_agent_is_killed()
+    with listening() as stop:
+        with pytest.raises(RayLostError, match=named):
+            await run_whose_agent_is_killed(stop.listen)
+        assert is_heard(signal.SIGTERM)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.errors import BucketError
+from rljob_trainer.errors import BucketError, UnreachableError, exit_code_of
+from rljob_trainer.learner import state
 from rljob_trainer.storage.bucket import Bucket
 
 
@@ -49,19 +50,22 @@ def test_moving_and_removing(object_store) -> None:
 
 @pytest.mark.parametrize("act", [Bucket.files, lambda b: b.write("x", b"1")])
 def test_a_bucket_that_does_not_exist_is_named(object_store, act) -> None:
-    with pytest.raises(BucketError, match=r"s3://no-such-bucket/path: .*check the address, the network"):
+    with pytest.raises(BucketError, match=r"s3://no-such-bucket/path: .*check the address, the network") as refused:
         act(Bucket("s3://no-such-bucket/path"))
+    assert exit_code_of(refused.value) == 1
 
 
-def test_a_store_that_is_not_there_is_an_error_of_ours(object_store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_not_there_is_tried_again(object_store, monkeypatch: pytest.MonkeyPatch) -> None:
     import s3fs
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()
     try:
-        with pytest.raises(BucketError, match="EndpointConnectionError"):
-            Bucket("s3://bucket/path").files()
+        for act in (lambda: Bucket("s3://bucket/path").files(), lambda: state.save("s3://bucket/learner", [], 0, 1)):
+            with pytest.raises(UnreachableError, match="EndpointConnectionError") as away:
+                act()
+            assert exit_code_of(away.value) == 75
     finally:
         s3fs.S3FileSystem.clear_instance_cache()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,15 +13,19 @@ Row = Mapping[str, Any]
 
 
 def column(row: Row, name: str) -> Any:
-    """The value under ``name``: a column, or a path such as ``reward_model.ground_truth``. ``KeyError`` when absent."""
-    if name in row:
-        return row[name]
+    """The value under ``name``: a column, or a path such as ``reward_model.ground_truth``. None for NaN too, which is
+    what pandas makes of an empty cell and Python's JSON writes. ``KeyError`` when absent."""
     value: Any = row
-    for part in name.split("."):
+    for part in (name,) if name in row else name.split("."):
         if not isinstance(value, Mapping) or part not in value:
             raise KeyError(name)
         value = value[part]
-    return value
+    return None if is_empty(value) else value
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a cell holds nothing: null, or NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 MOST_LEVELS = 64
@@ -127,7 +132,7 @@ def half_a_character(place: str, name: str, escape: str) -> DataError:
 
 def null_column(place: str, name: str, field: str) -> DataError:
     """What is said of a row in which a column that ``field`` of the job file names must not be null, and is."""
-    return DataError(f'{place}: the column "{name}", which {field} names, is null; fill it, or remove the row')
+    return DataError(f'{place}: the column "{name}", which {field} names, is null or NaN; fill it, or remove the row')
 
 
 def lacks_column(place: str, row: Row, name: str, field: str) -> DataError:

@@ -19,11 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from rljob_trainer.data.columns import MOST_LEVELS, Row, first_null, first_without, half_a_character, levels, too_deep
+from rljob_trainer.data.columns import (
+    MOST_LEVELS,
+    Row,
+    first_null,
+    first_without,
+    half_a_character,
+    is_empty,
+    levels,
+    too_deep,
+)
 from rljob_trainer.data.feed import Rows
 from rljob_trainer.data.order import Int64Array
 from rljob_trainer.data.tasks import Problem
-from rljob_trainer.errors import BucketError, DataError
+from rljob_trainer.errors import DataError, UnreachableError
 from rljob_trainer.storage.bucket import REMEDY, reason
 from rljob_trainer.texts import surrogate_within
 
@@ -110,7 +119,7 @@ class JsonLines:
             row = self[index]
             self._shapes.setdefault(tuple(row), index)
             for name, value in row.items():
-                if value is None:
+                if is_empty(value):
                     self._nulls.setdefault(name, index)
         self.columns = tuple(self[0])
 
@@ -247,7 +256,11 @@ class Parquet:
         import pyarrow.compute
 
         column = self._table.column(name)
-        return pyarrow.compute.index(column.is_null(), True).as_py() if column.null_count else None
+        may_be_nan = pyarrow.types.is_floating(column.type)
+        if not column.null_count and not may_be_nan:
+            return None
+        found = int(pyarrow.compute.index(column.is_null(nan_is_null=may_be_nan), True).as_py())
+        return None if found < 0 else found
 
 
 def _type_levels(kind: Any) -> int:
@@ -466,4 +479,4 @@ def _fetched(url: str, field: str) -> Path:
             f"{field}: {url} cannot be read ({problem}); check the address, or copy the file here"
         ) from problem
     except Exception as problem:  # a store that cannot be reached now: another try may help
-        raise BucketError(f"{field}: {url} cannot be read: {reason(problem)}; {REMEDY}") from problem
+        raise UnreachableError(f"{field}: {url} cannot be read: {reason(problem)}; {REMEDY}") from problem

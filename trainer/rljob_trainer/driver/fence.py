@@ -13,7 +13,15 @@ import json
 import logging
 import time
 
-from rljob_trainer.errors import CheckpointError, OutputError, RLJobError, UnreadableError, lacks_room
+from rljob_trainer.errors import (
+    CheckpointError,
+    OutputError,
+    RLJobError,
+    UnreachableError,
+    UnreadableError,
+    lacks_room,
+    reading_failed,
+)
 from rljob_trainer.storage.small import SmallFile
 
 _log = logging.getLogger(__name__)
@@ -81,14 +89,16 @@ class Fence:
             self._write(version + _RESERVED)
 
     async def announce_patiently(self, version: int, seconds: float) -> None:
-        """``announce`` in a thread; again and again, for so many seconds, while the disk is full or does not answer."""
+        """``announce`` in a thread; again and again, for so many seconds, while the disk is full or does not answer, or
+        the store doesn't."""
         began, told = time.monotonic(), False
         while True:
             try:
                 return await asyncio.to_thread(self.announce, version)
-            except (OutputError, UnreadableError) as error:
+            except (OutputError, UnreadableError, UnreachableError) as error:
                 left = seconds - (time.monotonic() - began)
-                if left <= 0 or not (lacks_room(error) or isinstance(error, UnreadableError)):
+                may_pass = lacks_room(error) or isinstance(error, UnreadableError | UnreachableError)
+                if left <= 0 or not may_pass:
                     raise
                 if not told:
                     _log.warning("%s: the run waits, for %.0f s at most", error, left)
@@ -109,7 +119,7 @@ def read(file: SmallFile) -> tuple[int, int]:
         said = json.loads(text)
         return int(said["attempt"]), int(said["versions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        kind = UnreadableError if isinstance(error, OSError) else CheckpointError
+        kind = UnreadableError if reading_failed(error) else CheckpointError
         raise kind(
             f"{file.place} cannot be read ({error}): it says which attempt may write; remove it if no other driver runs"
         ) from error

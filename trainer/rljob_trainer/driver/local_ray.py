@@ -60,10 +60,11 @@ class RayStartError(RLJobError):
 
 
 @contextmanager
-def ray_for_run(cpus: int) -> Iterator[None]:
+def ray_for_run(cpus: int, is_wanted: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Connects to the cluster that RAY_ADDRESS names, or starts a private Ray with ``cpus`` slots, stopped at the end.
 
-    ``cpus`` are slots for actors, not cores: a machine with fewer cores runs them in turn.
+    ``cpus`` are slots for actors, not cores: a machine with fewer cores runs them in turn. A start that fails is tried
+    again as long as it ``is_wanted``. Raises ``RayStartError``.
     """
     if "RAY_ADDRESS" in os.environ:
         import ray
@@ -83,7 +84,7 @@ def ray_for_run(cpus: int) -> Iterator[None]:
         rays = folder / _RAYS
         rays.mkdir()
         try:
-            _start(rays, cpus)
+            _start(rays, cpus, is_wanted)
             yield
         finally:
             ray.shutdown()
@@ -121,7 +122,7 @@ def _authenticate_anew() -> None:
     compiled.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _start(folder: Path, cpus: int) -> None:
+def _start(folder: Path, cpus: int, is_wanted: Callable[[], bool]) -> None:
     """Ray gives its own processes 30 seconds, which a machine that is busy with other things may exceed: so, again."""
     import ray
 
@@ -137,8 +138,10 @@ def _start(folder: Path, cpus: int) -> None:
                     _temp_dir=str(folder),
                 )
             return
-        except Exception as error:  # noqa: BLE001  Ray raises the bare class when its processes are late
+        except Exception as error:
             ray.shutdown()
+            if not is_wanted():
+                raise RayStartError(f"Ray did not start: {error}") from error
             _log.warning("Ray did not start (attempt %d of %d): %s", attempt, _ATTEMPTS, error)
             reason = error
     raise RayStartError(

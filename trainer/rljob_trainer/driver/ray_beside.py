@@ -11,7 +11,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -26,6 +26,8 @@ _PATIENCE_SECONDS = 30.0
 """Of silence. After 60 s Ray would end the driver."""
 _END_SECONDS = 20.0
 """Ray takes 6 s to end without its server. Whatever it hangs in, its processes end with the driver's."""
+_LISTEN_SECONDS = 0.05
+"""How soon signals are heard again that Ray leaves to the kernel while it ends."""
 _WATCHED = ("gcs_server", "raylet")
 _GRACE_SECONDS = 2.0
 """Within which a raylet has ended whose processes have."""
@@ -39,14 +41,19 @@ class RayLostError(RLJobError):
 
 
 @asynccontextmanager
-async def ray_beside(cpus: int) -> AsyncIterator[None]:
+async def ray_beside(cpus: int, listen: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
     """``ray_for_run``, which see, for a coroutine. Raises ``RayLostError`` in place of whatever goes on inside when Ray
-    is lost meanwhile."""
+    is lost meanwhile.
+
+    ``listen`` takes signals: it is called when Ray may have taken them, or has left SIGTERM to the kernel, which it
+    does when it ends.
+    """
     task = asyncio.current_task()
     assert task is not None
     ray = _Ray(cpus, asyncio.get_running_loop(), task)
     try:
         await ray.up
+        listen()
         yield
     except BaseException as error:
         if isinstance(error, LearnerError | EngineError):
@@ -56,7 +63,7 @@ async def ray_beside(cpus: int) -> AsyncIterator[None]:
             raise ray.lost from error
         raise
     finally:
-        await ray.end()
+        await ray.end(listen)
     if ray.lost is not None:
         task.uncancel()
         raise ray.lost
@@ -89,15 +96,18 @@ class _Ray:
                 if self.lost is None:
                     raise
 
-    async def end(self) -> None:
+    async def end(self, listen: Callable[[], None]) -> None:
         """Ends Ray, and gives up waiting for that in the end."""
         self._to_end.set()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), _END_SECONDS)
+        until = time.monotonic() + _END_SECONDS
+        while not self._ended.is_set() and time.monotonic() < until:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _LISTEN_SECONDS)
+            listen()
 
     def _live(self, begun: Future[None]) -> None:
         try:
-            with ray_for_run(self._cpus):
+            with ray_for_run(self._cpus, lambda: not self._to_end.is_set()):
                 if begun.set_running_or_notify_cancel():
                     begun.set_result(None)
                     self._watch()

@@ -69,6 +69,10 @@ _log = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
+_KEEP_SECONDS = 120.0
+"""For the last of the run's files, which is what has changed since they were sent a minute before or less."""
+_STOPPED_KEEP_SECONDS = 5.0
+"""The same for a run that was asked to stop, whose files went out with its checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,8 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
             await asyncio.to_thread(record.write, outcome, ending.reason)
             report = options.shown(f"{state.place}/{run_folder.REPORT}")
             view.message(f"{ending.told}: {ending.reason}; report: {report}" + (f"; {onwards}" if onwards else ""))
-            await _keep_quietly(state)  # with that last line of the log
+            # With that last line of the log.
+            await _keep_quietly(state, _KEEP_SECONDS if outcome == "succeeded" else _STOPPED_KEEP_SECONDS)
         return ending
 
 
@@ -166,10 +171,15 @@ def _take_over(
     return fence, start
 
 
-async def _keep_quietly(state: State) -> None:
+async def _keep_quietly(state: State, seconds: float = _KEEP_SECONDS) -> None:
     """At the run's end, which matters more than a store that cannot be reached now."""
     try:
-        await asyncio.to_thread(state.keep)
+        async with asyncio.timeout(seconds):
+            await asyncio.to_thread(state.keep)
+    except TimeoutError:
+        _log.error(
+            "%s did not take the run's last files within %.0f s; they are in the output folder", state.place, seconds
+        )
     except CheckpointError as error:
         _log.error("%s", error)
 
@@ -316,8 +326,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     shelf = Shelf(ledger.path.parent)
     stack.push_async_exit(closing(shelf.close))
     stack.push_async_exit(closing(held.state.checkpoints.clean_own))  # when the ranks have ended
-    await stack.enter_async_context(ray_beside(spec.trainer.ranks + engines))
-    controls.stop.listen()
+    await stack.enter_async_context(ray_beside(spec.trainer.ranks + engines, controls.stop.listen))
     parts = await assemble(
         job,
         inputs,

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,14 @@ from rljob_trainer.driver.step_speed import all_tokens
 from rljob_trainer.driver.stopping import Progress
 from rljob_trainer.driver.validating import ValidationResult, sample_rows
 from rljob_trainer.driver.validation_beside import ValidationBeside
-from rljob_trainer.errors import CheckpointError, DeadlineError, EngineError, OutputError, StepGivenUpError
+from rljob_trainer.errors import (
+    CheckpointError,
+    DeadlineError,
+    EngineError,
+    OutputError,
+    StepGivenUpError,
+    UnreachableError,
+)
 from rljob_trainer.pipeline.loop import Pipeline, Stage
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
@@ -42,6 +49,8 @@ _COLLECT_SECONDS = 2.0
 """How long engines may take, then, to hand over what their requests have so far."""
 GRACE_SECONDS = 6.0
 """How long an update that is under way may take after a request to stop; the rest of ten seconds is for saving."""
+_PAUSE_SECONDS = 1.0
+"""Between two questions to a store that does not answer."""
 
 
 @dataclass(slots=True)
@@ -508,7 +517,7 @@ class Session:
 
         Weights that may have to be given up are saved only as the ``last`` of the job. Raises ``CheckpointError`` and
         ``OutputError`` when it cannot be written and ``must`` be; otherwise the run says so and goes on: a disk that
-        is full now may have room for the next one.
+        is full now may have room for the next one. For a store that does not answer the last one waits.
         """
         if self.parts.checkpoints is None:
             return
@@ -531,9 +540,15 @@ class Session:
         with self.parts.times.stage("checkpoint"), waiting:
             try:
                 async with asyncio.timeout(seconds):
-                    self.checkpoint = await self.parts.checkpoints.write(
-                        step, self._boundary, save_learner, self._save_groups, self.parts.fence.check
+                    write = functools.partial(
+                        self.parts.checkpoints.write,
+                        step,
+                        self._boundary,
+                        save_learner,
+                        self._save_groups,
+                        self.parts.fence.check,
                     )
+                    self.checkpoint = await (self._written_patiently(write) if last and must else write())
             except TimeoutError:
                 raise DeadlineError(
                     f"the checkpoint of step {step} was not written into {place} within {seconds:.0f} s "
@@ -547,6 +562,21 @@ class Session:
                 self._controls.standing.unsaved = str(error)
                 return
         self._controls.standing.checkpointed(self.checkpoint, int(self._boundary["version"]))
+
+    async def _written_patiently(self, write: Callable[[], Awaitable[Checkpoint]]) -> Checkpoint:
+        """The checkpoint that ``write`` makes; again and again while the store does not answer and nobody asks to
+        stop. Raises what ``write`` raises."""
+        told = False
+        while True:
+            try:
+                return await write()
+            except UnreachableError as error:
+                if self._stop:
+                    raise
+                if not told:
+                    self.parts.view.message(f"{error}: the run waits for it, to save its end; {self._last_saved}")
+                told = True
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _save_groups(self, folder: Path) -> None:
         """The checkpoint's part of open groups and of the ledger."""

@@ -28,12 +28,19 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from rljob_trainer.errors import CheckpointError, UnreadableError, UnsavedError, causes, reading_failed
+from rljob_trainer.errors import (
+    CheckpointError,
+    UnreachableError,
+    UnreadableError,
+    UnsavedError,
+    causes,
+    reading_failed,
+)
 from rljob_trainer.learner.shards import local
 from rljob_trainer.learner.state_files import StateFiles, state_files
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.storage import is_address
-from rljob_trainer.storage.bucket import REMEDY
+from rljob_trainer.storage.bucket import REMEDY, refused
 from rljob_trainer.weights.checksum import checksum
 
 FORMAT = 1
@@ -65,7 +72,8 @@ def save(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, be
         raise
     # A store's client raises what it likes.
     except (Exception, CheckpointException) as error:
-        raise UnsavedError(
+        away = is_address(place) and not refused(_first(error))
+        raise (UnreachableError if away else UnsavedError)(
             f"the learner's state cannot be written into {place}{_free(place)}: {_reason(error)}; "
             + (REMEDY if is_address(place) else "make room or choose another folder")
         ) from error
@@ -262,8 +270,15 @@ def _free(place: str | Path) -> str:
 
 def _reason(error: BaseException) -> str:
     """One line: the first failure inside torch's wrapper, or the error itself."""
+    inner = _first(error)
+    text = str(inner).splitlines()
+    where = f"rank {min(error.failures)}: " if isinstance(error, CheckpointException) and error.failures else ""
+    return f"{where}{type(inner).__name__}: {text[0] if text else ''}"
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first failure inside torch's wrapper, or the error itself."""
     if isinstance(error, CheckpointException) and error.failures:
-        rank, (inner, _) = min(error.failures.items())
-        return f"rank {rank}: {type(inner).__name__}: {str(inner).splitlines()[0] if str(inner) else ''}"
-    text = str(error).splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"
+        failure: BaseException = error.failures[min(error.failures)][0]
+        return failure
+    return error

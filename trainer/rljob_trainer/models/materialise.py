@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_trainer.errors import BucketError, JobFileError
+from rljob_trainer.errors import JobFileError, UnreachableError
 from rljob_trainer.models.folder import ModelFolder, read_folder
 from rljob_trainer.models.tokenizer import character_tokenizer, check_embedded, load_tokenizer
 from rljob_trainer.models.tokenizer_files import read_tokenizer
@@ -122,7 +122,7 @@ def _download(url: str, target: Path, field: str) -> None:
             f"{field}: {url} cannot be read ({problem}); check the address, or copy it here"
         ) from problem
     except Exception as problem:  # a store that cannot be reached now: another try may help
-        raise BucketError(f"{field}: {url} cannot be read: {reason(problem)}; {REMEDY}") from problem
+        raise UnreachableError(f"{field}: {url} cannot be read: {reason(problem)}; {REMEDY}") from problem
 
 
 def _make(folder: Path, spec: Model, write: Callable[[Path], None]) -> None:

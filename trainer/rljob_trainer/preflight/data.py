@@ -132,7 +132,8 @@ def _source(
         ):
             yield Violation(
                 field,
-                f'{rows.place(index)}: the column "{name}", which the reward function {reward} compares with, is null',
+                f'{rows.place(index)}: the column "{name}", which the reward function {reward} compares with, is null '
+                "or NaN",
                 "fill it, or remove the row",
             )
     asked = rows if problems is None else problems

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rljob_trainer.errors import BucketError
+from rljob_trainer.errors import BucketError, UnreachableError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 REMEDY = "check the address, the network and the credentials in the environment (on a cluster: the pods')"
+_REFUSALS = (errno.EINVAL, errno.EPERM, errno.ENOSYS)
+"""What s3fs makes of a request that S3 takes for wrong."""
 FRESH: dict[str, Any] = {"use_listings_cache": False}
 """Options of every fsspec file system here: other processes write into the same bucket."""
 
@@ -30,7 +33,8 @@ class Stored:
 class Bucket:
     """Objects below one address, by their names relative to it.
 
-    Every method raises ``BucketError``, whatever the store's client raises.
+    Every method raises ``BucketError``, whatever the store's client raises, and ``UnreachableError`` for what another
+    try may help against.
     """
 
     def __init__(self, address: str) -> None:
@@ -108,10 +112,19 @@ class Bucket:
         try:
             yield
         except Exception as error:
-            raise BucketError(f"{self.address}: {what}: {reason(error)}; {REMEDY}") from error
+            kind = BucketError if refused(error) else UnreachableError
+            raise kind(f"{self.address}: {what}: {reason(error)}; {REMEDY}") from error
 
     def __str__(self) -> str:
         return self.address
+
+
+def refused(error: BaseException) -> bool:
+    """Whether a store, or its client, has said no: to the address, the credentials or the request, which will be the
+    same the next time. What else fails (no answer, a server that is busy or broken) may work then."""
+    if isinstance(error, OSError) and error.errno in _REFUSALS:
+        return True
+    return isinstance(error, FileNotFoundError | PermissionError | ImportError | ValueError)
 
 
 def reason(error: BaseException) -> str:

@@ -1,0 +1,78 @@
+"""The last checkpoint of a run waits for a store that does not answer; one on the way is only tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rljob_trainer.checkpoints.checkpoint import Checkpoint
+from rljob_trainer.driver import session
+from rljob_trainer.driver.session import Session
+from rljob_trainer.errors import UnreachableError
+from rljob_trainer.telemetry.timing import StageTimes
+from rljob_trainer.telemetry.waits import Waits
+
+
+class Away:
+    """Checkpoints in a store that comes back after some calls."""
+
+    place = "s3://bucket/checkpoints"
+
+    def __init__(self, calls: int, then: Callable[[], None] = lambda: None) -> None:
+        self.calls, self.then = calls, then
+
+    async def write(self, step: int, *_: Any) -> Checkpoint:
+        self.calls -= 1
+        if self.calls >= 0:
+            self.then()
+            raise UnreachableError("s3://bucket does not answer")
+        return Checkpoint(step, self.place, Path)
+
+
+def ended(store: Away, stop: list[None]) -> Session:
+    """A session behind its last step."""
+    parts: Any = SimpleNamespace(
+        job=SimpleNamespace(spec=SimpleNamespace(deadlines=SimpleNamespace(progress_seconds=60))),
+        checkpoints=store,
+        feed=None,
+        fence=SimpleNamespace(check=None),
+        learner=SimpleNamespace(save=print),
+        limits=SimpleNamespace(suspect=False),
+        schedule=SimpleNamespace(groups_per_version=8),
+        times=StageTimes(),
+        trainer=SimpleNamespace(busy=False),
+        view=SimpleNamespace(message=lambda _: None),
+        waits=Waits(),
+    )
+    standing = SimpleNamespace(checkpointed=lambda *_: None, unsaved=None)
+    after = Session(parts, SimpleNamespace(stop=stop, end=None, standing=standing))  # type: ignore[arg-type]
+    after._boundary = {"run": "a run", "step": 7, "version": 7}
+    return after
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_PAUSE_SECONDS", 0.01)
+
+
+async def test_the_last_checkpoint_is_written_when_the_store_answers_again() -> None:
+    run = ended(Away(3), stop=[])
+    await run._checkpoint_boundary(last=True, must=True)
+    assert run._saved_step == 7
+
+
+async def test_one_on_the_way_is_left_out() -> None:
+    run = ended(Away(1), stop=[])
+    await run._checkpoint_boundary(last=False, must=False)
+    assert run.checkpoint is None
+
+
+async def test_who_asks_to_stop_meanwhile_does_not_wait_for_the_store() -> None:
+    asked: list[None] = []
+    run = ended(Away(10**9, then=lambda: asked.append(None)), stop=asked)
+    with pytest.raises(UnreachableError):
+        await run._checkpoint_boundary(last=True, must=True)
