@@ -25,6 +25,7 @@ from typing import Any
 from kubernetes.aio.client.configuration import Configuration
 
 from kube.crowding import crowding
+from kube.mirror import Mirror
 from testcluster.programs import Programs
 
 START_SECONDS = 60.0
@@ -64,6 +65,8 @@ class ControlPlane:
     token: str = ""
     _etcd: str = ""
     _kept: threading.local = field(default_factory=threading.local)
+    _mirrors: dict[tuple[str, str], Mirror] = field(default_factory=dict)
+    _making: threading.Lock = field(default_factory=threading.Lock)
     _trust: ssl.SSLContext = field(default_factory=lambda: no_questions_asked())
 
     def __enter__(self) -> ControlPlane:
@@ -102,6 +105,14 @@ class ControlPlane:
         answer = json.loads(text or b"{}")
         return answer if isinstance(answer, dict) else {}
 
+    def mirror(self, path: str, selector: str = "") -> Mirror:
+        """A mirror of a collection that all who ask for it share, until this ends."""
+        with self._making:
+            if (path, selector) not in self._mirrors:
+                headers = {"Authorization": f"Bearer {self.token}", "Accept": "application/json"}
+                self._mirrors[path, selector] = Mirror(lambda: self._connection(None), headers, path, selector)
+            return self._mirrors[path, selector]
+
     def credentials(self, server: str | None = None, token: str | None = None) -> Configuration:
         """For a client of ours: as administrator or whoever has the token; by way of another address, if given."""
         authorization = f"Bearer {token or self.token}"
@@ -110,7 +121,8 @@ class ControlPlane:
     def _exchange(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
         # A handshake costs more than most calls: one connection a thread is kept open.
         kept = getattr(self._kept, "connection", None)
-        for connection in [kept, self._connection()] if kept else [self._connection()]:
+        fresh = self._connection(30 * crowding())
+        for connection in [kept, fresh] if kept else [fresh]:
             try:
                 connection.request(method, path, data, headers)
                 response = connection.getresponse()
@@ -125,9 +137,9 @@ class ControlPlane:
                 return response.status, text
         raise ConnectionError(f"no answer to {method} {path}")
 
-    def _connection(self) -> http.client.HTTPSConnection:
+    def _connection(self, timeout: float | None) -> http.client.HTTPSConnection:
         host = self.server.removeprefix("https://")
-        return http.client.HTTPSConnection(host, timeout=30 * crowding(), context=self._trust)
+        return http.client.HTTPSConnection(host, timeout=timeout, context=self._trust)
 
     def install_crd(self, manifest: bytes) -> None:
         """Creates a CustomResourceDefinition (YAML) and waits until it is served."""
@@ -216,6 +228,8 @@ class ControlPlane:
 
     def stop(self) -> None:
         """Ends all processes. Nothing they hold is worth the ten seconds that a graceful end takes."""
+        for mirror in self._mirrors.values():
+            mirror.close()
         for process in reversed(self.processes.values()):
             process.kill()
         for process in self.processes.values():
