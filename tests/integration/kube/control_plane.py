@@ -124,7 +124,10 @@ class ControlPlane:
     def credentials(self, server: str | None = None, token: str | None = None) -> Configuration:
         """For a client of ours: as administrator or whoever has the token; by way of another address, if given."""
         authorization = f"Bearer {token or self.token}"
-        return Configuration(server or self.server, api_key={"BearerToken": authorization}, verify_ssl=False)
+        made = Configuration(server or self.server, api_key={"BearerToken": authorization}, verify_ssl=False)
+        # Without one of its own, every client that starts reads the whole bundle of the machine.
+        made.ssl_ca_cert = str(self.folder / "certificates" / "apiserver.crt")
+        return made
 
     def _exchange(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
         # A handshake costs more than most calls: one connection a thread is kept open.
