@@ -28,9 +28,8 @@ __all__ = ["NAMESPACE", "ControlPlane", "OperatorProcess", "die_with_parent", "f
 def fresh_plane() -> Iterator[tuple[ControlPlane, Path]]:
     """An empty control plane with a namespace, and a folder for whoever works on it."""
     programs = find(build=False)
-    with tempfile.TemporaryDirectory() as folder, ControlPlane(programs, Path(folder) / "plane") as plane:
+    with tempfile.TemporaryDirectory() as folder, ControlPlane(programs, Path(folder) / "plane", lean=False) as plane:
         clusters = next(path for path in programs.crds if path.name == "ray.io_rayclusters.yaml")
-        plane.install_crd(clusters.read_bytes())
-        plane.install_crd(rendered().encode())
+        plane.install_crds(clusters.read_bytes(), rendered().encode())
         plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         yield plane, Path(folder)

@@ -113,7 +113,8 @@ class Executor:
                 await self._write_status(job, decision.status, memory)
                 await _together(self._act(job, decision, memory), self._events.post(job, decision.events))
         except ApiError as error:
-            raise RetryError(str(error)) from error
+            # Somebody else wrote first: what he wrote is on its way here.
+            raise RetryError(str(error), soon=error.conflict and not error.already_exists) from error
         except AnswerError as error:
             raise RetryError(f"the head pod: {error}") from error
         finally:

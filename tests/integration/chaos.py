@@ -20,7 +20,7 @@ from world import World, job_document
 Destiny = Literal["succeeds", "suspends", "runs", "is deleted"]
 DESTINIES: tuple[Destiny, ...] = ("succeeds", "succeeds", "suspends", "runs", "is deleted")
 STATUSES = (409, 429, 500, 503, 504)
-AT_ONCE = 10
+AT_ONCE = 20
 STEPS = 15
 
 

@@ -40,8 +40,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     except ProgramMissingError as problem:
         pytest.fail(str(problem), pytrace=False)
     with ControlPlane(programs, tmp_path_factory.mktemp("control-plane")) as running:
-        running.install_crd(next(path for path in programs.crds if path.name == "ray.io_rayclusters.yaml").read_bytes())
-        running.install_crd(rendered().encode())
+        clusters = next(path for path in programs.crds if path.name == "ray.io_rayclusters.yaml")
+        running.install_crds(clusters.read_bytes(), rendered().encode())
         running.start_controllers()
         yield running
 

@@ -1,6 +1,6 @@
 """Chance on a real API server: whatever happens to jobs, pods, operator and network, each job gets where it shall.
 
-RLJOB_CHAOS_RUNS says how many jobs walk (ten at a time), RLJOB_CHAOS_SEED where their seeds begin.
+RLJOB_CHAOS_RUNS says how many jobs walk (twenty at a time), RLJOB_CHAOS_SEED where their seeds begin.
 """
 
 from __future__ import annotations

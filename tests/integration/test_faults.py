@@ -7,13 +7,15 @@ import itertools
 import random
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from fakes.bad_network import BadNetwork
 from fakes.heads import Play
+from kube.crowding import crowding
 from world import SETTINGS, World, job_document
 
-from rljob_operator.api_server import CALL_SECONDS
+from rljob_operator.api_server import CALL_SECONDS, ApiServer
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -137,9 +139,13 @@ async def test_events_are_told_twice_late_and_in_another_order(world: World, net
     assert_nothing_happened_twice(world, "confused")
 
 
-async def test_two_writes_get_no_answer_at_all(world: World, network: BadNetwork) -> None:
-    # Each costs the operator its whole patience with one call.
-    world.patience += 2 * CALL_SECONDS
+async def test_two_writes_get_no_answer_at_all(
+    world: World, network: BadNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each costs the operator its whole patience with one call: half a minute, but here.
+    seconds = min(CALL_SECONDS, 5 * crowding())
+    monkeypatch.setattr("rljob_operator.operator.ApiServer", partial(ApiServer, call_seconds=seconds))
+    world.patience += 2 * seconds
     network.hang = lambda number: number in (3, 9)
     world.start_operator(network.address)
     await world.apply(job_document("patient"), Play(steps=3))

@@ -121,7 +121,7 @@ async def test_a_minute_without_the_api_server_is_survived_without_a_storm(
 
 async def test_a_missing_kuberay_is_said_and_noticed_when_it_comes(plane: ControlPlane, tmp_path: Path) -> None:
     with ControlPlane(plane.programs, tmp_path / "control-plane") as bare:
-        bare.install_crd(rendered().encode())
+        bare.install_crds(rendered().encode())
         heads = FakeHeads(bare)
         heads.address = "http://127.0.0.1:9/{namespace}/{service}/{port}"
         world = World(bare, "default", FakeKubelet(bare, "default"), heads, tmp_path)
@@ -148,8 +148,7 @@ async def test_a_kuberay_that_is_too_old_is_said_and_noticed_when_it_is_renewed(
     for version in old["spec"]["versions"]:
         version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"].pop("authOptions", None)
     with ControlPlane(plane.programs, tmp_path / "control-plane") as bare:
-        bare.install_crd(rendered().encode())
-        bare.install_crd(yaml.safe_dump(old).encode())
+        bare.install_crds(rendered().encode(), yaml.safe_dump(old).encode())
         world = World(bare, "default", FakeKubelet(bare, "default"), FakeHeads(bare), tmp_path)
         world.start_operator()
         try:

@@ -25,7 +25,7 @@ def kueue_crd(plane: ControlPlane) -> None:
         manifest = workload_crd()
     except ProgramMissingError as problem:
         pytest.fail(str(problem), pytrace=False)
-    plane.install_crd(manifest)
+    plane.install_crds(manifest)
     # A new kind is served before it is listed, and the operator goes by the list.
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not listed(plane):

@@ -38,7 +38,9 @@ def plane(age: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contro
         pytest.fail(str(problem), pytrace=False)
     folder = tmp_path_factory.mktemp(age)
     with ControlPlane(programs, folder) as running:
-        running.install_crd(next(path for path in programs.crds if path.name == "ray.io_rayclusters.yaml").read_bytes())
+        running.install_crds(
+            next(path for path in programs.crds if path.name == "ray.io_rayclusters.yaml").read_bytes()
+        )
         Helm(running, folder)("install", "rl", str(CHART), "--create-namespace")
         running.wait_until_served(names.GROUP, names.VERSION, names.PLURAL)
         running.start_controllers()

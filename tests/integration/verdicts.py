@@ -89,7 +89,8 @@ def rules_broken_by(document: Any) -> set[str]:
     job, _ = check(document)
     if job is None:
         return set()
-    return {name for name, rule in RULES.items() if any(True for _ in rule(Job(job)))}
+    looked_at = Job(job)
+    return {name for name, rule in RULES.items() if any(True for _ in rule(looked_at))}
 
 
 def without_numbers_out_of_bounds(text: str) -> str | None:

@@ -141,7 +141,8 @@ class World:
 
     async def until(self, what: str, holds: Callable[[], Any] | Any) -> Any:
         """Waits until `holds()` (a coroutine function or a function) is true, and returns what it returned."""
-        deadline = time.monotonic() + self.patience
+        began = time.monotonic()
+        deadline = began + self.patience
         while True:
             if self.operator is not None and self.operator.failure is not None:
                 raise self.operator.failure
@@ -155,7 +156,8 @@ class World:
                 return found
             if time.monotonic() > deadline:
                 raise AssertionError(f"still not: {what}; {await self.summary()}")
-            await asyncio.sleep(0.05)
+            # Looking costs the processors that what is waited for needs: what takes long is looked at less often.
+            await asyncio.sleep(min(0.5, max(0.02, (time.monotonic() - began) / 10)))
 
     async def until_condition(self, name: str, kind: str, status: str, reason: str | None = None) -> Object:
         """Waits for a condition that says something about the job as it is now, and returns the job."""

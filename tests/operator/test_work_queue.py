@@ -125,3 +125,27 @@ async def test_what_is_due_later_comes_back_and_what_is_forgotten_does_not() -> 
     queue.forget("b")
     await run_until(queue, done)
     assert "b" not in looks
+
+
+async def test_what_may_succeed_in_a_moment_is_tried_ten_times_as_soon_and_the_pauses_grow_all_the_same() -> None:
+    pauses: dict[str, list[float]] = {"busy": [], "overtaken": []}
+    done = asyncio.Event()
+
+    async def work(key: str) -> float | None:
+        raise RetryError("somebody else wrote first", soon=key == "overtaken")
+
+    def note(key: str, seconds: float) -> None:
+        pauses[key].append(seconds)
+        if len(pauses[key]) < 4:
+            asyncio.get_running_loop().call_soon(queue.add, key)
+        elif all(len(those) == 4 for those in pauses.values()):
+            done.set()
+
+    queue: WorkQueue[str] = WorkQueue(work)
+    queue.add_later = note  # type: ignore[method-assign]
+    for key in pauses:
+        queue.add(key)
+    await run_until(queue, done)
+    for first, those in ((FIRST_PAUSE, pauses["busy"]), (FIRST_PAUSE / 10, pauses["overtaken"])):
+        for tried, pause in enumerate(those):
+            assert 0.75 <= pause / (first * 2**tried) <= 1.25

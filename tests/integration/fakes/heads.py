@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 from kube.control_plane import ApiCallError, ControlPlane
 
+from fakes.kubelet import OF_RAY
 from rljob_api.status import (
     Ages,
     Desired,
@@ -79,6 +80,9 @@ class FakeHeads:
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
+        self._pods = plane.mirror("/api/v1/pods", OF_RAY)
+        self._tokens: dict[tuple[str, str], str] = {}
+        """What lies in a head pod, by its UID and the token's name: like the pod it never changes."""
         self.plays: dict[str, Play] = {}
         self.drivers: dict[str, list[Driver]] = {}
         """By job: every driver ever started, over all heads."""
@@ -108,7 +112,7 @@ class FakeHeads:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         match = request.match_info
         cluster = match["service"].removesuffix("-head-svc")
-        head = await asyncio.to_thread(self._head, match["namespace"], cluster)
+        head = self._head(match["namespace"], cluster)
         if head is None:
             return web.Response(status=503, text="no head")
         on_dashboard = match["port"] == "8265"
@@ -122,21 +126,24 @@ class FakeHeads:
         return await handle(request, match["path"], head, drivers)
 
     def _head(self, namespace: str, cluster: str) -> Object | None:
-        selector = f"ray.io%2Fcluster%3D{cluster}%2Cray.io%2Fnode-type%3Dhead"
-        pods = self._plane.call("GET", f"/api/v1/namespaces/{namespace}/pods?labelSelector={selector}")["items"]
-        for pod in pods:
+        ours = {"ray.io/cluster": cluster, "ray.io/node-type": "head"}.items()
+        for pod in self._pods.objects(namespace):
             conditions = pod["status"].get("conditions", ())
-            if any(item["type"] == "Ready" and item["status"] == "True" for item in conditions):
-                return pod  # type: ignore[no-any-return]
+            ready = any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+            if ready and ours <= pod["metadata"]["labels"].items():
+                return pod
         return None
 
     def _token(self, head: Object, key: str) -> str:
-        mounted = [volume["secret"]["secretName"] for volume in head["spec"]["volumes"] if "secret" in volume]
-        try:
-            secret = self._plane.call("GET", f"/api/v1/namespaces/{head['metadata']['namespace']}/secrets/{mounted[0]}")
-        except ApiCallError:
-            return ""
-        return base64.b64decode(secret["data"][key]).decode()
+        known = (head["metadata"]["uid"], key)
+        if known not in self._tokens:
+            mounted = [volume["secret"]["secretName"] for volume in head["spec"]["volumes"] if "secret" in volume]
+            path = f"/api/v1/namespaces/{head['metadata']['namespace']}/secrets/{mounted[0]}"
+            try:
+                self._tokens[known] = base64.b64decode(self._plane.call("GET", path)["data"][key]).decode()
+            except ApiCallError:
+                return ""
+        return self._tokens[known]
 
     async def _dashboard(
         self, request: web.Request, path: str, head: Object, drivers: dict[str, Driver]
@@ -207,7 +214,7 @@ class FakeHeads:
                 self._end(driver, "suspended", "suspended as asked", 75)
             return web.json_response({})
         self._go_on(driver, play)
-        status = await asyncio.to_thread(self._status, driver, play, head)
+        status = self._status(driver, play, head)
         return web.json_response(status.model_dump(mode="json", by_alias=True))
 
     def _go_on(self, driver: Driver, play: Play) -> None:
@@ -226,9 +233,9 @@ class FakeHeads:
 
     def _status(self, driver: Driver, play: Play, head: Object) -> DriverStatus:
         metadata = head["metadata"]
-        selector = f"ray.io%2Fcluster%3D{metadata['labels']['ray.io/cluster']}%2Cray.io%2Fgroup%3Drollout"
-        pods = self._plane.call("GET", f"/api/v1/namespaces/{metadata['namespace']}/pods?labelSelector={selector}")
-        there = sorted(pod["metadata"]["name"] for pod in pods["items"])
+        ours = {"ray.io/cluster": metadata["labels"]["ray.io/cluster"], "ray.io/group": "rollout"}.items()
+        pods = [pod for pod in self._pods.objects(metadata["namespace"]) if ours <= pod["metadata"]["labels"].items()]
+        there = sorted(pod["metadata"]["name"] for pod in pods)
         told = driver.desired[-1].rollout_replicas if driver.desired else None
         wanted = driver.replicas if told is None else told
         for name in there:

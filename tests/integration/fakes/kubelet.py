@@ -14,7 +14,8 @@ from kube.control_plane import ApiCallError, ControlPlane
 
 from fakes.players import play
 
-LOOK_SECONDS = 0.05
+OF_RAY = "ray.io%2Fcluster"
+"""The label that all pods of Ray have."""
 
 Object = dict[str, Any]
 
@@ -29,26 +30,33 @@ class FakeKubelet:
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self._plane = plane
+        self._namespace = namespace
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
+        self._mirror = plane.mirror("/api/v1/pods", OF_RAY)
         self._addresses = ipaddress.ip_network("10.1.0.0/16").hosts()
         self.becomes_ready: Callable[[Object], Object | None] = lambda _pod: None
 
     async def run(self) -> None:
-        await play(self.look, LOOK_SECONDS)
+        await play(self.look, self._mirror)
 
-    def look(self) -> None:
-        """Starts the pods that nobody has started yet."""
-        for pod in self._plane.call("GET", f"{self._pods}?labelSelector=ray.io%2Fcluster")["items"]:
+    def look(self) -> bool:
+        """Starts the pods that nobody has started yet; says whether one of them is to be asked about again."""
+        left = False
+        for pod in self._mirror.objects(self._namespace):
             if pod["status"].get("conditions") or "deletionTimestamp" in pod["metadata"]:
                 continue
             status = self.becomes_ready(pod) or self._running()
+            left |= not status.get("conditions")
             try:
                 path = f"{self._pods}/{pod['metadata']['name']}/status"
-                self._plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
+                told = self._plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
             except ApiCallError as error:
                 # Deleted while we looked.
                 if error.code != 404:
                     raise
+            else:
+                self._mirror.wait_for(told)
+        return left
 
     def _running(self) -> Object:
         address = str(next(self._addresses))

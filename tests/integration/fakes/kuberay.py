@@ -15,10 +15,9 @@ from typing import Any
 
 from kube.control_plane import ApiCallError, ControlPlane
 
+from fakes.kubelet import OF_RAY
 from fakes.kueue import QUEUE
 from fakes.players import play
-
-LOOK_SECONDS = 0.05
 
 Object = dict[str, Any]
 
@@ -29,15 +28,16 @@ class FakeKubeRay:
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self._plane = plane
         self._namespace = namespace
+        self._clusters = plane.mirror("/apis/ray.io/v1/rayclusters")
+        self._pods = plane.mirror("/api/v1/pods", OF_RAY)
 
     async def run(self) -> None:
-        await play(self.look, LOOK_SECONDS)
+        await play(self.look, self._clusters, self._pods)
 
-    def look(self) -> None:
-        """One look at all clusters of the namespace."""
-        space = self._namespace
-        clusters = self._plane.call("GET", f"/apis/ray.io/v1/namespaces/{space}/rayclusters")["items"]
-        pods = self._plane.call("GET", f"/api/v1/namespaces/{space}/pods?labelSelector=ray.io%2Fcluster")["items"]
+    def look(self) -> bool:
+        """One look at all clusters of the namespace; says whether another is due though nothing changes."""
+        left = False
+        clusters, pods = self._clusters.objects(self._namespace), self._pods.objects(self._namespace)
         for cluster in clusters:
             name = cluster["metadata"]["name"]
             if "deletionTimestamp" in cluster["metadata"] or _before_the_webhook(cluster):
@@ -49,6 +49,8 @@ class FakeKubeRay:
                 # Deleted while we looked, or about to be.
                 if error.code not in (403, 404, 409):
                     raise
+                left = True
+        return left
 
     def _reconcile(self, cluster: Object, pods: list[Object]) -> None:
         spec = cluster["spec"]
@@ -108,7 +110,9 @@ class FakeKubeRay:
             },
             "spec": template["spec"],
         }
-        self._plane.call("POST", f"/api/v1/namespaces/{metadata['namespace']}/pods", pod)
+        # One that is gone leaves its pods to the garbage collector, and the mirror may not have seen it go.
+        self._plane.call("GET", _path(cluster))
+        self._pods.wait_for(self._plane.call("POST", f"/api/v1/namespaces/{metadata['namespace']}/pods", pod))
 
     def _delete(self, pod: Object) -> None:
         path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
@@ -129,9 +133,15 @@ class FakeKubeRay:
         if len(ready) > len(workers):
             status["state"] = "ready"  # type: ignore[assignment]
         if status != {key: (cluster.get("status") or {}).get(key) for key in status}:
-            metadata = cluster["metadata"]
-            path = f"/apis/ray.io/v1/namespaces/{metadata['namespace']}/rayclusters/{metadata['name']}/status"
-            self._plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
+            said = self._plane.call(
+                "PATCH", f"{_path(cluster)}/status", {"status": status}, "application/merge-patch+json"
+            )
+            self._clusters.wait_for(said)
+
+
+def _path(cluster: Object) -> str:
+    metadata = cluster["metadata"]
+    return f"/apis/ray.io/v1/namespaces/{metadata['namespace']}/rayclusters/{metadata['name']}"
 
 
 def _before_the_webhook(cluster: Object) -> bool:
