@@ -50,6 +50,21 @@ async def test_what_was_written_is_read_back(make, bucket: Bucket) -> None:
     assert Bucket(newest.learner).read("weights") == b"\x07" * 1000
 
 
+async def test_the_drivers_part_is_fetched_once_for_all_who_read_it(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the tokens of all open groups."""
+    fetched, download = [], Bucket.download
+
+    def counted(self: Bucket, name: str, file: Path) -> None:
+        fetched.append(name)
+        download(self, name, file)
+
+    await write(make(), 7)
+    monkeypatch.setattr(Bucket, "download", counted)
+    newest = make().open(7)
+    assert {newest.files() for _ in range(3)} == {newest.files()}
+    assert sorted(fetched) == ["driver.json", "groups.npz"]
+
+
 async def test_only_the_last_k_are_kept_in_order_of_steps(make, bucket: Bucket) -> None:
     for step in (5, 9, 10, 100):
         await write(make(keep=2), step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,11 @@ async def test_an_attempt_that_was_given_up_sends_no_files(object_store, tmp_pat
     assert Bucket(address).read("metrics.jsonl") == b"second"
 
 
-async def test_a_store_that_refuses_once_is_asked_again(object_store, tmp_path: Path) -> None:
-    address, refusals = object_store.place(), iter([BucketError("s3://bucket: no")])
+@pytest.mark.parametrize("refusal", [BucketError("s3://bucket: no"), OSError(errno.ESTALE, "stale file handle")])
+async def test_what_cannot_be_sent_once_is_sent_later_and_ends_nothing(
+    object_store, tmp_path: Path, refusal: Exception
+) -> None:
+    address, refusals = object_store.place(), iter([refusal])
     with OutputFolder(tmp_path) as output:
         kept = state.state_of(output, address, keep=1)
         (tmp_path / "metrics.jsonl").write_text("1")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
+
+import pytest
 
 from rljob_trainer.storage.bucket import Bucket
 from rljob_trainer.storage.copies import Copies
@@ -64,3 +68,28 @@ def test_what_is_gone_here_goes_there_only_when_all_is_sent(object_store, tmp_pa
     assert list(bucket.files()) == ["a", *others]
     copies.send_all()
     assert list(bucket.files()) == others
+
+
+def test_folders_of_others_are_not_looked_into_and_may_go_at_any_moment(
+    object_store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, scan = Bucket(object_store.place()), os.scandir
+    for name in ("samples/a", "samples/gone/b", "checkpoints/writing/driver.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    looked_into = []
+
+    def scandir(path):
+        if isinstance(path, int):  # by rmtree
+            return scan(path)
+        looked_into.append(Path(path).name)
+        if looked_into[-1] == "gone":
+            shutil.rmtree(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    Copies(tmp_path, bucket, ("checkpoints",)).send()
+    monkeypatch.undo()
+    assert set(looked_into) >= {"samples", "gone"}
+    assert not {"checkpoints", "writing"} & set(looked_into)
+    assert list(bucket.files()) == ["samples/a"]

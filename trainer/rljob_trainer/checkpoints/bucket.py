@@ -19,6 +19,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from pathlib import Path
 
 from rljob_trainer.checkpoints.checkpoint import (
@@ -137,7 +138,7 @@ class BucketCheckpoints:
 
     def _checkpoint(self, step: int, name: str) -> Checkpoint:
         target = self.bucket.below(name)
-        return Checkpoint(step, target.address, lambda: _fetched(target, self._scratch))
+        return Checkpoint(step, target.address, cache(partial(_fetched, target, self._scratch)))
 
     def _remove_old(self, newest: str) -> None:
         """Those beyond ``keep``, also of those set aside, and others of the newest one's step: that of an attempt which
@@ -176,7 +177,7 @@ def open_address(target: Bucket, scratch: Path) -> Checkpoint:
             raise CheckpointError(f"checkpoint {target} is damaged: {name} has {found[name].size} bytes, not {size}.")
         if found[name].tag != tag:
             raise CheckpointError(f"checkpoint {target} is damaged: the content of {name} has changed.")
-    return Checkpoint(step, target.address, lambda: _fetched(target, scratch))
+    return Checkpoint(step, target.address, cache(partial(_fetched, target, scratch)))
 
 
 def _fetched(target: Bucket, scratch: Path) -> Path:

@@ -30,7 +30,7 @@ class Checkpoint:
     place: str
     """Its folder or address."""
     files: Callable[[], Path] = field(repr=False, compare=False)
-    """The local folder with the driver's part; fetches it if need be. May raise ``BucketError``."""
+    """The local folder with the driver's part, which the first call may have to fetch. May raise ``BucketError``."""
 
     @property
     def learner(self) -> str:

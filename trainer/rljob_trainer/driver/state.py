@@ -85,7 +85,7 @@ async def _keep(state: State, may_write: Callable[[], None]) -> None:
             await asyncio.to_thread(state.keep)
         except (fence.FencedError, fence.RemovedError):
             return  # whoever watches the fence ends the run
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:  # a file here that cannot be read now may be in a minute
             _log.warning("%s", error)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,13 +55,16 @@ class Copies:
             self._seen[name] = state  # as it was before: what was added meanwhile is sent next time
 
     def _files(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        for path in sorted(self._folder.rglob("*")):
-            name = path.relative_to(self._folder).as_posix()
-            if self._is_ours(name) and not path.is_symlink() and path.is_file():
-                try:
-                    yield name, _state(path)
-                except FileNotFoundError:
-                    continue
+        # Unlike Path.rglob of Python 3.11 this passes over folders that are removed meanwhile.
+        for place, folders, files in os.walk(self._folder):
+            folders[:] = sorted(filter(self._is_ours, folders))
+            for path in (Path(place, name) for name in sorted(files)):
+                name = path.relative_to(self._folder).as_posix()
+                if self._is_ours(name) and not path.is_symlink() and path.is_file():
+                    try:
+                        yield name, _state(path)
+                    except FileNotFoundError:
+                        continue
 
     def _is_ours(self, name: str) -> bool:
         return not any(part in self._own or part.startswith(".") for part in name.split("/"))
