@@ -24,12 +24,13 @@ from world import World
 from rljob_api.crd import rendered
 from testcluster.programs import ProgramMissingError, find
 
-_WAITING_LONGEST = ("test_chaos.py", "test_real_kuberay.py", "test_outages.py")
+_WAITING_LONGEST = ("test_faults.py", "test_outages.py", "test_real_kuberay.py", "test_chaos.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What waits for minutes begins first, so that nothing is left to wait for when all else is done."""
-    items.sort(key=lambda item: item.path.name not in _WAITING_LONGEST)
+    order = {name: place for place, name in enumerate(_WAITING_LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.fixture(scope="session")

@@ -157,7 +157,7 @@ class World:
             if time.monotonic() > deadline:
                 raise AssertionError(f"still not: {what}; {await self.summary()}")
             # Looking costs the processors that what is waited for needs: what takes long is looked at less often.
-            await asyncio.sleep(min(0.5, max(0.02, (time.monotonic() - began) / 10)))
+            await asyncio.sleep(min(0.2, max(0.02, (time.monotonic() - began) / 10)))
 
     async def until_condition(self, name: str, kind: str, status: str, reason: str | None = None) -> Object:
         """Waits for a condition that says something about the job as it is now, and returns the job."""

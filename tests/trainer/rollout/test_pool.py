@@ -340,7 +340,9 @@ async def test_a_lent_engine_answers_only_its_borrower_and_gets_no_weights(slow:
         assert tokens(await running) == expected(slow.folder, groups)
 
 
-async def test_a_lent_engine_that_dies_is_replaced_and_its_borrower_is_told(slow: EngineSpec) -> None:
+async def test_a_lent_engine_that_dies_is_replaced_and_its_borrower_is_told(
+    slow: EngineSpec, caplog: pytest.LogCaptureFixture
+) -> None:
     async def replace(name: str) -> EngineHandle:
         return await RayEngine.start(f"{name} again", slow, num_cpus=0)
 
@@ -352,6 +354,7 @@ async def test_a_lent_engine_that_dies_is_replaced_and_its_borrower_is_told(slow
         os.kill(await process_of(lent.members[0].handle), signal.SIGKILL)
         with pytest.raises(EngineLostError, match="engine 0 is lost"):
             await asked
+        assert "requests of its borrower fail" in caplog.text
         with pytest.raises(EngineLostError, match="the engines that were lent are lost"):
             await lent.generate(group(2))
         lent.give_back()

@@ -133,10 +133,12 @@ class RolloutPool(Dispatch):
         member = self._members.get(name)
         if member is None or self._closing:  # it was ended, and somebody had still asked it something
             return
-        log.warning("engine %s is lost (%s); %d requests are made again", name, reason, len(member.pending))
-        self.lost.append(name)
         again = [request for request, pending in member.pending.items() if not pending.done.done()]
-        if again and member.state != "lent" and self.reissued is not None:
+        is_lent = member.state == "lent"
+        then = "requests of its borrower fail" if is_lent else "requests are made again"
+        log.warning("engine %s is lost (%s); %d %s", name, reason, len(again), then)
+        self.lost.append(name)
+        if again and not is_lent and self.reissued is not None:
             self.reissued(again)
         replaceable = self._replace is not None and member.state != "leaving"
         self._drop(member)
