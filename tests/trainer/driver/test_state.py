@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rljob_trainer.driver import state
 from rljob_trainer.driver.fence import Fence
 from rljob_trainer.driver.output import OutputFolder
+from rljob_trainer.driver.run import _keep_quietly
 from rljob_trainer.errors import BucketError
 from rljob_trainer.storage.bucket import Bucket
 
@@ -65,3 +69,13 @@ async def test_what_cannot_be_sent_once_is_sent_later_and_ends_nothing(
 
         async with state.kept_up_to_date(kept, may_write):
             await until(lambda: Bucket(address).read("metrics.jsonl") == b"1")
+
+
+async def test_a_run_s_end_does_not_wait_for_a_store_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    hangs = threading.Event()
+    store: Any = SimpleNamespace(place="s3://bucket/run", keep=hangs.wait)
+    try:
+        await _keep_quietly(store, 0.05)
+    finally:
+        hangs.set()
+    assert "s3://bucket/run did not take the run's last files within 0 s" in caplog.text
