@@ -8,6 +8,10 @@ server lists, however late kopf's own lists are; what was deleted in between is 
 And they don't tell of deletions in a time that the API server has forgotten ("410 Gone": it was restarted, or out of
 reach for minutes); kopf lists anew then, and what isn't in a list brings no event. A pod that is only remembered would
 keep its job waiting for ever. So from time to time what is known is compared with what there is.
+
+And a watch may never have begun. kopf asks once, at its start, which kinds the API server serves, and again only when a
+CRD changes. A server that has just started, or to which a CRD is a moment old, answers without kinds that it serves a
+moment later, of which nothing would be heard until somebody touches their CRD.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 
 from rljob_operator import names
@@ -28,7 +32,11 @@ KUEUE = "kueue.x-k8s.io"
 LABELLED = (("ray.io", "v1", "rayclusters"), ("", "v1", "pods"))
 """Of these only those that belong to jobs are watched."""
 WHOLE = ((names.GROUP, names.VERSION, names.PLURAL), ("", "v1", "persistentvolumeclaims"))
+CUSTOM = frozenset({names.PLURAL, "rayclusters"})
+"""The kinds that come with CRDs, and of which every object that is listed here is shown by a watch."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+UNHEARD_SECONDS = 30.0
+"""Between two looks for what no watch has told of: kopf's first list may be long."""
 
 
 class FirstList:
@@ -73,6 +81,39 @@ class FirstList:
         return True
 
 
+class Listening:
+    """Notices a watch that has never begun."""
+
+    def __init__(self) -> None:
+        self._heard: set[str] = set()
+
+    def heard(self, plural: str) -> None:
+        """A watch has told of something of that kind."""
+        self._heard.add(plural)
+
+    async def run(self, api: ApiServer, namespaces: Sequence[str]) -> None:
+        """Returns when every kind that a CRD brings has been heard of: of such a kind nothing has to be asked any more.
+
+        Raises:
+            RuntimeError: there is something of a kind, was there at the look before, and no watch has told of any.
+        """
+        before: Mapping[str, set[str]] = {}
+        while silent := CUSTOM - self._heard:
+            await asyncio.sleep(UNHEARD_SECONDS)
+            try:
+                listed = await uids(api, namespaces, silent)
+            except ApiError as error:
+                log.info("what there is could not be listed: %s", error)
+                continue
+            for plural in sorted(silent - self._heard):
+                if before.get(plural, set()) & listed.get(plural, set()):
+                    raise RuntimeError(
+                        f"there are {plural}, and no watch tells of them: the API server did not say that it serves "
+                        "them when this operator started; restarting is all that helps"
+                    )
+            before = listed
+
+
 async def sweep(
     store: Store, changed: Callable[[Key], None], api: ApiServer, namespaces: Sequence[str], seconds: float
 ) -> None:
@@ -102,14 +143,21 @@ async def sweep_once(store: Store, changed: Callable[[Key], None], api: ApiServe
                 changed(key)
 
 
-async def uids(api: ApiServer, namespaces: Sequence[str]) -> Mapping[str, set[str]]:
-    """The UIDs of all objects that are watched, by the plural of their kind; kinds that aren't served are missing."""
+async def uids(
+    api: ApiServer, namespaces: Sequence[str], only: Collection[str] | None = None
+) -> Mapping[str, set[str]]:
+    """The UIDs of all objects that are watched, by the plural of their kind; kinds that aren't served are missing.
+
+    Args:
+        only: the plurals of kinds to ask for, instead of all.
+    """
     kinds = [(kind, "") for kind in WHOLE] + [(kind, names.JOB_LABEL) for kind in LABELLED]
-    version = await _preferred_version(api, KUEUE)
-    if version:
+    if only is None and (version := await _preferred_version(api, KUEUE)):
         kinds.append(((KUEUE, version, "workloads"), ""))
     found: dict[str, set[str]] = {}
     for (group, version, plural), selector in kinds:
+        if only is not None and plural not in only:
+            continue
         root = f"/apis/{group}/{version}" if group else f"/api/{version}"
         paths = [f"{root}/namespaces/{namespace}/{plural}" for namespace in namespaces] or [f"{root}/{plural}"]
         listed = set()

@@ -18,7 +18,7 @@ from rljob_operator.api_server import ApiServer
 from rljob_operator.claims import Claims
 from rljob_operator.executor import Executor
 from rljob_operator.head import DEFAULT_ADDRESS, Heads
-from rljob_operator.inventory import FirstList, sweep
+from rljob_operator.inventory import FirstList, Listening, sweep
 from rljob_operator.key_secret import KeySecret
 from rljob_operator.leader import Leader
 from rljob_operator.metrics import Metrics
@@ -63,6 +63,7 @@ class Operator:
         self._options = options
         self._configuration = configuration
         self._first_list = FirstList()
+        self._listening = Listening()
         self.store = Store()
         self.metrics = Metrics()
         self.queue: WorkQueue[Key] = WorkQueue(self._look, workers=options.workers)
@@ -102,6 +103,7 @@ class Operator:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch(), name="watch")
                 group.create_task(self._take_stock(api), name="inventory")
+                group.create_task(self._listening.run(api, options.namespaces), name="listening")
                 group.create_task(self.queue.run(), name="queue")
                 if self._key_secret is not None:
                     group.create_task(self._key_secret.keep(), name="keys")
@@ -141,7 +143,7 @@ class Operator:
 
     async def _watch(self) -> None:
         await kopf.operator(
-            registry=watching.registry(self.store, self._changed, self._first_list.saw, self._configuration),
+            registry=watching.registry(self.store, self._changed, self._saw, self._configuration),
             settings=watching.settings(),
             standalone=True,
             clusterwide=not self._options.namespaces,
@@ -150,6 +152,10 @@ class Operator:
             identity=self._options.identity,  # type: ignore[arg-type]
         )
         raise RuntimeError("the watches have ended; restarting is all that helps")
+
+    def _saw(self, plural: str, uid: str) -> None:
+        self._first_list.saw(uid)
+        self._listening.heard(plural)
 
     async def _take_stock(self, api: ApiServer) -> None:
         namespaces = self._options.namespaces

@@ -19,13 +19,14 @@ from rljob_operator.store import Key, Store
 
 
 def registry(
-    store: Store, changed: Callable[[Key], None], saw: Callable[[str], None], configuration: Configuration
+    store: Store, changed: Callable[[Key], None], saw: Callable[[str, str], None], configuration: Configuration
 ) -> kopf.OperatorRegistry:
-    """Handlers that feed the store, report every job for which something has changed, and the UID of all they saw."""
+    """Handlers that feed the store, report every job for which something has changed, and of all that they saw the
+    plural of its kind and its UID."""
     handlers = kopf.OperatorRegistry()
 
-    def note(event: kopf.RawEvent, *keys: Key | None) -> None:
-        saw(event["object"]["metadata"]["uid"])
+    def note(plural: str, event: kopf.RawEvent, *keys: Key | None) -> None:
+        saw(plural, event["object"]["metadata"]["uid"])
         for key in keys:
             if key is not None:
                 changed(key)
@@ -37,28 +38,29 @@ def registry(
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)
     async def job_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
-        note(event, store.drop_job(body) if event["type"] == "DELETED" else store.put_job(body))
+        note(names.PLURAL, event, store.drop_job(body) if event["type"] == "DELETED" else store.put_job(body))
 
     @kopf.on.event("ray.io", "v1", "rayclusters", labels={names.JOB_LABEL: kopf.PRESENT}, registry=handlers)
     async def cluster_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
-        note(event, store.drop_cluster(body) if event["type"] == "DELETED" else store.put_cluster(body))
+        note("rayclusters", event, store.drop_cluster(body) if event["type"] == "DELETED" else store.put_cluster(body))
 
     @kopf.on.event("", "v1", "pods", labels={names.JOB_LABEL: kopf.PRESENT}, registry=handlers)
     async def pod_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
-        note(event, store.drop_pod(body) if event["type"] == "DELETED" else store.put_pod(body))
+        note("pods", event, store.drop_pod(body) if event["type"] == "DELETED" else store.put_pod(body))
 
     @kopf.on.event("", "v1", "persistentvolumeclaims", registry=handlers)
     async def claim_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
-        note(event, *(store.drop_claim(body) if event["type"] == "DELETED" else store.put_claim(body)))
+        users = store.drop_claim(body) if event["type"] == "DELETED" else store.put_claim(body)
+        note("persistentvolumeclaims", event, *users)
 
     # Whichever version of Kueue's API is preferred: what is read of it is the same in all. Without Kueue it is empty.
     @kopf.on.event(KUEUE, "workloads", registry=handlers)
     async def workload_changed(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
-        note(event, store.drop_workload(body) if event["type"] == "DELETED" else store.put_workload(body))
+        note("workloads", event, store.drop_workload(body) if event["type"] == "DELETED" else store.put_workload(body))
 
     return handlers
 

@@ -15,6 +15,7 @@ from fakes.heads import Play
 from kube.crowding import crowding
 from world import SETTINGS, World, job_document
 
+from rljob_operator import inventory
 from rljob_operator.api_server import CALL_SECONDS, ApiServer
 
 pytestmark = pytest.mark.timeout(1800)
@@ -206,3 +207,22 @@ async def test_a_deletion_that_no_watch_tells_of_is_noticed(world: World, networ
     assert untold == 4
     await world.patch("untold", {"suspend": False})
     await world.until_condition("untold", "Running", "True", "Training")
+
+
+@pytest.mark.parametrize("group", ["rljob.dev", "ray.io"])
+async def test_an_operator_that_began_before_a_kind_was_served_makes_way_for_one_that_hears(
+    world: World, network: BadNetwork, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    monkeypatch.setattr(inventory, "UNHEARD_SECONDS", 1.0)
+    network.forgets = group
+    deaf = world.start_operator(network.address)
+    await world.until("the kinds are asked for", lambda: network.forgot)
+    network.forgets = None
+    await world.apply(job_document("unheard"), Play(steps=None))
+    async with asyncio.timeout(60):
+        while deaf.alive:  # noqa: ASYNC110  (a thread)
+            await asyncio.sleep(0.05)
+    assert isinstance(deaf.failure, ExceptionGroup)
+    assert "no watch tells of them" in str(deaf.failure.exceptions[0])
+    world.start_operator(network.address)
+    await world.until_condition("unheard", "Running", "True", "Training")

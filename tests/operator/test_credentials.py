@@ -98,7 +98,7 @@ def write_kubeconfig(folder: Path, server: Server, user: dict[str, Any]) -> Path
 
 @asynccontextmanager
 async def watches(configuration: Any) -> AsyncIterator[asyncio.Task[None]]:
-    registry = watching.registry(Store(), lambda _: None, lambda _: None, configuration)
+    registry = watching.registry(Store(), lambda _: None, lambda *_: None, configuration)
     settings = watching.settings()
     settings.networking.error_backoffs = [0.05] * 100
     task = asyncio.create_task(kopf.operator(registry=registry, settings=settings, standalone=True, clusterwide=True))

@@ -13,7 +13,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from rljob_operator import api_server, inventory
 from rljob_operator.api_server import ApiError, ApiServer
-from rljob_operator.inventory import FirstList, sweep_once
+from rljob_operator.inventory import CUSTOM, FirstList, Listening, sweep_once
 from rljob_operator.store import Key, Store
 
 JOBS = "/apis/rljob.dev/v1alpha1/rljobs"
@@ -215,3 +215,48 @@ async def test_without_an_answer_nothing_is_forgotten() -> None:
     with pytest.raises(ApiError):
         await swept(store, cluster)
     assert uids_of(store) == set(KINDS)
+
+
+@pytest.fixture
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "UNHEARD_SECONDS", 0.02)
+
+
+@pytest.mark.parametrize("plural", sorted(CUSTOM))
+async def test_of_what_no_watch_has_told_the_operator_ends(frequent_looks: None, plural: str) -> None:
+    listening = Listening()
+    for other in CUSTOM - {plural}:
+        listening.heard(other)
+    async with serving(Cluster(**{plural: ["a"]})) as api:
+        with pytest.raises(RuntimeError, match=f"there are {plural}, and no watch tells of them"):
+            await asyncio.wait_for(listening.run(api, ()), 10)
+
+
+async def test_what_a_watch_tells_of_between_two_looks_is_no_sign_of_a_deaf_one(frequent_looks: None) -> None:
+    cluster, listening = Cluster(rljobs=[]), Listening()
+    listening.heard("rayclusters")
+    looks = iter([["a"], ["b"]])  # one that is gone again before it is told of, and one that is told of late
+
+    def next_look() -> None:
+        cluster.uids["rljobs"] = next(looks, ["b"])
+        if cluster.asked.count(JOBS) == 3:
+            listening.heard("rljobs")
+
+    cluster.on_question = next_look
+    async with serving(cluster) as api:
+        await asyncio.wait_for(listening.run(api, ()), 10)
+    assert cluster.asked == [JOBS] * 3, "of kinds that have been heard of nothing is asked"
+
+
+async def test_a_look_that_fails_says_nothing_of_the_watches(frequent_looks: None) -> None:
+    cluster, listening = Cluster(rljobs=[], rayclusters=[]), Listening()
+    cluster.failures = 2
+
+    def be_heard() -> None:
+        if len(cluster.asked) == 5:
+            for plural in CUSTOM:
+                listening.heard(plural)
+
+    cluster.on_question = be_heard
+    async with serving(cluster) as api:
+        await asyncio.wait_for(listening.run(api, ()), 10)

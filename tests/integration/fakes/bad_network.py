@@ -7,6 +7,7 @@ looks like one: the connection is closed without an answer.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -29,6 +30,8 @@ class BadNetwork:
         lose_answer: says of a write that went through whether its answer is lost.
         hang: says of a write whether it gets neither to the server nor an answer.
         tell: what the watch of a path delivers instead of an event (a line of JSON): twice the same, some from before.
+        forgets: a group that is left out when the API server says which there are; None: none.
+        forgot: how often that was so.
         requests: when each request came (monotonic seconds), reads and watches included.
     """
 
@@ -39,6 +42,8 @@ class BadNetwork:
         self.lose_answer: Callable[[int], bool] = lambda _number: False
         self.hang: Callable[[int], bool] = lambda _number: False
         self.tell: Callable[[str, bytes], list[bytes]] = lambda _path, line: [line]
+        self.forgets: str | None = None
+        self.forgot = 0
         self.requests: list[float] = []
         self.writes = 0
         self.address = ""
@@ -103,6 +108,11 @@ class BadNetwork:
             if request.query.get("watch") == "true":
                 return await self._stream(request, answer)
             body = await answer.read()
+            if request.path == "/apis" and self.forgets is not None:
+                self.forgot += 1
+                said = json.loads(body)
+                said["groups"] = [group for group in said["groups"] if group["name"] != self.forgets]
+                body = json.dumps(said).encode()
             if number:
                 self.after(number, request.method, request.path)
                 if self.lose_answer(number) and request.transport is not None:

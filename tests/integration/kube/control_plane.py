@@ -163,8 +163,11 @@ class ControlPlane:
             self.wait_until_served(spec["group"], spec["versions"][0]["name"], spec["names"]["plural"])
 
     def wait_until_served(self, group: str, version: str, plural: str) -> None:
-        """Waits for the API server, which serves a kind only a moment after its CRD is there."""
+        """Waits for the API server, which serves a kind only a moment after its CRD is there, and says so still later:
+        kopf asks it that once."""
         self._wait_for(f"/apis/{group}/{version}/{plural}?limit=1", "kube-apiserver")
+        self._wait_for("/apis", "kube-apiserver", f'"groupVersion":"{group}/{version}"')
+        self._wait_for(f"/apis/{group}/{version}", "kube-apiserver", f'"name":"{plural}"')
 
     def start_controllers(self) -> None:
         """Starts garbage collection and namespace deletion, after the CRDs: new kinds are only noticed every 30 s."""
@@ -315,15 +318,16 @@ class ControlPlane:
                 preexec_fn=die_with_parent,
             )
 
-    def _wait_for(self, path: str, program: str) -> None:
+    def _wait_for(self, path: str, program: str, text: str = "") -> None:
+        """Waits until the API server answers with that ``text`` in what it says."""
         deadline = time.monotonic() + START_SECONDS * crowding()
         while True:
             try:
                 # /readyz answers in plain text.
-                status, _ = self._exchange("GET", path, None, {"Authorization": f"Bearer {self.token}"})
-                if status == 200:
+                status, said = self._exchange("GET", path, None, {"Authorization": f"Bearer {self.token}"})
+                if status == 200 and text in said.decode():
                     return
-                raise ConnectionError(f"answers {status}")
+                raise ConnectionError(f"answers {status}" + (f" without {text}" if status == 200 else ""))
             except OSError as error:
                 code = self.processes[program].poll()
                 if code is not None or time.monotonic() > deadline:
