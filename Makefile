@@ -46,7 +46,7 @@ programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go module
 	PYTHONPATH=deploy $(BIN)/python tests/integration/kube/kueue.py
 
 integration: programs  ## the operator against a real API server
-	$(BIN)/python -m pytest tests/integration -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/integration -n 3 --dist loadfile --no-loadscope-reorder
 
 snapshots:       ## what the chart renders, anew (needs the helm of make programs); look at the difference before committing it
 	PYTHONPATH=deploy $(BIN)/python tests/integration/snapshots.py
