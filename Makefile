@@ -35,10 +35,10 @@ lint: install    ## ruff, mypy, import contracts
 unit: install    ## the fast tests alone
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-pythons-test: install  ## a reduced set of tests on the other Pythons that this machine has; 3 minutes, more the first time
+pythons-test: install  ## a reduced set of tests on the other Pythons that this machine has; 4 minutes, more the first time
 	PYTHONPATH=. $(BIN)/python tests/support/pythons.py $(PYTHONS)
 
-runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; about 10 minutes
+runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; about 16 minutes
 	$(BIN)/python -m pytest tests/runs -n 2 --dist worksteal
 
 programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 20 minutes, once
