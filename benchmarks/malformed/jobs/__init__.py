@@ -41,6 +41,8 @@ BY_PODS, ALONE = "refused by validate and in its pods", "refused by validate alo
 NAMESPACE = "default"
 ASKING = 3
 """Threads that ask the API server."""
+PROMPTS = "the tokenizer does not know every character of the prompt"
+"""How `validate` begins to say what is wrong with the rows of a built-in task, which no schema can make."""
 FILES = re.compile(r"(source|uri|from|function|tokenizer|revision)$")
 """Fields that name files of the machine that validates, of which the API server knows nothing."""
 
@@ -110,6 +112,8 @@ def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
     if theirs.accepted and pod is None:
         if ours.accepted:
             return record(ACCEPTED)
+        if beyond and all(PROMPTS in violation.problem for violation in beyond):
+            return record(ALONE, "prompts")
         broken = rules_broken_by(job.document)
         # Of pods that cannot be made the API server says nothing.
         if broken and broken <= {*NOT_IN_CEL, *PARTLY_IN_CEL} - (ON_THE_PODS if made else frozenset()):
