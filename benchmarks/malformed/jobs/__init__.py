@@ -42,7 +42,7 @@ NAMESPACE = "default"
 ASKING = 3
 """Threads that ask the API server."""
 PROMPTS = "the tokenizer does not know every character of the prompt"
-"""How `validate` begins to say what is wrong with the rows of a built-in task, which no schema can make."""
+"""What `validate` says of a row of a built-in task, and no schema can, which makes none."""
 FILES = re.compile(r"(source|uri|from|function|tokenizer|revision)$")
 """Fields that name files of the machine that validates, of which the API server knows nothing."""
 

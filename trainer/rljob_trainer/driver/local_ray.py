@@ -138,7 +138,7 @@ def _start(folder: Path, cpus: int, is_wanted: Callable[[], bool]) -> None:
                     _temp_dir=str(folder),
                 )
             return
-        except Exception as error:
+        except Exception as error:  # Ray raises the bare class when its processes are late
             ray.shutdown()
             if not is_wanted():
                 raise RayStartError(f"Ray did not start: {error}") from error
