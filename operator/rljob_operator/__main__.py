@@ -17,8 +17,11 @@ from typing import Any
 
 from rljob_operator import credentials
 from rljob_operator.head import DEFAULT_ADDRESS
+from rljob_operator.inventory import UnwatchedError
 from rljob_operator.operator import Operator, Options
 from rljob_operator.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,8 +92,8 @@ def options_of(arguments: argparse.Namespace) -> Options:
     )
 
 
-async def run(options: Options) -> None:
-    """Runs until SIGTERM or SIGINT."""
+async def run(options: Options) -> int:
+    """Runs until SIGTERM or SIGINT, or until nothing but a start anew helps; returns the exit code."""
     operator = Operator(options, await credentials.login())
     task = asyncio.create_task(operator.run())
     loop = asyncio.get_running_loop()
@@ -99,7 +102,14 @@ async def run(options: Options) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        logging.getLogger(__name__).info("stopped")
+        log.info("stopped")
+    except ExceptionGroup as group:
+        unwatched, others = group.split(UnwatchedError)
+        if unwatched is None or others is not None:
+            raise
+        log.error("%s", unwatched.exceptions[0])
+        return 1
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,8 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     # What is there by now stays: to search it for garbage takes 35 ms, in which no job is looked at.
     gc.collect()
     gc.freeze()
-    asyncio.run(run(options_of(arguments)))
-    return 0
+    return asyncio.run(run(options_of(arguments)))
 
 
 if __name__ == "__main__":

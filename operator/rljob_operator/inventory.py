@@ -32,11 +32,16 @@ KUEUE = "kueue.x-k8s.io"
 LABELLED = (("ray.io", "v1", "rayclusters"), ("", "v1", "pods"))
 """Of these only those that belong to jobs are watched."""
 WHOLE = ((names.GROUP, names.VERSION, names.PLURAL), ("", "v1", "persistentvolumeclaims"))
-CUSTOM = frozenset({names.PLURAL, "rayclusters"})
-"""The kinds that come with CRDs, and of which every object that is listed here is shown by a watch."""
+CUSTOM = frozenset({names.PLURAL, "rayclusters", "workloads"})
+"""The kinds that come with CRDs, by their plurals."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 UNHEARD_SECONDS = 30.0
 """Between two looks for what no watch has told of: kopf's first list may be long."""
+
+
+class UnwatchedError(RuntimeError):
+    """The watches do not tell what there is. This operator has to end; the one that is started in its place watches
+    anew."""
 
 
 class FirstList:
@@ -95,7 +100,7 @@ class Listening:
         """Returns when every kind that a CRD brings has been heard of: of such a kind nothing has to be asked any more.
 
         Raises:
-            RuntimeError: there is something of a kind, was there at the look before, and no watch has told of any.
+            UnwatchedError: there is something of a kind, was there at the look before, and no watch has told of any.
         """
         before: Mapping[str, set[str]] = {}
         while silent := CUSTOM - self._heard:
@@ -107,9 +112,9 @@ class Listening:
                 continue
             for plural in sorted(silent - self._heard):
                 if before.get(plural, set()) & listed.get(plural, set()):
-                    raise RuntimeError(
+                    raise UnwatchedError(
                         f"there are {plural}, and no watch tells of them: the API server did not say that it serves "
-                        "them when this operator started; restarting is all that helps"
+                        "them when this operator started; it ends, to be started anew"
                     )
             before = listed
 
@@ -152,7 +157,7 @@ async def uids(
         only: the plurals of kinds to ask for, instead of all.
     """
     kinds = [(kind, "") for kind in WHOLE] + [(kind, names.JOB_LABEL) for kind in LABELLED]
-    if only is None and (version := await _preferred_version(api, KUEUE)):
+    if (only is None or "workloads" in only) and (version := await _preferred_version(api, KUEUE)):
         kinds.append(((KUEUE, version, "workloads"), ""))
     found: dict[str, set[str]] = {}
     for (group, version, plural), selector in kinds:

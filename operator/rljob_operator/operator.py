@@ -18,7 +18,7 @@ from rljob_operator.api_server import ApiServer
 from rljob_operator.claims import Claims
 from rljob_operator.executor import Executor
 from rljob_operator.head import DEFAULT_ADDRESS, Heads
-from rljob_operator.inventory import FirstList, Listening, sweep
+from rljob_operator.inventory import FirstList, Listening, UnwatchedError, sweep
 from rljob_operator.key_secret import KeySecret
 from rljob_operator.leader import Leader
 from rljob_operator.metrics import Metrics
@@ -151,7 +151,7 @@ class Operator:
             # kopf's own would ask for the user's name, and a container's user has none. Its type isn't exported.
             identity=self._options.identity,  # type: ignore[arg-type]
         )
-        raise RuntimeError("the watches have ended; restarting is all that helps")
+        raise UnwatchedError("the watches have ended; this operator ends, to be started anew")
 
     def _saw(self, plural: str, uid: str) -> None:
         self._first_list.saw(uid)
