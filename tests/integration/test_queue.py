@@ -7,9 +7,9 @@ import time
 import pytest
 from fakes.heads import Play
 from fakes.kueue import FakeKueue
-from kube.control_plane import ApiCallError, ControlPlane
+from kube.control_plane import ControlPlane
 from kube.kueue import workload_crd
-from world import PATIENCE_SECONDS, Object, World, job_document
+from world import Object, World, job_document
 
 from testcluster.programs import ProgramMissingError
 
@@ -26,19 +26,6 @@ def kueue_crd(plane: ControlPlane) -> None:
     except ProgramMissingError as problem:
         pytest.fail(str(problem), pytrace=False)
     plane.install_crds(manifest)
-    # A new kind is served before it is listed, and the operator goes by the list.
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not listed(plane):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-def listed(plane: ControlPlane) -> bool:
-    try:
-        found = plane.call("GET", "/apis/kueue.x-k8s.io/v1beta2")["resources"]
-    except ApiCallError:
-        return False
-    return "workloads" in [item["name"] for item in found]
 
 
 def said(job: Object, kind: str) -> Object:

@@ -160,7 +160,9 @@ class ControlPlane:
         ]
         for crd in made:
             spec = crd["spec"]
-            self.wait_until_served(spec["group"], spec["versions"][0]["name"], spec["names"]["plural"])
+            for version in spec["versions"]:
+                if version["served"]:
+                    self.wait_until_served(spec["group"], version["name"], spec["names"]["plural"])
 
     def wait_until_served(self, group: str, version: str, plural: str) -> None:
         """Waits for the API server, which serves a kind only a moment after its CRD is there, and says so still later:
