@@ -110,6 +110,21 @@ def test_an_answer_may_be_missing_where_the_reward_needs_none(edited: Edit, fold
     assert found(edited("[{type: gsm8k}]", "[{type: length}]")) == []
 
 
+def test_a_column_that_is_missing_in_one_row_and_empty_in_another_is_named_for_both(folder: Path) -> None:
+    (folder / "train.jsonl").write_text(
+        '{"question": "1+1?", "answer": "2"}\n{"question": "2+2?", "answer": NaN}\n{"question": null, "answer": "3"}\n'
+        '{"question": "3+3?"}\n{"answer": "8"}\n'
+    )
+    told = [str(violation) for violation in found(folder / "job.yaml")]
+    file = folder / "train.jsonl"
+    assert [text.partition(": ")[2].partition(", which")[0] for text in told] == [
+        f'{file}, line 5: the row has no column "question"',
+        f'{file}, line 3: the column "question"',
+        f'{file}, line 4: the row has no column "answer"',
+        f'{file}, line 2: the column "answer"',
+    ]
+
+
 def test_data_at_a_file_address_is_looked_at(edited: Edit, folder: Path) -> None:
     file = edited("train.jsonl", f"file://{folder}/train.jsonl")
     assert found(file) == []

@@ -122,7 +122,7 @@ def _source(
         if (index := rows.first_without(name)) is not None:
             whole = False
             yield as_violation(lacks_column(rows.place(index), rows[index], name, place), field)
-        elif place == "spec.data.prompt" and (index := rows.first_null(name)) is not None:
+        if place == "spec.data.prompt" and (index := rows.first_null(name)) is not None:
             whole = False
             yield as_violation(null_column(rows.place(index), name, place), field)
         elif (
