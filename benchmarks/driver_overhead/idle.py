@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.tokens import FloatArray, Tokens
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.usage import Usage
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
-from rljob_trainer.samples import FloatArray
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import ReceiveReport
 
@@ -50,11 +51,11 @@ class IdleEngine:
         lengths = [request.sampling.max_tokens for request in requests]
         self.tokens_made += sum(lengths)
         return [
-            GenerationResult(request.request_id, ids[:length], log_probs[:length], versions[:length], "length")
+            GenerationResult(request.id, Tokens.sampled(ids, log_probs, versions)[:length], "length")
             for request, ids, length in zip(requests, token_ids, lengths, strict=True)
         ]
 
-    def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
+    def abort(self, ids: Iterable[EpisodeId] | None = None) -> list[GenerationResult]:
         self._requests = []
         return []
 

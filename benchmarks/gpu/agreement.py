@@ -53,6 +53,7 @@ def measure(writer: Writer, device: str, cache: Path) -> None:
 
 def sample(model: Path, device: str, requests: int, tokens: int) -> Sampled:
     """In the engine's process: samples, scores, sleeps, wakes, scores again."""
+    from rljob_trainer.episodes.identity import TRAINING, EpisodeId
     from rljob_trainer.rollout.actor import EngineSpec, build_engine
     from rljob_trainer.rollout.engine_loop import EngineLoop
     from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
@@ -70,12 +71,14 @@ def sample(model: Path, device: str, requests: int, tokens: int) -> Sampled:
     loop = EngineLoop(lambda: build_engine(spec), "0")
     asked = prompts(model, requests)
     sampling = SamplingSettings(temperature=1.0, max_tokens=tokens)
-    loop.submit([GenerationRequest(str(i), tuple(ids), sampling, seed=i) for i, ids in enumerate(asked)])
+    loop.submit(
+        [GenerationRequest(EpisodeId(TRAINING, i, 0), tuple(ids), sampling, seed=i) for i, ids in enumerate(asked)]
+    )
     results: dict[int, Any] = {}
     while len(results) < len(asked):
-        results |= {int(result.request_id): result for result in loop.collect(60.0)}
+        results |= {result.id.ordinal: result for result in loop.collect(60.0)}
     ordered = [results[index] for index in range(len(asked))]
-    scored = [(ids, result.token_ids.tolist()) for ids, result in zip(asked[:8], ordered[:8], strict=True)]
+    scored = [(ids, result.tokens.ids.tolist()) for ids, result in zip(asked[:8], ordered[:8], strict=True)]
     before = np.concatenate(loop.score(scored, 1.0))
     awake = _used(device)
     loop.sleep()
@@ -86,8 +89,8 @@ def sample(model: Path, device: str, requests: int, tokens: int) -> Sampled:
     loop.close()
     return Sampled(
         asked,
-        [result.token_ids for result in ordered],
-        [result.log_probs for result in ordered],
+        [result.tokens.ids for result in ordered],
+        [result.tokens.log_probs for result in ordered],
         awake,
         asleep,
         woken,

@@ -52,6 +52,7 @@ def bare(model: Path, count: int, tokens: int, device: str) -> list[tuple[int, f
 
 def ours(model: Path, count: int, tokens: int, device: str) -> list[tuple[int, float]]:
     """Our vLLM engine on its thread, as its actor drives it."""
+    from rljob_trainer.episodes.identity import TRAINING, EpisodeId
     from rljob_trainer.rollout.actor import EngineSpec, build_engine
     from rljob_trainer.rollout.engine_loop import EngineLoop
     from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
@@ -71,7 +72,7 @@ def ours(model: Path, count: int, tokens: int, device: str) -> list[tuple[int, f
     rounds = []
     for number in range(ROUNDS):
         requests = [
-            GenerationRequest(f"{number}/{index}", tuple(ids), sampling, seed=index)
+            GenerationRequest(EpisodeId(TRAINING, number, index), tuple(ids), sampling, seed=index)
             for index, ids in enumerate(prompts(model, count))
         ]
         started = time.perf_counter()
@@ -80,7 +81,7 @@ def ours(model: Path, count: int, tokens: int, device: str) -> list[tuple[int, f
         while done < len(requests):
             results = loop.collect(60.0)
             done += len(results)
-            made += sum(len(result.token_ids) for result in results)
+            made += sum(len(result.tokens) for result in results)
         rounds.append((made, time.perf_counter() - started))
     loop.close()
     return rounds

@@ -17,33 +17,37 @@ import numpy as np
 
 from rljob_trainer import cli
 from rljob_trainer.driver import generation
+from rljob_trainer.episodes.episode import Episode, Prompt
+from rljob_trainer.episodes.identity import TRAINING
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
-from rljob_trainer.samples import Prompt, Sample
 
 SAID = json.loads(os.environ.get("WRONG_SAMPLER", "{}"))
-right_requests, right_samples = generation.requests_of, generation.samples_of
+right_requests, right_episodes = generation.requests_of, generation.episodes_of
 random = np.random.default_rng(0)
 
 
 def requests_of(
-    prompt: Prompt, indices: Iterable[int], sampling: SamplingSettings, seed: int, prefix: str = ""
+    prompt: Prompt, indices: Iterable[int], sampling: SamplingSettings, seed: int, purpose: str = TRAINING
 ) -> list[GenerationRequest]:
     sampling = replace(sampling, temperature=SAID.get("temperature", sampling.temperature))
-    return right_requests(prompt, indices, sampling, seed, prefix)
+    return right_requests(prompt, indices, sampling, seed, purpose)
 
 
-def samples_of(
-    results: Sequence[GenerationResult], decode: generation.Decode, indices: Iterable[int] | None = None
-) -> list[Sample]:
-    samples = right_samples(results, decode, indices)
-    for sample in samples:
-        hit = random.random(len(sample.log_probs)) < SAID.get("wrong_share", 0.0)
-        error = random.normal(0.0, SAID.get("wrong_by", 0.0), len(sample.log_probs))
-        # A probability above 1 would be found at once.
-        sample.log_probs = np.minimum(sample.log_probs + hit * error, 0.0).astype(np.float32)
-    return samples
+def episodes_of(
+    requests: Sequence[GenerationRequest], results: Sequence[GenerationResult], decode: generation.Decode
+) -> list[Episode]:
+    episodes = right_episodes(requests, results, decode)
+    for episode in episodes:
+        for leaf in episode.leaves:
+            said = leaf.tokens.log_probs
+            hit = random.random(len(said)) < SAID.get("wrong_share", 0.0)
+            error = random.normal(0.0, SAID.get("wrong_by", 0.0), len(said))
+            # A probability above 1 would be found at once.
+            wrong = np.minimum(said + hit * error, 0.0).astype(np.float32)
+            leaf.tokens = replace(leaf.tokens, log_probs=wrong)
+    return episodes
 
 
 if __name__ == "__main__":
-    generation.requests_of, generation.samples_of = requests_of, samples_of
+    generation.requests_of, generation.episodes_of = requests_of, episodes_of
     sys.exit(cli.main())

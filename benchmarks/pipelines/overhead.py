@@ -28,13 +28,15 @@ from benchmarks.machine import Machine
 from benchmarks.measuring import Spread, table, write_results
 from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
 from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.episodes.episode import Episode, Group, Prompt, RewardResult, single_turn
+from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.garbage import settle
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.samples import Group, IntArray, Prompt, RewardResult, Sample
 
 HERE = Path(__file__).parent
 GROUPS = 10_240
@@ -57,7 +59,7 @@ class Nothing:
         self.finished_at = 0.0
 
     async def run(self, prompt: Prompt) -> Group:
-        return Group(prompt, [Sample(0, _ANY, _FLOAT, _version(self.serving_version), _TRUE, "stop")])
+        return Group(prompt, [_episode(prompt, self.serving_version)])
 
     def waiting_for(self, finished: int, wanted: int) -> str:
         return "nothing"
@@ -70,12 +72,13 @@ class Nothing:
         return {}
 
 
-_ANY, _FLOAT, _TRUE = np.zeros(1, np.int32), np.zeros(1, np.float32), np.ones(1, np.bool_)
-
-
 @functools.cache
-def _version(number: int) -> IntArray:
-    return np.array([number], np.int32)
+def _tokens(version: int) -> Tokens:
+    return Tokens.sampled(np.zeros(1, np.int32), np.zeros(1, np.float32), np.array([version], np.int32))
+
+
+def _episode(prompt: Prompt, version: int) -> Episode:
+    return single_turn(EpisodeId(TRAINING, prompt.ordinal, 0), prompt.token_ids, _tokens(version), "stop")
 
 
 class Feed:
@@ -114,7 +117,7 @@ def of_the_parts(shape: ScheduleSettings, groups: int) -> float:
     """Schedule, buffer and ledger, called as the loop calls them."""
     feed = Feed(groups)
     prompts = list(iter(feed.next, None))
-    made = [Group(prompt, [Sample(0, _ANY, _FLOAT, _version(0), _TRUE, "stop")]) for prompt in prompts]
+    made = [Group(prompt, [_episode(prompt, 0)]) for prompt in prompts]
     schedule = Schedule(shape)
     buffer: dict[int, Group] = {}
     admitted = step = 0
@@ -174,7 +177,8 @@ class AtOnce:
         for request in requests:
             tokens = request.sampling.max_tokens
             ids = np.arange(tokens, dtype=np.int32)
-            result = GenerationResult(request.request_id, ids, np.ones(tokens, np.float32), ids // tokens, "length")
+            made = Tokens.sampled(ids, np.ones(tokens, np.float32), ids // tokens)
+            result = GenerationResult(request.id, made, "length")
             self._shelf.keep(result)  # as ``RolloutPool`` does with what arrives
             results.append(result)
         return results
@@ -192,7 +196,7 @@ class AtOnce:
         return False
 
     async def score(self, group: Group) -> list[RewardResult]:
-        return [RewardResult(1.0, {"exactMatch": 1.0}, "42", True) for _ in group.samples]
+        return [RewardResult(1.0, {"exactMatch": 1.0}, "42", True) for _ in group.episodes]
 
 
 def megabytes_in_flight(groups: int, samples: int, tokens: int) -> float:

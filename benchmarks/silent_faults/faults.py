@@ -20,6 +20,8 @@ from benchmarks.silent_faults.here import Injection, Watched, attempt, job
 from rljob_trainer.checkpoints import folder as checkpoint_folder
 from rljob_trainer.data.feed import PromptFeed
 from rljob_trainer.driver.generation import GroupRollout
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.learner.optim import Optimizer, StepOutcome
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.rewards.frames import Scored
@@ -228,7 +230,8 @@ def tokens_under_a_version_that_never_was(watched: Watched) -> Iterator[None]:
         results = real(self)
         if results and on_engine(0) and due(watched):
             watched.strike()
-            results[0].versions = results[0].versions + 1
+            tokens = results[0].tokens
+            results[0].tokens = replace(tokens, versions=tokens.versions + np.int32(1))
         return results
 
     with patch.object(TorchEngine, "step", step):
@@ -348,17 +351,17 @@ def _in_results(change: Callable[[Any, list[Any]], bool], watched: Watched) -> I
 @fault(r"temperature 1\b")
 def log_probs_of_another_temperature(watched: Watched) -> Iterator[None]:
     """Engines draw at the job's temperature and report log-probs at 1."""
-    asked: dict[str, tuple[int, ...]] = {}
+    asked: dict[EpisodeId, tuple[int, ...]] = {}
     real = TorchEngine.add
 
     def add(self: TorchEngine, request: Any) -> None:
-        asked[request.request_id] = request.prompt_ids
+        asked[request.id] = request.prompt_ids
         real(self, request)
 
     def change(engine: Any, results: list[Any]) -> bool:
-        pairs = [(asked[result.request_id], result.token_ids.tolist()) for result in results]
+        pairs = [(asked[result.id], result.tokens.ids.tolist()) for result in results]
         for result, scored in zip(results, engine.score(pairs, 1.0), strict=True):
-            result.log_probs = scored
+            result.tokens = replace(result.tokens, log_probs=scored)
         return True
 
     with patch.object(TorchEngine, "add", add), _in_results(change, watched):
@@ -371,7 +374,7 @@ def log_probs_that_are_off_by_one(watched: Watched) -> Iterator[None]:
 
     def change(engine: Any, results: list[Any]) -> bool:
         for result in results:
-            result.log_probs = np.roll(result.log_probs, 1)
+            result.tokens = replace(result.tokens, log_probs=np.roll(result.tokens.log_probs, 1))
         return True
 
     with _in_results(change, watched):
@@ -439,9 +442,10 @@ def log_probs_of_two_samples_swapped(watched: Watched) -> Iterator[None]:
     """Two samples get each other's log-probs on their way to the trainer."""
 
     def change(results: list[Any]) -> None:
-        pairs = ((a, b) for a in results for b in results if len(a.token_ids) == len(b.token_ids) and a is not b)
-        a, b = next((a, b) for a, b in pairs if a.log_probs.tolist() != b.log_probs.tolist())
-        a.log_probs, b.log_probs = b.log_probs, a.log_probs
+        pairs = ((a, b) for a in results for b in results if len(a.tokens) == len(b.tokens) and a is not b)
+        a, b = next((a, b) for a, b in pairs if a.tokens.log_probs.tolist() != b.tokens.log_probs.tolist())
+        ours, theirs = a.tokens, b.tokens
+        a.tokens, b.tokens = replace(ours, log_probs=theirs.log_probs), replace(theirs, log_probs=ours.log_probs)
 
     with _on_arrival(change, watched):
         yield
@@ -452,8 +456,8 @@ def two_samples_swapped(watched: Watched) -> Iterator[None]:
     """Two samples get each other's rows (tokens, log-probs, versions) on their way to the trainer."""
 
     def change(results: list[Any]) -> None:
-        a, b = results[0], next(r for r in results[1:] if r.token_ids.tolist() != results[0].token_ids.tolist())
-        a.request_id, b.request_id = b.request_id, a.request_id
+        a, b = results[0], next(r for r in results[1:] if r.tokens.ids.tolist() != results[0].tokens.ids.tolist())
+        a.id, b.id = b.id, a.id
 
     with _on_arrival(change, watched):
         yield
@@ -465,11 +469,11 @@ def a_sample_doubled(watched: Watched) -> Iterator[None]:
 
     def change(results: list[Any]) -> None:
         a = results[0]
-        b = next(r for r in results[1:] if r.token_ids.tolist() != a.token_ids.tolist())
-        name = b.request_id
+        b = next(r for r in results[1:] if r.tokens.ids.tolist() != a.tokens.ids.tolist())
+        id = b.id
         for field_name in a.__dataclass_fields__:
             setattr(b, field_name, getattr(a, field_name))
-        b.request_id = name
+        b.id = id
 
     with _on_arrival(change, watched):
         yield
@@ -481,7 +485,7 @@ def a_turn_doubled(watched: Watched) -> Iterator[None]:
 
     def change(results: list[Any]) -> None:
         a = results[0]
-        a.token_ids, a.log_probs, a.versions = (np.tile(x, 2) for x in (a.token_ids, a.log_probs, a.versions))
+        a.tokens = Tokens.joined([a.tokens, a.tokens])
 
     with _on_arrival(change, watched):
         yield

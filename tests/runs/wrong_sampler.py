@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from rljob_trainer import cli
 from rljob_trainer.driver import generation
+from rljob_trainer.episodes.episode import Prompt
+from rljob_trainer.episodes.identity import TRAINING
 from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
-from rljob_trainer.samples import Prompt
 
 WRONG = {"first": 0, "last": 10**9, "times": 10**9} | json.loads(os.environ["WRONG_SAMPLER"])
 asked: Counter[int] = Counter()
@@ -24,12 +25,12 @@ right = generation.requests_of
 
 
 def wrong(
-    prompt: Prompt, indices: Iterable[int], sampling: SamplingSettings, seed: int, prefix: str = ""
+    prompt: Prompt, indices: Iterable[int], sampling: SamplingSettings, seed: int, purpose: str = TRAINING
 ) -> list[GenerationRequest]:
     asked[prompt.ordinal] += 1
     if WRONG["first"] <= prompt.ordinal <= WRONG["last"] and asked[prompt.ordinal] <= WRONG["times"]:
         sampling = replace(sampling, temperature=WRONG["temperature"])
-    return right(prompt, indices, sampling, seed, prefix)
+    return right(prompt, indices, sampling, seed, purpose)
 
 
 generation.requests_of = wrong

@@ -8,18 +8,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rljob_trainer.receipts import ReceiptError, Receipts, check_answer, check_sample
+from rljob_trainer.episodes.episode import single_turn
+from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.tokens import Tokens
+from rljob_trainer.receipts import ReceiptError, Receipts, check_answer, check_episode
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
-from rljob_trainer.samples import Prompt, Sample
 
-REQUEST = GenerationRequest("5/1", (3, 4, 5), SamplingSettings(temperature=0.8, max_tokens=4), seed=11)
+REQUEST = GenerationRequest(
+    EpisodeId(TRAINING, 5, 1), (3, 4, 5), SamplingSettings(temperature=0.8, max_tokens=4), seed=11
+)
 Change = Callable[[GenerationResult], None]
 
 
 def answer(request: GenerationRequest = REQUEST) -> GenerationResult:
     """What an engine answers, with its receipt."""
     ids = np.array([7, 8, 9], np.int32)
-    result = GenerationResult(request.request_id, ids, -0.5 * ids.astype(np.float32), ids * 0 + 2, "length")
+    result = GenerationResult(request.id, Tokens.sampled(ids, -0.5 * ids.astype(np.float32), ids * 0 + 2), "length")
     receipts = Receipts()
     receipts.take(request)
     receipts.write([result])
@@ -32,7 +36,7 @@ def test_what_arrives_as_it_was_made_is_taken() -> None:
 
 def test_a_sum_that_stays_the_same_does_not_hide_a_swap() -> None:
     result = answer()
-    result.log_probs = result.log_probs[[1, 0, 2]]
+    result.tokens = replace(result.tokens, log_probs=result.tokens.log_probs[[1, 0, 2]])
     with pytest.raises(ReceiptError, match="the log-probs of sample 1 of prompt 5 are not those that its engine made"):
         check_answer(REQUEST, result)
 
@@ -43,7 +47,10 @@ def test_a_sum_that_stays_the_same_does_not_hide_a_swap() -> None:
         (replace(REQUEST, sampling=SamplingSettings(1.0, max_tokens=4)), "drawn at temperature 1, not at 0.8"),
         (replace(REQUEST, seed=12), "another seed"),
         (replace(REQUEST, prompt_ids=(3, 4, 6)), "made for another prompt"),
-        (replace(REQUEST, request_id="5/2"), "sample 1 of prompt 5 holds the response of sample 2 of prompt 5"),
+        (
+            replace(REQUEST, id=EpisodeId(TRAINING, 5, 2)),
+            "sample 1 of prompt 5 holds the response of sample 2 of prompt 5",
+        ),
     ],
 )
 def test_a_request_that_changed_on_its_way_is_named(asked: GenerationRequest, words: str) -> None:
@@ -53,8 +60,6 @@ def test_a_request_that_changed_on_its_way_is_named(asked: GenerationRequest, wo
 
 def test_a_doubled_response_is_refused_before_training() -> None:
     result = answer()
-    twice = np.tile(result.token_ids, 2), np.tile(result.log_probs, 2), np.tile(result.versions, 2)
-    sample = Sample(1, *twice, mask=np.ones(6, np.bool_), finish="stop", receipt=result.receipt)
-    prompt = Prompt(5, 0, 0, "train", "", (3, 4, 5), None)
+    twice = Tokens.joined([result.tokens, result.tokens])
     with pytest.raises(ReceiptError, match="the token ids of sample 1 of prompt 5"):
-        check_sample(prompt, sample)
+        check_episode(single_turn(REQUEST.id, REQUEST.prompt_ids, twice, "stop", receipt=result.receipt))

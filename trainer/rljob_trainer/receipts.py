@@ -8,20 +8,20 @@ neighbouring bytes and any other with a chance of four billion to one.
 
 from __future__ import annotations
 
-import re
+import functools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.tokens import Tokens, stream_types, words
 from rljob_trainer.errors import EngineError
 
 if TYPE_CHECKING:
-    from rljob_trainer.samples import FloatArray, IntArray, Prompt, Sample
-
-_SAMPLE = re.compile(r"(\d+)/(\d+)")
+    from rljob_trainer.episodes.episode import Episode
 
 
 class Sampling(Protocol):
@@ -35,7 +35,7 @@ class Request(Protocol):
     """What an engine is asked for."""
 
     @property
-    def request_id(self) -> str: ...
+    def id(self) -> EpisodeId: ...
 
     @property
     def prompt_ids(self) -> tuple[int, ...]: ...
@@ -48,26 +48,23 @@ class Request(Protocol):
 
 
 class Answer(Protocol):
-    """A response, all arrays ``[T]``."""
+    """A response."""
 
-    request_id: str
-    token_ids: IntArray
-    log_probs: FloatArray
-    versions: IntArray
+    id: EpisodeId
+    tokens: Tokens
     receipt: Receipt | None
 
 
 class Receipt(NamedTuple):
     """Of one response, by the engine that finished it."""
 
-    request_id: str
+    id: EpisodeId
     prompt: int
-    """Digest of the prompt's token ids, as those that follow."""
+    """Digest of the prompt's token ids."""
     temperature: float
     seed: int
-    token_ids: int
-    log_probs: int
-    versions: int
+    streams: Mapping[str, int]
+    """Digests of what is known of the tokens, by the name of the stream (``episodes/tokens.py``)."""
 
 
 class ReceiptError(EngineError):
@@ -80,36 +77,40 @@ def digest(array: npt.NDArray[Any]) -> int:
 
 
 def prompt_digest(token_ids: Sequence[int]) -> int:
-    """The same of a prompt, which is a tuple."""
+    """The digest of token ids that are no array."""
     return digest(np.asarray(token_ids, np.int32))
+
+
+def stream_digests(tokens: Tokens) -> dict[str, int]:
+    """Of every stream, in the type that it travels in."""
+    types = stream_types()
+    return {name: digest(np.asarray(stream, types[name])) for name, stream in tokens.streams().items()}
+
+
+def digest_of(episode: Episode) -> int:
+    """Of the token ids of all its leaves: what was scored."""
+    return functools.reduce(lambda so_far, leaf: zlib.crc32(leaf.tokens.ids.tobytes(), so_far), episode.leaves, 0)
 
 
 class Receipts:
     """Written by whoever drives an engine, between the requests that come in and the results that leave."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, tuple[int, float, int]] = {}
+        self._asked: dict[EpisodeId, tuple[int, float, int]] = {}
         self._last: tuple[Sequence[int], int] = ((), 0)
 
     def take(self, request: Request) -> None:
         """The engine has been given a request."""
         if request.prompt_ids is not self._last[0]:  # siblings share it
             self._last = request.prompt_ids, prompt_digest(request.prompt_ids)
-        self._asked[request.request_id] = self._last[1], request.sampling.temperature, request.seed
+        self._asked[request.id] = self._last[1], request.sampling.temperature, request.seed
 
     def write(self, results: Sequence[Answer]) -> None:
         """The engine has ended requests."""
         for result in results:
-            asked = self._asked.pop(result.request_id, None)
+            asked = self._asked.pop(result.id, None)
             if asked is not None:
-                result.receipt = Receipt(
-                    result.request_id,
-                    *asked,
-                    # In the types that they travel in (``columns.py``).
-                    digest(np.asarray(result.token_ids, np.int32)),
-                    digest(np.asarray(result.log_probs, np.float32)),
-                    digest(np.asarray(result.versions, np.int32)),
-                )
+                result.receipt = Receipt(result.id, *asked, stream_digests(result.tokens))
 
 
 def check_answer(request: Request, result: Answer) -> None:
@@ -118,49 +119,44 @@ def check_answer(request: Request, result: Answer) -> None:
     receipt = result.receipt
     if receipt is None:
         return
-    name = named(request.request_id)
+    name = str(request.id)
     asked = request.sampling.temperature
-    wrong = list(_of_another(name, request.request_id, receipt))
+    wrong = list(_of_another(name, request.id, receipt))
     if receipt.temperature != asked:
         wrong.append(f"{name} was drawn at temperature {receipt.temperature:g}, not at {asked:g}")
     if receipt.seed != request.seed:
         wrong.append(f"{name} was drawn with another seed than its own")
     if receipt.prompt != prompt_digest(request.prompt_ids):
         wrong.append(f"{name} was made for another prompt than its own")
-    _raise(wrong or list(_changed(name, receipt, result)), "between driver and engine")
+    _raise(wrong or list(_changed(name, receipt, result.tokens)), "between driver and engine")
 
 
-def check_sample(prompt: Prompt, sample: Sample) -> None:
-    """A sample is about to be trained on. Raises ``ReceiptError``."""
-    receipt = sample.receipt
-    if receipt is None:
-        return
-    name = f"sample {sample.index} of prompt {prompt.ordinal}"
-    wrong = list(_of_another(name, f"{prompt.ordinal}/{sample.index}", receipt))
-    if receipt.prompt != prompt_digest(prompt.token_ids):
-        wrong.append(f"{name} was made for other tokens than its prompt has now")
-    _raise(wrong or list(_changed(name, receipt, sample)), "between its arrival and the batch")
+def check_episode(episode: Episode) -> None:
+    """An episode is about to be trained on. Raises ``ReceiptError``."""
+    for leaf in episode.leaves:
+        for number, turn in enumerate(leaf.turns):
+            receipt = turn.receipt
+            if receipt is None:
+                continue
+            name = str(episode.id._replace(turn=number))
+            wrong = list(_of_another(name, episode.id._replace(turn=receipt.id.turn), receipt))
+            before = (*leaf.prompt_ids, *leaf.tokens.ids[: turn.start].tolist()) if turn.start else leaf.prompt_ids
+            if receipt.prompt != prompt_digest(before):
+                wrong.append(f"{name} was made for other tokens than stand before it now")
+            wrong = wrong or list(_changed(name, receipt, leaf.tokens[turn.start : turn.stop]))
+            _raise(wrong, "between its arrival and the batch")
 
 
-def named(request_id: str) -> str:
-    """A request in a message."""
-    match = _SAMPLE.fullmatch(request_id)
-    return f"request {request_id}" if match is None else f"sample {match[2]} of prompt {match[1]}"
+def _of_another(name: str, id: EpisodeId, receipt: Receipt) -> Iterator[str]:
+    if receipt.id != id:
+        yield f"{name} holds the response of {receipt.id}"
 
 
-def _of_another(name: str, request_id: str, receipt: Receipt) -> Iterator[str]:
-    if receipt.request_id != request_id:
-        yield f"{name} holds the response of {named(receipt.request_id)}"
-
-
-def _changed(name: str, receipt: Receipt, holder: Answer | Sample) -> Iterator[str]:
-    for words, kept, now in (
-        ("token ids", receipt.token_ids, holder.token_ids),
-        ("log-probs", receipt.log_probs, holder.log_probs),
-        ("versions", receipt.versions, holder.versions),
-    ):
-        if digest(now) != kept:
-            yield f"the {words} of {name} are not those that its engine made"
+def _changed(name: str, receipt: Receipt, tokens: Tokens) -> Iterator[str]:
+    now = stream_digests(tokens)
+    for stream in {**receipt.streams, **now}:
+        if receipt.streams.get(stream) != now.get(stream):
+            yield f"the {words(stream)} of {name} are not those that its engine made"
 
 
 def _raise(wrong: Sequence[str], where: str) -> None:

@@ -16,9 +16,9 @@ from rljob_trainer.data.feed import BLOCK, PromptFeed, Source, validation_prompt
 from rljob_trainer.data.kept import KeptPrompts
 from rljob_trainer.data.order import permutation
 from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
+from rljob_trainer.episodes.episode import Prompt
 from rljob_trainer.errors import CheckpointError, DataError, IntegrityError, JobFileError
 from rljob_trainer.models.tokenizer import character_tokenizer
-from rljob_trainer.samples import Prompt
 
 
 class Listed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -14,7 +15,11 @@ from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.rollout.actor import EngineSpec
 
 
-def test_the_engine_has_half_of_the_threads_and_the_rank_and_later_threads_keep_theirs(tmp_path: Path) -> None:
+def test_the_engine_has_half_of_the_threads_and_the_rank_and_later_threads_keep_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # vLLM takes it away for good from a process that has had one of its engines.
+    monkeypatch.setattr(torch, "set_num_threads", torch._C.set_num_threads)
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=50, max_position_embeddings=64, **shape)).save_pretrained(tmp_path)
     before = torch.get_num_threads()

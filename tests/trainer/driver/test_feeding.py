@@ -7,15 +7,15 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
+from small_episodes import an_episode
 
 from rljob_trainer.driver.feeding import RunFeed
+from rljob_trainer.episodes.episode import Group, Prompt
 from rljob_trainer.errors import DataError, DeadlineError
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
-from rljob_trainer.samples import Group, Prompt, Sample
 
 
 class Storage:
@@ -118,9 +118,7 @@ class World:
 
     async def run(self, prompt: Prompt) -> Group:
         self.begun[prompt.row] = self.turn
-        one = np.ones(1, np.int32)
-        sample = Sample(0, one, one.astype(np.float32), one * self.serving_version, one.astype(bool), "stop")
-        return Group(prompt, [sample])
+        return Group(prompt, [an_episode(prompt, 0, [self.serving_version])])
 
     def waiting_for(self, finished: int, wanted: int) -> str:
         return "samples"

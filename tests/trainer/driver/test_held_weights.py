@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from rljob_trainer.driver.training import PipelineTrainer
+from rljob_trainer.episodes.episode import Group
 from rljob_trainer.errors import StepGivenUpError
-from rljob_trainer.samples import Group
 
 
 class Step:

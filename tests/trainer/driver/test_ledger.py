@@ -6,15 +6,16 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from small_episodes import an_episode
 
 from rljob_api.status import Desired
 from rljob_trainer.driver.fence import FencedError
 from rljob_trainer.driver.generation import ordinals_of
 from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
+from rljob_trainer.episodes.identity import TRAINING, EpisodeId, validation_of
 from rljob_trainer.errors import CheckpointError, OutputError
-from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
 from rljob_trainer.telemetry.summary import AgeCounts, EndedGroups
 
 
@@ -23,9 +24,8 @@ def prompt(ordinal: int) -> Prompt:
 
 
 def group(ordinal: int, versions: list[int], score: float) -> Group:
-    made = np.array(versions, np.int32)
-    sample = Sample(0, made, made.astype(np.float32), made, made > -1, "stop", reward=RewardResult(score))
-    return Group(prompt(ordinal), [sample])
+    asked = prompt(ordinal)
+    return Group(asked, [an_episode(asked, 0, versions, reward=RewardResult(score))])
 
 
 def rows(path: Path, columns: str) -> list[tuple[Any, ...]]:
@@ -134,7 +134,8 @@ async def test_what_is_made_again_stays_on_record(tmp_path: Path) -> None:
 
 
 def test_only_requests_of_training_are_for_a_prompt_of_the_ledger() -> None:
-    assert ordinals_of(["12/0", "3/0", "3/1", f"3/{1 << 20}", "held-out:5/0"]) == [3, 12]
+    asked = [EpisodeId(TRAINING, *which) for which in ((12, 0), (3, 0), (3, 1), (3, 1 << 20))]
+    assert ordinals_of([*asked, EpisodeId(validation_of("held-out"), 5, 0)]) == [3, 12]
 
 
 async def test_a_run_that_was_stopped_and_goes_on_makes_nothing_again(tmp_path: Path) -> None:
@@ -301,7 +302,8 @@ def limit(ledger: Ledger, pages: int) -> None:
 async def test_what_is_wrong_with_a_row_is_not_kept_from_the_run(tmp_path: Path, noticed: str) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite", attempt=1)
     wrong = group(0, [1], 1.0)
-    wrong.samples[0].versions = None  # type: ignore[assignment]
+    made = wrong.episodes[0].leaves[0].tokens
+    object.__setattr__(made, "versions", None)
     ledger.trained([wrong], step=1, version=1)
     if noticed == "write":
         ledger.write()

@@ -17,9 +17,9 @@ from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.run import RunOptions
 from rljob_trainer.driver.standing import RunStanding
 from rljob_trainer.driver.validating import HeldOut, Validator
+from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.rollout.members import Standing
 from rljob_trainer.rollout.protocol import GenerationResult, SamplingSettings
-from rljob_trainer.samples import Group, Prompt, RewardResult
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.waits import Waits

@@ -25,10 +25,10 @@ from rljob_trainer.driver.assemble import publication_of
 from rljob_trainer.driver.engines import Engines, start_engines
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.driver.turns import SharedDevices
+from rljob_trainer.episodes.episode import Group
 from rljob_trainer.learner.group import GroupOptions
 from rljob_trainer.learner.residence import Residence
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.samples import Group
 from rljob_trainer.telemetry.waits import Waits
 
 GPU = torch.device("meta")

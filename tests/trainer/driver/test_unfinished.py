@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from small_episodes import same_tokens
 
 from rljob_trainer.driver import unfinished
+from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import CheckpointError
-from rljob_trainer.rollout.protocol import Begun
 from rljob_trainer.rollout.shelf import Shelf
 
 
-def begun(*versions: int) -> Begun:
+def begun(*versions: int) -> Tokens:
     made = np.array(versions, np.int32)
-    return Begun(made + 10, -made.astype(np.float32) / 3, made)
+    return Tokens.sampled(made + 10, -made.astype(np.float32) / 3, made)
 
 
 @pytest.mark.parametrize("on_a_shelf", [False, True])
@@ -32,9 +34,7 @@ def test_groups_come_back_with_later_versions(tmp_path: Path, on_a_shelf: bool) 
     for ordinal, group in groups.items():
         assert back[ordinal].keys() == group.keys()
         for index, sample in group.items():
-            assert np.array_equal(back[ordinal][index].token_ids, sample.token_ids)
-            assert np.array_equal(back[ordinal][index].log_probs, sample.log_probs)
-            assert np.array_equal(back[ordinal][index].versions, sample.versions + 4)
+            assert same_tokens(back[ordinal][index], replace(sample, versions=sample.versions + np.int32(4)))
 
 
 @pytest.mark.parametrize("impossible", [np.nan, -np.inf, np.inf, 0.5])
@@ -62,7 +62,7 @@ def test_a_changed_byte_is_found(tmp_path: Path) -> None:
     unfinished.write({7: {0: begun(*range(1000))}}, tmp_path)
     file = tmp_path / unfinished.FILE
     data = bytearray(file.read_bytes())
-    data[data.index(b"token_ids.npy") + 1000] ^= 1
+    data[data.index(b"log_probs.npy") + 1000] ^= 1
     file.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"groups.npz cannot be read: Bad CRC-32 for file 'token_ids.npy'"):
+    with pytest.raises(CheckpointError, match=r"groups.npz cannot be read: Bad CRC-32 for file 'log_probs.npy'"):
         unfinished.read(tmp_path, versions_later=0)

@@ -25,10 +25,10 @@ class InTurn(VirtualEngine):
         super()._submit(requests)
         loop = asyncio.get_running_loop()
         for request in requests:
-            self._timers[request.request_id].cancel()
+            self._timers[request.id].cancel()
             self._free_at = max(self._free_at, loop.time()) + (self._seconds if self._left > 0 else 1e9)
             self._left -= 1
-            self._timers[request.request_id] = loop.call_at(self._free_at, self._end, request.request_id)
+            self._timers[request.id] = loop.call_at(self._free_at, self._end, request.id)
 
 
 def pool_with(engine: VirtualEngine) -> RolloutPool:

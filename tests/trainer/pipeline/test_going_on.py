@@ -7,18 +7,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from small_episodes import an_episode
 from test_pipeline import Feed, World, run_virtual
 
+from rljob_trainer.episodes.episode import Group, Prompt
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
-from rljob_trainer.samples import Group, Prompt, Sample
 
 
 class Keeping(World):
@@ -31,8 +31,7 @@ class Keeping(World):
     async def run(self, prompt: Prompt) -> Group:
         version = self.began.setdefault(prompt.ordinal, self.serving_version)
         await super().run(prompt)
-        made = np.full(1, version, np.int32)
-        return Group(prompt, [Sample(0, made, made.astype(np.float32), made, made > -1, "stop")])
+        return Group(prompt, [an_episode(prompt, 0, [version])])
 
     def later(self, versions: int) -> None:
         """The weights are published again under a later number, by which kept tokens are moved as well."""

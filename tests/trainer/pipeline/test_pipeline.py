@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_episodes import an_episode
 
+from rljob_trainer.episodes.episode import Group, Prompt
 from rljob_trainer.errors import DataError, DeadlineError, EngineError, LearnerError
 from rljob_trainer.pipeline.loop import Pipeline, merge_pulls
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.pipeline.tally import Tally
-from rljob_trainer.samples import Group, Prompt, Sample
 from rljob_trainer.telemetry.catalogue import METRICS
 
 
@@ -91,9 +92,7 @@ class World:
         self.finished_at = asyncio.get_running_loop().time()
         if not self.running:
             self.idle.set()
-        one = np.ones(1, dtype=np.int32)
-        sample = Sample(0, one, one.astype(np.float32), one * version, one.astype(bool), "stop")
-        return Group(prompt, [sample])
+        return Group(prompt, [an_episode(prompt, 0, [version])])
 
     def waiting_for(self, finished: int, wanted: int) -> str:
         return f"{finished}/{wanted} groups; {self.running} are running"

@@ -12,6 +12,8 @@ from in_turn import LONG, InTurn, pool_with
 from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
 from rljob_trainer.driver.training import QuietPublication
 from rljob_trainer.driver.validating import HeldOut, Validator
+from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
+from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.errors import DeadlineError
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
@@ -19,7 +21,6 @@ from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.rollout import members
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.protocol import GenerationRequest
-from rljob_trainer.samples import Group, Prompt, RewardResult
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.telemetry.waits import Waits
 
@@ -29,7 +30,7 @@ def virtual_waits() -> Waits:
 
 
 def requests(count: int) -> list[GenerationRequest]:
-    return [GenerationRequest(f"0/{i}", (1,), LONG, seed=i) for i in range(count)]
+    return [GenerationRequest(EpisodeId("training", 0, i), (1,), LONG, seed=i) for i in range(count)]
 
 
 class AtOnce:
@@ -39,7 +40,7 @@ class AtOnce:
         return False
 
     async def score(self, group: Group) -> list[RewardResult]:
-        return [RewardResult(0.0) for _ in group.samples]
+        return [RewardResult(0.0) for _ in group.episodes]
 
 
 class Trainer:

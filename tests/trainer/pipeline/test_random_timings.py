@@ -29,12 +29,12 @@ from virtual_engine import VirtualEngine
 
 from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
 from rljob_trainer.driver.training import Publication, QuietPublication
+from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.protocol import SamplingSettings
-from rljob_trainer.samples import Group, Prompt, RewardResult
 from rljob_trainer.simulation.clock import run_virtual
 
 SCENARIOS = int(os.environ.get("RLJOB_TIMINGS", "240"))
@@ -111,7 +111,7 @@ class Rewards:
 
     async def score(self, group: Group) -> list[RewardResult]:
         await asyncio.sleep(self._rng.choice([0.0, 0.1, 2.0]))
-        return [RewardResult(0.0) for _ in group.samples]
+        return [RewardResult(0.0) for _ in group.episodes]
 
 
 class World:
@@ -192,7 +192,7 @@ class Trainer:
             waited = version - scenario.admitted[ordinal]
             assert waited <= scenario.max_age, f"prompt {ordinal} waited for {waited} versions"
             scenario.ages.append(age)
-            scenario.mixed += any(sample.versions.min() < sample.versions.max() for sample in group.samples)
+            scenario.mixed += any(leaf.tokens.versions.min() < leaf.tokens.versions.max() for leaf in group.leaves)
             scenario.trained.append(ordinal)
         await asyncio.sleep(scenario.training * scenario.rng.lognormvariate(0, 0.5))
         return {}

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from in_turn import LONG, InTurn, pool_with
 
-from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
+from rljob_trainer.driver.generation import GREEDY_INDEX, GenerationSettings, GroupRollout
+from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.errors import RewardError
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.samples import Group, Prompt, RewardResult
 from rljob_trainer.simulation.clock import run_virtual
 
 PROMPT = Prompt(7, 0, 7, "test", "", (1,), None)
@@ -29,11 +29,11 @@ class Rewards:
         return self._elsewhere
 
     async def score(self, group: Group) -> list[RewardResult]:
-        self.calls.append((asyncio.get_running_loop().time(), [sample.index for sample in group.samples]))
+        self.calls.append((asyncio.get_running_loop().time(), [episode.id.sample for episode in group.episodes]))
         await asyncio.sleep(SECONDS)
         if self._bad in self.calls[-1][1]:
             raise RewardError(f"sample {self._bad} cannot be scored")
-        return [RewardResult(float(sample.index)) for sample in group.samples]
+        return [RewardResult(float(episode.id.sample)) for episode in group.episodes]
 
 
 def rollout_with(rewards: Rewards, pool: RolloutPool, *, greedy: bool = False) -> GroupRollout:
@@ -53,7 +53,7 @@ def test_samples_are_scored_while_their_siblings_run(
         group = await rollout_with(rewards, pool).run(PROMPT)
         assert [(round(at), which) for at, which in rewards.calls] == calls
         assert round(asyncio.get_running_loop().time()) == seconds
-        assert [(s.index, s.reward.score) for s in group.samples if s.reward] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+        assert [(e.id.sample, e.reward.score) for e in group.episodes if e.reward] == [(0, 0.0), (1, 1.0), (2, 2.0)]
         await pool.close()
 
     run_virtual(main())
@@ -63,8 +63,8 @@ def test_the_greedy_response_is_scored_like_the_others() -> None:
     async def main() -> None:
         rewards, pool = Rewards(elsewhere=True), pool_with(InTurn("0"))
         group = await rollout_with(rewards, pool, greedy=True).run(PROMPT)
-        assert [which for _, which in rewards.calls] == [[0], [1], [2], [3]]
-        assert (len(group.samples), group.greedy_score) == (3, 3.0)
+        assert [which for _, which in rewards.calls] == [[0], [1], [2], [GREEDY_INDEX]]
+        assert (len(group.episodes), group.greedy_score) == (3, GREEDY_INDEX)
         await pool.close()
 
     run_virtual(main())
@@ -75,7 +75,7 @@ def test_samples_that_finish_in_one_moment_are_scored_together() -> None:
         rewards, pool = Rewards(elsewhere=True), pool_with(InTurn("0", seconds=0.0))
         group = await rollout_with(rewards, pool).run(PROMPT)
         assert [which for _, which in rewards.calls] == [[0, 1, 2]]
-        assert [sample.reward.score for sample in group.samples if sample.reward] == [0.0, 1.0, 2.0]
+        assert [episode.reward.score for episode in group.episodes if episode.reward] == [0.0, 1.0, 2.0]
         await pool.close()
 
     run_virtual(main())

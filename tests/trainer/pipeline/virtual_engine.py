@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.handle import EngineLostError
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
@@ -33,12 +35,12 @@ class VirtualEngine:
         self.place: EnginePlace | None = EnginePlace("virtual", 0)
         self.version = version
         self._rng, self._speed, self._tail = rng, speed, tail
-        self._running: dict[str, Running] = {}
+        self._running: dict[EpisodeId, Running] = {}
         self._finished: list[GenerationResult] = []
         self._news = asyncio.Event()
         self._dead = False
         self._ended = asyncio.Event()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers: dict[EpisodeId, asyncio.TimerHandle] = {}
 
     async def call(self, method: str, *args: Any, seconds: float) -> Any:
         await asyncio.sleep(0)
@@ -84,16 +86,16 @@ class VirtualEngine:
             own = random.Random(request.seed)
             length = min(request.sampling.max_tokens, 1 + int(3 * own.lognormvariate(0, self._tail)))
             running = Running(request, length, loop.time(), request.begun.versions.tolist())
-            self._running[request.request_id] = running
+            self._running[request.id] = running
             left = (length - len(running.versions)) / self._speed
-            self._timers[request.request_id] = loop.call_later(left, self._end, request.request_id)
+            self._timers[request.id] = loop.call_later(left, self._end, request.id)
 
     def _collect(self, *_: float) -> list[GenerationResult]:
         finished, self._finished = self._finished, []
         self._news.clear()
         return finished
 
-    def _abort(self, names: Sequence[str] | None = None) -> list[GenerationResult]:
+    def _abort(self, names: Sequence[EpisodeId] | None = None) -> list[GenerationResult]:
         aborted = []
         for name in list(self._running) if names is None else [name for name in names if name in self._running]:
             running = self._running.pop(name)
@@ -105,7 +107,7 @@ class VirtualEngine:
     def _close(self) -> None:
         self.kill()
 
-    def _end(self, name: str) -> None:
+    def _end(self, name: EpisodeId) -> None:
         running = self._running.pop(name)
         del self._timers[name]
         running.versions += [self.version] * (running.length - len(running.versions))
@@ -122,4 +124,4 @@ class VirtualEngine:
 
 def _result(running: Running, finish: Any) -> GenerationResult:
     versions = np.array(running.versions, np.int32)
-    return GenerationResult(running.request.request_id, versions, versions.astype(np.float32), versions, finish)
+    return GenerationResult(running.request.id, Tokens.sampled(versions, versions.astype(np.float32), versions), finish)

@@ -14,18 +14,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
+from small_episodes import an_episode
 
 from rljob_api.spec.reward import Reward
+from rljob_trainer.episodes.episode import Group, Prompt
 from rljob_trainer.errors import JobFileError, RewardError, RewardWorkerError
 from rljob_trainer.rewards import maths
 from rljob_trainer.rewards.frames import Scored, Unframing, frame
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rewards.rules import Verdict
 from rljob_trainer.rewards.terms import Failure, Outcome, Response, Term, term_specs
-from rljob_trainer.samples import Group, Prompt, Sample
 
 HERE = Path(__file__).parent
 
@@ -56,19 +56,7 @@ async def pool(*functions: dict[str, Any], longest: int = 100, **settings: Any) 
 
 def group(*texts: str, answer: str = "7") -> Group:
     prompt = Prompt(ordinal=5, epoch=0, row=3, source="s", text="1+6=", token_ids=(1,), answer=answer)
-    samples = [
-        Sample(
-            i,
-            np.zeros(len(text), np.int32),
-            np.zeros(len(text), np.float32),
-            np.zeros(len(text), np.int32),
-            np.ones(len(text), bool),
-            "stop",
-            text,
-        )
-        for i, text in enumerate(texts)
-    ]
-    return Group(prompt, samples)
+    return Group(prompt, [an_episode(prompt, i, [0] * len(text), text=text) for i, text in enumerate(texts)])
 
 
 async def test_quick_rules_need_no_process() -> None:

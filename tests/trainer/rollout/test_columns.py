@@ -6,46 +6,43 @@ import pickle
 from dataclasses import replace
 
 import numpy as np
+from small_episodes import named, same_tokens
 
+from rljob_trainer.episodes.tokens import NOTHING, Tokens
 from rljob_trainer.rollout.columns import Requests, Results
-from rljob_trainer.rollout.protocol import NOTHING, Begun, GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
 
 
 def test_requests_arrive_as_they_were() -> None:
     sampling, prompt = SamplingSettings(max_tokens=7, stop_token_ids=(2,)), (5, 6, 7)
     requests = Requests(
         [
-            GenerationRequest("0/0", prompt, sampling, seed=2**62 + 1),
-            GenerationRequest("0/1", prompt, sampling, 3),
+            GenerationRequest(named("0/0"), prompt, sampling, seed=2**62 + 1),
+            GenerationRequest(named("0/1"), prompt, sampling, 3),
         ]
     )
     arrived = pickle.loads(pickle.dumps(requests))
     assert arrived == requests
-    begun = Begun(np.array([9, 4], np.int32), np.array([-0.5, -1], np.float32), np.array([4, 5], np.int32))
+    begun = Tokens.sampled(np.array([9, 4], np.int32), np.array([-0.5, -1], np.float32), np.array([4, 5], np.int32))
     with_begun = pickle.loads(pickle.dumps(Requests([requests[0], replace(requests[1], begun=begun)])))
     assert [replace(request, begun=NOTHING) for request in with_begun] == requests
     assert len(with_begun[0].begun) == 0
-    for name in ("token_ids", "log_probs", "versions"):
-        ours, theirs = getattr(with_begun[1].begun, name), getattr(begun, name)
-        assert ours.dtype == theirs.dtype
-        assert np.array_equal(ours, theirs)
+    assert same_tokens(with_begun[1].begun, begun)
     assert arrived[0].prompt_ids is arrived[1].prompt_ids
 
 
 def test_results_arrive_as_they_were_whatever_their_length() -> None:
     def result(name: str, length: int) -> GenerationResult:
         ids = np.arange(length, dtype=np.int32)
-        return GenerationResult(name, ids, -0.25 * ids.astype(np.float32), ids % 2, "stop" if length else "aborted")
+        tokens = Tokens.sampled(ids, -0.25 * ids.astype(np.float32), ids % 2)
+        return GenerationResult(named(name), tokens, "stop" if length else "aborted")
 
     results = Results([result("a", 3), result("none", 0), result("b", 5)])
     arrived = pickle.loads(pickle.dumps(results))
-    assert [r.request_id for r in arrived] == ["a", "none", "b"]
+    assert [r.id.purpose for r in arrived] == ["a", "none", "b"]
     assert [r.finish for r in arrived] == ["stop", "aborted", "stop"]
     for got, sent in zip(arrived, results, strict=True):
-        for name in ("token_ids", "log_probs", "versions"):
-            ours, theirs = getattr(got, name), getattr(sent, name)
-            assert ours.dtype == theirs.dtype
-            assert np.array_equal(ours, theirs)
+        assert same_tokens(got.tokens, sent.tokens)
 
 
 def test_empty_lists_travel_too() -> None:

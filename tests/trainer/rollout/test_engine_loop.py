@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from small_episodes import named
 from transformers import PreTrainedModel
 
 from rljob_trainer.errors import DeadlineError, EngineError
@@ -18,7 +19,7 @@ from rljob_trainer.weights.receiver import ReceiveReport
 
 
 def ask(name: str, length: int, prompt: tuple[int, ...] = (1, 2)) -> GenerationRequest:
-    return GenerationRequest(name, prompt, SamplingSettings(max_tokens=length), seed=0)
+    return GenerationRequest(named(name), prompt, SamplingSettings(max_tokens=length), seed=0)
 
 
 @pytest.fixture
@@ -39,9 +40,9 @@ def collect_all(loop: EngineLoop, count: int) -> list[GenerationResult]:
 
 def test_results_arrive_while_others_still_run(loop: EngineLoop) -> None:
     loop.submit([ask("long", 250), ask("short", 1)])
-    assert [result.request_id for result in loop.collect(30)] == ["short"]
+    assert [result.id.purpose for result in loop.collect(30)] == ["short"]
     assert loop.status().running == 1
-    assert [result.request_id for result in loop.collect(30)] == ["long"]
+    assert [result.id.purpose for result in loop.collect(30)] == ["long"]
 
 
 def test_a_poll_that_lingers_brings_what_finishes_meanwhile(loop: EngineLoop) -> None:
@@ -57,12 +58,12 @@ def test_a_poll_that_lingers_brings_what_finishes_meanwhile(loop: EngineLoop) ->
 
 
 def test_a_submission_enters_whole_or_not_at_all(loop: EngineLoop) -> None:
-    with pytest.raises(ValueError, match="request bad"):
+    with pytest.raises(ValueError, match="of bad: "):
         loop.submit([ask("good", 5), ask("bad", 5, (1,) * 300)])
     status = loop.status()
     assert (status.running, status.waiting) == (0, 0)
     loop.submit([ask("next", 5)])
-    assert [result.request_id for result in collect_all(loop, 1)] == ["next"]
+    assert [result.id.purpose for result in collect_all(loop, 1)] == ["next"]
 
 
 def test_no_step_during_an_update_and_requests_go_on_with_the_new_version(loop: EngineLoop) -> None:
@@ -78,7 +79,7 @@ def test_no_step_during_an_update_and_requests_go_on_with_the_new_version(loop: 
     assert made[0] == made[1] < 200
     assert not loop.status().updating
     (result,) = collect_all(loop, 1)
-    assert sorted(set(result.versions.tolist())) in ([0, 1], [1])
+    assert sorted(set(result.tokens.versions.tolist())) in ([0, 1], [1])
     assert loop.status().version == 1
 
 
@@ -97,7 +98,7 @@ def test_a_failed_update_leaves_the_engine_silent_until_one_succeeds(loop: Engin
     assert loop.status().updating
     assert loop.collect(0.1) == []
     loop.update(lambda engine: None, 1)
-    assert collect_all(loop, 1)[0].versions.tolist() == [1] * 5
+    assert collect_all(loop, 1)[0].tokens.versions.tolist() == [1] * 5
 
 
 def test_the_report_of_an_update_says_how_long_no_token_was_made(
@@ -120,7 +121,7 @@ def test_sleeping_requests_go_on_after_wake(loop: EngineLoop) -> None:
     loop.submit([ask("b", 3)])
     assert loop.collect(0.05) == []
     loop.wake()
-    assert {result.request_id for result in collect_all(loop, 2)} == {"a", "b"}
+    assert {result.id.purpose for result in collect_all(loop, 2)} == {"a", "b"}
 
 
 def test_an_error_in_a_step_reaches_whoever_waits_and_every_later_call(llama: PreTrainedModel) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_episodes import named
 
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.errors import DeadlineError, EngineError
@@ -49,12 +50,13 @@ def slow(llama_folder: Path) -> EngineSpec:
 def group(number: int, length: int = 60, size: int = 4) -> list[GenerationRequest]:
     sampling = SamplingSettings(max_tokens=length)
     return [
-        GenerationRequest(f"{number}/{i}", (1, 2, number % 97), sampling, seed=10 * number + i) for i in range(size)
+        GenerationRequest(named(f"{number}/{i}"), (1, 2, number % 97), sampling, seed=10 * number + i)
+        for i in range(size)
     ]
 
 
 def tokens(groups: list[list[GenerationResult]]) -> list[list[list[int]]]:
-    return [[result.token_ids.tolist() for result in results] for results in groups]
+    return [[result.tokens.ids.tolist() for result in results] for results in groups]
 
 
 def expected(folder: str, groups: list[list[GenerationRequest]]) -> list[list[list[int]]]:
@@ -64,8 +66,8 @@ def expected(folder: str, groups: list[list[GenerationRequest]]) -> list[list[li
     for request in (request for requests in groups for request in requests):
         engine.add(request)
     while engine.has_work:
-        made.update((result.request_id, result.token_ids.tolist()) for result in engine.step())
-    return [[made[request.request_id] for request in requests] for requests in groups]
+        made.update((result.id.purpose, result.tokens.ids.tolist()) for result in engine.step())
+    return [[made[request.id.purpose] for request in requests] for requests in groups]
 
 
 @asynccontextmanager
@@ -131,8 +133,8 @@ async def test_fixed_dispatch_is_bitwise_repeatable(spec: EngineSpec) -> None:
         first = await asyncio.gather(*map(pool.generate, groups))
         second = await asyncio.gather(*map(pool.generate, groups))
     for a, b in zip(chain(*first), chain(*second), strict=True):
-        assert np.array_equal(a.token_ids, b.token_ids)
-        assert np.array_equal(a.log_probs, b.log_probs)
+        assert np.array_equal(a.tokens.ids, b.tokens.ids)
+        assert np.array_equal(a.tokens.log_probs, b.tokens.log_probs)
 
 
 async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_its_place(
@@ -162,7 +164,7 @@ async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_
         assert pool.lost == replaced == ["0"]
         # Either engine had three of the six groups, whose four siblings are together; a short one may have finished.
         assert 3 * 3 <= len(reissued) == len(set(reissued)) <= 3 * 4
-        assert len({name.partition("/")[0] for name in reissued}) == 3
+        assert len({id.purpose.partition("/")[0] for id in reissued}) == 3
         assert [engine.name for engine in pool.engines] == ["0 again", "1"]
 
 
@@ -416,7 +418,7 @@ async def test_interrupted_responses_wait_on_the_shelf(slow: EngineSpec, tmp_pat
             await pool.pause(interrupt=True)
             begun = [request.begun for request in await pool.begun() if len(request.begun)]
             assert begun
-            arrays = [array for one in begun for array in (one.token_ids, one.log_probs, one.versions)]
+            arrays = [array for one in begun for array in (one.ids, one.log_probs, one.versions)]
             assert all(np.may_share_memory(array, shelf._bytes) for array in arrays)
             written.append(shelf._end)
             # Once more without a token in between: what is there already is not written again.
@@ -464,13 +466,13 @@ async def test_cancelled_groups_free_the_engine(slow: EngineSpec) -> None:
         deadline = time.monotonic() + 20
         while (status := (await pool.status())[0]).running + status.waiting:
             assert time.monotonic() < deadline, f"still there: {status}"
-        assert len((await pool.generate(group(2)))[0].token_ids) == 60
+        assert len((await pool.generate(group(2)))[0].tokens.ids) == 60
 
 
 async def test_a_request_that_no_engine_can_run_fails_alone(spec: EngineSpec) -> None:
     async with pool_of(spec, 1) as pool:
         good, bad, other = (asyncio.create_task(pool.generate(group(i, length=n))) for i, n in enumerate((60, 255, 60)))
-        with pytest.raises(ValueError, match=r"request 1/0: .* do not fit the context of 256"):
+        with pytest.raises(ValueError, match=r"of 1/0: .* do not fit the context of 256"):
             await bad
         assert len(await good) == len(await other) == 4
 

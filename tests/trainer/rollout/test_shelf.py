@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_episodes import named, same_tokens
 
+from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.rollout.protocol import GenerationResult
 from rljob_trainer.rollout.shelf import Shelf
 
@@ -19,7 +21,8 @@ from rljob_trainer.rollout.shelf import Shelf
 def result(length: int, seed: int = 0) -> GenerationResult:
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, 50_000, length).astype(np.int32)
-    return GenerationResult("0/0", ids, rng.standard_normal(length).astype(np.float32), ids % 7, "stop")
+    tokens = Tokens.sampled(ids, rng.standard_normal(length).astype(np.float32), ids % 7)
+    return GenerationResult(named("0"), tokens, "stop")
 
 
 def mapped(folder: Path) -> int:
@@ -28,12 +31,7 @@ def mapped(folder: Path) -> int:
 
 
 def same(one: GenerationResult, other: GenerationResult) -> bool:
-    return (
-        np.array_equal(one.token_ids, other.token_ids)
-        and np.array_equal(one.log_probs, other.log_probs)
-        and np.array_equal(one.versions, other.versions)
-        and (one.token_ids.dtype, one.log_probs.dtype) == (np.int32, np.float32)
-    )
+    return same_tokens(one.tokens, other.tokens)
 
 
 def test_the_numbers_stay_and_no_file_is_seen(tmp_path: Path) -> None:
@@ -45,7 +43,7 @@ def test_the_numbers_stay_and_no_file_is_seen(tmp_path: Path) -> None:
     shelf.rest()
     assert all(same(one, result(length, seed)) for seed, (length, one) in enumerate(zip(lengths, kept, strict=True)))
     assert list(tmp_path.iterdir()) == []
-    assert not kept[0].token_ids.flags.writeable
+    assert not kept[0].tokens.ids.flags.writeable
     shelf.close()
     assert same(kept[3], result(5000, 3))
 
@@ -65,9 +63,10 @@ def test_space_is_free_when_the_last_response_of_a_segment_is_gone(tmp_path: Pat
 
 def test_a_small_response_does_not_keep_those_it_came_with(tmp_path: Path) -> None:
     together = np.arange(100_000, dtype=np.int32)
-    small = GenerationResult("0/0", together[:3], together[:3].astype(np.float32), together[:3], "stop")
+    tokens = Tokens.sampled(together, together.astype(np.float32), together)[:3]
+    small = GenerationResult(named("0"), tokens, "stop")
     Shelf(tmp_path).keep(small)
-    assert small.token_ids.base is None
+    assert small.tokens.ids.base is None
 
 
 @pytest.fixture
@@ -99,7 +98,9 @@ import re, sys
 from pathlib import Path
 import numpy as np
 from rljob_trainer.driver import unfinished
-from rljob_trainer.rollout.protocol import Begun, GenerationResult
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.tokens import Tokens
+from rljob_trainer.rollout.protocol import GenerationResult
 from rljob_trainer.rollout.shelf import Shelf
 
 def peak():
@@ -109,12 +110,12 @@ before, shelf, groups = peak(), Shelf(Path(sys.argv[1]), segment_bytes=8 << 20),
 for ordinal in range(200):
     values = ((ordinal, np.int32), (-ordinal, np.float32), (ordinal, np.int32))
     ones = [np.full(10_000, value, dtype) for value, dtype in values]
-    result = GenerationResult("", *ones, "stop")
+    result = GenerationResult(EpisodeId("", 0, 0), Tokens.sampled(*ones), "stop")
     shelf.keep(result)
-    again = [GenerationResult("", *ones, "stop") for _ in range(15)]
+    again = [GenerationResult(EpisodeId("", 0, 0), Tokens.sampled(*ones), "stop") for _ in range(15)]
     for one in again:
         shelf.keep(one)
-    groups[ordinal] = {i: Begun(r.token_ids, r.log_probs, r.versions) for i, r in enumerate([result, *again])}
+    groups[ordinal] = {i: one.tokens for i, one in enumerate([result, *again])}
 unfinished.write(groups, Path(sys.argv[1]), shelf.rest)
 back = unfinished.read(Path(sys.argv[1]), versions_later=0, keep=shelf.put)
 print(peak() - before)

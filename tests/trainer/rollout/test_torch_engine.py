@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from small_episodes import named
 from transformers import PreTrainedModel
 
+from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import EngineError, JobFileError
 from rljob_trainer.rollout import scoring
-from rljob_trainer.rollout.protocol import Begun, GenerationRequest, GenerationResult, SamplingSettings, continued
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.rollout.torch_engine import TorchEngine
 
 VOCABULARY = 97
@@ -38,7 +40,7 @@ def ask(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> GenerationRequest:
-    return GenerationRequest(name, prompt, SamplingSettings(temperature, top_p, top_k, max_tokens, stop), seed)
+    return GenerationRequest(named(name), prompt, SamplingSettings(temperature, top_p, top_k, max_tokens, stop), seed)
 
 
 def run(engine: TorchEngine, *requests: GenerationRequest) -> dict[str, GenerationResult]:
@@ -46,7 +48,7 @@ def run(engine: TorchEngine, *requests: GenerationRequest) -> dict[str, Generati
         engine.add(request)
     results: dict[str, GenerationResult] = {}
     while engine.has_work:
-        results.update((result.request_id, result) for result in engine.step())
+        results.update((result.id.purpose, result) for result in engine.step())
     return results
 
 
@@ -68,7 +70,7 @@ def test_greedy_equals_transformers_token_for_token(family: str, make_model: Mak
     for i, prompt in enumerate(prompts):
         generate: Any = model.generate
         expected = generate(torch.tensor([prompt]), max_new_tokens=6 + 5 * i, do_sample=False)
-        assert results[str(i)].token_ids.tolist() == expected[0, len(prompt) :].tolist()
+        assert results[str(i)].tokens.ids.tolist() == expected[0, len(prompt) :].tolist()
         assert results[str(i)].finish == "length"
 
 
@@ -79,25 +81,25 @@ def test_log_probs_equal_a_float32_forward_pass(family: str, make_model: MakeMod
     engine = TorchEngine.from_model(model, max_concurrent=4)
     temperatures = [(1.0, 0.7, 1.6)[i % 3] for i in range(9)]
     results = run(engine, *(ask(str(i), p, temperature=temperatures[i], seed=i) for i, p in enumerate(prompts)))
-    pairs = [(prompt, tuple(results[str(i)].token_ids.tolist())) for i, prompt in enumerate(prompts)]
+    pairs = [(prompt, tuple(results[str(i)].tokens.ids.tolist())) for i, prompt in enumerate(prompts)]
     for i, (prompt, response) in enumerate(pairs):
         expected = log_probs_of(model, prompt, response, temperatures[i])
-        np.testing.assert_allclose(results[str(i)].log_probs, expected, atol=1e-5)
+        np.testing.assert_allclose(results[str(i)].tokens.log_probs, expected, atol=1e-5)
     for (prompt, response), scored in zip(pairs, engine.score(pairs, 0.7), strict=True):
         np.testing.assert_allclose(scored, log_probs_of(model, prompt, response, 0.7), atol=1e-5)
 
 
 def test_greedy_requests_report_log_probs_at_temperature_one(llama: PreTrainedModel, log_probs_of: LogProbsOf) -> None:
     result = run(TorchEngine.from_model(llama), ask("a", temperature=0), ask("b", temperature=0.5))["a"]
-    expected = log_probs_of(llama, (5, 6, 7), tuple(result.token_ids.tolist()))
-    np.testing.assert_allclose(result.log_probs, expected, atol=1e-5)
+    expected = log_probs_of(llama, (5, 6, 7), tuple(result.tokens.ids.tolist()))
+    np.testing.assert_allclose(result.tokens.log_probs, expected, atol=1e-5)
 
 
 def test_tokens_are_drawn_from_the_softmax(llama: PreTrainedModel) -> None:
     """Chi-square of 20,000 first tokens with fixed seeds against the model's distribution at temperature 0.8."""
     engine = TorchEngine.from_model(llama, max_concurrent=500)
     results = run(engine, *(ask(str(i), seed=i, max_tokens=1, temperature=0.8) for i in range(20_000)))
-    counts = np.bincount([int(result.token_ids[0]) for result in results.values()], minlength=VOCABULARY)
+    counts = np.bincount([int(result.tokens.ids[0]) for result in results.values()], minlength=VOCABULARY)
     with torch.no_grad():
         logits = llama(torch.tensor([[5, 6, 7]])).logits[0, -1].double()
     expected = (logits / 0.8).softmax(-1).numpy() * 20_000
@@ -114,8 +116,8 @@ def test_the_same_seed_draws_the_same_tokens_whatever_runs_beside(llama: PreTrai
     crowded = run(
         TorchEngine.from_model(llama, max_concurrent=4), *others[:6], ask("a", seed=41, max_tokens=30), *others
     )
-    assert crowded["a"].token_ids.tolist() == alone.token_ids.tolist()
-    np.testing.assert_allclose(crowded["a"].log_probs, alone.log_probs, atol=1e-5)
+    assert crowded["a"].tokens.ids.tolist() == alone.tokens.ids.tolist()
+    np.testing.assert_allclose(crowded["a"].tokens.log_probs, alone.tokens.log_probs, atol=1e-5)
 
 
 def test_the_same_requests_in_the_same_order_are_bitwise_the_same(llama: PreTrainedModel) -> None:
@@ -125,8 +127,8 @@ def test_the_same_requests_in_the_same_order_are_bitwise_the_same(llama: PreTrai
 
     first, second = once(), once()
     for name, result in first.items():
-        assert np.array_equal(result.token_ids, second[name].token_ids)
-        assert np.array_equal(result.log_probs, second[name].log_probs)
+        assert np.array_equal(result.tokens.ids, second[name].tokens.ids)
+        assert np.array_equal(result.tokens.log_probs, second[name].tokens.log_probs)
 
 
 def test_siblings_of_a_prompt_are_prefilled_once_and_differ_by_seed(
@@ -147,9 +149,9 @@ def test_siblings_of_a_prompt_are_prefilled_once_and_differ_by_seed(
     results = run(engine, *siblings)
     assert shapes == [(2, 4)]
     for request in siblings:
-        alone = run(TorchEngine.from_model(llama), request)[request.request_id]
-        assert results[request.request_id].token_ids.tolist() == alone.token_ids.tolist()
-    assert len({tuple(result.token_ids.tolist()) for result in results.values()}) == 16
+        alone = run(TorchEngine.from_model(llama), request)[request.id.purpose]
+        assert results[request.id.purpose].tokens.ids.tolist() == alone.tokens.ids.tolist()
+    assert len({tuple(result.tokens.ids.tolist()) for result in results.values()}) == 16
 
 
 # ---------------------------------------------------------------------- how requests end
@@ -162,10 +164,10 @@ def test_a_response_ends_with_its_first_stop_token(llama: PreTrainedModel) -> No
     stopped = run(engine, *(ask(str(i), seed=i, max_tokens=40, stop=stops[str(i)]) for i in range(20)))
     reasons = set()
     for name, result in stopped.items():
-        tokens = free[name].token_ids.tolist()
+        tokens = free[name].tokens.ids.tolist()
         hits = [position for position, token in enumerate(tokens) if token in stops[name]]
         expected = tokens[: hits[0] + 1] if hits else tokens
-        assert result.token_ids.tolist() == expected
+        assert result.tokens.ids.tolist() == expected
         assert result.finish == ("stop" if hits else "length")
         reasons.add(result.finish)
     assert reasons == {"stop", "length"}
@@ -173,12 +175,12 @@ def test_a_response_ends_with_its_first_stop_token(llama: PreTrainedModel) -> No
 
 def test_one_token_is_a_whole_response(llama: PreTrainedModel) -> None:
     result = run(TorchEngine.from_model(llama), ask("a", max_tokens=1))["a"]
-    assert (len(result.token_ids), result.finish) == (1, "length")
+    assert (len(result.tokens.ids), result.finish) == (1, "length")
 
 
 def test_what_cannot_fit_is_refused_at_once(llama: PreTrainedModel) -> None:
     engine = TorchEngine.from_model(llama, max_context=20)
-    with pytest.raises(ValueError, match=r"request long: 9 prompt tokens and up to 12 response tokens.*context of 20"):
+    with pytest.raises(ValueError, match=r"of long: 9 prompt tokens and up to 12 response tokens.*context of 20"):
         engine.add(ask("long", (1,) * 9))
     with pytest.raises(ValueError, match="prompt is empty"):
         engine.add(ask("empty", ()))
@@ -193,8 +195,8 @@ def test_a_small_cache_makes_requests_wait_and_all_finish(llama: PreTrainedModel
     wide = TorchEngine.from_model(llama)
     requests = [ask(str(i), p, seed=i, max_tokens=20 + 2 * i) for i, p in enumerate(random_prompts(12))]
     results, expected = run(engine, *requests), run(wide, *requests)
-    assert {name: r.token_ids.tolist() for name, r in results.items()} == {
-        name: r.token_ids.tolist() for name, r in expected.items()
+    assert {name: r.tokens.ids.tolist() for name, r in results.items()} == {
+        name: r.tokens.ids.tolist() for name, r in expected.items()
     }
 
 
@@ -213,7 +215,7 @@ def test_short_requests_go_past_a_long_one_that_does_not_fit_but_not_for_ever(ll
     assert (engine.running, engine.waiting) == (12, 192)
     order: list[str] = []
     while engine.has_work:
-        order += [result.request_id for result in engine.step()]
+        order += [result.id.purpose for result in engine.step()]
     assert len(order) == 204
     # Three that ran before, and those that may go past.
     assert 3 < order.index("long") < 3 + 70
@@ -239,9 +241,9 @@ def test_those_who_run_wait_for_one_pass_over_new_prompts_at_a_time(
     assert running == [3, 5, 7]
     results: dict[str, GenerationResult] = {}
     while engine.has_work:
-        results.update((result.request_id, result) for result in engine.step())
+        results.update((result.id.purpose, result) for result in engine.step())
     alone = run(TorchEngine.from_model(llama), ask("2/1", (2,) * 200, seed=1, max_tokens=30))["2/1"]
-    assert results["2/1"].token_ids.tolist() == alone.token_ids.tolist()
+    assert results["2/1"].tokens.ids.tolist() == alone.tokens.ids.tolist()
 
 
 def test_longer_requests_later_enlarge_cache_and_output(llama: PreTrainedModel) -> None:
@@ -254,7 +256,7 @@ def test_longer_requests_later_enlarge_cache_and_output(llama: PreTrainedModel) 
         "long": ask("long", (4,) * 50, seed=2, max_tokens=120),
     }.items():
         expected = run(TorchEngine.from_model(llama), request)[name]
-        assert results[name].token_ids.tolist() == expected.token_ids.tolist()
+        assert results[name].tokens.ids.tolist() == expected.tokens.ids.tolist()
 
 
 # ---------------------------------------------------------------------- interruption and versions
@@ -268,19 +270,19 @@ def test_an_interrupted_request_goes_on_as_if_it_had_not_been(llama: PreTrainedM
     engine.add(ask("b", seed=6, max_tokens=25))
     for _ in range(8):
         engine.step()
-    (partial,) = engine.abort(["a"])
+    (partial,) = engine.abort([named("a")])
     assert partial.finish == "aborted"
-    assert 0 < len(partial.token_ids) < 25
+    assert 0 < len(partial.tokens.ids) < 25
     assert engine.running == 1
     other = TorchEngine.from_model(llama, version=4)
     result = run(other, continued(request, partial), ask("c", (1, 2)))["a"]
-    assert result.token_ids.tolist() == whole.token_ids.tolist()
-    np.testing.assert_allclose(result.log_probs, whole.log_probs, atol=1e-5)
-    assert result.versions.tolist() == [3] * len(partial.token_ids) + [4] * (25 - len(partial.token_ids))
+    assert result.tokens.ids.tolist() == whole.tokens.ids.tolist()
+    np.testing.assert_allclose(result.tokens.log_probs, whole.tokens.log_probs, atol=1e-5)
+    assert result.tokens.versions.tolist() == [3] * len(partial.tokens.ids) + [4] * (25 - len(partial.tokens.ids))
 
 
-def begun(tokens: tuple[int, ...], log_probs: tuple[float, ...], versions: tuple[int, ...]) -> Begun:
-    return Begun(np.array(tokens, np.int32), np.array(log_probs, np.float32), np.array(versions, np.int32))
+def begun(tokens: tuple[int, ...], log_probs: tuple[float, ...], versions: tuple[int, ...]) -> Tokens:
+    return Tokens.sampled(np.array(tokens, np.int32), np.array(log_probs, np.float32), np.array(versions, np.int32))
 
 
 def test_a_partial_that_is_already_complete_comes_back_as_it_is(llama: PreTrainedModel) -> None:
@@ -288,8 +290,8 @@ def test_a_partial_that_is_already_complete_comes_back_as_it_is(llama: PreTraine
     full = dataclasses.replace(ask("a", max_tokens=2), begun=begun((1, 2), (-1.0, -2.0), (7, 8)))
     ended = dataclasses.replace(ask("b", stop=(9,)), begun=begun((9,), (-0.5,), (7,)))
     results = run(engine, full, ended)
-    assert (results["a"].finish, results["a"].versions.tolist()) == ("length", [7, 8])
-    assert (results["b"].finish, results["b"].token_ids.tolist()) == ("stop", [9])
+    assert (results["a"].finish, results["a"].tokens.versions.tolist()) == ("length", [7, 8])
+    assert (results["b"].finish, results["b"].tokens.ids.tolist()) == ("stop", [9])
 
 
 def test_abort_returns_waiting_and_running_requests(llama: PreTrainedModel) -> None:
@@ -297,7 +299,7 @@ def test_abort_returns_waiting_and_running_requests(llama: PreTrainedModel) -> N
     for i in range(5):
         engine.add(ask(str(i), seed=i))
     engine.step()
-    partials = {result.request_id: len(result.token_ids) for result in engine.abort()}
+    partials = {result.id.purpose: len(result.tokens.ids) for result in engine.abort()}
     assert partials == {"0": 2, "1": 2, "2": 0, "3": 0, "4": 0}
     assert not engine.has_work
 
@@ -313,7 +315,7 @@ def test_tokens_carry_the_version_that_made_them(llama_folder: Path) -> None:
     engine.load((name, tensor * 1.01) for name, tensor in list(engine.parameters.items()))
     engine.finish_update(5)
     assert engine.version == 5
-    assert run(engine)["a"].versions.tolist() == [0] * 4 + [5] * 6
+    assert run(engine)["a"].tokens.versions.tolist() == [0] * 4 + [5] * 6
 
 
 def test_sleep_keeps_the_tokens_and_wake_goes_on(llama: PreTrainedModel) -> None:
@@ -328,8 +330,8 @@ def test_sleep_keeps_the_tokens_and_wake_goes_on(llama: PreTrainedModel) -> None
         engine.step()
     engine.wake()
     results = run(engine)
-    assert {n: r.token_ids.tolist() for n, r in results.items()} == {
-        n: r.token_ids.tolist() for n, r in expected.items()
+    assert {n: r.tokens.ids.tolist() for n, r in results.items()} == {
+        n: r.tokens.ids.tolist() for n, r in expected.items()
     }
 
 
@@ -365,8 +367,8 @@ def test_a_sleeping_engine_holds_no_cache_and_the_same_weights(
     again = run(engine, *asked)
     assert bytes_of_tensors() - asleep >= least
     for name, result in expected.items():
-        assert again[name].token_ids.tolist() == result.token_ids.tolist()
-        np.testing.assert_array_equal(again[name].log_probs, result.log_probs)
+        assert again[name].tokens.ids.tolist() == result.tokens.ids.tolist()
+        np.testing.assert_array_equal(again[name].tokens.log_probs, result.tokens.log_probs)
     assert all(torch.equal(engine.parameters[name], tensor) for name, tensor in weights.items())
 
 
@@ -439,10 +441,12 @@ def test_top_k_and_top_p_draw_from_the_kept_tokens_only(llama: PreTrainedModel) 
     for name, extra in settings.items():
         requests = [ask(str(i), seed=i, max_tokens=1, **extra) for i in range(300)]  # type: ignore[arg-type]
         for result in run(engine, *requests, ask("free", max_tokens=1)).values():
-            if result.request_id == "free":
+            if result.id.purpose == "free":
                 continue
-            token = int(result.token_ids[0])
+            token = int(result.tokens.ids[0])
             assert token in kept[name]
             total = float(probabilities[kept[name]].sum()) if name != "both" else None
             if total:
-                assert result.log_probs[0] == pytest.approx(math.log(float(probabilities[token]) / total), abs=1e-5)
+                assert result.tokens.log_probs[0] == pytest.approx(
+                    math.log(float(probabilities[token]) / total), abs=1e-5
+                )

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from small_episodes import named
 from transformers import PreTrainedModel
 
+from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import EngineError
 from rljob_trainer.learner.protocol import SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.work import cut
-from rljob_trainer.rollout.protocol import Begun, GenerationRequest, GenerationResult, SamplingSettings, continued
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.plan import describe
 from rljob_trainer.weights.sender import Publisher
@@ -73,7 +75,7 @@ def ask(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> GenerationRequest:
-    return GenerationRequest(name, prompt, SamplingSettings(temperature, top_p, top_k, length, stop), seed)
+    return GenerationRequest(named(name), prompt, SamplingSettings(temperature, top_p, top_k, length, stop), seed)
 
 
 def run(engine: VLLMEngine, *requests: GenerationRequest) -> dict[str, GenerationResult]:
@@ -81,7 +83,7 @@ def run(engine: VLLMEngine, *requests: GenerationRequest) -> dict[str, Generatio
         engine.add(request)
     results: dict[str, GenerationResult] = {}
     while engine.has_work:
-        results.update((result.request_id, result) for result in engine.step())
+        results.update((result.id.purpose, result) for result in engine.step())
     return results
 
 
@@ -98,11 +100,11 @@ def test_log_probs_equal_a_float32_forward_pass_at_the_sampling_temperature(
     results = run(engine, *requests)
     pairs = []
     for request in requests:
-        result = results[request.request_id]
-        response = tuple(result.token_ids.tolist())
+        result = results[request.id.purpose]
+        response = tuple(result.tokens.ids.tolist())
         expected = log_probs_of(llama, request.prompt_ids, response, request.sampling.temperature or 1.0)
-        np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
-        assert (len(response), result.finish, set(result.versions.tolist())) == (20, "length", {0})
+        np.testing.assert_allclose(result.tokens.log_probs, expected, atol=1e-4)
+        assert (len(response), result.finish, set(result.tokens.versions.tolist())) == (20, "length", {0})
         pairs.append((request.prompt_ids, response))
     for temperature in (1.0, 0.7):
         for pair, scores in zip(pairs, engine.score(pairs, temperature), strict=True):
@@ -116,10 +118,12 @@ def test_prompts_that_are_too_many_for_one_step_are_begun_in_several(
     prompts = [tuple((i * step) % 90 + 1 for i in range(150)) for step in (3, 5, 7)]
     results = run(engine, *(ask(str(i), prompt, seed=i) for i, prompt in enumerate(prompts)))
     for i, prompt in enumerate(prompts):
-        response = tuple(results[str(i)].token_ids.tolist())
+        response = tuple(results[str(i)].tokens.ids.tolist())
         alone = run(engine, ask("alone", prompt, seed=i))["alone"]
-        assert response == tuple(alone.token_ids.tolist())
-        np.testing.assert_allclose(results[str(i)].log_probs, log_probs_of(llama, prompt, response, 1.0), atol=1e-4)
+        assert response == tuple(alone.tokens.ids.tolist())
+        np.testing.assert_allclose(
+            results[str(i)].tokens.log_probs, log_probs_of(llama, prompt, response, 1.0), atol=1e-4
+        )
 
 
 def test_the_learner_gives_what_was_sampled_the_log_probs_that_the_engine_reports(
@@ -132,13 +136,13 @@ def test_the_learner_gives_what_was_sampled_the_log_probs_that_the_engine_report
         for i in range(3)
     ]
     sampled = run(engine, *requests)
-    results = [sampled[request.request_id] for request in requests]
-    pieces = [np.array(ids) for q, r in zip(requests, results, strict=True) for ids in (q.prompt_ids, r.token_ids)]
-    engines_own = np.concatenate([result.log_probs for result in results])
+    results = [sampled[request.id.purpose] for request in requests]
+    pieces = [np.array(ids) for q, r in zip(requests, results, strict=True) for ids in (q.prompt_ids, r.tokens.ids)]
+    engines_own = np.concatenate([result.tokens.log_probs for result in results])
     batch = SequenceBatch(
         token_ids=np.concatenate(pieces).astype(np.int32),
         prompt_lengths=np.array([len(request.prompt_ids) for request in requests]),
-        response_lengths=np.array([len(result.token_ids) for result in results]),
+        response_lengths=np.array([len(result.tokens.ids) for result in results]),
         mask=np.ones(len(engines_own), dtype=np.bool_),
     )
     rank = LearnerRank(LearnerSettings(llama_folder, micro_batch_tokens=256, log_prob_chunk_tokens=32))
@@ -155,24 +159,24 @@ def test_greedy_equals_transformers_token_for_token(engine: VLLMEngine, llama: P
     results = run(engine, *(ask(str(i), prompt, temperature=0) for i, prompt in enumerate(PROMPTS)))
     for i, prompt in enumerate(PROMPTS):
         expected: torch.Tensor = llama.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)  # type: ignore[operator]
-        assert results[str(i)].token_ids.tolist() == expected[0, len(prompt) :].tolist()
+        assert results[str(i)].tokens.ids.tolist() == expected[0, len(prompt) :].tolist()
 
 
 def test_seeds_repeat_and_differ(engine: VLLMEngine) -> None:
     requests = [ask(str(i), seed=i % 4) for i in range(8)]
     results = run(engine, *requests)
-    first = [results[str(i)].token_ids.tolist() for i in range(8)]
+    first = [results[str(i)].tokens.ids.tolist() for i in range(8)]
     assert first[:4] == first[4:]
     assert len({tuple(tokens) for tokens in first}) == 4
     alone = run(engine, ask("alone", seed=2))["alone"]
-    assert alone.token_ids.tolist() == first[2]
+    assert alone.tokens.ids.tolist() == first[2]
 
 
 def test_a_response_ends_with_its_first_stop_token(engine: VLLMEngine) -> None:
-    tokens = run(engine, ask("free", seed=5))["free"].token_ids.tolist()
+    tokens = run(engine, ask("free", seed=5))["free"].tokens.ids.tolist()
     stop = tokens[7]
     result = run(engine, ask("stopped", seed=5, stop=(stop, 10**6)))["stopped"]
-    assert result.token_ids.tolist() == tokens[: tokens.index(stop) + 1]
+    assert result.tokens.ids.tolist() == tokens[: tokens.index(stop) + 1]
     assert result.finish == "stop"
 
 
@@ -183,10 +187,10 @@ def test_top_k_and_top_p_report_the_distribution_that_was_drawn_from(
         probabilities = llama(torch.tensor([PROMPTS[0]])).logits[0, -1].softmax(-1)
     kept = probabilities.topk(4).indices.tolist()
     for result in run(engine, *(ask(str(i), seed=i, length=1, top_k=4) for i in range(40))).values():
-        token = int(result.token_ids[0])
+        token = int(result.tokens.ids[0])
         assert token in kept
         expected = float((probabilities[token] / probabilities[kept].sum()).log())
-        assert result.log_probs[0] == pytest.approx(expected, abs=1e-4)
+        assert result.tokens.log_probs[0] == pytest.approx(expected, abs=1e-4)
 
 
 def test_an_update_makes_it_exactly_the_new_model_also_for_running_requests(
@@ -206,17 +210,21 @@ def test_an_update_makes_it_exactly_the_new_model_also_for_running_requests(
     results = run(engine)
     for i, prompt in enumerate(PROMPTS):
         result = results[str(i)]
-        split = int(np.searchsorted(result.versions, 3))
-        assert result.versions.tolist() == [0] * split + [3] * (40 - split)
+        split = int(np.searchsorted(result.tokens.versions, 3))
+        assert result.tokens.versions.tolist() == [0] * split + [3] * (40 - split)
         assert 5 < split < 15
-        response = tuple(result.token_ids.tolist())
-        np.testing.assert_allclose(result.log_probs[:split], log_probs_of(llama, prompt, response)[:split], atol=1e-4)
-        np.testing.assert_allclose(result.log_probs[split:], log_probs_of(new, prompt, response)[split:], atol=1e-4)
+        response = tuple(result.tokens.ids.tolist())
+        np.testing.assert_allclose(
+            result.tokens.log_probs[:split], log_probs_of(llama, prompt, response)[:split], atol=1e-4
+        )
+        np.testing.assert_allclose(
+            result.tokens.log_probs[split:], log_probs_of(new, prompt, response)[split:], atol=1e-4
+        )
     # The same prompts again: no key or value of the old weights may be met.
     for i, prompt in enumerate(PROMPTS):
         result = run(engine, ask("again", prompt, seed=i))["again"]
-        expected = log_probs_of(new, prompt, tuple(result.token_ids.tolist()))
-        np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
+        expected = log_probs_of(new, prompt, tuple(result.tokens.ids.tolist()))
+        np.testing.assert_allclose(result.tokens.log_probs, expected, atol=1e-4)
 
 
 def test_interrupted_siblings_of_a_finished_one_go_on_under_new_weights_from_the_tokens_they_have(
@@ -229,20 +237,20 @@ def test_interrupted_siblings_of_a_finished_one_go_on_under_new_weights_from_the
         engine.add(request)
     results: dict[str, GenerationResult] = {}
     for _ in range(8):
-        results.update((result.request_id, result) for result in engine.step())
+        results.update((result.id.purpose, result) for result in engine.step())
     assert set(results) == {"0", "1"}
-    partials = {partial.request_id: partial for partial in engine.abort()}
+    partials = {partial.id.purpose: partial for partial in engine.abort()}
     assert set(partials) == {"2", "3"}
     update(engine, new, 4)
     results |= run(engine, *(continued(requests[name], partial) for name, partial in partials.items()))
     for name, request in requests.items():
-        result, response = results[name], tuple(results[name].token_ids.tolist())
-        split = len(partials[name].token_ids) if name in partials else len(response)
-        assert result.versions.tolist() == [0] * split + [4] * (request.sampling.max_tokens - split)
+        result, response = results[name], tuple(results[name].tokens.ids.tolist())
+        split = len(partials[name].tokens.ids) if name in partials else len(response)
+        assert result.tokens.versions.tolist() == [0] * split + [4] * (request.sampling.max_tokens - split)
         old = log_probs_of(llama, request.prompt_ids, response)[:split]
-        np.testing.assert_allclose(result.log_probs[:split], old, atol=1e-4)
+        np.testing.assert_allclose(result.tokens.log_probs[:split], old, atol=1e-4)
         fresh = log_probs_of(new, request.prompt_ids, response)[split:]
-        np.testing.assert_allclose(result.log_probs[split:], fresh, atol=1e-4)
+        np.testing.assert_allclose(result.tokens.log_probs[split:], fresh, atol=1e-4)
 
 
 def test_a_cache_that_cannot_be_reset_is_an_error_and_nothing_is_sampled_until_it_can(
@@ -256,7 +264,7 @@ def test_a_cache_that_cannot_be_reset_is_an_error_and_nothing_is_sampled_until_i
     with pytest.raises(EngineError, match="finish_update"):
         engine.step()
     update(engine, make_model("llama", seed=5), 9)
-    assert run(engine, ask("a"))["a"].versions.tolist() == [9] * 20
+    assert run(engine, ask("a"))["a"].tokens.versions.tolist() == [9] * 20
 
 
 def test_weights_arrive_through_a_broadcast(
@@ -289,14 +297,14 @@ def test_an_interrupted_request_goes_on_and_keeps_what_it_had(
     engine.add(ask("b", seed=6, length=30))
     for _ in range(8):
         engine.step()
-    (partial,) = engine.abort(["a"])
+    (partial,) = engine.abort([named("a")])
     assert partial.finish == "aborted"
-    assert 0 < len(partial.token_ids) < 30
+    assert 0 < len(partial.tokens.ids) < 30
     result = run(engine, continued(request, partial))["a"]
-    assert result.token_ids.tolist()[: len(partial.token_ids)] == partial.token_ids.tolist()
-    expected = log_probs_of(llama, request.prompt_ids, tuple(result.token_ids.tolist()))
-    np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
-    assert len(result.token_ids) == len(result.versions) == 30
+    assert result.tokens.ids.tolist()[: len(partial.tokens.ids)] == partial.tokens.ids.tolist()
+    expected = log_probs_of(llama, request.prompt_ids, tuple(result.tokens.ids.tolist()))
+    np.testing.assert_allclose(result.tokens.log_probs, expected, atol=1e-4)
+    assert len(result.tokens.ids) == len(result.tokens.versions) == 30
 
 
 def test_sleep_sets_requests_aside_and_wake_goes_on(engine: VLLMEngine) -> None:
@@ -309,7 +317,7 @@ def test_sleep_sets_requests_aside_and_wake_goes_on(engine: VLLMEngine) -> None:
     with pytest.raises(EngineError, match="wake"):
         engine.step()
     engine.wake()
-    assert {name: len(result.token_ids) for name, result in run(engine).items()} == {"a": 30, "b": 20}
+    assert {name: len(result.tokens.ids) for name, result in run(engine).items()} == {"a": 30, "b": 20}
 
 
 def test_weights_wake_for_an_update_before_the_cache_does(
@@ -336,19 +344,17 @@ def test_weights_wake_for_an_update_before_the_cache_does(
     engine.wake()
     assert asleep == set()
     result = run(engine, ask("b", seed=3))["b"]
-    assert set(result.versions.tolist()) == {4}
-    expected = log_probs_of(other, PROMPTS[0], tuple(result.token_ids.tolist()))
-    np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
+    assert set(result.tokens.versions.tolist()) == {4}
+    expected = log_probs_of(other, PROMPTS[0], tuple(result.tokens.ids.tolist()))
+    np.testing.assert_allclose(result.tokens.log_probs, expected, atol=1e-4)
 
 
 def test_what_cannot_fit_or_is_complete_already(engine: VLLMEngine) -> None:
-    with pytest.raises(
-        ValueError, match=r"request long: 9 prompt tokens and up to 195 response tokens.*context of 200"
-    ):
+    with pytest.raises(ValueError, match=r"of long: 9 prompt tokens and up to 195 response tokens.*context of 200"):
         engine.add(ask("long", (1,) * 9, length=195))
-    one_token = Begun(np.array([4], np.int32), np.array([-1.0], np.float32), np.array([7], np.int32))
+    one_token = Tokens.sampled(np.array([4], np.int32), np.array([-1.0], np.float32), np.array([7], np.int32))
     full = dataclasses.replace(ask("full", length=1), begun=one_token)
-    assert run(engine, full)["full"].versions.tolist() == [7]
+    assert run(engine, full)["full"].tokens.versions.tolist() == [7]
     with pytest.raises(EngineError, match="before begin_update"):
         engine.load([])
 
@@ -356,4 +362,4 @@ def test_what_cannot_fit_or_is_complete_already(engine: VLLMEngine) -> None:
 def test_a_second_one_in_the_process_is_refused(engine: VLLMEngine, llama_folder: Path) -> None:
     with pytest.raises(EngineError, match=r"another one is open in this process; close\(\)"):
         type(engine)(llama_folder)
-    assert len(run(engine, ask("still works"))["still works"].token_ids) == 20
+    assert len(run(engine, ask("still works"))["still works"].tokens.ids) == 20

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from small_episodes import named
 from transformers import DynamicCache, PreTrainedModel
 
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
@@ -44,7 +45,7 @@ def engine(llama_folder: Path) -> Iterator[VLLMEngine]:
 
 
 def sibling(number: int, length: int = LENGTH) -> GenerationRequest:
-    return GenerationRequest(str(number), PROMPT, SamplingSettings(max_tokens=length), seed=number)
+    return GenerationRequest(named(str(number)), PROMPT, SamplingSettings(max_tokens=length), seed=number)
 
 
 def update(engine: VLLMEngine, model: PreTrainedModel, version: int) -> None:
@@ -55,7 +56,7 @@ def update(engine: VLLMEngine, model: PreTrainedModel, version: int) -> None:
 
 def finish(engine: VLLMEngine, results: dict[str, GenerationResult]) -> None:
     while engine.has_work:
-        results.update((result.request_id, result) for result in engine.step())
+        results.update((result.id.purpose, result) for result in engine.step())
 
 
 def mixed_log_probs(old: PreTrainedModel, new: PreTrainedModel, response: list[int], split: int) -> np.ndarray:
@@ -83,7 +84,7 @@ def test_running_siblings_keep_their_cache_and_later_ones_do_not_meet_it(
     for number in range(1, 6):
         engine.add(sibling(number))
     for _ in range(10):
-        results.update((result.request_id, result) for result in engine.step())
+        results.update((result.id.purpose, result) for result in engine.step())
     assert set(results) == {"0"}
     update(engine, new, 7)
     # One more of the group, and the guard's question, while the others run.
@@ -92,26 +93,26 @@ def test_running_siblings_keep_their_cache_and_later_ones_do_not_meet_it(
     for pair, scores in zip(pairs, engine.score(pairs, 1.0), strict=True):
         np.testing.assert_allclose(scores, log_probs_of(new, *pair), atol=1e-4)
     finish(engine, results)
-    assert {name: len(result.token_ids) for name, result in results.items()} == {"0": 4} | dict.fromkeys("123456", 30)
+    assert {name: len(result.tokens.ids) for name, result in results.items()} == {"0": 4} | dict.fromkeys("123456", 30)
     for number in range(7):
         result = results[str(number)]
-        response = result.token_ids.tolist()
-        split = int(np.searchsorted(result.versions, 7))
-        assert result.versions.tolist() == [0] * split + [7] * (len(response) - split)
+        response = result.tokens.ids.tolist()
+        split = int(np.searchsorted(result.tokens.versions, 7))
+        assert result.tokens.versions.tolist() == [0] * split + [7] * (len(response) - split)
         alone = log_probs_of(llama if split else new, PROMPT, tuple(response))
         if number == 0:
-            np.testing.assert_allclose(result.log_probs, alone, atol=1e-4)
+            np.testing.assert_allclose(result.tokens.log_probs, alone, atol=1e-4)
         elif number <= 4:
             assert 4 < split < 20
-            np.testing.assert_allclose(result.log_probs[:split], alone[:split], atol=1e-4)
+            np.testing.assert_allclose(result.tokens.log_probs[:split], alone[:split], atol=1e-4)
             expected = mixed_log_probs(llama, new, response, split)
-            np.testing.assert_allclose(result.log_probs[split:], expected, atol=1e-4)
+            np.testing.assert_allclose(result.tokens.log_probs[split:], expected, atol=1e-4)
             # Prefilled anew they would be these.
             anew = log_probs_of(new, PROMPT, tuple(response))[split:]
-            assert np.abs(result.log_probs[split:] - anew).max() > 1e-2
+            assert np.abs(result.tokens.log_probs[split:] - anew).max() > 1e-2
         else:
             assert split == 0
-            np.testing.assert_allclose(result.log_probs, alone, atol=1e-4)
+            np.testing.assert_allclose(result.tokens.log_probs, alone, atol=1e-4)
 
 
 def test_what_is_sent_again_under_the_same_version_never_meets_the_cache_of_the_first_sending(
@@ -130,8 +131,8 @@ def test_what_is_sent_again_under_the_same_version_never_meets_the_cache_of_the_
     results: dict[str, GenerationResult] = {}
     finish(engine, results)
     later = results["11"]
-    expected = log_probs_of(right, PROMPT, tuple(later.token_ids.tolist()))
-    np.testing.assert_allclose(later.log_probs, expected, atol=1e-4)
+    expected = log_probs_of(right, PROMPT, tuple(later.tokens.ids.tolist()))
+    np.testing.assert_allclose(later.tokens.log_probs, expected, atol=1e-4)
 
 
 def test_siblings_that_are_together_read_their_prompt_once(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +153,8 @@ def test_siblings_that_are_together_read_their_prompt_once(engine: VLLMEngine, m
     block = engine._engine.vllm_config.cache_config.block_size
     shared = len(PROMPT) // block * block
     assert shared > 0
-    assert cached == {"20": 0} | {str(number): shared for number in range(21, 21 + RUNNING)}
+    expected = {str(named("20")): 0} | {str(named(str(number))): shared for number in range(21, 21 + RUNNING)}
+    assert cached == expected
 
 
 def test_a_batch_that_is_under_way_when_weights_come_belongs_to_the_weights_that_made_it(
@@ -170,19 +172,19 @@ def test_a_batch_that_is_under_way_when_weights_come_belongs_to_the_weights_that
     for _ in range(40):
         engine.step()
         under_way = [scheduled.total_num_scheduled_tokens for _, scheduled, _ in core.batch_queue]
-        if engine.tokens_made and max(under_way, default=0) == 3 and engine._tokens_inside("30") > 4:
+        if engine.tokens_made and max(under_way, default=0) == 3 and engine._tokens_inside(str(named("30"))) > 4:
             break
     else:
         pytest.fail("no batch was ever under way between two steps")
-    so_far = engine._tokens_inside("30")
+    so_far = engine._tokens_inside(str(named("30")))
     update(engine, new, 21)
     results: dict[str, GenerationResult] = {}
     finish(engine, results)
     for result in results.values():
-        response = result.token_ids.tolist()
-        split = int(np.searchsorted(result.versions, 21))
+        response = result.tokens.ids.tolist()
+        split = int(np.searchsorted(result.tokens.versions, 21))
         assert split == so_far + 1
-        assert result.versions.tolist() == [20] * split + [21] * (LENGTH - split)
+        assert result.tokens.versions.tolist() == [20] * split + [21] * (LENGTH - split)
         expected = mixed_log_probs(old, new, response, split)
-        np.testing.assert_allclose(result.log_probs[split:], expected, atol=1e-4)
+        np.testing.assert_allclose(result.tokens.log_probs[split:], expected, atol=1e-4)
     assert len(results) == 3

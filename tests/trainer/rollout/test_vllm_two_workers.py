@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from small_episodes import named
 from transformers import PreTrainedModel
 
 from rljob_trainer.errors import EngineError
@@ -38,13 +39,15 @@ def engine(llama_folder: Path) -> Iterator[VLLMEngine]:
 
 
 def ask(index: int, temperature: float = 1.0) -> GenerationRequest:
-    return GenerationRequest(str(index), PROMPTS[index], SamplingSettings(temperature, 1.0, 0, LENGTH, ()), seed=index)
+    return GenerationRequest(
+        named(str(index)), PROMPTS[index], SamplingSettings(temperature, 1.0, 0, LENGTH, ()), seed=index
+    )
 
 
 def finished(engine: VLLMEngine) -> dict[int, GenerationResult]:
     results = {}
     while engine.has_work:
-        results |= {int(result.request_id): result for result in engine.step()}
+        results |= {int(result.id.purpose): result for result in engine.step()}
     return results
 
 
@@ -73,13 +76,13 @@ def test_both_workers_take_what_is_published_and_compute_the_new_model_together(
     results = finished(engine)
     for index, prompt in enumerate(PROMPTS):
         result = results[index]
-        response = tuple(result.token_ids.tolist())
-        split = int(np.searchsorted(result.versions, 4))
+        response = tuple(result.tokens.ids.tolist())
+        split = int(np.searchsorted(result.tokens.versions, 4))
         assert 4 < split < 12
-        assert result.versions.tolist() == [0] * split + [4] * (LENGTH - split)
+        assert result.tokens.versions.tolist() == [0] * split + [4] * (LENGTH - split)
         before, after = log_probs_of(llama, prompt, response), log_probs_of(new, prompt, response)
-        np.testing.assert_allclose(result.log_probs[:split], before[:split], atol=1e-5)
-        np.testing.assert_allclose(result.log_probs[split:], after[split:], atol=1e-5)
+        np.testing.assert_allclose(result.tokens.log_probs[:split], before[:split], atol=1e-5)
+        np.testing.assert_allclose(result.tokens.log_probs[split:], after[split:], atol=1e-5)
         np.testing.assert_allclose(
             engine.score([(prompt, response)], 0.7)[0], log_probs_of(new, prompt, response, 0.7), atol=1e-5
         )

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from small_episodes import an_episode
 
+from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.errors import EngineError, IntegrityError
-from rljob_trainer.receipts import digest
-from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
+from rljob_trainer.receipts import digest_of
 from rljob_trainer.training.batch import layout
 from rljob_trainer.training.checks import TrainedPrompts, check_groups, check_layout
 
 
 def group(ordinal: int, version: int = 3) -> Group:
-    samples = []
-    for index in range(2):
-        ids = np.array([ordinal, index, 9], np.int32)
-        reward = RewardResult(float(index), of=(f"{ordinal}/{index}", digest(ids)))
-        versions = np.full(3, version, np.int32)
-        samples.append(
-            Sample(index, ids, -ids.astype(np.float32), versions, np.ones(3, np.bool_), "stop", reward=reward)
-        )
-    return Group(Prompt(ordinal, 0, ordinal, "train", "", (1, 2), None), samples)
+    prompt = Prompt(ordinal, 0, ordinal, "train", "", (1, 2), None)
+    episodes = [an_episode(prompt, index, [version] * 3, ids=[ordinal, index, 9]) for index in range(2)]
+    for index, episode in enumerate(episodes):
+        episode.reward = RewardResult(float(index), of=(episode.id, digest_of(episode)))
+    return Group(prompt, episodes)
 
 
 def test_a_sound_batch_passes() -> None:
@@ -47,7 +44,7 @@ def test_a_group_that_was_trained_is_refused_for_many_steps() -> None:
 
 def test_rewards_of_siblings_that_changed_places_are_refused() -> None:
     groups = [group(4)]
-    first, second = groups[0].samples
+    first, second = groups[0].episodes
     first.reward, second.reward = second.reward, first.reward
     with pytest.raises(IntegrityError, match="the reward of sample 0 of prompt 4 was given to sample 1 of prompt 4"):
         check_groups(groups, 3)
@@ -61,11 +58,11 @@ def test_a_version_that_was_never_published_is_refused() -> None:
 @pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf, 0.02])
 def test_a_log_prob_that_no_sampled_token_can_have_is_refused(value: float) -> None:
     groups = [group(4)]
-    groups[0].samples[1].log_probs[2] = value
+    groups[0].episodes[1].leaves[0].tokens.log_probs[2] = value
     with pytest.raises(EngineError, match=r"response token 2 of sample 1 of prompt 4 is .* by the engine") as refused:
         check_groups(groups, 3)
     assert refused.value.exit_code == 75
-    groups[0].samples[1].mask[2] = False  # a tool's output, which no engine sampled
+    groups[0].episodes[1].leaves[0].tokens.mask[2] = False  # a tool's output, which no engine sampled
     check_groups(groups, 3)
 
 

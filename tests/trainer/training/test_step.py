@@ -21,12 +21,12 @@ from rljob_api.presets import PRESETS
 from rljob_api.resolved import ResolvedSpec
 from rljob_api.spec.algorithm import KlLossKind, KlRewardKind
 from rljob_trainer.algorithms import Correction, Weights, advantage_estimators
+from rljob_trainer.episodes.episode import Group, RewardResult
 from rljob_trainer.errors import DataError, EngineError, LearnerError
 from rljob_trainer.learner.protocol import SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.models.materialise import materialise
-from rljob_trainer.samples import Group, RewardResult
 from rljob_trainer.telemetry.catalogue import METRICS
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.training.batch import layout
@@ -67,7 +67,7 @@ def step_of(
 
 
 def per_token(values: Sequence[float], groups: Sequence[Group]) -> list[float]:
-    lengths = [len(s.token_ids) for g in groups for s in g.samples]
+    lengths = [len(leaf.tokens) for g in groups for leaf in g.leaves]
     return [value for value, length in zip(values, lengths, strict=True) for _ in range(length)]
 
 
@@ -86,14 +86,14 @@ async def test_every_update_compares_trainer_and_engine(folder: Path, mode: str)
     """Without a forward pass of its own: the first one of the update tells. Tokens of older weights do not count."""
     step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection={"mode": mode}), folder)
     groups = groups_of(SCORES, version=4)
-    for sample in groups[1].samples:
-        sample.versions[:] = 3
+    for leaf in groups[1].leaves:
+        leaf.tokens.versions[:] = 3
     batch = layout(groups).sequences
     trainer = (await learner.score(batch, temperature=1.0, log_probs=True)).log_probs
     metrics = await step.run(groups, number=1, version=4)
     assert trainer is not None
     assert batch.rollout_log_probs is not None
-    fresh = np.concatenate([s.versions for g in groups for s in g.samples]) == 4
+    fresh = np.concatenate([leaf.tokens.versions for g in groups for leaf in g.leaves]) == 4
     gap = np.abs(trainer - batch.rollout_log_probs)[fresh]
     assert learner.scored == [{"log_probs"}]  # that of this test
     assert metrics["mismatch/tokens"] == fresh.sum()
@@ -107,10 +107,10 @@ async def test_of_several_mini_batches_the_first_is_compared(folder: Path) -> No
     step, learner = step_of(spec, folder)
     groups = groups_of(SCORES)
     metrics = await step.run(groups, number=1, version=0)
-    assert metrics["mismatch/tokens"] == sum(len(sample.token_ids) for sample in groups[0].samples)
+    assert metrics["mismatch/tokens"] == groups[0].response_tokens
     first = learner.results[0].first_log_probs
     assert first is not None
-    seen = np.concatenate([sample.log_probs for sample in groups[0].samples])
+    seen = np.concatenate([leaf.tokens.log_probs for leaf in groups[0].leaves])
     expected = (seen - first[: len(seen)]).mean()
     assert metrics["rollout_correction/kl"] == pytest.approx(expected, rel=1e-4)
 
@@ -134,7 +134,7 @@ async def test_bypass_takes_the_engines_log_probs(folder: Path) -> None:
     groups = groups_of(SCORES)
     await step.run(groups, number=1, version=0)
     assert learner.scored == []
-    sampled = np.concatenate([s.log_probs for g in groups for s in g.samples])
+    sampled = np.concatenate([leaf.tokens.log_probs for g in groups for leaf in g.leaves])
     np.testing.assert_array_equal(learner.updates[0][0].old_log_probs, sampled)
 
 
@@ -155,15 +155,15 @@ async def test_an_interpolated_anchor_needs_no_forward_pass_and_one_of_a_version
     step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection=correction), folder)
     groups = groups_of(SCORES, version=4)
     for age, group in zip((0, 1, 2), groups, strict=True):
-        for sample in group.samples:
-            sample.versions[:] = 4 - age
+        for leaf in group.leaves:
+            leaf.tokens.versions[:] = 4 - age
     metrics = await step.run(groups, number=1, version=4)
     assert learner.scored == []
     batch, loss = learner.updates[0][:2]
     assert (batch.old_log_probs, batch.weights) == (None, None)
     assert loss.correction == Correction(Weights("token", 3.0))
     assert batch.rollout_share.tolist() == [s for g, a in zip(groups, (0, 1, 0.5), strict=True)
-                                            for sample in g.samples for s in [a] * len(sample.token_ids)]  # fmt: skip
+                                            for leaf in g.leaves for s in [a] * len(leaf.tokens)]  # fmt: skip
     assert metrics["actor/correction_weight"] > 0
     assert metrics["drift/kl"] > 0
 
@@ -220,7 +220,7 @@ async def test_a_correction_preset_acts_as_what_it_stands_for(folder: Path) -> N
 async def test_a_veto_leaves_out_sequences_with_one_token_that_the_trainer_finds_impossible(folder: Path) -> None:
     step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection={"preset": "disabled", "veto": 0.3}), folder)
     groups = groups_of(SCORES)
-    groups[0].samples[1].log_probs[0] = 0.0  # by the trainer it is one of about a dozen tokens
+    groups[0].episodes[1].leaves[0].tokens.log_probs[0] = 0.0  # by the trainer it is one of about a dozen tokens
     await step.run(groups, number=1, version=0)
     masks = np.split(learner.updates[0][0].mask, np.cumsum(learner.updates[0][0].response_lengths)[:-1])
     assert [bool(part.all()) for part in masks] == [i != 1 for i in range(12)]
@@ -233,7 +233,7 @@ async def test_what_is_rejected_still_counts_as_disagreement(folder: Path) -> No
     for correction in ({"preset": "disabled"}, {"preset": "disabled", "veto": 0.3}):
         step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection=correction), folder)
         groups = groups_of(SCORES)
-        groups[0].samples[1].log_probs[0] = 0.0
+        groups[0].episodes[1].leaves[0].tokens.log_probs[0] = 0.0
         measured.append(await step.run(groups, number=1, version=0))
     assert learner.updates[0][0].mask.mean() < 1
     assert measured[0]["mismatch/kl"] == measured[1]["mismatch/kl"] > 1 / len(learner.updates[0][0].mask)
@@ -242,8 +242,8 @@ async def test_what_is_rejected_still_counts_as_disagreement(folder: Path) -> No
 async def test_with_limits_the_samples_that_are_most_apart_are_named(folder: Path) -> None:
     step, _ = step_of(spec_of(kl=NO_KL, rolloutCorrection={"limits": {"kl": 1}}), folder)
     groups = groups_of(SCORES)
-    groups[2].samples[1].log_probs[:] -= 5.0
-    groups[0].samples[3].log_probs[:] -= 4.0
+    groups[2].episodes[1].leaves[0].tokens.log_probs[:] -= 5.0
+    groups[0].episodes[3].leaves[0].tokens.log_probs[:] -= 4.0
     await step.run(groups, number=1, version=0)
     first, second, _ = step.most_apart.split(", ")
     assert first.startswith("sample 1 of prompt 2 by ")
@@ -273,15 +273,15 @@ async def test_a_bypass_preset_corrects_in_its_loss(
     spec = spec_of(kl=NO_KL, policyLoss={"type": loss}, rolloutCorrection={"preset": preset})
     step, learner = step_of(spec, folder)
     groups = groups_of(SCORES)
-    for sample in groups[1].samples:  # these go with what the trainer finds, to 1e-4 of a nat
-        sample.log_probs[:] = 0.0
+    for leaf in groups[1].leaves:  # these go with what the trainer finds, to 1e-4 of a nat
+        leaf.tokens.log_probs[:] = 0.0
     await step.run(groups, number=1, version=0)
     known = learner.results[0].first_log_probs
     assert known is not None
-    position = sum(len(s.token_ids) for s in groups[0].samples)
-    for sample in groups[1].samples:
-        sample.log_probs[:] = known[position : position + len(sample.token_ids)] + 1e-4
-        position += len(sample.token_ids)
+    position = groups[0].response_tokens
+    for leaf in groups[1].leaves:
+        leaf.tokens.log_probs[:] = known[position : position + len(leaf.tokens)] + 1e-4
+        position += len(leaf.tokens)
     step, learner = step_of(spec, folder)
     metrics = await step.run(groups, number=1, version=0)
     batch, settings = learner.updates[0][:2]
@@ -415,7 +415,7 @@ async def test_gdpo_counts_the_punishment_of_long_responses_as_a_reward(folder: 
     groups = groups_of(SCORES)
     rng = np.random.default_rng(5)
     for group in groups:
-        for sample in group.samples:
+        for sample in group.episodes:
             parts = {
                 "exactMatch": sample.reward.score,
                 "pattern": float(rng.random()),
@@ -427,7 +427,7 @@ async def test_gdpo_counts_the_punishment_of_long_responses_as_a_reward(folder: 
     for group in groups:
         total = np.zeros(4)
         for name, weight in (("exactMatch", 1.0), ("pattern", 0.5), ("overlong", 1.0)):
-            of = np.array([sample.reward.parts[name] for sample in group.samples])
+            of = np.array([sample.reward.parts[name] for sample in group.episodes])
             total += weight * (of - of.mean()) / (of.std(ddof=1) + 1e-6)
         expected += total.tolist()
     np.testing.assert_allclose(learner.updates[0][0].advantages, per_token(expected, groups), atol=1e-4)
@@ -494,7 +494,7 @@ async def test_ppo_charges_the_reward_for_kl_and_trains_the_critic_on_returns(fo
     assert scored_old is not None
     charged = -0.5 * (scored_old.astype(np.float64) - reference)
     expected, position = [], 0
-    for score, length in zip(ALL_SCORES, [len(s.token_ids) for g in groups for s in g.samples], strict=True):
+    for score, length in zip(ALL_SCORES, [len(leaf.tokens) for g in groups for leaf in g.leaves], strict=True):
         rewards = charged[position : position + length].copy()
         rewards[-1] += score
         expected += np.cumsum(rewards[::-1])[::-1].tolist()
@@ -666,7 +666,7 @@ async def test_a_reward_that_maxrl_cannot_divide_by_is_the_data_s_fault(folder: 
 
 def test_a_sample_without_a_reward_is_named() -> None:
     groups = groups_of(SCORES)
-    groups[1].samples[2].reward = None
+    groups[1].episodes[2].reward = None
     with pytest.raises(DataError, match="sample 2 of prompt 1"):
         layout(groups)
 
@@ -765,7 +765,7 @@ async def test_a_model_that_scores_no_number_is_named(
 async def test_an_engine_that_gives_no_number_ends_the_step_before_it_begins(folder: Path, mode: str) -> None:
     step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection={"mode": mode}), folder)
     groups = groups_of(SCORES)
-    groups[1].samples[2].log_probs[0] = math.nan
+    groups[1].episodes[2].leaves[0].tokens.log_probs[0] = math.nan
     with pytest.raises(EngineError, match="response token 0 of sample 2 of prompt 1 is nan by the engine"):
         await step.run(groups, number=7, version=0)
     assert (learner.scored, learner.updates) == ([], [])
@@ -775,7 +775,7 @@ async def test_a_token_that_is_not_trained_may_have_any_score(folder: Path) -> N
     step, learner = step_of(spec_of(kl={**NO_KL, "inLoss": {"coefficient": 0.1}}), folder)
     spoil(learner, "ref_log_probs", math.nan)
     groups = groups_of(SCORES)
-    groups[-1].samples[-1].mask[-1] = False
+    groups[-1].episodes[-1].leaves[0].tokens.mask[-1] = False
     metrics = await step.run(groups, number=1, version=0)
     assert all(math.isfinite(value) for value in metrics.values())
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from watched_step import SCORES, Watched, groups_of, spec_of
 
+from rljob_trainer.episodes.episode import Group
 from rljob_trainer.learner.optim import StepOutcome
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.models.materialise import materialise
-from rljob_trainer.samples import Group
 from rljob_trainer.training.step import TrainingStep
 
 TEMPERATURE, KL, BONUS, CLIP, DUAL, VALUE_CLIP, GAMMA, LAMBDA, SHAPE = 0.7, 0.3, 0.02, 0.05, 1.5, 0.05, 0.9, 0.8, 0.2
@@ -29,13 +29,14 @@ class Padded:
     """The same sequences side by side; per-token matrices are ``[S, longest response]``, 0 behind an end."""
 
     def __init__(self, groups: list[Group]) -> None:
-        self.samples = [s for g in groups for s in g.samples]
-        prompts = [g.prompt.token_ids for g in groups for _ in g.samples]
-        whole = [torch.tensor([*p, *s.token_ids]) for p, s in zip(prompts, self.samples, strict=True)]
+        self.episodes = [e for g in groups for e in g.episodes]
+        self.responses = [e.response_ids for e in self.episodes]
+        prompts = [g.prompt.token_ids for g in groups for _ in g.episodes]
+        whole = [torch.tensor([*p, *ids]) for p, ids in zip(prompts, self.responses, strict=True)]
         self.ids = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
-        self.longest = max(len(s.token_ids) for s in self.samples)
+        self.longest = max(map(len, self.responses))
         self.first = len(prompts[0])
-        self.mask = torch.tensor([[t < len(s.token_ids) for t in range(self.longest)] for s in self.samples])
+        self.mask = torch.tensor([[t < len(ids) for t in range(self.longest)] for ids in self.responses])
         self.ends = self.first - 1 + self.mask.sum(1)
 
     def policy(self, model: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,9 +58,9 @@ def mean_of(stream: Tensor, mask: Tensor) -> Tensor:
 def gae(rewards: Tensor, values: Tensor, finals: Tensor, padded: Padded) -> tuple[Tensor, Tensor]:
     """arXiv 1506.02438, equation 16; a truncated response goes on with the critic's value."""
     advantages = torch.zeros_like(rewards)
-    for row, sample in enumerate(padded.samples):
+    for row, sample in enumerate(padded.episodes):
         next_value, following = (finals[row] if sample.finish == "length" else 0.0), 0.0
-        for t in reversed(range(len(sample.token_ids))):
+        for t in reversed(range(sample.response_tokens)):
             delta = rewards[row, t] + GAMMA * next_value - values[row, t]
             following = advantages[row, t] = delta + GAMMA * LAMBDA * following
             next_value = values[row, t]
@@ -111,9 +112,9 @@ async def test_every_gradient_of_a_ppo_step_is_that_of_its_losses(tmp_path: Path
         old, known = padded.policy(actor, every)[0], padded.policy(reference, every)[0]
         old_values, finals = padded.values(critic, head, every)
     rewards = -SHAPE * (old - known)
-    for row, sample in enumerate(padded.samples):
+    for row, sample in enumerate(padded.episodes):
         assert sample.reward is not None
-        rewards[row, len(sample.token_ids) - 1] += sample.reward.score
+        rewards[row, sample.response_tokens - 1] += sample.reward.score
     advantages, returns = gae(rewards, old_values, finals, padded)
 
     def actor_loss(rows: Tensor) -> Tensor:

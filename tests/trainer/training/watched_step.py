@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from small_episodes import an_episode
 
 from rljob_api import resolve
 from rljob_api.resolved import ResolvedSpec
 from rljob_api.spec.job import RLJob
+from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.learner.metrics import update_result, usage_metrics
 from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.work import cut
-from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
 
 SCORES = [[1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
 
@@ -91,19 +92,19 @@ def groups_of(scores: Sequence[Sequence[float]], seed: int = 0, *, version: int 
     groups = []
     for number, row in enumerate(scores):
         prompt = Prompt(number, 0, number, "copy", "", tuple(rng.integers(4, 14, 3).tolist()), None)
-        samples = []
+        episodes = []
         for index, score in enumerate(row):
             length = int(rng.integers(1, 6))
-            samples.append(
-                Sample(
-                    index=index,
-                    token_ids=rng.integers(4, 14, length).astype(np.int32),
-                    log_probs=rng.normal(-2.6, 0.1, length).astype(np.float32),
-                    versions=np.full(length, version, dtype=np.int32),
-                    mask=np.ones(length, dtype=bool),
+            episodes.append(
+                an_episode(
+                    prompt,
+                    index,
+                    [version] * length,
+                    ids=rng.integers(4, 14, length),
+                    log_probs=rng.normal(-2.6, 0.1, length),
                     finish="length" if index == len(row) - 1 else "stop",
                     reward=RewardResult(score, {"exactMatch": score}, correct=score == 1),
                 )
             )
-        groups.append(Group(prompt, samples))
+        groups.append(Group(prompt, episodes))
     return groups

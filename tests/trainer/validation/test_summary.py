@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from small_episodes import an_episode
 
-from rljob_trainer.samples import Group, Prompt, RewardResult, Sample
+from rljob_trainer.episodes.episode import FinishReason, Group, Prompt, RewardResult
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.validation import summarise
 
 
-def group(rewards: list[RewardResult], finish: str = "stop", tokens: int = 3) -> Group:
-    arrays = {"log_probs": np.zeros(tokens, np.float32), "versions": np.zeros(tokens, np.int32)}
-    return Group(
-        Prompt(ordinal=0, epoch=0, row=0, source="s", text="", token_ids=(1,), answer=None),
-        [
-            Sample(i, np.zeros(tokens, np.int32), mask=np.ones(tokens, bool), finish=finish, reward=r, **arrays)  # type: ignore[arg-type]
-            for i, r in enumerate(rewards)
-        ],
-    )
+def group(rewards: list[RewardResult], finish: FinishReason = "stop", tokens: int = 3) -> Group:
+    prompt = Prompt(ordinal=0, epoch=0, row=0, source="s", text="", token_ids=(1,), answer=None)
+    episodes = [an_episode(prompt, i, [0] * tokens, finish=finish, reward=r) for i, r in enumerate(rewards)]
+    return Group(prompt, episodes)
 
 
 def result(score: float, correct: bool | None = None, prediction: str | None = None, **parts: float) -> RewardResult:

@@ -17,6 +17,8 @@ import torch
 from rljob_trainer.driver.canaries import Canaries, GuardedPublication
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.driver.training import PipelineTrainer
+from rljob_trainer.episodes.episode import Group
+from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.errors import EngineError, LearnerError
 from rljob_trainer.learner.group import GroupOptions, LearnerGroup
 from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch
@@ -27,7 +29,6 @@ from rljob_trainer.rollout.handle import EngineHandle, RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
 from rljob_trainer.rollout.torch_engine import TorchEngine
-from rljob_trainer.samples import Group
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.weights.publication import WeightPublication
 
@@ -308,42 +309,45 @@ async def test_finished_siblings_stay_as_they_are_when_the_others_are_interrupte
         await publication.publish(1)
         lengths = (3, 250, 250, 2)
         requests = [
-            GenerationRequest(str(i), (1, 2, 3), SamplingSettings(max_tokens=length), seed=i)
+            GenerationRequest(EpisodeId("a", i, 0), (1, 2, 3), SamplingSettings(max_tokens=length), seed=i)
             for i, length in enumerate(lengths)
         ]
         running = asyncio.create_task(pool.generate(requests))
         await made_by(pool.engines[0], 20)
         await pool.pause(interrupt=True)
-        begun = {request.request_id: request.begun.token_ids.tolist() for request in await pool.begun()}
+        begun = {request.id.ordinal: request.begun.ids.tolist() for request in await pool.begun()}
         await learner.run(multiply, 1.25)
         await publication.publish(2)
         pool.resume()
         results = await running
         for result, length in zip(results, lengths, strict=True):
-            had = begun[result.request_id]
-            assert result.token_ids.tolist()[: len(had)] == had
-            assert result.versions.tolist() == [1] * len(had) + [2] * (length - len(had))
-        assert [len(begun[name]) for name in "03"] == [3, 2]
+            had = begun[result.id.ordinal]
+            assert result.tokens.ids.tolist()[: len(had)] == had
+            assert result.tokens.versions.tolist() == [1] * len(had) + [2] * (length - len(had))
+        assert [len(begun[name]) for name in (0, 3)] == [3, 2]
         assert (await pool.status())[0].tokens_made == sum(lengths)
 
 
 async def test_a_held_engine_s_tokens_of_the_version_before_are_kept(folder: Path) -> None:
     async with run_of(folder, ranks=1, engines=1) as (_, pool, publication):
         await publication.publish(1)
-        requests = [GenerationRequest(str(i), (1, 2, 3), SamplingSettings(max_tokens=250), seed=i) for i in range(4)]
+        requests = [
+            GenerationRequest(EpisodeId("a", i, 0), (1, 2, 3), SamplingSettings(max_tokens=250), seed=i)
+            for i in range(4)
+        ]
         running = asyncio.create_task(pool.generate(requests))
         await made_by(pool.engines[0], 20)
         await pool.pause(interrupt=True)
-        before = {request.request_id: len(request.begun) for request in await pool.begun()}
+        before = {request.id.ordinal: len(request.begun) for request in await pool.begun()}
         await publication.publish(2)
         pool.resume()
         await made_by(pool.engines[0], sum(before.values()) + 20)
         await pool.hold("0")
-        assert {request.request_id: len(request.begun) for request in await pool.begun()} == before
+        assert {request.id.ordinal: len(request.begun) for request in await pool.begun()} == before
         pool.activate(["0"])
         for result in await running:
-            had = before[result.request_id]
-            assert result.versions.tolist() == [1] * had + [2] * (250 - had)
+            had = before[result.id.ordinal]
+            assert result.tokens.versions.tolist() == [1] * had + [2] * (250 - had)
 
 
 async def test_requests_that_run_across_a_publication_carry_both_versions(folder: Path) -> None:
@@ -351,13 +355,15 @@ async def test_requests_that_run_across_a_publication_carry_both_versions(folder
     of them half-way."""
     lengths = (250, 190, 130, 70) * 500
     requests = [
-        GenerationRequest(str(i), (1, 2, 3), SamplingSettings(max_tokens=length), seed=i)
+        GenerationRequest(EpisodeId("a", i, 0), (1, 2, 3), SamplingSettings(max_tokens=length), seed=i)
         for i, length in enumerate(lengths)
     ]
     versions: list[np.ndarray] = []
     async with run_of(folder, ranks=1, engines=1) as (learner, pool, publication):
         await publication.publish(1)
-        running = asyncio.create_task(pool.generate(requests, lambda _, result: versions.append(result.versions)))
+        running = asyncio.create_task(
+            pool.generate(requests, lambda _, result: versions.append(result.tokens.versions))
+        )
         await made_by(pool.engines[0], 20)
         await learner.run(multiply, 1.25)
         await publication.publish(2)

@@ -10,7 +10,7 @@ from rljob_trainer.data.feed import PromptFeed, Rows, Source, validation_prompts
 from rljob_trainer.data.sources import FirstRows, TaskRows, open_rows
 from rljob_trainer.data.tasks import TaskSplit, generate
 from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
-from rljob_trainer.samples import Prompt
+from rljob_trainer.episodes.episode import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -24,9 +24,9 @@ from rljob_trainer.data.columns import Row, lacks_column, null_column
 from rljob_trainer.data.kept import KeptPrompts
 from rljob_trainer.data.order import Int64Array, permutation
 from rljob_trainer.data.tokenisation import EncodedPrompt, PromptEncoder
+from rljob_trainer.episodes.episode import Prompt
 from rljob_trainer.errors import CheckpointError, DataError, IntegrityError
 from rljob_trainer.receipts import prompt_digest
-from rljob_trainer.samples import Prompt
 
 _WITNESSES = 64
 """Rows of each source, spread evenly, by which it is recognised."""

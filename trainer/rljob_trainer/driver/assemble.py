@@ -29,6 +29,7 @@ from rljob_trainer.driver.training import PipelineTrainer, Publication, QuietPub
 from rljob_trainer.driver.turns import PublicationInTurns
 from rljob_trainer.driver.validating import Validator, held_out
 from rljob_trainer.driver.validation_beside import ValidationBeside
+from rljob_trainer.episodes.episode import Group
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.group import LearnerGroup
 from rljob_trainer.models.building import check_builds
@@ -43,7 +44,6 @@ from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.protocol import SamplingSettings
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count, response_lengths
-from rljob_trainer.samples import Group
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from rljob_api.resolved import ResolvedJob, ResolvedSpec
     from rljob_trainer.data.feed import PromptFeed
-    from rljob_trainer.samples import Prompt
+    from rljob_trainer.episodes.episode import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ def group_filter(spec: ResolvedSpec) -> Keep:
         return keep_all
 
     def keep(group: Group) -> str | None:
-        scores = {sample.reward.score for sample in group.samples if sample.reward is not None}
+        scores = {episode.reward.score for episode in group.episodes if episode.reward is not None}
         return "all samples have the same score" if len(scores) < 2 else None
 
     return keep

@@ -21,10 +21,10 @@ from typing import Protocol
 import numpy as np
 
 from rljob_trainer.driver.training import Publication
+from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.errors import CHANGED_JOB, DeadlineError, EngineError
 from rljob_trainer.learner.protocol import Learner, SequenceBatch
 from rljob_trainer.rollout.handle import EngineHandle
-from rljob_trainer.samples import FloatArray
 from rljob_trainer.telemetry.waits import Waits
 
 _LONGEST = 256

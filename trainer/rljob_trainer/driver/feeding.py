@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from rljob_trainer.aside import aside
 from rljob_trainer.checkpoints.checkpoint import Checkpoint, driver_state
+from rljob_trainer.episodes.episode import Prompt
 from rljob_trainer.errors import CheckpointError
-from rljob_trainer.samples import Prompt
 
 
 def date_of_prompts(checkpoint: Checkpoint | None) -> datetime:

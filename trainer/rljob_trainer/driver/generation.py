@@ -7,7 +7,6 @@ resumed asks for the same samples again.
 from __future__ import annotations
 
 import asyncio
-import functools
 import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,15 +14,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-
-from rljob_trainer.rollout.protocol import NOTHING, Begun, GenerationRequest, GenerationResult, SamplingSettings
-from rljob_trainer.samples import BoolArray, Group, Prompt, RewardResult, Sample
+from rljob_trainer.episodes.episode import Episode, Group, Prompt, RewardResult, single_turn
+from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.tokens import NOTHING, Tokens
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.telemetry.waits import NEVER, Waits
 
 _64_BITS = (1 << 64) - 1
 GREEDY_INDEX = 1 << 20
-"""Sample index of a prompt's greedy response (remax): far above any samplesPerPrompt."""
+"""Index of a prompt's greedy response (remax): far above any samplesPerPrompt."""
 
 
 class Pool(Protocol):
@@ -108,7 +107,7 @@ class GroupRollout:
         self._settings = settings
         self._made: dict[int, list[GenerationResult]] = {}
         """Groups whose rewards are being computed."""
-        self.restored: dict[int, dict[int, Begun]] = {}
+        self.restored: dict[int, dict[int, Tokens]] = {}
         """What an earlier process had of prompts that will be asked again."""
         self._scoring: dict[int, float] = {}
         """Since when, by ordinal."""
@@ -136,32 +135,32 @@ class GroupRollout:
         if settings.greedy:
             requests += requests_of(prompt, [GREEDY_INDEX], greedy(settings.sampling), settings.seed)
         if begun := self.restored.pop(prompt.ordinal, None):
-            requests = [replace(request, begun=begun.get(index_of(request), NOTHING)) for request in requests]
+            requests = [replace(request, begun=begun.get(request.id.sample, NOTHING)) for request in requests]
         if len(requests) > 1 and self._rewards.in_processes(prompt.source):
-            samples, rewards = await self._score_as_they_finish(prompt, requests)
+            episodes, rewards = await self._score_as_they_finish(prompt, requests)
         else:
             results = self._made[prompt.ordinal] = await self._pool.generate(requests)
-            samples = samples_of(results, self._decode)
+            episodes = episodes_of(requests, results, self._decode)
             with self._in_reward_functions(prompt.ordinal):
-                rewards = await self._rewards.score(Group(prompt, samples))
+                rewards = await self._rewards.score(Group(prompt, episodes))
         self._scored_at = asyncio.get_running_loop().time()
-        for sample, reward in zip(samples, rewards, strict=True):
-            sample.reward = reward
-            sample.text = ""  # as long as the tokens, and made of them when somebody wants to read it
-        group = Group(prompt, samples[: settings.n])
+        for episode, reward in zip(episodes, rewards, strict=True):
+            episode.reward = reward
+            episode.text = ""  # as long as the tokens, and made of them when somebody wants to read it
+        group = Group(prompt, episodes[: settings.n])
         if settings.greedy:
             group.greedy_score = rewards[-1].score
         return group
 
     async def _score_as_they_finish(
         self, prompt: Prompt, requests: Sequence[GenerationRequest]
-    ) -> tuple[list[Sample], list[RewardResult]]:
+    ) -> tuple[list[Episode], list[RewardResult]]:
         """The first sample's reward does not wait for the last sample, and one that cannot be scored ends the rest.
         Samples that arrive in one turn of the event loop are scored together."""
         loop = asyncio.get_running_loop()
         arrived: dict[int, GenerationResult] = {}
         begun: set[int] = set()
-        scoring: list[asyncio.Task[list[tuple[Sample, RewardResult]]]] = []
+        scoring: list[asyncio.Task[list[tuple[Episode, RewardResult]]]] = []
         over = False
 
         def arrive(position: int, result: GenerationResult) -> None:
@@ -173,11 +172,11 @@ class GroupRollout:
 
         def begin() -> None:
             if arrived and not over:
-                scoring.append(asyncio.create_task(self._score_some(prompt, dict(sorted(arrived.items())))))
+                scoring.append(asyncio.create_task(self._score_some(prompt, requests, dict(sorted(arrived.items())))))
                 scoring[-1].add_done_callback(ended)
             arrived.clear()
 
-        def ended(task: asyncio.Task[list[tuple[Sample, RewardResult]]]) -> None:
+        def ended(task: asyncio.Task[list[tuple[Episode, RewardResult]]]) -> None:
             if not task.cancelled() and task.exception() is not None:
                 generating.cancel()
 
@@ -200,15 +199,15 @@ class GroupRollout:
             generating.cancel()
             for task in scoring:
                 task.cancel()
-        scored.sort(key=lambda pair: pair[0].index)
-        return [sample for sample, _ in scored], [reward for _, reward in scored]
+        scored.sort(key=lambda pair: pair[0].id.sample)
+        return [episode for episode, _ in scored], [reward for _, reward in scored]
 
     async def _score_some(
-        self, prompt: Prompt, results: Mapping[int, GenerationResult]
-    ) -> list[tuple[Sample, RewardResult]]:
-        """``results`` by the sample's index."""
-        samples = samples_of(list(results.values()), self._decode, results)
-        return list(zip(samples, await self._rewards.score(Group(prompt, samples)), strict=True))
+        self, prompt: Prompt, requests: Sequence[GenerationRequest], results: Mapping[int, GenerationResult]
+    ) -> list[tuple[Episode, RewardResult]]:
+        """``results`` by their request's position."""
+        episodes = episodes_of([requests[position] for position in results], list(results.values()), self._decode)
+        return list(zip(episodes, await self._rewards.score(Group(prompt, episodes)), strict=True))
 
     @contextmanager
     def _in_reward_functions(self, ordinal: int) -> Iterator[None]:
@@ -223,18 +222,14 @@ class GroupRollout:
             if not self._scoring:
                 self._rewarding.close()
 
-    async def begun(self) -> dict[int, dict[int, Begun]]:
+    async def begun(self) -> dict[int, dict[int, Tokens]]:
         """What there is by now of groups that ``run`` has not returned, by ordinal and index of the sample."""
-        groups: dict[int, dict[int, Begun]] = {}
+        groups: dict[int, dict[int, Tokens]] = {}
         for request in await self._pool.begun():
-            ordinal, separator, index = request.request_id.partition("/")
-            if separator and ordinal.isdigit() and len(request.begun):
-                groups.setdefault(int(ordinal), {})[int(index)] = request.begun
+            if request.id.purpose == TRAINING and len(request.begun):
+                groups.setdefault(request.id.ordinal, {})[request.id.sample] = request.begun
         for made_for, results in self._made.items():
-            groups[made_for] = {
-                _index(result.request_id): Begun(result.token_ids, result.log_probs, result.versions)
-                for result in results
-            }
+            groups[made_for] = {result.id.sample: result.tokens for result in results}
         # Those that are not asked yet are as an earlier process left them.
         return {**self.restored, **groups}
 
@@ -259,29 +254,18 @@ class GroupRollout:
 
 
 def requests_of(
-    prompt: Prompt, indices: Iterable[int], sampling: SamplingSettings, seed: int, prefix: str = ""
+    prompt: Prompt, indices: Iterable[int], sampling: SamplingSettings, seed: int, purpose: str = TRAINING
 ) -> list[GenerationRequest]:
-    """The requests of some of a prompt's samples; ``prefix`` begins their names."""
+    """The requests of some of a prompt's samples."""
     return [
-        GenerationRequest(
-            request_id=f"{prefix}{prompt.ordinal}/{index}", prompt_ids=prompt.token_ids, sampling=sampling, seed=own
-        )
+        GenerationRequest(EpisodeId(purpose, prompt.ordinal, index), prompt.token_ids, sampling, own)
         for index, own in zip(indices, sample_seeds(seed, prompt.ordinal, indices), strict=True)
     ]
 
 
-def index_of(request: GenerationRequest) -> int:
-    """The index of the sample that a request of ``request_of`` is for."""
-    return _index(request.request_id)
-
-
-def ordinals_of(request_ids: Iterable[str]) -> list[int]:
-    """The prompts that requests of training are for, each once; those of validation have other names."""
-    return sorted({int(name.partition("/")[0]) for name in request_ids if name.partition("/")[0].isdigit()})
-
-
-def _index(request_id: str) -> int:
-    return int(request_id.partition("/")[2])
+def ordinals_of(ids: Iterable[EpisodeId]) -> list[int]:
+    """The prompts of training among them, each once."""
+    return sorted({id.ordinal for id in ids if id.purpose == TRAINING})
 
 
 def greedy(sampling: SamplingSettings) -> SamplingSettings:
@@ -289,31 +273,23 @@ def greedy(sampling: SamplingSettings) -> SamplingSettings:
     return SamplingSettings(0.0, max_tokens=sampling.max_tokens, stop_token_ids=sampling.stop_token_ids)
 
 
-def samples_of(
-    results: Sequence[GenerationResult], decode: Decode, indices: Iterable[int] | None = None
-) -> list[Sample]:
-    """The samples that an engine's results are, with their texts. ``indices``: by default 0, 1, 2, ..."""
-    texts = decode([result.token_ids.tolist() for result in results])
+def episodes_of(
+    requests: Sequence[GenerationRequest], results: Sequence[GenerationResult], decode: Decode
+) -> list[Episode]:
+    """What requests of one turn came to, with the texts of the responses."""
+    texts = decode([result.tokens.ids.tolist() for result in results])
     return [
-        Sample(
-            index=index,
-            token_ids=result.token_ids,
-            log_probs=result.log_probs,
-            versions=result.versions,
-            mask=_all_by_the_model(len(result.token_ids)),
-            finish=result.finish,
+        single_turn(
+            request.id,
+            request.prompt_ids,
+            result.tokens,
+            result.finish,
+            receipt=result.receipt,
             text=text,
             seconds=result.seconds,
-            receipt=result.receipt,
         )
-        for index, result, text in zip(indices or range(len(results)), results, texts, strict=True)
+        for request, result, text in zip(requests, results, texts, strict=True)
     ]
-
-
-@functools.lru_cache(maxsize=4096)
-def _all_by_the_model(tokens: int) -> BoolArray:
-    """A mask of True ``[tokens]`` that takes no memory, for all responses of this length."""
-    return np.broadcast_to(np.True_, tokens)
 
 
 def sample_seeds(seed: int, ordinal: int, indices: Iterable[int]) -> list[int]:

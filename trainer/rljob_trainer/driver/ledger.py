@@ -37,8 +37,8 @@ import numpy as np
 from rljob_api.status import Desired
 from rljob_trainer.driver.account import Account
 from rljob_trainer.driver.fence import FencedError
+from rljob_trainer.episodes.episode import Group, Prompt
 from rljob_trainer.errors import CheckpointError, OutputError
-from rljob_trainer.samples import Group, Prompt
 
 T = TypeVar("T")
 
@@ -157,7 +157,7 @@ class Ledger:
 
     def dropped(self, group: Group, reason: str) -> None:
         self._changes.dropped.append(
-            (reason, len(group.samples), group.response_tokens, group.mean_score, group.prompt.ordinal)
+            (reason, len(group.episodes), group.response_tokens, group.mean_score, group.prompt.ordinal)
         )
 
     def trained(self, groups: Sequence[Group], step: int, version: int) -> None:
@@ -326,7 +326,7 @@ class Ledger:
         for group, step, version in changes.trained:
             tokens, reward, ages = group.response_tokens, group.mean_score, _token_ages(group, version)
             youngest, oldest = (next(iter(ages)), next(reversed(ages))) if ages else (0, 0)
-            versions, samples, told = (version - oldest, version - youngest), len(group.samples), _as_json(ages)
+            versions, samples, told = (version - oldest, version - youngest), len(group.episodes), _as_json(ages)
             trained.append((step, version, *versions, samples, tokens, reward, told, group.prompt.ordinal))
             self._account.add_trained(samples, tokens, reward, oldest, ages)
         ended = {row[-1] for row in (*trained, *changes.dropped)}
@@ -476,8 +476,8 @@ def _as_json(counts: Mapping[int, int]) -> str:
 def _token_ages(group: Group, version: int) -> dict[int, int]:
     """Tokens by age in versions, for a group that is trained in ``version``; youngest first."""
     tokens: dict[int, int] = {}
-    for sample in group.samples:
-        versions = sample.versions
+    for leaf in group.leaves:
+        versions = leaf.tokens.versions
         if not versions.size:
             continue
         # They never fall along a response, and most are made by one version: not every token has to be looked at.

@@ -25,10 +25,12 @@ from rljob_trainer.driver.controls import Controls
 from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.feeding import RunFeed
 from rljob_trainer.driver.parts import Parts
-from rljob_trainer.driver.step_speed import all_tokens
+from rljob_trainer.driver.step_speed import sequence_lengths
 from rljob_trainer.driver.stopping import Progress
 from rljob_trainer.driver.validating import ValidationResult, sample_rows
 from rljob_trainer.driver.validation_beside import ValidationBeside
+from rljob_trainer.episodes.episode import Prompt
+from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import (
     CheckpointError,
     DeadlineError,
@@ -40,8 +42,6 @@ from rljob_trainer.errors import (
 from rljob_trainer.pipeline.loop import Pipeline, Stage
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
-from rljob_trainer.rollout.protocol import Begun
-from rljob_trainer.samples import Prompt
 from rljob_trainer.telemetry.run_folder import VALIDATION_STEP
 from rljob_trainer.telemetry.view import StepRecord as ShownStep
 
@@ -103,7 +103,7 @@ class Session:
         self._boundary: dict[str, Any] = {}
         self._restored: list[tuple[Prompt, int]] = []
         self._restored_size = parts.schedule.groups_per_version
-        self._begun: dict[int, dict[int, Begun]] | None = None
+        self._begun: dict[int, dict[int, Tokens]] | None = None
         parts.trainer.announce = self._announce
         self._unwritten: tuple[int, dict[str, float]] | None = None
         self._pipeline: Pipeline | None = None
@@ -252,9 +252,9 @@ class Session:
         totals = self.totals
         totals.step, totals.version = record.step, record.version
         totals.groups += len(record.groups)
-        totals.samples += sum(len(group.samples) for group in record.groups)
-        totals.tokens += sum(all_tokens(group) for group in record.groups)
-        totals.response_tokens += sum(len(s.token_ids) for group in record.groups for s in group.samples)
+        totals.samples += sum(len(group.episodes) for group in record.groups)
+        totals.tokens += sum(sum(sequence_lengths(group)) for group in record.groups)
+        totals.response_tokens += sum(group.response_tokens for group in record.groups)
         now = time.monotonic()
         totals.seconds += now - self._step_began
 
@@ -404,7 +404,7 @@ class Session:
             return self._restored
         return [(prompt, pipeline.schedule.deadline(prompt.ordinal)) for prompt in pipeline.open_prompts]
 
-    async def _begun_at_the_end(self) -> dict[int, dict[int, Begun]]:
+    async def _begun_at_the_end(self) -> dict[int, dict[int, Tokens]]:
         """The same, from engines that may not answer: what cannot be had soon is made again."""
         try:
             async with asyncio.timeout(_COLLECT_SECONDS):
@@ -413,12 +413,12 @@ class Session:
             self.parts.view.message(f"tokens of running samples are lost ({error or 'no answer'}): they are made again")
             return {}
 
-    async def _begun_groups(self) -> dict[int, dict[int, Begun]]:
+    async def _begun_groups(self) -> dict[int, dict[int, Tokens]]:
         """The tokens of all open groups, finished or not."""
         begun = await self.parts.rollout.begun()
         for group in [] if self._pipeline is None else self._pipeline.finished_groups:
             begun[group.prompt.ordinal] = {
-                sample.index: Begun(sample.token_ids, sample.log_probs, sample.versions) for sample in group.samples
+                episode.id.sample: leaf.tokens for episode in group.episodes for (leaf,) in [episode.leaves]
             }
         return begun
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import psutil  # type: ignore[import-untyped]
 
+from rljob_trainer.episodes.episode import Group
 from rljob_trainer.learner.protocol import LearnerFacts
-from rljob_trainer.samples import Group
 from rljob_trainer.telemetry.catalogue import NESTED_STAGES
 from rljob_trainer.telemetry.speed import (
     ModelSize,
@@ -38,8 +38,8 @@ class StepSpeed:
 
     def of(self, groups: Sequence[Group], learner: Mapping[str, float], seconds: float) -> dict[str, float]:
         """Metrics of a step of ``seconds`` that trained ``groups``; ``learner`` holds the learner's own timings."""
-        lengths = [len(group.prompt.token_ids) + len(s.token_ids) for group in groups for s in group.samples]
-        response = sum(len(sample.token_ids) for group in groups for sample in group.samples)
+        lengths = [length for group in groups for length in sequence_lengths(group)]
+        response = sum(group.response_tokens for group in groups)
         lap = self.times.lap() | {"step": seconds}
         for stage in NESTED_STAGES:
             if (measured := learner.get(f"timing/{stage}_seconds")) is not None:
@@ -73,6 +73,6 @@ class StepSpeed:
         )
 
 
-def all_tokens(group: Group) -> int:
-    """Prompt and response tokens of all samples, the prompt counted for each."""
-    return sum(len(group.prompt.token_ids) + len(sample.token_ids) for sample in group.samples)
+def sequence_lengths(group: Group) -> list[int]:
+    """Prompt and response tokens of each sequence that is trained."""
+    return [len(leaf.prompt_ids) + len(leaf.tokens) for leaf in group.leaves]

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import nullcontext
 from typing import Protocol
 
+from rljob_trainer.episodes.episode import Group
 from rljob_trainer.errors import StepGivenUpError
-from rljob_trainer.samples import Group
 from rljob_trainer.telemetry.waits import Taken, Waits
 from rljob_trainer.training.step import TrainingStep
 

@@ -2,27 +2,29 @@
 
 Finished groups are kept the same way: an engine returns a request that needs nothing more as it came, and rewards are
 computed again. Flat arrays without pickle: sample by sample ``ordinals``, ``indices``, ``lengths`` (all ``[S]``), and
-``token_ids``, ``log_probs``, ``versions`` (all ``[tokens]``).
+the streams of ``Tokens``, ``[tokens]`` each.
 """
 
 from __future__ import annotations
 
+import math
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from rljob_trainer.checkpoints.checkpoint import unreadable
+from rljob_trainer.episodes.tokens import NOTHING, Tokens, stream_types, words
 from rljob_trainer.errors import CheckpointError
-from rljob_trainer.rollout.protocol import Begun
 from rljob_trainer.training.checks import possible
 
 FILE = "groups.npz"
 
 
-BegunGroups = Mapping[int, Mapping[int, Begun]]
+BegunGroups = Mapping[int, Mapping[int, Tokens]]
 """Ordinal -> index of the sample -> what it has."""
 
 _Arrays = Iterable[np.ndarray[Any, Any]]
@@ -31,26 +33,31 @@ _REST_BYTES = 16 << 20
 
 
 def write(groups: BegunGroups, folder: Path, rest: Callable[[], None] = lambda: None) -> None:
-    """Array after array, sample after sample: no copy of all of them. Raises ``OSError``.
+    """Array after array, sample after sample: no copy of all of them. Raises ``OSError``, and ``ValueError`` for a
+    stream that only some samples have.
 
     ``rest`` is called now and then, to let go of what has been read (``rollout/shelf.py``).
     """
     samples = [(ordinal, index, begun) for ordinal, group in groups.items() for index, begun in group.items()]
     ordinals = np.array([ordinal for ordinal, _, _ in samples], np.int64)
     indices = np.array([index for _, index, _ in samples], np.int64)
-    lengths = np.array([len(begun.token_ids) for _, _, begun in samples], np.int64)
-    columns: dict[str, tuple[Any, int, _Arrays]] = {
-        "ordinals": (np.int64, len(samples), [ordinals]),
-        "indices": (np.int64, len(samples), [indices]),
-        "lengths": (np.int64, len(samples), [lengths]),
-        "token_ids": (np.int32, int(lengths.sum()), (begun.token_ids for _, _, begun in samples)),
-        "log_probs": (np.float32, int(lengths.sum()), (begun.log_probs for _, _, begun in samples)),
-        "versions": (np.int32, int(lengths.sum()), (begun.versions for _, _, begun in samples)),
+    lengths = np.array([len(begun) for _, _, begun in samples], np.int64)
+    columns: dict[str, tuple[Any, tuple[int, ...], _Arrays]] = {
+        "ordinals": (np.int64, ordinals.shape, [ordinals]),
+        "indices": (np.int64, indices.shape, [indices]),
+        "lengths": (np.int64, lengths.shape, [lengths]),
     }
+    parts = [begun for _, _, begun in samples if len(begun)] or [NOTHING]
+    for name in {name: None for part in parts for name in part.streams()}:
+        streams = [part.streams().get(name) for part in parts]
+        there = [stream for stream in streams if stream is not None]
+        if len(there) < len(parts):
+            raise ValueError(f"{len(parts) - len(there)} of {len(parts)} samples have no {words(name)}")
+        columns[name] = (stream_types()[name], (int(lengths.sum()), *there[0].shape[1:]), there)
     with zipfile.ZipFile(folder / FILE, "w") as file:
-        for name, (dtype, length, arrays) in columns.items():
+        for name, (dtype, shape, arrays) in columns.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (length,)}
+                header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(entry, header)
                 _write_data(entry, arrays, dtype, rest)
 
@@ -70,13 +77,13 @@ def read(
     folder: Path,
     *,
     versions_later: int,
-    keep: Callable[..., Sequence[Any]] = lambda *arrays: arrays,
+    keep: Callable[[Tokens], Tokens] = lambda tokens: tokens,
     report: Callable[[str], None] = lambda _: None,
-) -> dict[int, dict[int, Begun]]:
+) -> dict[int, dict[int, Tokens]]:
     """The groups of a checkpoint, empty when it has none. Raises ``CheckpointError``.
 
     ``versions_later`` is added to every version: the weights of a checkpoint are published again under a new number,
-    and ages count from that. ``keep`` takes a sample's three arrays and says where they are from now on
+    and ages count from that. ``keep`` takes a sample's tokens and says where they are from now on
     (``Shelf.put``): the file is read sample after sample, never whole.
 
     A sample with a log-prob that no sampled token can have is left out, to be made anew, and told to ``report``:
@@ -84,26 +91,27 @@ def read(
     """
     if not (folder / FILE).exists():
         return {}
-    groups: dict[int, dict[int, Begun]] = {}
+    groups: dict[int, dict[int, Tokens]] = {}
     try:
         with zipfile.ZipFile(folder / FILE) as file:
             ordinals, indices, lengths = (_Column(file, name).rest() for name in ("ordinals", "indices", "lengths"))
-            tokens = [_Column(file, name) for name in ("token_ids", "log_probs", "versions")]
+            streams = {name: _Column(file, name) for name in stream_types() if f"{name}.npy" in file.namelist()}
             for ordinal, index, length in zip(ordinals.tolist(), indices.tolist(), lengths.tolist(), strict=True):
-                token_ids, log_probs, versions = (column.take(length) for column in tokens)
-                if not possible(log_probs).all():
+                tokens = Tokens(**{name: column.take(length) for name, column in streams.items()})
+                if not possible(tokens.log_probs).all():
                     report(
                         f"sample {index} of prompt {ordinal} has a log-prob that no sampled token can have: it is made "
                         "again"
                     )
                     continue
-                groups.setdefault(ordinal, {})[index] = Begun(*keep(token_ids, log_probs, versions + versions_later))
-            for column in tokens:
+                moved = replace(tokens, versions=tokens.versions + np.int32(versions_later))
+                groups.setdefault(ordinal, {})[index] = keep(moved)
+            for column in streams.values():
                 if len(column.rest()):
                     raise ValueError("it holds more tokens than its samples have")
     except OSError as error:
         raise unreadable(folder / FILE, error) from error
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (TypeError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{folder / FILE} cannot be read: {error}") from error
     return groups
 
@@ -114,16 +122,17 @@ class _Column:
     def __init__(self, file: zipfile.ZipFile, name: str) -> None:
         self._entry = file.open(f"{name}.npy")
         np.lib.format.read_magic(self._entry)
-        (self._left,), _, self._dtype = np.lib.format.read_array_header_1_0(self._entry)
+        (self._left, *self._further), _, self._dtype = np.lib.format.read_array_header_1_0(self._entry)
 
     def take(self, count: int) -> np.ndarray[Any, Any]:
-        """The next ``count`` numbers. Raises ``ValueError`` when there are fewer."""
-        data = self._entry.read(count * self._dtype.itemsize)
+        """The next ``count`` rows. Raises ``ValueError`` when there are fewer."""
+        wanted = count * math.prod(self._further)
+        data = self._entry.read(wanted * self._dtype.itemsize)
         self._left -= count
         values: np.ndarray[Any, Any] = np.frombuffer(data, self._dtype)
-        if len(values) != count:
-            raise ValueError(f"it ends after {len(values)} of {count} numbers")
-        return values
+        if len(values) != wanted:
+            raise ValueError(f"it ends after {len(values)} of {wanted} numbers")
+        return values.reshape(count, *self._further)
 
     def rest(self) -> np.ndarray[Any, Any]:
         values = self.take(self._left)

@@ -11,10 +11,11 @@ from typing import Protocol
 import numpy as np
 
 from rljob_api.spec.data import ValidationSet
-from rljob_trainer.driver.generation import Decode, Rewards, requests_of, samples_of
+from rljob_trainer.driver.generation import Decode, Rewards, episodes_of, requests_of
+from rljob_trainer.episodes.episode import Group, Prompt
+from rljob_trainer.episodes.identity import validation_of
 from rljob_trainer.errors import DeadlineError
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
-from rljob_trainer.samples import Group, Prompt
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.telemetry.run_folder import SampleRow
 from rljob_trainer.telemetry.waits import NEVER, Waits, patiently
@@ -150,10 +151,10 @@ class Validator:
 
     async def _group(self, held: HeldOut, prompt: Prompt, engines: Engines) -> Group:
         indices = range(held.samples_per_prompt)
-        requests = requests_of(prompt, indices, held.sampling, self._seed, prefix=f"{held.name}:")
-        group = Group(prompt, samples_of(await engines.generate(requests), self._decode))
-        for sample, reward in zip(group.samples, await self._rewards.score(group), strict=True):
-            sample.reward = reward
+        requests = requests_of(prompt, indices, held.sampling, self._seed, purpose=validation_of(held.name))
+        group = Group(prompt, episodes_of(requests, await engines.generate(requests), self._decode))
+        for episode, reward in zip(group.episodes, await self._rewards.score(group), strict=True):
+            episode.reward = reward
         self._scored += 1
         self.scored_at = asyncio.get_running_loop().time()
         return group
@@ -166,10 +167,10 @@ def _mean_at_n(held: HeldOut) -> str:
 def sample_rows(groups: Sequence[Group], limit: int, decode: Decode) -> list[SampleRow]:
     """The first samples of the first groups, for people to read."""
     each = max(1, limit // max(1, len(groups)))
-    shown = [(group.prompt, sample) for group in groups for sample in group.samples[:each]][:limit]
+    shown = [(group.prompt, episode) for group in groups for episode in group.episodes[:each]][:limit]
     rows = []
-    for (prompt, sample), text in zip(shown, decode([s.token_ids.tolist() for _, s in shown]), strict=True):
-        reward = sample.reward
+    for (prompt, episode), text in zip(shown, decode([episode.response_ids for _, episode in shown]), strict=True):
+        reward = episode.reward
         rows.append(
             SampleRow(
                 source=prompt.source,
@@ -179,8 +180,8 @@ def sample_rows(groups: Sequence[Group], limit: int, decode: Decode) -> list[Sam
                 answer=prompt.answer,
                 prediction=None if reward is None else reward.prediction,
                 correct=None if reward is None else reward.correct,
-                finish=sample.finish,
-                tokens=len(sample.token_ids),
+                finish=episode.finish,
+                tokens=episode.response_tokens,
                 parts={} if reward is None else reward.parts,
             )
         )

@@ -21,13 +21,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rljob_trainer.algorithms.vocabulary_kl import chunked_kl
+from rljob_trainer.episodes.tokens import IntArray
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
 from rljob_trainer.learner.last_layer import compute_outputs_only
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.learner.plain_layer import compute_in_rows
-from rljob_trainer.samples import IntArray
 
 Module = TypeVar("Module", bound=nn.Module)
 

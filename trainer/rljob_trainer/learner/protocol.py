@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rljob_trainer.algorithms.correction import Correction
-from rljob_trainer.samples import BoolArray, FloatArray, IntArray
+from rljob_trainer.episodes.tokens import BoolArray, FloatArray, IntArray
 
 Int64Array = npt.NDArray[np.int64]
 

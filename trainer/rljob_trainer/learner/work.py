@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rljob_trainer.algorithms.aggregation import LossCounts
+from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.learner.packing import Bins, Lengths, check_batch, offsets_of, plan, ranges, take
 from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
 from rljob_trainer.learner.seals import Seals, of_sequences, seals_of
 from rljob_trainer.learner.usage import Usage
-from rljob_trainer.samples import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

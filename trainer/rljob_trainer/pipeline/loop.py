@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
+from rljob_trainer.episodes.episode import Group, Prompt
 from rljob_trainer.errors import DataError, DeadlineError
 from rljob_trainer.pipeline.parts import Feed, Journal, NoJournal, Rollout, StepRecord, Trainer
 from rljob_trainer.pipeline.schedule import Schedule
 from rljob_trainer.pipeline.tally import Tally
-from rljob_trainer.samples import Group, Prompt
 from rljob_trainer.telemetry.names import check
 from rljob_trainer.telemetry.waits import Waits, patiently
 
@@ -262,7 +262,7 @@ class Pipeline:
             self.schedule.finished(prompt.ordinal)
             self._journal.finished(prompt.ordinal)
         else:
-            self._dropped_lately.add(len(group.samples), group.response_tokens, group.mean_score)
+            self._dropped_lately.add(len(group.episodes), group.response_tokens, group.mean_score)
             self._dropped_since_batch += 1
             if self._dropped_since_batch >= self._most_dropped:
                 raise DataError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rljob_trainer.samples import Group, Prompt
+from rljob_trainer.episodes.episode import Group, Prompt
 
 
 class Feed(Protocol):

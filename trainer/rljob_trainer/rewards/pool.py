@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from rljob_trainer.episodes.episode import Group, RewardResult
 from rljob_trainer.errors import CHANGED_JOB, JobFileError, RewardError, RewardWorkerError
-from rljob_trainer.receipts import digest
+from rljob_trainer.receipts import digest_of
 from rljob_trainer.rewards.process import WorkerProcess
 from rljob_trainer.rewards.rules import Verdict
 from rljob_trainer.rewards.sharing import SharedWork
@@ -35,7 +36,6 @@ from rljob_trainer.rewards.terms import (
     term_specs,
     too_large,
 )
-from rljob_trainer.samples import Group, RewardResult
 
 if TYPE_CHECKING:
     from rljob_api.spec.reward import Reward
@@ -142,27 +142,27 @@ class RewardPool:
         return self._route(source).pooled
 
     async def score(self, group: Group) -> list[RewardResult]:
-        """One result per sample, in their order. Raises ``RewardError`` or ``RewardWorkerError`` as the job's
+        """One result per episode, in their order. Raises ``RewardError`` or ``RewardWorkerError`` as the job's
         ``onError`` says."""
         prompt = group.prompt
         results = await self.score_responses(
             [
                 Response(
                     prompt=prompt.text,
-                    response=sample.text,
+                    response=episode.text,
                     answer=prompt.answer,
                     source=prompt.source,
-                    tokens=len(sample.token_ids),
-                    finish=sample.finish,
+                    tokens=episode.response_tokens,
+                    finish=episode.finish,
                     columns=prompt.columns,
-                    label=f"sample {sample.index} of prompt {prompt.ordinal} ({prompt.source}, row {prompt.row})",
+                    label=f"{episode.id} ({prompt.source}, row {prompt.row})",
                 )
-                for sample in group.samples
+                for episode in group.episodes
             ]
         )
         return [
-            replace(result, of=(f"{prompt.ordinal}/{sample.index}", digest(sample.token_ids)))
-            for result, sample in zip(results, group.samples, strict=True)
+            replace(result, of=(episode.id, digest_of(episode)))
+            for result, episode in zip(results, group.episodes, strict=True)
         ]
 
     async def score_responses(self, responses: Sequence[Response]) -> list[RewardResult]:

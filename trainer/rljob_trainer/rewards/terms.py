@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
+from rljob_trainer.episodes.episode import RewardResult
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.rules import TooSlowError, Verdict, built_in, overlong
-from rljob_trainer.samples import RewardResult
 from rljob_trainer.texts import writable
 
 if TYPE_CHECKING:

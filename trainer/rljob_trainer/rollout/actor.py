@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.garbage import settle
 from rljob_trainer.models.sharing import fetch_model
 from rljob_trainer.rollout.columns import Results
 from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
 from rljob_trainer.rollout.protocol import Engine, GenerationRequest
-from rljob_trainer.samples import FloatArray
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import ReceiveReport
 
@@ -113,8 +114,8 @@ class EngineActor:
     def collect(self, wait_seconds: float, linger_seconds: float = 0.0) -> Results:
         return self._loop.collect(wait_seconds, linger_seconds)
 
-    def abort(self, request_ids: Iterable[str] | None = None) -> Results:
-        return self._loop.abort(request_ids)
+    def abort(self, ids: Iterable[EpisodeId] | None = None) -> Results:
+        return self._loop.abort(ids)
 
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
         return self._loop.score(sequences, temperature)

@@ -2,25 +2,26 @@
 
     engine.submit(Requests([request, ...]))     # ordinary lists on both sides
 
-A batch of 512 results is 1,536 small arrays, and pickling each costs more than making it. As columns they are three.
-Requests of one group share prompt and settings, which the pickle then holds once. What they have begun with travels as
-results do.
+A batch of 512 results is two thousand small arrays, and pickling each costs more than making it. As columns they are
+one array a stream. Requests of one group share prompt and settings, which the pickle then holds once. What they have
+begun with travels as results do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rljob_trainer.episodes.episode import FinishReason
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.tokens import NOTHING, Tokens
 from rljob_trainer.receipts import Receipt
-from rljob_trainer.rollout.protocol import Begun, GenerationRequest, GenerationResult
-from rljob_trainer.samples import FinishReason, FloatArray, IntArray
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
 
 _REQUEST: Callable[[GenerationRequest], tuple[Any, ...]] = attrgetter(
     *(f.name for f in fields(GenerationRequest) if f.name != "begun")
@@ -44,34 +45,24 @@ class Results(list[GenerationResult]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _results, (
-            [result.request_id for result in self],
+            [result.id for result in self],
             [result.finish for result in self],
-            _columns(self),
+            _columns([result.tokens for result in self]),
             [result.receipt for result in self],
         )
 
 
-Columns = tuple[npt.NDArray[np.int64], IntArray, FloatArray, IntArray]
-"""Offsets ``[count + 1]``, and token ids, log-probs and versions ``[tokens]`` of all, one after the other."""
+Columns = tuple[npt.NDArray[np.int64], Tokens]
+"""Offsets ``[count + 1]``, and the tokens of all, one after the other."""
 
 
-def _columns(parts: Sequence[GenerationResult | Begun]) -> Columns:
-    return (
-        np.cumsum([0, *(len(part.token_ids) for part in parts)]),
-        _joined([part.token_ids for part in parts], np.int32),
-        _joined([part.log_probs for part in parts], np.float32),
-        _joined([part.versions for part in parts], np.int32),
-    )
+def _columns(parts: Sequence[Tokens]) -> Columns:
+    return np.cumsum([0, *map(len, parts)]), Tokens.joined(parts)
 
 
-def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
-    return np.concatenate(arrays, dtype=dtype) if arrays else np.empty(0, dtype)
-
-
-def _parts(columns: Columns) -> Iterator[tuple[IntArray, FloatArray, IntArray]]:
-    offsets, token_ids, log_probs, versions = columns
-    for start, end in pairwise(offsets.tolist()):
-        yield token_ids[start:end], log_probs[start:end], versions[start:end]
+def _parts(columns: Columns) -> Iterator[Tokens]:
+    offsets, tokens = columns
+    return tokens.split(offsets.tolist())
 
 
 def _requests(begun: Columns | None, *plain: Sequence[Any]) -> Requests:
@@ -79,13 +70,13 @@ def _requests(begun: Columns | None, *plain: Sequence[Any]) -> Requests:
         return Requests()
     if begun is None:
         return Requests(map(GenerationRequest, *plain))
-    return Requests(map(GenerationRequest, *plain, (Begun(*arrays) for arrays in _parts(begun))))
+    return Requests(map(GenerationRequest, *plain, (tokens if len(tokens) else NOTHING for tokens in _parts(begun))))
 
 
 def _results(
-    names: Sequence[str], finishes: Sequence[FinishReason], columns: Columns, receipts: Sequence[Receipt | None]
+    ids: Sequence[EpisodeId], finishes: Sequence[FinishReason], columns: Columns, receipts: Sequence[Receipt | None]
 ) -> Results:
     return Results(
-        GenerationResult(name, *arrays, finish, receipt=receipt)
-        for name, finish, arrays, receipt in zip(names, finishes, _parts(columns), receipts, strict=True)
+        GenerationResult(id, tokens, finish, receipt=receipt)
+        for id, finish, tokens, receipt in zip(ids, finishes, _parts(columns), receipts, strict=True)
     )

@@ -16,13 +16,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.receipts import ReceiptError, check_answer
 from rljob_trainer.rollout.activity import Activity
 from rljob_trainer.rollout.columns import Requests
 from rljob_trainer.rollout.handle import EngineLostError
 from rljob_trainer.rollout.members import Member, Members, Pending, Standing
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued, cut
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.telemetry.waits import NEVER, patiently
 
@@ -214,7 +215,7 @@ class Dispatch(ABC):
             group = [pending for pending in self._queue.popleft() if not pending.done.done()]
             for pending in group:
                 pending.placed()
-                member.pending[pending.request.request_id] = pending
+                member.pending[pending.request.id] = pending
             placed.setdefault(member.handle.name, (member, []))[1].append(group)
         for member, _ in placed.values():
             self._follow(member)
@@ -237,7 +238,7 @@ class Dispatch(ABC):
                     await self._submit(member, [group])
                 return
             for pending in groups[0]:
-                member.pending.pop(pending.request.request_id, None)
+                member.pending.pop(pending.request.id, None)
                 if not pending.done.done():
                     pending.done.set_exception(error)
         finally:
@@ -270,7 +271,7 @@ class Dispatch(ABC):
     def _resolve(self, member: Member, results: Sequence[GenerationResult]) -> None:
         now = time.monotonic()
         for result in results:
-            pending = member.pending.pop(result.request_id, None)
+            pending = member.pending.pop(result.id, None)
             if pending is not None and not pending.done.done():
                 if not self._is_sound(pending, result):
                     continue
@@ -300,12 +301,12 @@ class Dispatch(ABC):
             return
         self._resolve(member, finished)
         for partial in reversed(partials):
-            pending = member.pending.pop(partial.request_id, None)
+            pending = member.pending.pop(partial.id, None)
             if pending is not None and self._is_sound(pending, partial):
                 if before_version is not None:
-                    cut(partial, before_version)
+                    partial.tokens = partial.tokens.before(before_version)
                 # What it brought along is on the shelf already.
-                if len(partial.token_ids) != len(pending.request.begun):
+                if len(partial.tokens) != len(pending.request.begun):
                     if self._shelf is not None:
                         self._shelf.keep(partial)
                     pending.request = continued(pending.request, partial)
@@ -349,16 +350,16 @@ class Dispatch(ABC):
         for pending in group:
             pending.done.cancel()
         for member in self._members.values():
-            gone = [name for name, pending in member.pending.items() if pending.done.cancelled()]
-            for name in gone:
-                del member.pending[name]
+            gone = [id for id, pending in member.pending.items() if pending.done.cancelled()]
+            for id in gone:
+                del member.pending[id]
             if gone:
                 self._handed_back.set()
                 self._spawn(self._abort(member, gone))
 
-    async def _abort(self, member: Member, names: list[str]) -> None:
+    async def _abort(self, member: Member, ids: list[EpisodeId]) -> None:
         try:
-            await member.handle.call("abort", names, seconds=CALL_SECONDS)
+            await member.handle.call("abort", ids, seconds=CALL_SECONDS)
         except (EngineError, DeadlineError) as error:
             self.report_lost(member.handle.name, str(error))
 

@@ -15,11 +15,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.receipts import Receipts
 from rljob_trainer.rollout.columns import Results
 from rljob_trainer.rollout.protocol import Engine, GenerationRequest, GenerationResult
-from rljob_trainer.samples import FloatArray
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import ReceiveReport
 
@@ -71,12 +72,12 @@ class EngineLoop:
         """Queues all requests, together and in order, or raises ``ValueError`` and queues none."""
 
         def enter(engine: Engine) -> None:
-            added: list[str] = []
+            added: list[EpisodeId] = []
             try:
                 for request in requests:
                     engine.add(request)
                     self._receipts.take(request)
-                    added.append(request.request_id)
+                    added.append(request.id)
             except ValueError:
                 self._receipts.write(engine.abort(added))
                 raise
@@ -95,9 +96,9 @@ class EngineLoop:
             results, self._outbox = self._outbox, Results()
             return results
 
-    def abort(self, request_ids: Iterable[str] | None = None) -> Results:
+    def abort(self, ids: Iterable[EpisodeId] | None = None) -> Results:
         """Ends the named (or all) requests and returns what they have. Finished ones come from ``collect``."""
-        wanted = None if request_ids is None else list(request_ids)
+        wanted = None if ids is None else list(ids)
         return Results(self.call(lambda engine: self._with_receipts(engine.abort(wanted))))
 
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:

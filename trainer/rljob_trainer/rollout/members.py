@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
@@ -64,7 +65,7 @@ class Member:
 
     handle: EngineHandle
     state: MemberState = "joining"
-    pending: dict[str, Pending] = field(default_factory=dict)
+    pending: dict[EpisodeId, Pending] = field(default_factory=dict)
     work: asyncio.Event = field(default_factory=asyncio.Event)
     followers: list[asyncio.Task[None]] = field(default_factory=list)
     """What collects its results, and what waits for its death."""

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
+from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.dispatch import CALL_SECONDS, Dispatch
 from rljob_trainer.rollout.engine_loop import EngineStatus
@@ -59,7 +60,7 @@ class RolloutPool(Dispatch):
         """Set when the start of a replacement has succeeded or failed."""
         self.lost: list[str] = []
         """Names of the engines lost so far."""
-        self.reissued: Callable[[Sequence[str]], None] | None = None
+        self.reissued: Callable[[Sequence[EpisodeId]], None] | None = None
         """Called with the requests that are made again for want of their engine."""
         self._closing = False
 
@@ -229,7 +230,7 @@ class RolloutPool(Dispatch):
         group = [Pending(request, asyncio.get_running_loop().create_future()) for request in requests]
         for pending in group:
             pending.placed()
-            member.pending[pending.request.request_id] = pending
+            member.pending[pending.request.id] = pending
         try:
             await self._submit(member, [group])
             self._follow(member)

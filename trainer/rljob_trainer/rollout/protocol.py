@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
+from rljob_trainer.episodes.episode import FinishReason
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.tokens import NOTHING, FloatArray, Tokens
 from rljob_trainer.receipts import Receipt
-from rljob_trainer.samples import FinishReason, FloatArray, IntArray
 
 if TYPE_CHECKING:
     import torch
@@ -37,21 +37,6 @@ class SamplingSettings:
     stop_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Begun:
-    """What a sample has so far; all arrays ``[T]``. Many may wait, and as tuples they would weigh eight times more."""
-
-    token_ids: IntArray
-    log_probs: FloatArray
-    versions: IntArray
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
-
-NOTHING = Begun(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32))
-
-
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sample to be generated. ``seed`` fixes its random numbers whatever else runs beside it.
@@ -59,30 +44,28 @@ class GenerationRequest:
     A request that was interrupted elsewhere carries what it has so far, which ``sampling.max_tokens`` counts too.
     """
 
-    request_id: str
+    id: EpisodeId
     prompt_ids: tuple[int, ...]
     sampling: SamplingSettings
     seed: int
-    begun: Begun = NOTHING
+    begun: Tokens = NOTHING
 
     @property
     def prefix(self) -> tuple[int, ...]:
         """The tokens that the next one follows."""
-        return (*self.prompt_ids, *self.begun.token_ids.tolist()) if len(self.begun) else self.prompt_ids
+        return (*self.prompt_ids, *self.begun.ids.tolist()) if len(self.begun) else self.prompt_ids
 
 
 @dataclass(slots=True)
 class GenerationResult:
-    """A finished (or aborted, hence partial) response; all arrays ``[T]``.
+    """A finished (or aborted, hence partial) response.
 
-    ``log_probs`` are those of the distribution that was sampled from: log-softmax of logits / temperature, over the
-    tokens that top-k and top-p keep. Greedy requests report them at temperature 1.
+    The log-probs of its tokens are those of the distribution that was sampled from: log-softmax of
+    logits / temperature, over the tokens that top-k and top-p keep. Greedy requests report them at temperature 1.
     """
 
-    request_id: str
-    token_ids: IntArray
-    log_probs: FloatArray
-    versions: IntArray
+    id: EpisodeId
+    tokens: Tokens
     finish: FinishReason
     seconds: float = 0.0
     """From the first request to the response, waiting and interruptions included; the pool measures it."""
@@ -92,38 +75,29 @@ class GenerationResult:
 
 def continued(request: GenerationRequest, partial: GenerationResult) -> GenerationRequest:
     """The request that goes on where ``partial`` stopped."""
-    return replace(request, begun=Begun(partial.token_ids, partial.log_probs, partial.versions))
-
-
-def cut(partial: GenerationResult, version: int) -> None:
-    """Takes away the tokens from the first one on that ``version`` made, or a later one."""
-    wrong = np.flatnonzero(partial.versions >= version)
-    kept = int(wrong[0]) if len(wrong) else len(partial.versions)
-    partial.token_ids, partial.log_probs = partial.token_ids[:kept], partial.log_probs[:kept]
-    partial.versions = partial.versions[:kept]
+    return replace(request, begun=partial.tokens)
 
 
 def already_finished(request: GenerationRequest) -> FinishReason | None:
     """Why nothing is left to generate for a request that came with tokens; ``None`` when something is."""
     if len(request.begun) >= request.sampling.max_tokens:
         return "length"
-    if len(request.begun) and int(request.begun.token_ids[-1]) in request.sampling.stop_token_ids:
+    if len(request.begun) and int(request.begun.ids[-1]) in request.sampling.stop_token_ids:
         return "stop"
     return None
 
 
 def brought_along(request: GenerationRequest, finish: FinishReason) -> GenerationResult:
     """A result that holds just what came with the request."""
-    begun = request.begun
-    return GenerationResult(request.request_id, begun.token_ids, begun.log_probs, begun.versions, finish)
+    return GenerationResult(request.id, request.begun, finish)
 
 
-def withdrawn(waiting: deque[GenerationRequest], wanted: Set[str] | None) -> list[GenerationResult]:
+def withdrawn(waiting: deque[GenerationRequest], wanted: Set[EpisodeId] | None) -> list[GenerationResult]:
     """Takes the named (or all) requests out of a queue, and returns what they had brought along."""
     results: list[GenerationResult] = []
     for _ in range(len(waiting)):
         request = waiting.popleft()
-        if wanted is None or request.request_id in wanted:
+        if wanted is None or request.id in wanted:
             results.append(brought_along(request, "aborted"))
         else:
             waiting.append(request)
@@ -132,17 +106,14 @@ def withdrawn(waiting: deque[GenerationRequest], wanted: Set[str] | None) -> lis
 
 def check_request(request: GenerationRequest, context: int) -> None:
     """Raises ``ValueError`` for a request that no engine with this context can run."""
-    name, sampling = request.request_id, request.sampling
+    name, sampling = request.id, request.sampling
     if not request.prompt_ids:
-        raise ValueError(f"request {name}: the prompt is empty")
+        raise ValueError(f"{name}: the prompt is empty")
     if len(request.prompt_ids) + sampling.max_tokens > context:
         raise ValueError(
-            f"request {name}: {len(request.prompt_ids)} prompt tokens and up to {sampling.max_tokens} response tokens "
+            f"{name}: {len(request.prompt_ids)} prompt tokens and up to {sampling.max_tokens} response tokens "
             f"do not fit the context of {context}"
         )
-    begun = request.begun
-    if not len(begun.token_ids) == len(begun.log_probs) == len(begun.versions):
-        raise ValueError(f"request {name}: its partial ids, log-probs and versions differ in length")
 
 
 class Engine(Protocol):
@@ -181,7 +152,7 @@ class Engine(Protocol):
         """Tokens sampled since the engine was built."""
         ...
 
-    def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
+    def abort(self, ids: Iterable[EpisodeId] | None = None) -> list[GenerationResult]:
         """Ends the named (or all) requests now and returns their partial results, ``finish="aborted"``."""
         ...
 

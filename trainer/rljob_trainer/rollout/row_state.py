@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rljob_trainer.episodes.tokens import FloatArray, IntArray
 from rljob_trainer.rollout.protocol import GenerationRequest
 from rljob_trainer.rollout.sampling import draw, uniforms
-from rljob_trainer.samples import FloatArray, IntArray
 
 # Lines of the integer state.
 _LAST, _POSITION, _CELL, _STOPS, _TOP_K, _GREEDY = range(6)
@@ -65,7 +65,7 @@ class RowState:
             self._any_top |= sampling.top_k > 0 or sampling.top_p < 1
             self._any_stop |= bool(sampling.stop_token_ids)
             if so_far := len(request.begun):
-                self._tokens[slot, :so_far] = torch.tensor(request.begun.token_ids)
+                self._tokens[slot, :so_far] = torch.tensor(request.begun.ids)
                 self._log_probs[slot, :so_far] = torch.tensor(request.begun.log_probs)
         self._integers[:, rows] = torch.from_numpy(integers).to(self._device)
         self._floats[:, rows] = torch.from_numpy(floats).to(self._device)

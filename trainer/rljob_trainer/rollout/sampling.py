@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rljob_trainer.samples import FloatArray
+from rljob_trainer.episodes.tokens import FloatArray
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE_LEVEL = 256

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.rollout.decoder import Decoder
-from rljob_trainer.samples import FloatArray
 
 PASS_TOKENS = 8192
 """Padded tokens of one pass: bounds the activations."""

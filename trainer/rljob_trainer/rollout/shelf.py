@@ -1,8 +1,8 @@
 """Where finished responses wait for the trainer, and interrupted ones for an engine: in files without a name, not in
 the driver's memory.
 
-Ten thousand groups of 16 responses of 8,192 tokens are 16 GB of tokens, log-probs and versions; the driver needs them
-twice: when the batch is laid out, and for a checkpoint. So each result's arrays are written to a segment, a file that
+Ten thousand groups of 16 responses of 8,192 tokens are 16 GB of ids, log-probs and versions; the driver needs them
+twice: when the batch is laid out, and for a checkpoint. So each result's streams are written to a segment, a file that
 is unlinked from the start, and become read-only views of its mapping. Nobody who holds them sees a difference. The
 kernel takes their pages back when it wants to, a segment's disk space is free when its last view is gone, and a process
 that is killed leaves nothing.
@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from rljob_trainer.episodes.tokens import Tokens, is_constant
 from rljob_trainer.rollout.protocol import GenerationResult
 
 Array = np.ndarray[Any, Any]
@@ -48,13 +49,17 @@ class Shelf:
         self._told = False
 
     def keep(self, result: GenerationResult) -> None:
-        """Moves a result's arrays, in place."""
-        result.token_ids, result.log_probs, result.versions = self.put(
-            result.token_ids, result.log_probs, result.versions
-        )
+        """Moves a result's tokens, in place."""
+        result.tokens = self.put(result.tokens)
 
-    def put(self, *arrays: Array) -> Sequence[Array]:
-        """The same arrays, elsewhere. On a disk that is full they stay in memory, and the log says so once."""
+    def put(self, tokens: Tokens) -> Tokens:
+        """The same tokens, elsewhere. On a disk that is full they stay in memory, and the log says so once."""
+        streams = tokens.streams()
+        kept = {name: stream for name, stream in streams.items() if is_constant(stream)}
+        moving = {name: stream for name, stream in streams.items() if name not in kept}
+        return Tokens(**kept, **dict(zip(moving, self._put(list(moving.values())), strict=True)))
+
+    def _put(self, arrays: Sequence[Array]) -> Sequence[Array]:
         size = sum(array.nbytes for array in arrays)
         if size < self._least:
             # Copies: what came from an engine together is one array, which a view would keep whole.
@@ -101,7 +106,7 @@ class Shelf:
             written, at = written[count:], at + count
         views = []
         for array in arrays:
-            views.append(self._bytes[self._end : self._end + array.nbytes].view(array.dtype))
+            views.append(self._bytes[self._end : self._end + array.nbytes].view(array.dtype).reshape(array.shape))
             self._end += array.nbytes
         return views
 

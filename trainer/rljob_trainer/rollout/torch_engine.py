@@ -19,6 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rljob_trainer.episodes.episode import FinishReason
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.tokens import FloatArray, Tokens
 from rljob_trainer.errors import EngineError
 from rljob_trainer.rollout import scoring
 from rljob_trainer.rollout.decoder import Decoder, DecoderConfig, module_parameters, read_folder
@@ -33,7 +36,6 @@ from rljob_trainer.rollout.protocol import (
     withdrawn,
 )
 from rljob_trainer.rollout.row_state import RowState
-from rljob_trainer.samples import FinishReason, FloatArray
 from rljob_trainer.weights.digests import digests_of
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import Receiver, ReceiveReport
@@ -169,7 +171,7 @@ class TorchEngine:
         total = len(request.prompt_ids) + request.sampling.max_tokens
         if total * self._bytes_per_token() > self._kv_bytes:
             raise ValueError(
-                f"request {request.request_id}: its {total} tokens need {total * self._bytes_per_token()} bytes of KV "
+                f"{request.id}: its {total} tokens need {total * self._bytes_per_token()} bytes of KV "
                 f"cache, the engine has {self._kv_bytes}"
             )
         if reason := already_finished(request):
@@ -190,12 +192,10 @@ class TorchEngine:
         return finished
 
     @torch.inference_mode()
-    def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
-        wanted = None if request_ids is None else set(request_ids)
+    def abort(self, ids: Iterable[EpisodeId] | None = None) -> list[GenerationResult]:
+        wanted = None if ids is None else set(ids)
         results = withdrawn(self._waiting, wanted)
-        leaving = [
-            row for row, entry in enumerate(self._running) if wanted is None or entry.request.request_id in wanted
-        ]
+        leaving = [row for row, entry in enumerate(self._running) if wanted is None or entry.request.id in wanted]
         return results + self._leave(dict.fromkeys(leaving, "aborted"))
 
     # ------------------------------------------------------------------ sampling
@@ -322,12 +322,16 @@ class TorchEngine:
 
     def _result(self, entry: _Running, reason: FinishReason) -> GenerationResult:
         count = self._clock - entry.started
-        tokens, log_probs = self._memory()[1].read(entry.slot, count)
+        ids, log_probs = self._memory()[1].read(entry.slot, count)
+        begun = entry.request.begun
         versions = np.empty(count, np.int32)
-        versions[: len(entry.request.begun)] = entry.request.begun.versions
+        versions[: len(begun)] = begun.versions
         for start, version in entry.segments:
             versions[start:] = version
-        return GenerationResult(entry.request.request_id, tokens, log_probs, versions, reason)
+        made = Tokens.sampled(ids, log_probs, versions)
+        # What it brought along keeps all that is known of it.
+        tokens = Tokens.joined([begun, made[len(begun) :]]) if len(begun) else made
+        return GenerationResult(entry.request.id, tokens, reason)
 
     @torch.inference_mode()
     def score(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float) -> list[FloatArray]:
@@ -444,9 +448,9 @@ class TorchEngine:
     def sleep(self) -> None:
         """Frees the cache; weights of its own go to host memory. Running requests keep their tokens and are prefilled
         again after ``wake``."""
-        requests = {entry.request.request_id: entry.request for entry in self._running}
+        requests = {entry.request.id: entry.request for entry in self._running}
         for partial in reversed(self._leave(dict.fromkeys(range(len(self._running)), "aborted"))):
-            self._waiting.appendleft(continued(requests[partial.request_id], partial))
+            self._waiting.appendleft(continued(requests[partial.id], partial))
         self._cache = None
         self._rows = None
         self._asleep = True

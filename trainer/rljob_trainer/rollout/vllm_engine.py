@@ -19,6 +19,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from rljob_trainer.episodes.episode import FinishReason
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.tokens import FloatArray, Tokens
 from rljob_trainer.errors import EngineError
 from rljob_trainer.rollout.protocol import (
     GenerationRequest,
@@ -29,7 +32,6 @@ from rljob_trainer.rollout.protocol import (
     continued,
     withdrawn,
 )
-from rljob_trainer.samples import FinishReason, FloatArray
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import ReceiveReport
 
@@ -174,8 +176,7 @@ class VLLMEngine:
         check_request(request, self._context)
         if max(request.prefix) >= self._vocabulary:
             raise ValueError(
-                f"request {request.request_id}: token {max(request.prefix)} is beyond the vocabulary of "
-                f"{self._vocabulary}"
+                f"{request.id}: token {max(request.prefix)} is beyond the vocabulary of {self._vocabulary}"
             )
         if reason := already_finished(request):
             self._finished.append(brought_along(request, reason))
@@ -209,8 +210,8 @@ class VLLMEngine:
         prompt: dict[str, Any] = {"prompt_token_ids": list(request.prefix)}
         if self._keep_cache:
             prompt["cache_salt"] = self._salt
-        inner = self._engine.add_request(request.request_id, prompt, parameters)  # type: ignore[arg-type]
-        self._requests[request.request_id] = request, inner
+        name = str(request.id)
+        self._requests[name] = request, self._engine.add_request(name, prompt, parameters)  # type: ignore[arg-type]
 
     def step(self) -> list[GenerationResult]:
         if self._updating or self._asleep:
@@ -223,9 +224,10 @@ class VLLMEngine:
             finished += [self._take(output) for output in self._engine.step() if output.finished]
         return finished
 
-    def abort(self, request_ids: Iterable[str] | None = None) -> list[GenerationResult]:
-        wanted = None if request_ids is None else set(request_ids)
-        results = self._abort_inside(name for name in self._requests if wanted is None or name in wanted)
+    def abort(self, ids: Iterable[EpisodeId] | None = None) -> list[GenerationResult]:
+        wanted = None if ids is None else set(ids)
+        inside = [name for name, (request, _) in self._requests.items() if wanted is None or request.id in wanted]
+        results = self._abort_inside(inside)
         return results + withdrawn(self._waiting, wanted)
 
     def _abort_inside(self, names: Iterable[str]) -> list[GenerationResult]:
@@ -241,7 +243,7 @@ class VLLMEngine:
     def _take_back(self, names: Iterable[str]) -> None:
         """The named requests leave vLLM and wait, the first in the queue, to go on."""
         requests = {name: self._requests[name][0] for name in names}
-        back = [continued(requests[partial.request_id], partial) for partial in self._abort_inside(requests)]
+        back = [continued(requests[str(partial.id)], partial) for partial in self._abort_inside(requests)]
         self._waiting.extendleft(reversed(back))
 
     def _take(self, output: Any) -> GenerationResult:
@@ -423,10 +425,5 @@ def _result(
     versions: Sequence[int],
     finish: FinishReason,
 ) -> GenerationResult:
-    return GenerationResult(
-        request.request_id,
-        np.concatenate([request.begun.token_ids, np.array(token_ids, np.int32)]),
-        np.concatenate([request.begun.log_probs, np.array(log_probs, np.float32)]),
-        np.concatenate([request.begun.versions, np.array(versions, np.int32)]),
-        finish,
-    )
+    made = Tokens.sampled(np.array(token_ids, np.int32), np.array(log_probs, np.float32), np.array(versions, np.int32))
+    return GenerationResult(request.id, Tokens.joined([request.begun, made]) if len(request.begun) else made, finish)

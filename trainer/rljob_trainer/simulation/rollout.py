@@ -16,7 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rljob_api.spec.pipeline import PartialRollout
-from rljob_trainer.samples import Group, Prompt, Sample
+from rljob_trainer.episodes.episode import Episode, Group, Prompt, single_turn
+from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.simulation.engine import DecodeSpeed, SimulatedEngine, Work
 from rljob_trainer.simulation.lengths import LengthDistribution
 from rljob_trainer.telemetry.waits import NEVER
@@ -105,7 +107,7 @@ class SimulatedRollout:
         self._wake()
         await waiter
         self.work[prompt.ordinal] = work
-        return Group(prompt, [_sample(work)])
+        return Group(prompt, [_episode(work)])
 
     def waiting_for(self, finished: int, wanted: int) -> str:
         return f"{sum(member.engine.pending for member in self._members)} simulated sequences"
@@ -189,14 +191,14 @@ class SimulatedRollout:
             self._idle.set()
 
 
-def _sample(work: Work) -> Sample:
+def _episode(work: Work) -> Episode:
     """The versions of a group's first and last token, as the loop and its records expect them."""
     versions = np.array([work.first_version, work.last_version], np.int32)
-    return Sample(0, versions, _NOTHING, versions, _BOTH, "stop")
+    id = EpisodeId(TRAINING, work.ordinal, 0)
+    return single_turn(id, (), Tokens.sampled(versions, _LOG_PROBS, versions), "stop")
 
 
-_NOTHING = np.zeros(2, np.float32)
-_BOTH = np.ones(2, np.bool_)
+_LOG_PROBS = np.zeros(2, np.float32)
 
 
 class SimulatedTrainer:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rljob_trainer.samples import FinishReason
+from rljob_trainer.episodes.episode import FinishReason
 from rljob_trainer.telemetry.names import metric
 
 Array = npt.NDArray[Any]

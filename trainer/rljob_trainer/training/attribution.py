@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rljob_trainer.samples import BoolArray, FloatArray
+from rljob_trainer.episodes.tokens import BoolArray, FloatArray
 
 NOTICEABLE = 1e-4
 """Nats per token: ten times what float32 kernels differ by. Below it there is nothing to explain."""

@@ -9,10 +9,11 @@ from typing import NoReturn
 
 import numpy as np
 
+from rljob_trainer.episodes.episode import Episode, Group
+from rljob_trainer.episodes.tokens import BoolArray, FloatArray, Tokens
 from rljob_trainer.errors import EngineError, IntegrityError, LearnerError
 from rljob_trainer.learner.protocol import ScoreResult
-from rljob_trainer.receipts import check_sample, digest, named
-from rljob_trainer.samples import BoolArray, FloatArray, Group
+from rljob_trainer.receipts import check_episode, digest_of
 from rljob_trainer.training.batch import TrainingBatch
 
 _REMEDY = "Start again: the run continues from its last checkpoint. If it comes back, please report it"
@@ -57,32 +58,47 @@ def check_groups(groups: Sequence[Group], version: int) -> None:
     """``version``: that of the trainer's weights. Raises ``IntegrityError``, ``ReceiptError`` and, for a log-prob that
     no sampled token can have, ``EngineError``; each names the sample."""
     for group in groups:
-        for sample in group.samples:
-            check_sample(group.prompt, sample)
-            name = f"sample {sample.index} of prompt {group.prompt.ordinal}"
-            impossible = np.flatnonzero(sample.mask & ~possible(sample.log_probs))
-            if len(impossible):
-                token = int(impossible[0])
-                raise EngineError(
-                    f"the log-prob of response token {token} of {name} is {float(sample.log_probs[token]):g} by the "
-                    "engine that sampled it, which no sampled token can have: its model computes no probabilities. "
-                    "Look at the engine's log, and at its weights' dtype and device"
-                )
-            if len(sample.versions) and (newest := int(sample.versions.max())) > version:
-                raise IntegrityError(
-                    f"{name} has tokens of version {newest}, but the newest that was published is version {version}: "
-                    f"its engine numbers its weights wrongly, so that ages are wrong as well. {_REMEDY}"
-                )
-            if sample.reward is not None and sample.reward.of is not None:
-                scored, seen = sample.reward.of
-                if scored != f"{group.prompt.ordinal}/{sample.index}":
+        for episode in group.episodes:
+            _check_place(group, episode)
+            check_episode(episode)
+            for leaf in episode.leaves:
+                _check_tokens(str(episode.id), leaf.tokens, version)
+            if episode.reward is not None and episode.reward.of is not None:
+                scored, seen = episode.reward.of
+                if scored != episode.id:
                     raise IntegrityError(
-                        f"the reward of {name} was given to {named(scored)}: rewards have changed places. {_REMEDY}"
+                        f"the reward of {episode.id} was given to {scored}: rewards have changed places. {_REMEDY}"
                     )
-                if seen != digest(sample.token_ids):
+                if seen != digest_of(episode):
                     raise IntegrityError(
-                        f"the reward of {name} was given for other tokens than the sample has. {_REMEDY}"
+                        f"the reward of {episode.id} was given for other tokens than the sample has. {_REMEDY}"
                     )
+
+
+def _check_place(group: Group, episode: Episode) -> None:
+    """Every episode is of the prompt that its group has; its first leaf begins with that prompt."""
+    prompt = group.prompt
+    if episode.id.ordinal != prompt.ordinal:
+        raise IntegrityError(f"{episode.id} stands in the group of prompt {prompt.ordinal}. {_REMEDY}")
+    begins = episode.leaves[0].prompt_ids
+    if begins is not prompt.token_ids and begins[: len(prompt.token_ids)] != prompt.token_ids:
+        raise IntegrityError(f"{episode.id} was made for other tokens than its prompt has now. {_REMEDY}")
+
+
+def _check_tokens(name: str, tokens: Tokens, version: int) -> None:
+    impossible = np.flatnonzero(tokens.mask & ~possible(tokens.log_probs))
+    if len(impossible):
+        token = int(impossible[0])
+        raise EngineError(
+            f"the log-prob of response token {token} of {name} is {float(tokens.log_probs[token]):g} by the "
+            "engine that sampled it, which no sampled token can have: its model computes no probabilities. "
+            "Look at the engine's log, and at its weights' dtype and device"
+        )
+    if len(tokens) and (newest := int(tokens.versions.max())) > version:
+        raise IntegrityError(
+            f"{name} has tokens of version {newest}, but the newest that was published is version {version}: "
+            f"its engine numbers its weights wrongly, so that ages are wrong as well. {_REMEDY}"
+        )
 
 
 def possible(log_probs: FloatArray) -> BoolArray:
@@ -96,7 +112,7 @@ def check_layout(batch: TrainingBatch, groups: Sequence[Group]) -> None:
         raise IntegrityError(f"{wrong} is not the sample's own in the batch: it was changed or moved. {_REMEDY}")
 
 
-def check_scored(scored: ScoreResult, batch: TrainingBatch, groups: Sequence[Group], step: int) -> None:
+def check_scored(scored: ScoreResult, batch: TrainingBatch, step: int) -> None:
     """Raises ``LearnerError`` naming the sample and the model that scored no finite number, or a log-prob above 0, for
     a token that is trained.
 
@@ -116,38 +132,34 @@ def check_scored(scored: ScoreResult, batch: TrainingBatch, groups: Sequence[Gro
         if len(bad):
             row = int(np.searchsorted(ends, bad[0], side="right"))
             where = f"of response token {bad[0] - int(batch.offsets[row])}"
-            _refuse_scored(what, model, float(stream[bad[0]]), where, row, groups, step)
+            _refuse_scored(what, model, float(stream[bad[0]]), where, batch.episodes[row], step)
     if scored.final_values is not None:
         for row in np.flatnonzero(batch.truncated & ~np.isfinite(scored.final_values))[:1].tolist():
             value = float(scored.final_values[row])
-            _refuse_scored("value", "critic", value, "after the last response token", row, groups, step)
+            _refuse_scored("value", "critic", value, "after the last response token", batch.episodes[row], step)
 
 
-def _refuse_scored(
-    what: str, model: str, value: float, where: str, row: int, groups: Sequence[Group], step: int
-) -> NoReturn:
-    prompt, sample = [(group.prompt, sample) for group in groups for sample in group.samples][row]
+def _refuse_scored(what: str, model: str, value: float, where: str, episode: Episode, step: int) -> NoReturn:
     raise LearnerError(
-        f"step {step}: the {what} {where} of sample {sample.index} of prompt {prompt.ordinal} is {value:g} by the "
-        f"{model}, nothing to train with; look at the {model}'s weights and at the sample"
+        f"step {step}: the {what} {where} of {episode.id} is {value:g} by the {model}, nothing to train with; look at "
+        f"the {model}'s weights and at the sample"
     )
 
 
 def _misplaced(batch: TrainingBatch, groups: Sequence[Group]) -> Iterator[str]:
     sequences, offsets = batch.sequences, batch.offsets.tolist()
-    prompts = [group.prompt for group in groups for _ in group.samples]
-    samples = [sample for group in groups for sample in group.samples]
+    rows = [(episode, leaf) for group in groups for episode in group.episodes for leaf in episode.leaves]
     end = 0
-    for i, (prompt, sample) in enumerate(zip(prompts, samples, strict=True)):
-        name = f"sample {sample.index} of prompt {prompt.ordinal}"
-        begin, end = end + len(prompt.token_ids), end + len(prompt.token_ids) + len(sample.token_ids)
+    for i, (episode, leaf) in enumerate(rows):
+        tokens = leaf.tokens
+        begin, end = end + len(leaf.prompt_ids), end + len(leaf.prompt_ids) + len(tokens)
         here = slice(offsets[i], offsets[i + 1])
-        if not np.array_equal(sequences.token_ids[begin:end], sample.token_ids):
-            yield f"the row of token ids of {name}"
-        if not np.array_equal(sequences.mask[here], sample.mask):
-            yield f"the mask of {name}"
+        if not np.array_equal(sequences.token_ids[begin:end], tokens.ids):
+            yield f"the row of token ids of {episode.id}"
+        if not np.array_equal(sequences.mask[here], tokens.mask):
+            yield f"the mask of {episode.id}"
         rolled = sequences.rollout_log_probs
-        if rolled is not None and not np.array_equal(rolled[here], sample.log_probs, equal_nan=True):
-            yield f"the row of log-probs of {name}"
-        if sample.reward is not None and batch.scores[i] != np.float32(sample.reward.score):
-            yield f"the score of {name}"
+        if rolled is not None and not np.array_equal(rolled[here], tokens.log_probs, equal_nan=True):
+            yield f"the row of log-probs of {episode.id}"
+        if episode.reward is not None and batch.scores[i] != np.float32(episode.reward.score):
+            yield f"the score of {episode.id}"

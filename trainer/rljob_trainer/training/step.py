@@ -42,11 +42,12 @@ from rljob_trainer.algorithms import (
     rollout_share,
     without_truncated,
 )
+from rljob_trainer.episodes.episode import Group, RewardResult
+from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.errors import DataError, LearnerError, StepGivenUpError
 from rljob_trainer.learner.packing import take
 from rljob_trainer.learner.protocol import Learner, ScoreResult, SequenceBatch, UpdateResult
 from rljob_trainer.pipeline.loop import Stage, unmeasured
-from rljob_trainer.samples import FloatArray, Group, RewardResult
 from rljob_trainer.telemetry.batch_metrics import (
     BatchStreams,
     batch_metrics,
@@ -147,7 +148,7 @@ class TrainingStep:
         if not continues:
             self._steps_taken = [*self._steps_taken[-_OLDEST_AGE:], 0]
         scored, own = await self._score(batch, optimizer_steps=len(mini_batches), continues=continues)
-        check_scored(replace(scored, log_probs=own), batch, groups, number)
+        check_scored(replace(scored, log_probs=own), batch, number)
         if scored.log_probs is not None and (not continues or self._anchors):
             await self._explain(batch, made, scored.log_probs, version, number, anchored=continues)
         with self._stage("advantage"):
@@ -156,9 +157,9 @@ class TrainingStep:
                 inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored, own)
                 estimated = advantages(self._estimator.name, inputs, **self.algorithm.advantage.params)
             except NotFiniteError as error:
-                raise LearnerError(f"step {number}: {error} ({_name_of(groups, error.row)})") from error
+                raise LearnerError(f"step {number}: {error} ({batch.episodes[error.row].id})") from error
             except UnfitRewardError as error:
-                raise DataError(f"step {number}: {error} ({_name_of(groups, error.row)})") from error
+                raise DataError(f"step {number}: {error} ({batch.episodes[error.row].id})") from error
             self._fill(batch, scored, estimated, version)
         with self._stage("update"):
             update = asyncio.ensure_future(self._update(batch, mini_batches, number, continues=continues))
@@ -434,14 +435,14 @@ class TrainingStep:
 
     def _batch_metrics(self, batch: TrainingBatch, inputs: AdvantageInputs, version: int) -> dict[str, float]:
         sequences = batch.sequences
-        rewards = [sample.reward for sample in batch.samples if sample.reward is not None]
+        rewards = [episode.reward for episode in batch.episodes if episode.reward is not None]
         streams = BatchStreams(
             prompt_lengths=sequences.prompt_lengths,
             offsets=batch.offsets,
             mask=sequences.mask,
             scores=batch.scores,
             groups=batch.groups,
-            finish=[sample.finish for sample in batch.samples],
+            finish=[episode.finish for episode in batch.episodes],
             penalised=None if inputs.rewards is None else inputs.sequence_rewards.numpy(),
             parts=part_scores(rewards),
             sources=batch.sources,
@@ -454,7 +455,7 @@ class TrainingStep:
             ref_log_probs=sequences.ref_log_probs,
             versions=batch.versions,
             trainer_version=version,
-            seconds=np.array([sample.seconds for sample in batch.samples]),
+            seconds=np.array([episode.seconds for episode in batch.episodes]),
             max_prompt_tokens=self._max_prompt_tokens,
         )
         return batch_metrics(streams)
@@ -491,10 +492,7 @@ class TrainingStep:
         metrics: dict[str, float] = {}
         if self.algorithm.rollout_correction.limits is not None:
             worst = most_apart(*streams, torch.from_numpy(known), _segments(batch), _NAMED)
-            self.most_apart = ", ".join(
-                f"sample {batch.samples[i].index} of prompt {groups[batch.groups[i]].prompt.ordinal} by {by:.2g} nats"
-                for i, by in worst
-            )
+            self.most_apart = ", ".join(f"{batch.episodes[i].id} by {by:.2g} nats" for i, by in worst)
         if alike.any():
             metrics |= agreement_metrics(*streams, torch.from_numpy(alike), _segments(batch))
         if (known & ~alike).any():
@@ -543,12 +541,6 @@ class TrainingStep:
         return attribution.of_temperature(scored, few.rollout_log_probs, self._temperature)
 
 
-def _name_of(groups: Sequence[Group], row: int) -> str:
-    """The sample at this place of the batch."""
-    prompt, sample = [(group.prompt, sample) for group in groups for sample in group.samples][row]
-    return f"sample {sample.index} of prompt {prompt.ordinal}"
-
-
 def _segments(batch: TrainingBatch) -> Segments:
     return Segments.from_lengths(torch.from_numpy(batch.sequences.response_lengths))
 
@@ -561,7 +553,7 @@ def _greedy_scores(groups: Sequence[Group]) -> torch.Tensor | None:
     """``[S]``: each sequence's prompt's greedy score; None when the job does not sample greedy responses."""
     if any(group.greedy_score is None for group in groups):
         return None
-    return torch.tensor([group.greedy_score for group in groups for _ in group.samples], dtype=torch.float32)
+    return torch.tensor([group.greedy_score for group in groups for _ in group.leaves], dtype=torch.float32)
 
 
 def part_scores(rewards: Sequence[RewardResult]) -> dict[str, npt.NDArray[np.float32]]:
@@ -572,6 +564,6 @@ def part_scores(rewards: Sequence[RewardResult]) -> dict[str, npt.NDArray[np.flo
 
 def _parts(batch: TrainingBatch, names: Iterable[str]) -> torch.Tensor:
     """``[S, K]``: the named reward functions' scores as a tensor, 0 where a function was not asked."""
-    rewards = [sample.reward for sample in batch.samples if sample.reward is not None]
+    rewards = [episode.reward for episode in batch.episodes if episode.reward is not None]
     rows = [[reward.parts.get(name, 0.0) for name in names] for reward in rewards]
     return torch.tensor(rows, dtype=torch.float32)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rljob_trainer.samples import Group, RewardResult
+from rljob_trainer.episodes.episode import Group, RewardResult
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.validation.statistics import (
     Float64Array,
@@ -26,7 +26,7 @@ def summarise(source: str, groups: Sequence[Group], *, bootstrap: int = 1000, se
     is reported as the variable ``score``. Several reward functions are reported apart, each under its name.
     ``bootstrap`` is the number of draws behind maj@k.
     """
-    rewards = [[_reward(source, group, index) for index in range(len(group.samples))] for group in groups]
+    rewards = [[_reward(source, group, index) for index in range(len(group.episodes))] for group in groups]
     if len({len(row) for row in rewards}) != 1:
         raise ValueError(f"validation set {source!r}: every prompt needs the same number of samples, and at least one")
     scores = np.array([[reward.score for reward in row] for row in rewards], dtype=np.float64)
@@ -53,9 +53,9 @@ def summarise(source: str, groups: Sequence[Group], *, bootstrap: int = 1000, se
         values = np.array([[reward.parts[part] for reward in row] for row in rewards], dtype=np.float64)
         metrics |= _spread(f"{prefix}/<variable>", values, source=source, variable=part)
 
-    samples = [sample for group in groups for sample in group.samples]
-    lengths = [len(sample.token_ids) for sample in samples]
-    cut = [sample.finish == "length" for sample in samples]
+    episodes = [episode for group in groups for episode in group.episodes]
+    lengths = [episode.response_tokens for episode in episodes]
+    cut = [episode.finish == "length" for episode in episodes]
     metrics[metric(f"{prefix}/response_length/mean", source=source)] = float(np.mean(lengths))
     metrics[metric(f"{prefix}/response_length/clip_ratio", source=source)] = float(np.mean(cut))
     metrics[metric(f"{prefix}/prompts", source=source)] = float(len(groups))
@@ -72,7 +72,7 @@ def _spread(prefix: str, values: Float64Array, **parts: str) -> dict[str, float]
 
 
 def _reward(source: str, group: Group, index: int) -> RewardResult:
-    reward = group.samples[index].reward
+    reward = group.episodes[index].reward
     if reward is None:
         raise ValueError(f"validation set {source!r}: sample {index} of prompt {group.prompt.ordinal} has no reward")
     return reward

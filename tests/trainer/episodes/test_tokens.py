@@ -1,0 +1,129 @@
+"""Tokens with every stream that there can be cross each border whole, and what is not whole is refused."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_episodes import named, same_tokens
+
+from rljob_trainer.driver import unfinished
+from rljob_trainer.episodes.tokens import NOTHING, Tokens, is_constant, stream_types
+from rljob_trainer.receipts import ReceiptError, Receipts, check_answer
+from rljob_trainer.rollout.columns import Requests, Results
+from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings, continued
+from rljob_trainer.rollout.shelf import Shelf
+
+REQUEST = GenerationRequest(named("a"), (1, 2), SamplingSettings(max_tokens=4000), seed=3)
+
+
+def whole(count: int, seed: int = 0) -> Tokens:
+    """Every stream of ``Tokens``, also those that nobody makes yet, with numbers that are nowhere alike."""
+    rng = np.random.default_rng(seed)
+    return Tokens(
+        ids=rng.integers(0, 1000, count, dtype=np.int32),
+        log_probs=-rng.random(count, dtype=np.float32),
+        versions=np.sort(rng.integers(0, 9, count, dtype=np.int32)),
+        mask=rng.random(count) < 0.7,
+        routed_experts=rng.integers(0, 128, (count, 3, 2), dtype=np.uint8),
+    )
+
+
+def through_a_message(tokens: Tokens, _: Path) -> Tokens:
+    results = Results([GenerationResult(named(name), tokens, "stop") for name in "ab"])
+    return pickle.loads(pickle.dumps(results))[1].tokens
+
+
+def through_a_request(tokens: Tokens, _: Path) -> Tokens:
+    requests = Requests([REQUEST, replace(REQUEST, begun=tokens)])
+    begun: Tokens = pickle.loads(pickle.dumps(Requests(requests[1:])))[0].begun
+    return begun
+
+
+def through_the_shelf(tokens: Tokens, folder: Path) -> Tokens:
+    return Shelf(folder, least_bytes=1).put(tokens)
+
+
+def through_a_checkpoint(tokens: Tokens, folder: Path) -> Tokens:
+    unfinished.write({5: {0: NOTHING, 1: tokens}, 6: {0: tokens}}, folder)
+    return unfinished.read(folder, versions_later=0)[5][1]
+
+
+def through_an_interruption(tokens: Tokens, _: Path) -> Tokens:
+    return continued(REQUEST, GenerationResult(REQUEST.id, tokens, "aborted")).begun
+
+
+def cut_and_joined(tokens: Tokens, _: Path) -> Tokens:
+    return Tokens.joined([NOTHING, *tokens.split([0, 3, 3, len(tokens)])])
+
+
+BORDERS = [
+    through_a_message,
+    through_a_request,
+    through_the_shelf,
+    through_a_checkpoint,
+    through_an_interruption,
+    cut_and_joined,
+]
+
+
+@pytest.mark.parametrize("border", BORDERS)
+def test_every_stream_crosses_every_border(border: Callable[[Tokens, Path], Tokens], tmp_path: Path) -> None:
+    assert {stream.name for stream in fields(Tokens)} == whole(1).streams().keys() == stream_types().keys()
+    assert same_tokens(border(whole(2000), tmp_path), whole(2000))
+
+
+@pytest.mark.parametrize("stream", [stream.name for stream in fields(Tokens)])
+def test_a_change_of_any_stream_on_its_way_is_named(stream: str) -> None:
+    result = GenerationResult(REQUEST.id, whole(9), "stop")
+    receipts = Receipts()
+    receipts.take(REQUEST)
+    receipts.write([result])
+    check_answer(REQUEST, result)
+    result.tokens = replace(result.tokens, **{stream: getattr(whole(9), stream)[::-1].copy()})
+    with pytest.raises(ReceiptError, match="of sample 0 of prompt 0 of a are not those that its engine made"):
+        check_answer(REQUEST, result)
+
+
+def test_a_stream_that_got_lost_on_its_way_is_noticed() -> None:
+    result = GenerationResult(REQUEST.id, whole(9), "stop")
+    receipts = Receipts()
+    receipts.take(REQUEST)
+    receipts.write([result])
+    result.tokens = replace(result.tokens, routed_experts=None)
+    with pytest.raises(ReceiptError, match="the routed experts of sample 0"):
+        check_answer(REQUEST, result)
+
+
+def test_streams_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 token ids; 4 log-probs; 3 versions; 4 mask"):
+        Tokens(*(np.zeros(4 - (name == "versions"), dtype) for name, dtype in list(stream_types().items())[:4]))
+
+
+def test_a_stream_that_only_some_tokens_have_is_refused(tmp_path: Path) -> None:
+    some = replace(whole(3), routed_experts=None)
+    with pytest.raises(ValueError, match="3 of 5 tokens have no routed experts"):
+        Tokens.joined([whole(2), some])
+    with pytest.raises(ValueError, match="1 of 2 samples have no routed experts"):
+        unfinished.write({5: {0: whole(2), 1: some}}, tmp_path)
+
+
+def test_a_mask_that_is_true_throughout_weighs_nothing(tmp_path: Path) -> None:
+    """It is there for every token of every response, and nearly always the same."""
+    made = Tokens.sampled(*(np.arange(100_000).astype(dtype) for dtype in (np.int32, np.float32, np.int32)))
+    assert made.mask.all()
+    assert len(pickle.dumps(Results([GenerationResult(named("a"), made, "stop")] * 2))) < 2 * 1_200_000 + 2000
+    shelved = Shelf(tmp_path).put(pickle.loads(pickle.dumps(Tokens.joined([made, made]))))
+    assert is_constant(shelved.mask)
+    assert len(shelved.mask) == 200_000
+    assert shelved.mask.all()
+    assert not is_constant(Tokens.joined([made, replace(made, mask=np.zeros(100_000, np.bool_))]).mask)
+
+
+def test_tokens_before_a_version_end_at_the_first_that_is_newer() -> None:
+    tokens = replace(whole(6), versions=np.array([1, 1, 2, 3, 3, 3], np.int32))
+    assert [len(tokens.before(version)) for version in (1, 2, 3, 4)] == [0, 2, 3, 6]

@@ -1,0 +1,146 @@
+"""What moves through the pipeline: a prompt, what its samples came to, and the group they form.
+
+    group = Group(prompt, [Episode, ...])            # one episode a sample
+    episode.leaves[0].tokens.versions                # [T]: which policy made each token
+
+Plain data, no torch: these objects cross process borders. What is done with them (tokenising, generating, scoring,
+training) lives elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.tokens import Tokens
+from rljob_trainer.receipts import Receipt
+
+FinishReason = Literal["stop", "length", "aborted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as the feed hands it out.
+
+    ``ordinal`` counts prompts over the whole run and is never reused; ``row`` is the position in the data
+    set and ``epoch`` the pass over it. ``source`` routes rewards and validation.
+    """
+
+    ordinal: int
+    epoch: int
+    row: int
+    source: str
+    text: str
+    token_ids: tuple[int, ...]
+    answer: str | None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardResult:
+    """The score of one episode. ``score`` is the weighted sum of ``parts`` (one entry per reward function)."""
+
+    score: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    prediction: str | None = None
+    """The extracted answer, for majority voting (maj@k)."""
+    correct: bool | None = None
+    error: str | None = None
+    """Set when a reward function raised or timed out and the job said to score the episode anyway."""
+    of: tuple[EpisodeId, int] | None = None
+    """The episode that was scored, and the digest of its tokens."""
+
+
+class Turn(NamedTuple):
+    """A part of a leaf's tokens that an engine made in answer to one request."""
+
+    start: int
+    stop: int
+    receipt: Receipt | None = None
+    """What the engine said of it (``receipts.py``)."""
+
+
+@dataclass(slots=True)
+class Leaf:
+    """One sequence to train on: what the model saw first, and the tokens from there to the end of a branch.
+
+    An episode has one, unless its history was changed on the way: then what stood before the change is a leaf too.
+    """
+
+    prompt_ids: tuple[int, ...]
+    tokens: Tokens
+    turns: tuple[Turn, ...] = ()
+    """In order; what lies between them the model was given, and is masked."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """What one sample of a prompt came to."""
+
+    id: EpisodeId
+    leaves: Sequence[Leaf]
+    finish: FinishReason
+    text: str = ""
+    """What reward functions see; empty once they have."""
+    reward: RewardResult | None = None
+    seconds: float = 0.0
+    """From its first request to its end."""
+
+    @property
+    def response_tokens(self) -> int:
+        """Of all leaves, masked ones too."""
+        return sum(len(leaf.tokens) for leaf in self.leaves)
+
+    @property
+    def response_ids(self) -> list[int]:
+        """The token ids after the prompt, leaf after leaf."""
+        return [token for leaf in self.leaves for token in leaf.tokens.ids.tolist()]
+
+
+def single_turn(
+    id: EpisodeId,
+    prompt_ids: tuple[int, ...],
+    tokens: Tokens,
+    finish: FinishReason,
+    *,
+    receipt: Receipt | None = None,
+    text: str = "",
+    reward: RewardResult | None = None,
+    seconds: float = 0.0,
+) -> Episode:
+    """An episode of one request and one answer."""
+    leaf = Leaf(prompt_ids, tokens, (Turn(0, len(tokens), receipt),))
+    return Episode(id, (leaf,), finish, text, reward, seconds)
+
+
+@dataclass(slots=True)
+class Group:
+    """One prompt and the episodes of its n samples."""
+
+    prompt: Prompt
+    episodes: list[Episode] = field(default_factory=list)
+    greedy_score: float | None = None
+    """Score of the prompt's greedy response, for estimators that take it as their baseline (remax)."""
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        """Of all episodes, in their order."""
+        return [leaf for episode in self.episodes for leaf in episode.leaves]
+
+    @property
+    def oldest_version(self) -> int:
+        """The smallest version among the tokens of all episodes; raises ``ValueError`` when there are none."""
+        return min(int(leaf.tokens.versions.min()) for leaf in self.leaves if len(leaf.tokens))
+
+    @property
+    def response_tokens(self) -> int:
+        """Of all episodes."""
+        return sum(episode.response_tokens for episode in self.episodes)
+
+    @property
+    def mean_score(self) -> float | None:
+        """Of the episodes that are scored; None when none is."""
+        scores = [episode.reward.score for episode in self.episodes if episode.reward is not None]
+        return sum(scores) / len(scores) if scores else None

@@ -1,0 +1,31 @@
+"""Which response somebody speaks of: one name from the request to the batch, in receipts, rewards and checkpoints."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+TRAINING: Final = "training"
+"""The purpose of what is trained on."""
+
+
+class EpisodeId(NamedTuple):
+    """Names one turn of one sample of one prompt; two that are under way at once never have the same name."""
+
+    purpose: str
+    """``TRAINING``, or ``validation_of`` a held-out set."""
+    ordinal: int
+    """The prompt's, which counts over the whole run (``episode.Prompt``)."""
+    sample: int
+    """Position among the prompt's samples."""
+    turn: int = 0
+
+    def __str__(self) -> str:
+        """As it stands in messages: ``sample 3 of prompt 7``."""
+        where = f" of {self.purpose}" if self.purpose != TRAINING else ""
+        turn = f", turn {self.turn}" if self.turn else ""
+        return f"sample {self.sample} of prompt {self.ordinal}{where}{turn}"
+
+
+def validation_of(name: str) -> str:
+    """The purpose of responses that are scored for the held-out set ``name``."""
+    return f"validation set {name}"

@@ -1,0 +1,141 @@
+"""The tokens of a response and what is known of each: one type from the engine to the batch.
+
+Everything that carries tokens across a border (messages, the shelf, checkpoints, receipts) goes over the streams of
+this type and names none of them. So a new stream is one field here; where it is made and where it is used are the other
+two places to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+ByteArray = npt.NDArray[np.uint8]
+Stream = npt.NDArray[Any]
+
+_MASK = memoryview(b"\1")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """The T tokens that follow a prompt. Streams are ``[T]``, or ``[T, ...]`` where one says so; they are read, not
+    written. An optional one that nobody makes is None for all responses of a job.
+
+    Raises ``ValueError`` when the streams differ in length.
+    """
+
+    ids: IntArray = field(metadata={"dtype": np.int32, "words": "token ids"})
+    log_probs: FloatArray = field(metadata={"dtype": np.float32, "words": "log-probs"})
+    """Rollout log-probs: of the distribution that was sampled from, at the sampling temperature."""
+    versions: IntArray = field(metadata={"dtype": np.int32, "words": "versions"})
+    """The policy version that made each token; it never falls along a response."""
+    mask: BoolArray = field(metadata={"dtype": np.bool_, "words": "mask"})
+    """True where the model made the token; False where it was given one, of which no log-prob is known."""
+    routed_experts: ByteArray | None = field(default=None, metadata={"dtype": np.uint8, "words": "routed experts"})
+    """``[T, layers, k]``: the k experts that each layer of a mixture of experts chose for the token."""
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(stream) for name, stream in self.streams().items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError("; ".join(f"{length} {words(name)}" for name, length in lengths.items()))
+
+    @classmethod
+    def sampled(cls, ids: IntArray, log_probs: FloatArray, versions: IntArray, **streams: Stream) -> Self:
+        """Tokens that the model made, every one."""
+        return cls(ids, log_probs, versions, all_true(len(ids)), **streams)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """One after the other. Raises ``ValueError`` when a stream is known of some of the tokens only."""
+        if not parts:
+            return cls(**{name: np.empty(0, _DTYPES[name]) for name in _REQUIRED})
+        whole = {}
+        for name, dtype in _DTYPES.items():
+            pieces = [piece for part in parts if (piece := getattr(part, name)) is not None]
+            if len(pieces) < len(parts):
+                missing = sum(len(part) for part in parts if getattr(part, name) is None)
+                if pieces and missing:
+                    raise ValueError(f"{missing} of {sum(map(len, parts))} tokens have no {words(name)}")
+                pieces = [piece for piece in pieces if len(piece)]
+            if pieces:
+                whole[name] = _joined(pieces, dtype)
+        return cls(**whole)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, part: slice) -> Self:
+        """Views of a part of every stream."""
+        return type(self)(**{name: stream[part] for name, stream in self.streams().items()})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, ({name: _packed(stream) for name, stream in self.streams().items()},)
+
+    def streams(self) -> dict[str, Stream]:
+        """Those that are there, by name."""
+        return {name: stream for name in _DTYPES if (stream := getattr(self, name)) is not None}
+
+    def split(self, offsets: Sequence[int]) -> Iterator[Self]:
+        """The parts between each offset and the next; views."""
+        return (self[start:end] for start, end in pairwise(offsets))
+
+    def before(self, version: int) -> Self:
+        """Those in front of the first token that ``version``, or a later one, made."""
+        newer = np.flatnonzero(self.versions >= version)
+        return self[: int(newer[0])] if len(newer) else self
+
+
+_DTYPES: Mapping[str, np.dtype[Any]] = {s.name: np.dtype(s.metadata["dtype"]) for s in fields(Tokens)}
+_REQUIRED = [s.name for s in fields(Tokens) if s.default is MISSING]
+_WORDS: Mapping[str, str] = {s.name: s.metadata["words"] for s in fields(Tokens)}
+
+
+def stream_types() -> Mapping[str, np.dtype[Any]]:
+    """The type in which each stream travels and is kept, by name."""
+    return _DTYPES
+
+
+def words(stream: str) -> str:
+    """What a stream is called in messages."""
+    return _WORDS[stream]
+
+
+def all_true(count: int) -> BoolArray:
+    """``[count]``, of one byte in memory."""
+    return np.ndarray((count,), np.bool_, _MASK, strides=(0,))
+
+
+def is_constant(stream: Stream) -> bool:
+    """Whether it is one value in memory, however long: there is nothing to move or to keep."""
+    return stream.ndim == 1 and stream.strides == (0,) and len(stream) > 0
+
+
+def _joined(pieces: Sequence[Stream], dtype: np.dtype[Any]) -> Stream:
+    if all(map(is_constant, pieces)) and len({piece.item(0) for piece in pieces}) == 1:
+        return np.broadcast_to(pieces[0][:1].reshape(()), sum(map(len, pieces)))
+    return np.concatenate(pieces, dtype=dtype)
+
+
+def _packed(stream: Stream) -> Stream | tuple[Stream, int]:
+    """Pickle writes every element of an array, of a constant too."""
+    return (stream[:1].copy(), len(stream)) if is_constant(stream) else stream
+
+
+def _unpacked(streams: Mapping[str, Stream | tuple[Stream, int]]) -> Tokens:
+    return Tokens(
+        **{
+            name: np.broadcast_to(stream[0].reshape(()), stream[1]) if isinstance(stream, tuple) else stream
+            for name, stream in streams.items()
+        }
+    )
+
+
+NOTHING = Tokens.joined([])
