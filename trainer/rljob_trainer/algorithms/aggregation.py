@@ -2,7 +2,8 @@
 
 A mini-batch's loss is the plain sum of `aggregate(...)` over its micro-batches and ranks, so gradients simply add up
 and neither micro-batch size nor rank count changes anything but rounding. Sequences without masked tokens count
-nowhere.
+nowhere. Where an episode has several sequences (its leaves), each counts for its share of it, `Segments.shares`, if
+sequences are averaged: the episodes weigh the same, whatever became of their histories.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ class LossCounts:
 
     tokens: int
     """Masked tokens."""
-    sequences: int
-    """Sequences with at least one masked token."""
+    sequences: float
+    """Sequences with at least one masked token, each for its share of an episode."""
 
     @staticmethod
     def of(mask: Tensor, segments: Segments) -> LossCounts:
         """Counts ``mask [tokens]``; waits for the device, so do it once a mini-batch, best on host tensors."""
         per_sequence = segments.count(mask)
-        return LossCounts(int(per_sequence.sum()), int((per_sequence > 0).sum()))
+        there = per_sequence > 0
+        return LossCounts(int(per_sequence.sum()), float((there * segments.weights).sum()))
 
     def __add__(self, other: LossCounts) -> LossCounts:
         return LossCounts(self.tokens + other.tokens, self.sequences + other.sequences)
@@ -77,14 +79,14 @@ def token_sum(per_token: Tensor, segments: Segments, mask: Tensor, counts: LossC
 
 @aggregation("seqMeanTokenMean")
 def seq_mean_token_mean(per_token: Tensor, segments: Segments, mask: Tensor, counts: LossCounts) -> Tensor:
-    """Every sequence weighs the same (GRPO, arXiv 2402.03300, eq. 3)."""
-    return segments.mean(per_token, mask).sum() / max(counts.sequences, 1)
+    """Every sequence weighs the same, or its share of an episode (GRPO, arXiv 2402.03300, eq. 3)."""
+    return (segments.mean(per_token, mask) * segments.weights).sum() / (counts.sequences or 1)
 
 
 @aggregation("seqMeanTokenSum")
 def seq_mean_token_sum(per_token: Tensor, segments: Segments, mask: Tensor, counts: LossCounts) -> Tensor:
     """Sum over each sequence, mean over sequences: the policy gradient of whole responses."""
-    return per_token.sum() / max(counts.sequences, 1)
+    return per_token.sum() / (counts.sequences or 1)
 
 
 @aggregation("seqMeanTokenSumNorm")
@@ -94,4 +96,4 @@ def seq_mean_token_sum_norm(
     """seqMeanTokenSum divided by a constant ``scale``, usually the longest allowed response (Dr. GRPO, 2503.20783)."""
     if scale <= 0:
         raise ValueError(f"scale must be above 0 (the longest allowed response is usual), but is {scale}")
-    return per_token.sum() / (max(counts.sequences, 1) * scale)
+    return per_token.sum() / ((counts.sequences or 1) * scale)

@@ -105,6 +105,8 @@ class Segments:
     offsets: Tensor  # [S + 1] int64, offsets[0] = 0
     tokens: int
     longest: int
+    shares: Tensor | None = None
+    """``[S]`` what part of its episode each sequence is; None: the whole, each of them."""
 
     @staticmethod
     def from_lengths(lengths: Sequence[int] | Tensor, device: torch.device | str | None = None) -> Segments:
@@ -131,6 +133,11 @@ class Segments:
     def lengths(self) -> Tensor:
         """``[S]`` int64."""
         return self.offsets.diff()
+
+    @property
+    def weights(self) -> Tensor | float:
+        """What sequences count for where they are averaged: their ``shares``, or 1."""
+        return 1.0 if self.shares is None else self.shares
 
     @cached_property
     def positions(self) -> Tensor:

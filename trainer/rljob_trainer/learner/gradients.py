@@ -105,8 +105,15 @@ class MicroBatch:
 
     @property
     def segments(self) -> Segments:
-        offsets = self.row.offsets
-        return Segments(torch.from_numpy(offsets).to(self.device), int(offsets[-1]), int(np.diff(offsets).max()))
+        offsets, shares = self.row.offsets, self.share.batch.shares
+        known = None
+        if shares is not None:
+            # That of any token is that of its sequence; one without tokens counts nowhere.
+            first = np.minimum(offsets[:-1], max(len(self.row.stream) - 1, 0))
+            known = torch.from_numpy(shares[self.row.stream][first] if self.row.stream.size else np.ones(len(first)))
+            known = known.to(self.device)
+        on_device = torch.from_numpy(offsets).to(self.device)
+        return Segments(on_device, int(offsets[-1]), int(np.diff(offsets).max()), known)
 
 
 def micro_batch(share: Share, number: int, micro: int, place: Place) -> MicroBatch:
@@ -129,7 +136,7 @@ def loss_scale(loss: LossSettings, counts: LossCounts, dtype: torch.dtype) -> fl
     """
     if dtype != torch.float16 or not counts.tokens:
         return 1.0
-    ones = torch.ones(counts.tokens // counts.sequences)  # a sequence of the mean length
+    ones = torch.ones(max(1, round(counts.tokens / counts.sequences)))  # a sequence of the mean length
     segments = Segments.from_lengths([len(ones)])
     total = aggregate(loss.aggregation, ones, segments, ones.bool(), counts, **loss.aggregation_params)
     return 2.0 ** round(math.log2(TOKEN_WEIGHT * len(ones) / float(total)))

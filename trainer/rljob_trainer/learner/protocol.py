@@ -39,6 +39,7 @@ class SequenceBatch:
     rollout_log_probs: FloatArray | None = None  # [tokens] pi_roll
     ref_log_probs: FloatArray | None = None  # [tokens] pi_ref
     weights: FloatArray | None = None  # [tokens] rollout-correction weights, multiply the per-token loss
+    shares: FloatArray | None = None  # [tokens] what its sequence counts for where sequences are averaged; None: 1
     rollout_share: FloatArray | None = None  # [tokens] log pi_old = share x log pi_roll + the rest x log pi_theta
 
     def __len__(self) -> int:

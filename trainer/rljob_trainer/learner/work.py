@@ -155,12 +155,13 @@ def cut(
 
 
 def _counts(batch: SequenceBatch, mini_batches: Sequence[Int64Array]) -> list[LossCounts]:
-    """Masked tokens, and sequences that have any, of each mini-batch."""
+    """Masked tokens of each mini-batch, and sequences that have any, each for its share."""
     running = np.concatenate([[0], np.cumsum(batch.mask)])
     offsets = offsets_of(batch.response_lengths)
     per_sequence = running[offsets[1:]] - running[offsets[:-1]]
-    result = []
-    for mini_batch in mini_batches:
-        tokens = per_sequence[mini_batch]
-        result.append(LossCounts(int(tokens.sum()), int((tokens > 0).sum())))
-    return result
+    weights = (per_sequence > 0).astype(np.float64)
+    if batch.shares is not None:
+        weights[weights > 0] = batch.shares[offsets[:-1][weights > 0]]
+    return [
+        LossCounts(int(per_sequence[mini_batch].sum()), float(weights[mini_batch].sum())) for mini_batch in mini_batches
+    ]

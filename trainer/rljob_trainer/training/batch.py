@@ -14,34 +14,60 @@ import numpy as np
 from rljob_trainer.episodes.episode import Episode, Group
 from rljob_trainer.episodes.tokens import BoolArray, FloatArray, IntArray, Tokens
 from rljob_trainer.errors import DataError
+from rljob_trainer.learner.packing import offsets_of
 from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
 
 
 @dataclass(slots=True)
 class TrainingBatch:
-    """The sequences of a batch and what is known of each: S sequences of E episodes in N groups."""
+    """The sequences of a batch and what is known of them: S sequences, the leaves of E episodes, in N groups.
+
+    The leaves of an episode stand side by side, in the order in which they were made: all its response tokens are one
+    stretch of the streams.
+    """
 
     sequences: SequenceBatch
     offsets: Int64Array  # [S + 1] of the response streams
-    groups: Int64Array  # [S] index of the sequence's group, 0 .. N - 1
-    scores: FloatArray  # [S] of the sequence's episode
-    truncated: BoolArray  # [S] ended for want of room
+    episode_of: Int64Array  # [S] index of the sequence's episode, 0 .. E - 1
     versions: IntArray  # [tokens]
-    sources: list[str]  # [S] data source of the prompt
-    episodes: list[Episode]  # [S] the one that the sequence is a leaf of
+    episodes: list[Episode]  # [E]
+    episode_offsets: Int64Array  # [E + 1] of the response streams
+    groups: Int64Array  # [E] index of the episode's group, 0 .. N - 1
+    scores: FloatArray  # [E]
+    truncated: BoolArray  # [E] ended for want of room
+    sources: list[str]  # [E] data source of the prompt
 
     def __len__(self) -> int:
-        return len(self.scores)
+        """Episodes."""
+        return len(self.episodes)
+
+    @property
+    def last_leaf(self) -> Int64Array:
+        """``[E]`` the index of each episode's last sequence."""
+        return np.searchsorted(self.episode_of, np.arange(len(self)), side="right") - 1
+
+    def owner(self, sequence: int) -> Episode:
+        """The episode that a sequence is a leaf of."""
+        return self.episodes[int(self.episode_of[sequence])]
+
+    def shares(self) -> FloatArray | None:
+        """``[tokens]`` what part of its episode each token's sequence is: one over the leaves of the episode that are
+        trained on. None where every episode has one."""
+        if len(self.episodes) == len(self.episode_of):
+            return None
+        running = np.concatenate([[0], np.cumsum(self.sequences.mask)])
+        trained = running[self.offsets[1:]] > running[self.offsets[:-1]]
+        leaves = np.bincount(self.episode_of, weights=trained, minlength=len(self))
+        return np.repeat(1 / np.maximum(leaves, 1)[self.episode_of], np.diff(self.offsets)).astype(np.float32)
 
 
 def layout(groups: Sequence[Group]) -> TrainingBatch:
     """Every leaf becomes a sequence. Raises ``DataError`` naming the episode that has no reward."""
-    owners = [(number, group.prompt, episode) for number, group in enumerate(groups) for episode in group.episodes]
-    for _, _, episode in owners:
+    episodes = [episode for group in groups for episode in group.episodes]
+    for episode in episodes:
         if episode.reward is None:
             raise DataError(f"{episode.id} reached training without a reward")
-    rows = [(number, prompt, episode, leaf) for number, prompt, episode in owners for leaf in episode.leaves]
-    leaves = [leaf for _, _, _, leaf in rows]
+    leaves = [leaf for episode in episodes for leaf in episode.leaves]
     tokens = Tokens.joined([leaf.tokens for leaf in leaves])
     pieces: list[IntArray] = []
     for leaf in leaves:
@@ -56,11 +82,13 @@ def layout(groups: Sequence[Group]) -> TrainingBatch:
     )
     return TrainingBatch(
         sequences=sequences,
-        offsets=np.concatenate([[0], np.cumsum(response_lengths)]),
-        groups=np.array([number for number, _, _, _ in rows], dtype=np.int64),
-        scores=np.array([episode.reward.score for _, _, episode, _ in rows if episode.reward], dtype=np.float32),
-        truncated=np.array([episode.finish == "length" for _, _, episode, _ in rows]),
+        offsets=offsets_of(response_lengths),
+        episode_of=np.repeat(np.arange(len(episodes)), [len(episode.leaves) for episode in episodes]),
         versions=tokens.versions.copy(),
-        sources=[prompt.source for _, prompt, _, _ in rows],
-        episodes=[episode for _, _, episode, _ in rows],
+        episodes=episodes,
+        episode_offsets=offsets_of(np.array([episode.response_tokens for episode in episodes], dtype=np.int64)),
+        groups=np.repeat(np.arange(len(groups)), [len(group.episodes) for group in groups]),
+        scores=np.array([episode.reward.score for episode in episodes if episode.reward], dtype=np.float32),
+        truncated=np.array([episode.finish == "length" for episode in episodes]),
+        sources=[group.prompt.source for group in groups for _ in group.episodes],
     )

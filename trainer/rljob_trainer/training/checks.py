@@ -132,11 +132,12 @@ def check_scored(scored: ScoreResult, batch: TrainingBatch, step: int) -> None:
         if len(bad):
             row = int(np.searchsorted(ends, bad[0], side="right"))
             where = f"of response token {bad[0] - int(batch.offsets[row])}"
-            _refuse_scored(what, model, float(stream[bad[0]]), where, batch.episodes[row], step)
+            _refuse_scored(what, model, float(stream[bad[0]]), where, batch.owner(row), step)
     if scored.final_values is not None:
-        for row in np.flatnonzero(batch.truncated & ~np.isfinite(scored.final_values))[:1].tolist():
-            value = float(scored.final_values[row])
-            _refuse_scored("value", "critic", value, "after the last response token", batch.episodes[row], step)
+        final = scored.final_values[batch.last_leaf]
+        for row in np.flatnonzero(batch.truncated & ~np.isfinite(final))[:1].tolist():
+            where, value = "after the last response token", float(final[row])
+            _refuse_scored("value", "critic", value, where, batch.episodes[row], step)
 
 
 def _refuse_scored(what: str, model: str, value: float, where: str, episode: Episode, step: int) -> NoReturn:
@@ -148,9 +149,10 @@ def _refuse_scored(what: str, model: str, value: float, where: str, episode: Epi
 
 def _misplaced(batch: TrainingBatch, groups: Sequence[Group]) -> Iterator[str]:
     sequences, offsets = batch.sequences, batch.offsets.tolist()
-    rows = [(episode, leaf) for group in groups for episode in group.episodes for leaf in episode.leaves]
+    episodes = [episode for group in groups for episode in group.episodes]
+    rows = [(number, episode, leaf) for number, episode in enumerate(episodes) for leaf in episode.leaves]
     end = 0
-    for i, (episode, leaf) in enumerate(rows):
+    for i, (number, episode, leaf) in enumerate(rows):
         tokens = leaf.tokens
         begin, end = end + len(leaf.prompt_ids), end + len(leaf.prompt_ids) + len(tokens)
         here = slice(offsets[i], offsets[i + 1])
@@ -161,5 +163,5 @@ def _misplaced(batch: TrainingBatch, groups: Sequence[Group]) -> Iterator[str]:
         rolled = sequences.rollout_log_probs
         if rolled is not None and not np.array_equal(rolled[here], tokens.log_probs, equal_nan=True):
             yield f"the row of log-probs of {episode.id}"
-        if episode.reward is not None and batch.scores[i] != np.float32(episode.reward.score):
+        if episode.reward is not None and batch.scores[number] != np.float32(episode.reward.score):
             yield f"the score of {episode.id}"

@@ -154,6 +154,9 @@ class TrainingStep:
         with self._stage("advantage"):
             try:
                 corrected = self._correct(batch, scored)
+            except NotFiniteError as error:
+                raise LearnerError(f"step {number}: {error} ({batch.owner(error.row).id})") from error
+            try:
                 inputs, kl_in_reward = self._advantage_inputs(groups, batch, scored, own)
                 estimated = advantages(self._estimator.name, inputs, **self.algorithm.advantage.params)
             except NotFiniteError as error:
@@ -175,7 +178,9 @@ class TrainingStep:
         metrics.update(scored.metrics)
         metrics.update(result.metrics)
         metrics.update(
-            optimizer_step_metrics(self._moved(batch, version), mini_batches, batch.groups, result.actor_steps)
+            optimizer_step_metrics(
+                self._moved(batch, version), mini_batches, batch.groups[batch.episode_of], result.actor_steps
+            )
         )
         self._steps_taken[-1] += result.actor_steps
         if scored.log_probs is None:
@@ -337,9 +342,13 @@ class TrainingStep:
         self, groups: Sequence[Group], batch: TrainingBatch, scored: ScoreResult, own: FloatArray | None
     ) -> tuple[AdvantageInputs, float | None]:
         """What the estimator gets, and the mean KL that the rewards were charged for. ``own [tokens]``: as `_score`
-        gives them; a token's gradient is measured by one policy's pi and sum of pi^2, not by two policies'."""
+        gives them; a token's gradient is measured by one policy's pi and sum of pi^2, not by two policies'.
+
+        An episode counts once, however many leaves it has: its tokens are one trajectory, in the order in which they
+        were made, and what the estimators call a sequence is an episode here.
+        """
         algorithm, sequences = self.algorithm, batch.sequences
-        segments = _segments(batch)
+        segments = _episode_segments(batch)
         mask = torch.from_numpy(sequences.mask)
         scores = self._shaped_scores(batch)
         old = sequences.rollout_log_probs if scored.log_probs is None else scored.log_probs
@@ -359,6 +368,7 @@ class TrainingStep:
             )
             kl = float(mean_kl)
         bootstrap, greedy = algorithm.truncated.bootstrap, _greedy_scores(groups)
+        final = None if scored.final_values is None else scored.final_values[batch.last_leaf]
         inputs = AdvantageInputs(
             mask=mask,
             segments=segments,
@@ -366,7 +376,7 @@ class TrainingStep:
             rewards=rewards,
             groups=torch.from_numpy(batch.groups),
             values=_tensor(scored.values),
-            final_values=_tensor(scored.final_values) if bootstrap else None,
+            final_values=_tensor(final) if bootstrap else None,
             truncated=torch.from_numpy(batch.truncated) if bootstrap else None,
             greedy_scores=None if greedy is None else self._clipped(greedy),
             parts=_parts(batch, self._part_weights) if self._estimator.needs_parts else None,
@@ -378,7 +388,7 @@ class TrainingStep:
         return inputs, kl
 
     def _shaped_scores(self, batch: TrainingBatch) -> torch.Tensor:
-        """``[S]``: what is trained on in place of the scores."""
+        """``[E]``: what is trained on in place of the scores."""
         truncated, scores = self.algorithm.truncated, torch.from_numpy(batch.scores)
         if truncated.reward == "replace":
             scores = torch.where(torch.from_numpy(batch.truncated), truncated.replacement, scores)
@@ -405,13 +415,17 @@ class TrainingStep:
             sequences.old_log_probs = scored.log_probs
         if self.algorithm.truncated.mask:
             mask, truncated = torch.from_numpy(sequences.mask), torch.from_numpy(batch.truncated)
-            sequences.mask = without_truncated(mask, _segments(batch), truncated).numpy()
+            sequences.mask = without_truncated(mask, _episode_segments(batch), truncated).numpy()
+        sequences.shares = batch.shares()
 
     def _mini_batches(self, groups: int, batch: TrainingBatch, number: int) -> list[list[int]]:
         """Indices of sequences, one list per optimizer step: all mini-batches of the first epoch, then of the next."""
         members: list[list[int]] = [[] for _ in range(groups)]
-        for sequence, group in zip(self._drawn(batch, number), batch.groups, strict=True):
-            members[group].append(sequence)
+        leaves: list[list[int]] = [[] for _ in batch.episodes]
+        for sequence, episode in enumerate(batch.episode_of.tolist()):
+            leaves[episode].append(sequence)
+        for episode, group in zip(self._drawn(batch, number), batch.groups, strict=True):
+            members[group] += leaves[episode]
         size = self._batch.mini_batch_groups
         mini_batches: list[list[int]] = []
         for epoch in range(self._batch.epochs):
@@ -423,7 +437,7 @@ class TrainingStep:
         return mini_batches
 
     def _drawn(self, batch: TrainingBatch, number: int) -> list[int]:
-        """The sequence that is trained on in the place of each; by itself, unless the job resamples (PF-PPO)."""
+        """The episode that is trained on in the place of each; itself, unless the job resamples (PF-PPO)."""
         given = self.algorithm.resampling
         if given is None:
             return list(range(len(batch)))
@@ -437,8 +451,8 @@ class TrainingStep:
         sequences = batch.sequences
         rewards = [episode.reward for episode in batch.episodes if episode.reward is not None]
         streams = BatchStreams(
-            prompt_lengths=sequences.prompt_lengths,
-            offsets=batch.offsets,
+            prompt_lengths=np.array([len(episode.leaves[0].prompt_ids) for episode in batch.episodes]),
+            offsets=batch.episode_offsets,
             mask=sequences.mask,
             scores=batch.scores,
             groups=batch.groups,
@@ -462,7 +476,7 @@ class TrainingStep:
 
     def _moved(self, batch: TrainingBatch, version: int) -> dict[int, int]:
         """Optimizer steps since the weights of each group's oldest token, by the group's place."""
-        groups, oldest = oldest_versions(batch.versions, batch.offsets, batch.groups)
+        groups, oldest = oldest_versions(batch.versions, batch.episode_offsets, batch.groups)
         ages = (version - oldest).tolist()
         return {g: sum(self._steps_taken[-1 - age :]) for g, age in zip(groups.tolist(), ages, strict=True)}
 
@@ -492,7 +506,7 @@ class TrainingStep:
         metrics: dict[str, float] = {}
         if self.algorithm.rollout_correction.limits is not None:
             worst = most_apart(*streams, torch.from_numpy(known), _segments(batch), _NAMED)
-            self.most_apart = ", ".join(f"{batch.episodes[i].id} by {by:.2g} nats" for i, by in worst)
+            self.most_apart = ", ".join(f"{batch.owner(i).id} by {by:.2g} nats" for i, by in worst)
         if alike.any():
             metrics |= agreement_metrics(*streams, torch.from_numpy(alike), _segments(batch))
         if (known & ~alike).any():
@@ -545,25 +559,29 @@ def _segments(batch: TrainingBatch) -> Segments:
     return Segments.from_lengths(torch.from_numpy(batch.sequences.response_lengths))
 
 
+def _episode_segments(batch: TrainingBatch) -> Segments:
+    return Segments.from_lengths(torch.from_numpy(np.diff(batch.episode_offsets)))
+
+
 def _tensor(stream: FloatArray | None) -> torch.Tensor | None:
     return None if stream is None else torch.from_numpy(stream)
 
 
 def _greedy_scores(groups: Sequence[Group]) -> torch.Tensor | None:
-    """``[S]``: each sequence's prompt's greedy score; None when the job does not sample greedy responses."""
+    """``[E]``: the greedy score of each episode's prompt; None when the job does not sample greedy responses."""
     if any(group.greedy_score is None for group in groups):
         return None
-    return torch.tensor([group.greedy_score for group in groups for _ in group.leaves], dtype=torch.float32)
+    return torch.tensor([group.greedy_score for group in groups for _ in group.episodes], dtype=torch.float32)
 
 
 def part_scores(rewards: Sequence[RewardResult]) -> dict[str, npt.NDArray[np.float32]]:
-    """What each reward function gave, unweighted, ``[S]`` by name; NaN where a function was not asked."""
+    """What each reward function gave, unweighted, ``[E]`` by name; NaN where a function was not asked."""
     names = sorted({name for reward in rewards for name in reward.parts})
     return {name: np.array([reward.parts.get(name, np.nan) for reward in rewards], dtype=np.float32) for name in names}
 
 
 def _parts(batch: TrainingBatch, names: Iterable[str]) -> torch.Tensor:
-    """``[S, K]``: the named reward functions' scores as a tensor, 0 where a function was not asked."""
+    """``[E, K]``: the named reward functions' scores as a tensor, 0 where a function was not asked."""
     rewards = [episode.reward for episode in batch.episodes if episode.reward is not None]
     rows = [[reward.parts.get(name, 0.0) for name in names] for reward in rewards]
     return torch.tensor(rows, dtype=torch.float32)
