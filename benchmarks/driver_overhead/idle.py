@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 from rljob_trainer.episodes.tokens import FloatArray, Tokens
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.usage import Usage
 from rljob_trainer.rollout.engine_loop import EngineLoop
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import ReceiveReport
 

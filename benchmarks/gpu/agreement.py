@@ -54,9 +54,9 @@ def measure(writer: Writer, device: str, cache: Path) -> None:
 def sample(model: Path, device: str, requests: int, tokens: int) -> Sampled:
     """In the engine's process: samples, scores, sleeps, wakes, scores again."""
     from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+    from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
     from rljob_trainer.rollout.actor import EngineSpec, build_engine
     from rljob_trainer.rollout.engine_loop import EngineLoop
-    from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
 
     on_gpu = device == "cuda"
     spec = EngineSpec(

@@ -53,9 +53,9 @@ def bare(model: Path, count: int, tokens: int, device: str) -> list[tuple[int, f
 def ours(model: Path, count: int, tokens: int, device: str) -> list[tuple[int, float]]:
     """Our vLLM engine on its thread, as its actor drives it."""
     from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+    from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
     from rljob_trainer.rollout.actor import EngineSpec, build_engine
     from rljob_trainer.rollout.engine_loop import EngineLoop
-    from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
 
     arguments = {} if device == "cpu" else ENGINE_ARGUMENTS
     spec = EngineSpec(

@@ -19,7 +19,7 @@ from rljob_trainer import cli
 from rljob_trainer.driver import generation
 from rljob_trainer.episodes.episode import Episode, Prompt
 from rljob_trainer.episodes.identity import TRAINING
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 
 SAID = json.loads(os.environ.get("WRONG_SAMPLER", "{}"))
 right_requests, right_episodes = generation.requests_of, generation.episodes_of

@@ -30,12 +30,12 @@ from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.episodes.episode import Episode, Group, Prompt, RewardResult, single_turn
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.garbage import settle
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.rollout.shelf import Shelf
 
 HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ from rljob_trainer import cli
 from rljob_trainer.driver import generation
 from rljob_trainer.episodes.episode import Prompt
 from rljob_trainer.episodes.identity import TRAINING
-from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
+from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
 
 WRONG = {"first": 0, "last": 10**9, "times": 10**9} | json.loads(os.environ["WRONG_SAMPLER"])
 asked: Counter[int] = Counter()

@@ -8,8 +8,8 @@ import numpy as np
 
 from rljob_trainer.episodes.episode import Episode, FinishReason, Prompt, RewardResult, single_turn
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.receipts import Receipt
 from rljob_trainer.episodes.tokens import FloatArray, IntArray, Tokens
-from rljob_trainer.receipts import Receipt
 
 
 def named(name: str) -> EpisodeId:

@@ -10,9 +10,9 @@ import pytest
 
 from rljob_trainer.episodes.episode import single_turn
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.receipts import ReceiptError, Receipts, check_answer, check_episode
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.episodes.tokens import Tokens
-from rljob_trainer.receipts import ReceiptError, Receipts, check_answer, check_episode
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
 
 REQUEST = GenerationRequest(
     EpisodeId(TRAINING, 5, 1), (3, 4, 5), SamplingSettings(temperature=0.8, max_tokens=4), seed=11

@@ -16,7 +16,7 @@ from rljob_trainer.errors import EngineError
 from rljob_trainer.learner.protocol import ScoreResult, SequenceBatch
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.torch_engine import TorchEngine
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 PROMPTS = ((1, 2, 3, 4, 5), (6, 7), (8,))
 

@@ -19,7 +19,7 @@ from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.rollout.actor import EngineSpec
 from rljob_trainer.rollout.handle import RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 
 @pytest.fixture(scope="module", autouse=True)

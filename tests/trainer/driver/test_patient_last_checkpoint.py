@@ -14,7 +14,7 @@ from rljob_trainer.driver import session
 from rljob_trainer.driver.session import Session
 from rljob_trainer.errors import UnreachableError
 from rljob_trainer.telemetry.timing import StageTimes
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 
 class Away:

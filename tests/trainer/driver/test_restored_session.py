@@ -12,7 +12,7 @@ import pytest
 
 from rljob_trainer.checkpoints.checkpoint import DRIVER, Checkpoint
 from rljob_trainer.driver.session import Session
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 OWED = {"reward/mean": 0.5}
 STATE = {

@@ -18,11 +18,11 @@ from rljob_trainer.driver.run import RunOptions
 from rljob_trainer.driver.standing import RunStanding
 from rljob_trainer.driver.validating import HeldOut, Validator
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
+from rljob_trainer.episodes.requests import GenerationResult, SamplingSettings
 from rljob_trainer.rollout.members import Standing
-from rljob_trainer.rollout.protocol import GenerationResult, SamplingSettings
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.telemetry.timing import StageTimes
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 
 def engine(name: str, running: int = 0, seconds: float = 0.0, state: Any = "serving") -> Standing:

@@ -21,7 +21,7 @@ from rljob_trainer.driver.together import together
 from rljob_trainer.errors import EngineError
 from rljob_trainer.learner.group import GroupOptions
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 SECONDS = 30.0
 """More than anything here takes that does not hang."""

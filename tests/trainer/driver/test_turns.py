@@ -29,7 +29,7 @@ from rljob_trainer.episodes.episode import Group
 from rljob_trainer.learner.group import GroupOptions
 from rljob_trainer.learner.residence import Residence
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 GPU = torch.device("meta")
 """A device that is not the host."""

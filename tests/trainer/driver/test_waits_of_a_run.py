@@ -18,7 +18,7 @@ from rljob_trainer.driver.session import Session
 from rljob_trainer.errors import DeadlineError
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.telemetry.timing import StageTimes
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 
 def resolved(**changes: Any) -> Any:

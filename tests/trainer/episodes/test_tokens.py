@@ -12,10 +12,10 @@ import pytest
 from small_episodes import named, same_tokens
 
 from rljob_trainer.driver import unfinished
+from rljob_trainer.episodes.receipts import ReceiptError, Receipts, check_answer
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.episodes.tokens import NOTHING, Tokens, is_constant, stream_types
-from rljob_trainer.receipts import ReceiptError, Receipts, check_answer
 from rljob_trainer.rollout.columns import Requests, Results
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.rollout.shelf import Shelf
 
 REQUEST = GenerationRequest(named("a"), (1, 2), SamplingSettings(max_tokens=4000), seed=3)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from virtual_engine import VirtualEngine
 
+from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
 
 LONG = SamplingSettings(max_tokens=1_000_000)
 

@@ -14,15 +14,15 @@ from rljob_trainer.driver.training import QuietPublication
 from rljob_trainer.driver.validating import HeldOut, Validator
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.requests import GenerationRequest
 from rljob_trainer.errors import DeadlineError
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.rollout import members
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.rollout.protocol import GenerationRequest
 from rljob_trainer.simulation.clock import run_virtual
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 
 def virtual_waits() -> Waits:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.handle import EngineLostError
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
 
 
 @dataclass(slots=True)

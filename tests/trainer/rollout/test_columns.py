@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from small_episodes import named, same_tokens
 
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.episodes.tokens import NOTHING, Tokens
 from rljob_trainer.rollout.columns import Requests, Results
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
 
 
 def test_requests_arrive_as_they_were() -> None:

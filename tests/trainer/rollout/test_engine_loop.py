@@ -11,9 +11,10 @@ import torch
 from small_episodes import named
 from transformers import PreTrainedModel
 
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.engine_loop import EngineLoop
-from rljob_trainer.rollout.protocol import Engine, GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.weights.receiver import ReceiveReport
 

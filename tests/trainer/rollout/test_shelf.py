@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from small_episodes import named, same_tokens
 
+from rljob_trainer.episodes.requests import GenerationResult
 from rljob_trainer.episodes.tokens import Tokens
-from rljob_trainer.rollout.protocol import GenerationResult
 from rljob_trainer.rollout.shelf import Shelf
 
 
@@ -100,7 +100,7 @@ import numpy as np
 from rljob_trainer.driver import unfinished
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.tokens import Tokens
-from rljob_trainer.rollout.protocol import GenerationResult
+from rljob_trainer.episodes.requests import GenerationResult
 from rljob_trainer.rollout.shelf import Shelf
 
 def peak():

@@ -17,10 +17,10 @@ from scipy import stats
 from small_episodes import named
 from transformers import PreTrainedModel
 
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import EngineError, JobFileError
 from rljob_trainer.rollout import scoring
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.rollout.torch_engine import TorchEngine
 
 VOCABULARY = 97

@@ -14,13 +14,13 @@ import torch
 from small_episodes import named
 from transformers import PreTrainedModel
 
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import EngineError
 from rljob_trainer.learner.protocol import SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.work import cut
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.plan import describe
 from rljob_trainer.weights.sender import Publisher

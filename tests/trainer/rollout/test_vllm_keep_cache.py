@@ -17,7 +17,7 @@ import torch
 from small_episodes import named
 from transformers import DynamicCache, PreTrainedModel
 
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 
 if TYPE_CHECKING:
     from rljob_trainer.rollout.vllm_engine import VLLMEngine

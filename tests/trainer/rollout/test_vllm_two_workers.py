@@ -13,8 +13,8 @@ import pytest
 from small_episodes import named
 from transformers import PreTrainedModel
 
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.errors import EngineError
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.plan import describe
 from rljob_trainer.weights.sender import Publisher

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rljob_trainer.simulation.clock import run_virtual
-from rljob_trainer.telemetry.waits import Turn, Waits, patiently
+from rljob_trainer.waits import Turn, Waits, patiently
 
 
 def waits_of_this_loop() -> Waits:

@@ -7,8 +7,8 @@ import pytest
 from small_episodes import an_episode
 
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
+from rljob_trainer.episodes.receipts import digest_of
 from rljob_trainer.errors import EngineError, IntegrityError
-from rljob_trainer.receipts import digest_of
 from rljob_trainer.training.batch import layout
 from rljob_trainer.training.checks import TrainedPrompts, check_groups, check_layout
 

@@ -12,7 +12,7 @@ from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.simulation.clock import run_virtual
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 from rljob_trainer.weights.publication import WeightPublication
 
 

@@ -19,6 +19,7 @@ from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.episodes.episode import Group
 from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
 from rljob_trainer.errors import EngineError, LearnerError
 from rljob_trainer.learner.group import GroupOptions, LearnerGroup
 from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch
@@ -27,7 +28,6 @@ from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.rollout.actor import EngineSpec
 from rljob_trainer.rollout.handle import EngineHandle, RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.rollout.protocol import GenerationRequest, SamplingSettings
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.weights.publication import WeightPublication

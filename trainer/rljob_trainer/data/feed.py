@@ -25,8 +25,8 @@ from rljob_trainer.data.kept import KeptPrompts
 from rljob_trainer.data.order import Int64Array, permutation
 from rljob_trainer.data.tokenisation import EncodedPrompt, PromptEncoder
 from rljob_trainer.episodes.episode import Prompt
+from rljob_trainer.episodes.receipts import prompt_digest
 from rljob_trainer.errors import CheckpointError, DataError, IntegrityError
-from rljob_trainer.receipts import prompt_digest
 
 _WITNESSES = 64
 """Rows of each source, spread evenly, by which it is recognised."""

@@ -30,6 +30,7 @@ from rljob_trainer.driver.turns import PublicationInTurns
 from rljob_trainer.driver.validating import Validator, held_out
 from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.episodes.episode import Group
+from rljob_trainer.episodes.requests import SamplingSettings
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.group import LearnerGroup
 from rljob_trainer.models.building import check_builds
@@ -41,15 +42,14 @@ from rljob_trainer.pipeline.loop import Keep, Stage, keep_all
 from rljob_trainer.pipeline.shape import schedule_settings
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rollout.handle import EngineHandle
-from rljob_trainer.rollout.protocol import SamplingSettings
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count, response_lengths
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
-from rljob_trainer.telemetry.waits import Waits
 from rljob_trainer.training.checks import TrainedPrompts
 from rljob_trainer.training.step import TrainingStep
+from rljob_trainer.waits import Waits
 from rljob_trainer.weights.publication import WeightPublication
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.errors import CHANGED_JOB, DeadlineError, EngineError
 from rljob_trainer.learner.protocol import Learner, SequenceBatch
 from rljob_trainer.rollout.handle import EngineHandle
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 _LONGEST = 256
 """Tokens of a canary: enough to tell, cheap to score."""

@@ -18,7 +18,7 @@ from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.rollout.torch_engine import TorchEngine
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 if TYPE_CHECKING:
     # The driver, which imports this module too, needs no model library: seconds of every start.

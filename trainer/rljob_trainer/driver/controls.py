@@ -10,7 +10,7 @@ from rljob_trainer.driver.steering import Steering
 from rljob_trainer.driver.stopping import RunEnd
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from rljob_trainer.rollout.handle import RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count, in_hand, max_concurrent, response_lengths
-from rljob_trainer.telemetry.waits import Taken, Waits
+from rljob_trainer.waits import Taken, Waits
 from rljob_trainer.weights.publication import Holds, WeightPublication
 
 if TYPE_CHECKING:

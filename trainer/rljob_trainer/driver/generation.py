@@ -16,9 +16,9 @@ from typing import Protocol
 
 from rljob_trainer.episodes.episode import Episode, Group, Prompt, RewardResult, single_turn
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.episodes.tokens import NOTHING, Tokens
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
-from rljob_trainer.telemetry.waits import NEVER, Waits
+from rljob_trainer.waits import NEVER, Waits
 
 _64_BITS = (1 << 64) - 1
 GREEDY_INDEX = 1 << 20

@@ -22,8 +22,8 @@ from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
-from rljob_trainer.telemetry.waits import Waits
 from rljob_trainer.training.step import TrainingStep
+from rljob_trainer.waits import Waits
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob

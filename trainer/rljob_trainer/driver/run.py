@@ -58,8 +58,8 @@ from rljob_trainer.telemetry.summary import Outcome, Summary, ValidationHistory,
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.trackers import open_trackers
 from rljob_trainer.telemetry.view import JobSummary, View, Views
-from rljob_trainer.telemetry.waits import Waits
 from rljob_trainer.texts import writable
+from rljob_trainer.waits import Waits
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob

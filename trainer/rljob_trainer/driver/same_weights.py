@@ -20,7 +20,7 @@ from rljob_trainer.driver.canaries import Pool, Resend
 from rljob_trainer.driver.training import Publication
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.handle import EngineHandle
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 from rljob_trainer.weights import learner_side
 from rljob_trainer.weights.digests import Digests, cause_of, differing
 from rljob_trainer.weights.publication import Ranks

@@ -17,7 +17,7 @@ from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.dispatch import CALL_SECONDS
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.telemetry.waits import Taken
+from rljob_trainer.waits import Taken
 
 log = logging.getLogger(__name__)
 

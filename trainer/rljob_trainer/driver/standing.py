@@ -48,8 +48,8 @@ from rljob_trainer.telemetry.names import metric
 from rljob_trainer.telemetry.summary import AgeCounts
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import JobSummary, Pace, Present, StepRecord
-from rljob_trainer.telemetry.waits import Wait, Waits
 from rljob_trainer.texts import writable
+from rljob_trainer.waits import Wait, Waits
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob

@@ -16,7 +16,7 @@ from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.rollout.handle import RayEngine
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.size import engine_count
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 from rljob_trainer.weights.publication import Holds
 
 if TYPE_CHECKING:

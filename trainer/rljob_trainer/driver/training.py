@@ -9,8 +9,8 @@ from typing import Protocol
 
 from rljob_trainer.episodes.episode import Group
 from rljob_trainer.errors import StepGivenUpError
-from rljob_trainer.telemetry.waits import Taken, Waits
 from rljob_trainer.training.step import TrainingStep
+from rljob_trainer.waits import Taken, Waits
 
 
 class Publication(Protocol):

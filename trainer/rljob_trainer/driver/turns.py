@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rljob_trainer.driver.training import Publication, Turns
 from rljob_trainer.rollout.handle import EngineHandle
-from rljob_trainer.telemetry.waits import Waits
+from rljob_trainer.waits import Waits
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedSpec

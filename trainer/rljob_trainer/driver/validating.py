@@ -14,12 +14,12 @@ from rljob_api.spec.data import ValidationSet
 from rljob_trainer.driver.generation import Decode, Rewards, episodes_of, requests_of
 from rljob_trainer.episodes.episode import Group, Prompt
 from rljob_trainer.episodes.identity import validation_of
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.errors import DeadlineError
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.telemetry.run_folder import SampleRow
-from rljob_trainer.telemetry.waits import NEVER, Waits, patiently
 from rljob_trainer.validation import summarise
+from rljob_trainer.waits import NEVER, Waits, patiently
 
 _SEED_OFFSET = 0x5EED
 """Validation draws other random numbers than training."""

@@ -15,7 +15,7 @@ from rljob_trainer.rollout.dispatch import CALL_SECONDS
 from rljob_trainer.rollout.handle import EngineLostError
 from rljob_trainer.rollout.lent import Lent
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.telemetry.waits import Taken
+from rljob_trainer.waits import Taken
 
 _SHARE = 4
 """One engine in so many is lent, at least one."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.receipts import Receipt
 from rljob_trainer.episodes.tokens import Tokens
-from rljob_trainer.receipts import Receipt
 
 FinishReason = Literal["stop", "length", "aborted"]
 
@@ -59,7 +59,7 @@ class Turn(NamedTuple):
     start: int
     stop: int
     receipt: Receipt | None = None
-    """What the engine said of it (``receipts.py``)."""
+    """What the engine said of it (``episodes/receipts.py``)."""
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from rljob_trainer.episodes.receipts import digest
 from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner.packing import STREAMS, offsets_of
 from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
-from rljob_trainer.receipts import digest
 
 Seals = Mapping[str, Sequence[int]]
 """``[S]`` digests by stream; ``token_ids`` stands for prompt and response together."""

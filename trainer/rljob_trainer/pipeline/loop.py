@@ -20,7 +20,7 @@ from rljob_trainer.pipeline.parts import Feed, Journal, NoJournal, Rollout, Step
 from rljob_trainer.pipeline.schedule import Schedule
 from rljob_trainer.pipeline.tally import Tally
 from rljob_trainer.telemetry.names import check
-from rljob_trainer.telemetry.waits import Waits, patiently
+from rljob_trainer.waits import Waits, patiently
 
 T = TypeVar("T")
 

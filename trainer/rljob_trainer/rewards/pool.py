@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rljob_trainer.episodes.episode import Group, RewardResult
+from rljob_trainer.episodes.receipts import digest_of
 from rljob_trainer.errors import CHANGED_JOB, JobFileError, RewardError, RewardWorkerError
-from rljob_trainer.receipts import digest_of
 from rljob_trainer.rewards.process import WorkerProcess
 from rljob_trainer.rewards.rules import Verdict
 from rljob_trainer.rewards.sharing import SharedWork

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.requests import GenerationRequest
 from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.garbage import settle
 from rljob_trainer.models.sharing import fetch_model
 from rljob_trainer.rollout.columns import Results
 from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
-from rljob_trainer.rollout.protocol import Engine, GenerationRequest
+from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import ReceiveReport
 

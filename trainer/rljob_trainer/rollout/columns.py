@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from rljob_trainer.episodes.episode import FinishReason
 from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.receipts import Receipt
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 from rljob_trainer.episodes.tokens import NOTHING, Tokens
-from rljob_trainer.receipts import Receipt
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
 
 _REQUEST: Callable[[GenerationRequest], tuple[Any, ...]] = attrgetter(
     *(f.name for f in fields(GenerationRequest) if f.name != "begun")

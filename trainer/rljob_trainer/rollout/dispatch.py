@@ -17,15 +17,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.receipts import ReceiptError, check_answer
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, continued
 from rljob_trainer.errors import DeadlineError, EngineError
-from rljob_trainer.receipts import ReceiptError, check_answer
 from rljob_trainer.rollout.activity import Activity
 from rljob_trainer.rollout.columns import Requests
 from rljob_trainer.rollout.handle import EngineLostError
 from rljob_trainer.rollout.members import Member, Members, Pending, Standing
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult, continued
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.telemetry.waits import NEVER, patiently
+from rljob_trainer.waits import NEVER, patiently
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.receipts import Receipts
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.errors import DeadlineError, EngineError
-from rljob_trainer.receipts import Receipts
 from rljob_trainer.rollout.columns import Results
-from rljob_trainer.rollout.protocol import Engine, GenerationRequest, GenerationResult
+from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import ReceiveReport
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 from rljob_trainer.rollout.handle import EngineLostError
 from rljob_trainer.rollout.members import Member
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.handle import EngineHandle
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
 
 MemberState = Literal["joining", "serving", "lent", "leaving"]
 """lent: it answers whoever borrowed it, under the weights it has, and neither the queue nor publications touch it."""

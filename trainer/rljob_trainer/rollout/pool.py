@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
 from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.dispatch import CALL_SECONDS, Dispatch
 from rljob_trainer.rollout.engine_loop import EngineStatus
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.lent import Lent
 from rljob_trainer.rollout.members import Member, Pending
-from rljob_trainer.rollout.protocol import GenerationRequest, GenerationResult
 from rljob_trainer.rollout.shelf import Shelf
 
 log = logging.getLogger(__name__)

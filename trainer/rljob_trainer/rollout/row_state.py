@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rljob_trainer.episodes.requests import GenerationRequest
 from rljob_trainer.episodes.tokens import FloatArray, IntArray
-from rljob_trainer.rollout.protocol import GenerationRequest
 from rljob_trainer.rollout.sampling import draw, uniforms
 
 # Lines of the integer state.

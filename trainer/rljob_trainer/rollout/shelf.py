@@ -22,8 +22,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from rljob_trainer.episodes.requests import GenerationResult
 from rljob_trainer.episodes.tokens import Tokens, is_constant
-from rljob_trainer.rollout.protocol import GenerationResult
 
 Array = np.ndarray[Any, Any]
 

@@ -21,12 +21,7 @@ from torch import Tensor
 
 from rljob_trainer.episodes.episode import FinishReason
 from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.tokens import FloatArray, Tokens
-from rljob_trainer.errors import EngineError
-from rljob_trainer.rollout import scoring
-from rljob_trainer.rollout.decoder import Decoder, DecoderConfig, module_parameters, read_folder
-from rljob_trainer.rollout.kv_cache import KVCache, quarter_of_free_memory
-from rljob_trainer.rollout.protocol import (
+from rljob_trainer.episodes.requests import (
     GenerationRequest,
     GenerationResult,
     already_finished,
@@ -35,6 +30,11 @@ from rljob_trainer.rollout.protocol import (
     continued,
     withdrawn,
 )
+from rljob_trainer.episodes.tokens import FloatArray, Tokens
+from rljob_trainer.errors import EngineError
+from rljob_trainer.rollout import scoring
+from rljob_trainer.rollout.decoder import Decoder, DecoderConfig, module_parameters, read_folder
+from rljob_trainer.rollout.kv_cache import KVCache, quarter_of_free_memory
 from rljob_trainer.rollout.row_state import RowState
 from rljob_trainer.weights.digests import digests_of
 from rljob_trainer.weights.group import WeightLink

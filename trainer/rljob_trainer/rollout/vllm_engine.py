@@ -21,9 +21,7 @@ from torch import Tensor
 
 from rljob_trainer.episodes.episode import FinishReason
 from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.tokens import FloatArray, Tokens
-from rljob_trainer.errors import EngineError
-from rljob_trainer.rollout.protocol import (
+from rljob_trainer.episodes.requests import (
     GenerationRequest,
     GenerationResult,
     already_finished,
@@ -32,6 +30,8 @@ from rljob_trainer.rollout.protocol import (
     continued,
     withdrawn,
 )
+from rljob_trainer.episodes.tokens import FloatArray, Tokens
+from rljob_trainer.errors import EngineError
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import ReceiveReport
 

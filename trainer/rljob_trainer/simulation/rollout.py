@@ -21,7 +21,7 @@ from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.simulation.engine import DecodeSpeed, SimulatedEngine, Work
 from rljob_trainer.simulation.lengths import LengthDistribution
-from rljob_trainer.telemetry.waits import NEVER
+from rljob_trainer.waits import NEVER
 
 _IN_HAND = operator.attrgetter("engine.pending")
 _BLOCK = 512

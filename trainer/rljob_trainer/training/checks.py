@@ -10,10 +10,10 @@ from typing import NoReturn
 import numpy as np
 
 from rljob_trainer.episodes.episode import Episode, Group
+from rljob_trainer.episodes.receipts import check_episode, digest_of
 from rljob_trainer.episodes.tokens import BoolArray, FloatArray, Tokens
 from rljob_trainer.errors import EngineError, IntegrityError, LearnerError
 from rljob_trainer.learner.protocol import ScoreResult
-from rljob_trainer.receipts import check_episode, digest_of
 from rljob_trainer.training.batch import TrainingBatch
 
 _REMEDY = "Start again: the run continues from its last checkpoint. If it comes back, please report it"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.telemetry.waits import Turn, Waits
+from rljob_trainer.waits import Turn, Waits
 from rljob_trainer.weights import learner_side
 from rljob_trainer.weights.group import WeightLink, call_off
 from rljob_trainer.weights.learner_side import Failure
