@@ -10,44 +10,52 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from rljob_trainer import cli
-from rljob_trainer.driver import generation
+from rljob_trainer.driver import assemble
+from rljob_trainer.episodes import group
+from rljob_trainer.episodes.environment import Model, Task
 from rljob_trainer.episodes.episode import Episode, Prompt
 from rljob_trainer.episodes.identity import TRAINING
-from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.episodes.requests import SamplingSettings
+from rljob_trainer.episodes.single_turn import SingleTurn
 
 SAID = json.loads(os.environ.get("WRONG_SAMPLER", "{}"))
-right_requests, right_episodes = generation.requests_of, generation.episodes_of
+right_tasks = group.tasks_of
 random = np.random.default_rng(0)
 
 
-def requests_of(
-    prompt: Prompt, indices: Iterable[int], sampling: SamplingSettings, seed: int, purpose: str = TRAINING
-) -> list[GenerationRequest]:
+def tasks_of(
+    prompt: Prompt, samples: Iterable[int], sampling: SamplingSettings, seed: int, purpose: str = TRAINING
+) -> list[Task]:
     sampling = replace(sampling, temperature=SAID.get("temperature", sampling.temperature))
-    return right_requests(prompt, indices, sampling, seed, purpose)
+    return right_tasks(prompt, samples, sampling, seed, purpose)
 
 
-def episodes_of(
-    requests: Sequence[GenerationRequest], results: Sequence[GenerationResult], decode: generation.Decode
-) -> list[Episode]:
-    episodes = right_episodes(requests, results, decode)
-    for episode in episodes:
-        for leaf in episode.leaves:
-            said = leaf.tokens.log_probs
-            hit = random.random(len(said)) < SAID.get("wrong_share", 0.0)
-            error = random.normal(0.0, SAID.get("wrong_by", 0.0), len(said))
-            # A probability above 1 would be found at once.
-            wrong = np.minimum(said + hit * error, 0.0).astype(np.float32)
-            leaf.tokens = replace(leaf.tokens, log_probs=wrong)
-    return episodes
+class WrongLogProbs(SingleTurn):
+    """Adds the error to what engines report of training samples."""
+
+    async def play(
+        self, tasks: Sequence[Task], model: Model, ended: Callable[[int, Episode], None] | None = None
+    ) -> list[Episode]:
+        episodes = await super().play(tasks, model)
+        for episode in episodes if tasks[0].id.purpose == TRAINING else []:
+            for leaf in episode.leaves:
+                said = leaf.tokens.log_probs
+                hit = random.random(len(said)) < SAID.get("wrong_share", 0.0)
+                error = random.normal(0.0, SAID.get("wrong_by", 0.0), len(said))
+                # A probability above 1 would be found at once.
+                wrong = np.minimum(said + hit * error, 0.0).astype(np.float32)
+                leaf.tokens, leaf.turns = replace(leaf.tokens, log_probs=wrong), ()
+        for position, episode in enumerate(episodes if ended is not None else []):
+            ended(position, episode)
+        return episodes
 
 
 if __name__ == "__main__":
-    generation.requests_of, generation.episodes_of = requests_of, episodes_of
+    group.tasks_of, assemble.SingleTurn = tasks_of, WrongLogProbs
     sys.exit(cli.main())

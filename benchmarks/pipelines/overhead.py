@@ -26,11 +26,12 @@ import numpy as np
 
 from benchmarks.machine import Machine
 from benchmarks.measuring import Spread, table, write_results
-from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.episodes.episode import Episode, Group, Prompt, RewardResult, single_turn
+from rljob_trainer.episodes.group import GenerationSettings, GroupRollout
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.garbage import settle
 from rljob_trainer.pipeline.loop import Pipeline
@@ -213,7 +214,7 @@ def megabytes_in_flight(groups: int, samples: int, tokens: int) -> float:
         settings = GenerationSettings(samples, SamplingSettings(max_tokens=tokens), seed=0)
         with tempfile.TemporaryDirectory() as folder:
             parts = AtOnce(Shelf(Path(folder)))
-            rollout = GroupRollout(parts, parts, texts, settings)
+            rollout = GroupRollout(SingleTurn(), parts, parts, texts, settings)
             prompts = (Prompt(n, 0, n, "none", "x" * 1000, tuple(range(256)), "42") for n in range(groups))
             return [await rollout.run(prompt) for prompt in prompts]
 

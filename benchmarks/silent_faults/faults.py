@@ -19,7 +19,7 @@ import torch
 from benchmarks.silent_faults.here import Injection, Watched, attempt, job
 from rljob_trainer.checkpoints import folder as checkpoint_folder
 from rljob_trainer.data.feed import PromptFeed
-from rljob_trainer.driver.generation import GroupRollout
+from rljob_trainer.episodes.group import GroupRollout
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.learner.optim import Optimizer, StepOutcome
@@ -606,7 +606,7 @@ def _in_rewards(change: Callable[[Any, list[Any]], list[Any]], watched: Watched)
     """``change`` is given a group's rewards when they come from the reward functions."""
     real = GroupRollout.__init__
 
-    def init(self: Any, pool: Any, rewards: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, environment: Any, engines: Any, rewards: Any, *args: Any, **kwargs: Any) -> None:
         score = rewards.score
 
         async def scored(group: Any) -> list[Any]:
@@ -620,7 +620,7 @@ def _in_rewards(change: Callable[[Any, list[Any]], list[Any]], watched: Watched)
             return list(results)
 
         rewards.score = scored
-        real(self, pool, rewards, *args, **kwargs)
+        real(self, environment, engines, rewards, *args, **kwargs)
 
     with patch.object(GroupRollout, "__init__", init):
         yield

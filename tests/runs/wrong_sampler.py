@@ -14,26 +14,27 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rljob_trainer import cli
-from rljob_trainer.driver import generation
+from rljob_trainer.episodes import group
+from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Prompt
 from rljob_trainer.episodes.identity import TRAINING
-from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
+from rljob_trainer.episodes.requests import SamplingSettings
 
 WRONG = {"first": 0, "last": 10**9, "times": 10**9} | json.loads(os.environ["WRONG_SAMPLER"])
 asked: Counter[int] = Counter()
-right = generation.requests_of
+right = group.tasks_of
 
 
 def wrong(
-    prompt: Prompt, indices: Iterable[int], sampling: SamplingSettings, seed: int, purpose: str = TRAINING
-) -> list[GenerationRequest]:
+    prompt: Prompt, samples: Iterable[int], sampling: SamplingSettings, seed: int, purpose: str = TRAINING
+) -> list[Task]:
     asked[prompt.ordinal] += 1
     if WRONG["first"] <= prompt.ordinal <= WRONG["last"] and asked[prompt.ordinal] <= WRONG["times"]:
         sampling = replace(sampling, temperature=WRONG["temperature"])
-    return right(prompt, indices, sampling, seed, purpose)
+    return right(prompt, samples, sampling, seed, purpose)
 
 
-generation.requests_of = wrong
+group.tasks_of = wrong
 
 if __name__ == "__main__":
     sys.exit(cli.main())

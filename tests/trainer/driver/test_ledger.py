@@ -11,10 +11,9 @@ from small_episodes import an_episode
 
 from rljob_api.status import Desired
 from rljob_trainer.driver.fence import FencedError
-from rljob_trainer.driver.generation import ordinals_of
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
-from rljob_trainer.episodes.identity import TRAINING, EpisodeId, validation_of
+from rljob_trainer.episodes.identity import TRAINING, EpisodeId, ordinals_of, validation_of
 from rljob_trainer.errors import CheckpointError, OutputError
 from rljob_trainer.telemetry.summary import AgeCounts, EndedGroups
 

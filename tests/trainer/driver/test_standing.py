@@ -18,7 +18,9 @@ from rljob_trainer.driver.run import RunOptions
 from rljob_trainer.driver.standing import RunStanding
 from rljob_trainer.driver.validating import HeldOut, Validator
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
+from rljob_trainer.episodes.group import Scoring
 from rljob_trainer.episodes.requests import GenerationResult, SamplingSettings
+from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.rollout.members import Standing
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.telemetry.timing import StageTimes
@@ -100,8 +102,9 @@ def test_with_one_engine_status_says_that_the_trainer_waits_for_validation() -> 
         waits = Waits(asyncio.get_running_loop().time)
         prompts = [Prompt(number, 0, number, "held-out", "", (1,), None) for number in range(9)]
         sets = [HeldOut("held-out", prompts, 1, SamplingSettings(max_tokens=3))]
+        scoring = Scoring(Rewards(), lambda texts: texts)
         validator = Validator(
-            Pool(), Rewards(), lambda texts: texts, sets, seed=0, bootstrap=0, waits=waits, patience_seconds=600
+            SingleTurn(), Pool(), scoring, sets, seed=0, bootstrap=0, waits=waits, patience_seconds=600
         )
         standing = standing_of(waits, engine("0", 9, 38))
         validating = asyncio.create_task(validator.run())

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 from in_turn import LONG, InTurn, pool_with
 
-from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
 from rljob_trainer.driver.training import QuietPublication
 from rljob_trainer.driver.validating import HeldOut, Validator
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
+from rljob_trainer.episodes.group import GenerationSettings, GroupRollout, Scoring
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.requests import GenerationRequest
+from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.errors import DeadlineError
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
@@ -84,7 +85,7 @@ async def go_on(record: StepRecord) -> bool:
 
 def rollout_on(pool: RolloutPool, samples: int) -> GroupRollout:
     settings = GenerationSettings(samples, LONG, seed=0)
-    return GroupRollout(pool, AtOnce(), lambda texts: [""] * len(texts), settings)
+    return GroupRollout(SingleTurn(), pool, AtOnce(), lambda texts: [""] * len(texts), settings)
 
 
 @pytest.mark.parametrize(("samples", "groups"), [(1, 4), (4, 1)])
@@ -144,9 +145,9 @@ def test_a_validation_ends_as_long_after_its_last_scored_prompt_as_the_deadline_
         prompts = [prompt(number) for number in range(9)]
         waits = virtual_waits()
         validator = Validator(
+            SingleTurn(),
             pool,
-            AtOnce(),
-            lambda texts: [""] * len(texts),
+            Scoring(AtOnce(), lambda texts: [""] * len(texts)),
             [HeldOut("held-out", prompts, 1, LONG)],
             seed=0,
             bootstrap=0,
@@ -231,7 +232,9 @@ def test_groups_in_reward_functions_are_told_apart_from_those_on_engines() -> No
     async def main() -> None:
         pool = pool_with(InTurn("0"))
         settings, waits = GenerationSettings(2, LONG, seed=0), virtual_waits()
-        rollout = GroupRollout(pool, Slow(), lambda texts: [""] * len(texts), settings, waits, reward_seconds=30)
+        rollout = GroupRollout(
+            SingleTurn(), pool, Slow(), lambda texts: [""] * len(texts), settings, waits, reward_seconds=30
+        )
         groups = [asyncio.create_task(rollout.run(prompt(number))) for number in range(2)]
         await asyncio.sleep(250)
         assert rollout.waiting_for(0, 2) == (

@@ -27,10 +27,11 @@ import numpy as np
 import pytest
 from virtual_engine import VirtualEngine
 
-from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
 from rljob_trainer.driver.training import Publication, QuietPublication
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
+from rljob_trainer.episodes.group import GenerationSettings, GroupRollout
 from rljob_trainer.episodes.requests import SamplingSettings
+from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
@@ -209,6 +210,7 @@ async def play(scenario: Scenario) -> None:
     world = World(scenario)
     sampling = SamplingSettings(max_tokens=200)
     rollout = GroupRollout(
+        SingleTurn(),
         world.pool,
         Rewards(scenario.rng),
         lambda responses: [""] * len(responses),

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 from in_turn import LONG, InTurn, pool_with
 
-from rljob_trainer.driver.generation import GREEDY_INDEX, GenerationSettings, GroupRollout
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
+from rljob_trainer.episodes.group import GREEDY_INDEX, GenerationSettings, GroupRollout
+from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.errors import RewardError
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.simulation.clock import run_virtual
@@ -38,7 +39,7 @@ class Rewards:
 
 def rollout_with(rewards: Rewards, pool: RolloutPool, *, greedy: bool = False) -> GroupRollout:
     settings = GenerationSettings(3, LONG, seed=0, greedy=greedy)
-    return GroupRollout(pool, rewards, lambda texts: [""] * len(texts), settings)
+    return GroupRollout(SingleTurn(), pool, rewards, lambda texts: [""] * len(texts), settings)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from rljob_trainer.data.tokenisation import response_decoder
 from rljob_trainer.driver.canaries import Canaries, GuardedPublication
 from rljob_trainer.driver.engines import Engines
 from rljob_trainer.driver.fence import Fence
-from rljob_trainer.driver.generation import Decode, GenerationSettings, GroupRollout, ordinals_of
 from rljob_trainer.driver.ledger import ENGINE_LOST, Ledger
 from rljob_trainer.driver.limits import Limits
 from rljob_trainer.driver.parts import Parts
@@ -29,8 +28,12 @@ from rljob_trainer.driver.training import PipelineTrainer, Publication, QuietPub
 from rljob_trainer.driver.turns import PublicationInTurns
 from rljob_trainer.driver.validating import Validator, held_out
 from rljob_trainer.driver.validation_beside import ValidationBeside
+from rljob_trainer.episodes.environment import Environment
 from rljob_trainer.episodes.episode import Group
+from rljob_trainer.episodes.group import Decode, GenerationSettings, GroupRollout, Scoring
+from rljob_trainer.episodes.identity import ordinals_of
 from rljob_trainer.episodes.requests import SamplingSettings
+from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.group import LearnerGroup
 from rljob_trainer.models.building import check_builds
@@ -162,12 +165,16 @@ async def assemble(
         seed=spec.seed,
         greedy=advantage_estimators[spec.algorithm.advantage.estimator].needs_greedy,
     )
-    validator = validator_of(spec, inputs, engines, rewards, sampling, waits)
+    environment = SingleTurn()
+    validator = validator_of(spec, inputs, environment, engines, rewards, sampling, waits)
+    rollout = GroupRollout(
+        environment, engines.pool, rewards, inputs.decode, generation, waits, spec.reward.timeout_seconds
+    )
     return Parts(
         job=job,
         feed=inputs.feed,
         engines=engines,
-        rollout=GroupRollout(engines.pool, rewards, inputs.decode, generation, waits, spec.reward.timeout_seconds),
+        rollout=rollout,
         learner=learner,
         step=step,
         trainer=trainer,
@@ -316,6 +323,7 @@ def group_filter(spec: ResolvedSpec) -> Keep:
 def validator_of(
     spec: ResolvedSpec,
     inputs: Inputs,
+    environment: Environment,
     engines: Engines,
     rewards: RewardPool,
     training: SamplingSettings,
@@ -326,9 +334,9 @@ def validator_of(
         return None
     sets = [held_out(part, inputs.validation[part.name], training) for part in spec.data.validation]
     return Validator(
+        environment,
         engines.pool,
-        rewards,
-        inputs.decode,
+        Scoring(rewards, inputs.decode),
         sets,
         seed=spec.seed,
         bootstrap=spec.validation.bootstrap,

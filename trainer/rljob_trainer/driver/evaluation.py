@@ -13,6 +13,7 @@ from rljob_trainer.driver.engines import start_pool
 from rljob_trainer.driver.feeding import date_of_prompts
 from rljob_trainer.driver.finished import find_trained, load_actor
 from rljob_trainer.driver.ray_beside import ray_beside
+from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rollout.size import engine_count
 
@@ -46,6 +47,8 @@ async def evaluate(
             )
             engines = await start_pool(job, inputs.model, None, holds=lambda: ())
             stack.push_async_callback(engines.close)
-            validator = validator_of(job.spec, inputs, engines, rewards, training_sampling(job.spec, inputs))
+            validator = validator_of(
+                job.spec, inputs, SingleTurn(), engines, rewards, training_sampling(job.spec, inputs)
+            )
             assert validator is not None
             return (await validator.run()).metrics

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rljob_trainer.driver.engines import Engines
 from rljob_trainer.driver.fence import Fence
-from rljob_trainer.driver.generation import Decode, GroupRollout
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.limits import Limits
 from rljob_trainer.driver.start_model import Description
@@ -15,6 +14,7 @@ from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.driver.validating import Validator
 from rljob_trainer.driver.validation_beside import ValidationBeside
+from rljob_trainer.episodes.group import Decode, GroupRollout
 from rljob_trainer.learner.protocol import Learner
 from rljob_trainer.pipeline.loop import Keep, Pipeline, keep_all
 from rljob_trainer.pipeline.schedule import ScheduleSettings

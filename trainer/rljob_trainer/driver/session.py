@@ -30,6 +30,7 @@ from rljob_trainer.driver.stopping import Progress
 from rljob_trainer.driver.validating import ValidationResult, sample_rows
 from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.episodes.episode import Prompt
+from rljob_trainer.episodes.group import begun_of
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import (
     CheckpointError,
@@ -417,9 +418,7 @@ class Session:
         """The tokens of all open groups, finished or not."""
         begun = await self.parts.rollout.begun()
         for group in [] if self._pipeline is None else self._pipeline.finished_groups:
-            begun[group.prompt.ordinal] = {
-                episode.id.sample: leaf.tokens for episode in group.episodes for (leaf,) in [episode.leaves]
-            }
+            begun[group.prompt.ordinal] = begun_of(group.episodes)
         return begun
 
     async def _announce(self, version: int) -> None:

@@ -11,10 +11,11 @@ from typing import Protocol
 import numpy as np
 
 from rljob_api.spec.data import ValidationSet
-from rljob_trainer.driver.generation import Decode, Rewards, episodes_of, requests_of
+from rljob_trainer.episodes.environment import Environment, Model, tasks_of
 from rljob_trainer.episodes.episode import Group, Prompt
+from rljob_trainer.episodes.group import Decode, Scoring
 from rljob_trainer.episodes.identity import validation_of
-from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.episodes.requests import SamplingSettings
 from rljob_trainer.errors import DeadlineError
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.telemetry.run_folder import SampleRow
@@ -60,12 +61,8 @@ def held_out(spec: ValidationSet, prompts: Sequence[Prompt], training: SamplingS
     return HeldOut(spec.name, prompts, spec.samples_per_prompt, sampling)
 
 
-class Engines(Protocol):
+class Engines(Model, Protocol):
     """Who is asked: the pool, or what it has lent."""
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
-        """The results in the order of the requests."""
-        ...
 
     def waiting_for(self) -> str:
         """One sentence: what is under way."""
@@ -77,9 +74,9 @@ class Validator:
 
     def __init__(
         self,
+        environment: Environment,
         pool: Engines,
-        rewards: Rewards,
-        decode: Decode,
+        scoring: Scoring,
         sets: Sequence[HeldOut],
         *,
         seed: int,
@@ -88,9 +85,9 @@ class Validator:
         patience_seconds: float = 3600.0,
     ) -> None:
         """``patience_seconds``: without a scored group for so long, ``run`` gives up."""
+        self._environment = environment
         self._pool = pool
-        self._rewards = rewards
-        self._decode = decode
+        self._scoring = scoring
         self._sets = sets
         self._seed = seed + _SEED_OFFSET
         self._bootstrap = bootstrap
@@ -150,14 +147,13 @@ class Validator:
         return ValidationResult(metrics, groups)
 
     async def _group(self, held: HeldOut, prompt: Prompt, engines: Engines) -> Group:
-        indices = range(held.samples_per_prompt)
-        requests = requests_of(prompt, indices, held.sampling, self._seed, purpose=validation_of(held.name))
-        group = Group(prompt, episodes_of(requests, await engines.generate(requests), self._decode))
-        for episode, reward in zip(group.episodes, await self._rewards.score(group), strict=True):
-            episode.reward = reward
+        samples = range(held.samples_per_prompt)
+        tasks = tasks_of(prompt, samples, held.sampling, self._seed, purpose=validation_of(held.name))
+        episodes = await self._environment.play(tasks, engines)
+        await self._scoring.score(prompt, episodes)
         self._scored += 1
         self.scored_at = asyncio.get_running_loop().time()
-        return group
+        return Group(prompt, episodes)
 
 
 def _mean_at_n(held: HeldOut) -> str:

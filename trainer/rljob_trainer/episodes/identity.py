@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 TRAINING: Final = "training"
@@ -29,3 +30,8 @@ class EpisodeId(NamedTuple):
 def validation_of(name: str) -> str:
     """The purpose of responses that are scored for the held-out set ``name``."""
     return f"validation set {name}"
+
+
+def ordinals_of(ids: Iterable[EpisodeId]) -> list[int]:
+    """The prompts of training among them, each once."""
+    return sorted({id.ordinal for id in ids if id.purpose == TRAINING})

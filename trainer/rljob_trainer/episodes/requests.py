@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 from rljob_trainer.episodes.episode import FinishReason
@@ -60,6 +60,10 @@ class GenerationResult:
     """From the first request to the response, waiting and interruptions included; the pool measures it."""
     receipt: Receipt | None = None
     """What whoever drives the engine says of the response."""
+
+
+Finished = Callable[[int, GenerationResult], None]
+"""Called with an answer and its position among the requests, before all answers are there."""
 
 
 def continued(request: GenerationRequest, partial: GenerationResult) -> GenerationRequest:

@@ -7,23 +7,22 @@ whatever becomes of the engine its requests can be made again elsewhere. Who the
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.receipts import ReceiptError, check_answer
-from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, continued
+from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult, continued
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.activity import Activity
 from rljob_trainer.rollout.columns import Requests
 from rljob_trainer.rollout.handle import EngineLostError
-from rljob_trainer.rollout.members import Member, Members, Pending, Standing
+from rljob_trainer.rollout.members import Member, Members, Pending, Standing, pending_of
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.waits import NEVER, patiently
 
@@ -77,7 +76,7 @@ class Dispatch(ABC):
     # ------------------------------------------------------------------ generation
 
     async def generate(
-        self, requests: Sequence[GenerationRequest], finished: Callable[[int, GenerationResult], None] | None = None
+        self, requests: Sequence[GenerationRequest], finished: Finished | None = None
     ) -> list[GenerationResult]:
         """The results of one group, in the order of its requests. ``finished`` is called with each of them and its
         position as soon as it is there.
@@ -86,11 +85,7 @@ class Dispatch(ABC):
         it aborts the requests.
         """
         self._check()
-        loop = asyncio.get_running_loop()
-        group = [
-            Pending(request, loop.create_future(), finished and functools.partial(finished, position))
-            for position, request in enumerate(requests)
-        ]
+        group = pending_of(requests, finished)
         self._queue.append(group)
         self._groups[id(group)] = group
         self._wake()

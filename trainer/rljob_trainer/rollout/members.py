@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
+from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult
 from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.handle import EngineHandle
 
@@ -57,6 +58,15 @@ class Pending:
     def budget(self) -> int:
         """Tokens it may still make."""
         return self.request.sampling.max_tokens - len(self.request.begun)
+
+
+def pending_of(requests: Sequence[GenerationRequest], finished: Finished | None = None) -> list[Pending]:
+    """A group on its way."""
+    loop = asyncio.get_running_loop()
+    return [
+        Pending(request, loop.create_future(), finished and functools.partial(finished, position))
+        for position, request in enumerate(requests)
+    ]
 
 
 @dataclass(slots=True, eq=False)

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
 from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
+from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.dispatch import CALL_SECONDS, Dispatch
 from rljob_trainer.rollout.engine_loop import EngineStatus
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.lent import Lent
-from rljob_trainer.rollout.members import Member, Pending
+from rljob_trainer.rollout.members import Member, pending_of
 from rljob_trainer.rollout.shelf import Shelf
 
 log = logging.getLogger(__name__)
@@ -225,9 +225,11 @@ class RolloutPool(Dispatch):
             member.state, member.kept_version = "lent", self.version
         return Lent(lent, self._ask, self._take_home) if lent else None
 
-    async def _ask(self, member: Member, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
+    async def _ask(
+        self, member: Member, requests: Sequence[GenerationRequest], finished: Finished | None = None
+    ) -> list[GenerationResult]:
         """The results from this engine and no other."""
-        group = [Pending(request, asyncio.get_running_loop().create_future()) for request in requests]
+        group = pending_of(requests, finished)
         for pending in group:
             pending.placed()
             member.pending[pending.request.id] = pending

@@ -1,0 +1,68 @@
+"""What turns a prompt into episodes. The page is docs/episodes.md.
+
+    episodes = await environment.play(tasks_of(prompt, range(8), sampling, seed), model)
+
+An environment plays all samples of a prompt at once, because siblings share their prompt and are asked for together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rljob_trainer.episodes.episode import Episode, Prompt
+from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.episodes.seeds import sample_seeds, world_seed
+from rljob_trainer.episodes.tokens import NOTHING, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One episode to be played."""
+
+    id: EpisodeId
+    prompt: Prompt
+    sampling: SamplingSettings
+    """Of the model's turns."""
+    seed: int
+    """Of the model's random numbers: another one for each sample."""
+    world_seed: int
+    """Of the world's: the same for all samples of a prompt."""
+    begun: Tokens = NOTHING
+    """What an earlier process had of the turn that was under way."""
+
+
+def tasks_of(
+    prompt: Prompt, samples: Iterable[int], sampling: SamplingSettings, seed: int, purpose: str = TRAINING
+) -> list[Task]:
+    """Some of a prompt's samples; ``seed`` is the job's."""
+    samples = list(samples)
+    of_world = world_seed(seed, prompt.ordinal)
+    return [
+        Task(EpisodeId(purpose, prompt.ordinal, sample), prompt, sampling, own, of_world)
+        for sample, own in zip(samples, sample_seeds(seed, prompt.ordinal, samples), strict=True)
+    ]
+
+
+class Model(Protocol):
+    """The policy, wherever it runs."""
+
+    async def generate(
+        self, requests: Sequence[GenerationRequest], finished: Finished | None = None
+    ) -> list[GenerationResult]:
+        """The answers in the order of the requests, which are siblings and go to one engine together; ``finished`` is
+        called with each and its position when it is there. What is interrupted for new weights goes on by itself."""
+        ...
+
+
+class Environment(Protocol):
+    """Plays the samples of a prompt."""
+
+    async def play(
+        self, tasks: Sequence[Task], model: Model, ended: Callable[[int, Episode], None] | None = None
+    ) -> list[Episode]:
+        """The episodes, unscored, in the order of the tasks; ``ended`` is called with each and its position as soon as
+        it has ended. Raises ``EngineError``; cancelling it ends what is under way."""
+        ...

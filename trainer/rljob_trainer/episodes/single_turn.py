@@ -1,0 +1,44 @@
+"""The environment of one question and one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rljob_trainer.episodes.environment import Model, Task
+from rljob_trainer.episodes.episode import Episode, single_turn
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
+
+
+class SingleTurn:
+    """Asks the model once for each sample. Nothing is recorded: the model's answer is all there is to an episode."""
+
+    async def play(
+        self, tasks: Sequence[Task], model: Model, ended: Callable[[int, Episode], None] | None = None
+    ) -> list[Episode]:
+        requests = [
+            GenerationRequest(task.id, task.prompt.token_ids, task.sampling, task.seed, task.begun) for task in tasks
+        ]
+        if ended is None:
+            results = await model.generate(requests)
+            return [_episode(request, result) for request, result in zip(requests, results, strict=True)]
+        made: dict[int, Episode] = {}
+
+        def finished(position: int, result: GenerationResult) -> None:
+            if position not in made:
+                made[position] = _episode(requests[position], result)
+                ended(position, made[position])
+
+        for position, result in enumerate(await model.generate(requests, finished)):
+            finished(position, result)  # the last ones may not have been told of yet
+        return [made[position] for position in range(len(tasks))]
+
+
+def _episode(request: GenerationRequest, result: GenerationResult) -> Episode:
+    return single_turn(
+        request.id,
+        request.prompt_ids,
+        result.tokens,
+        result.finish,
+        receipt=result.receipt,
+        seconds=result.seconds,
+    )

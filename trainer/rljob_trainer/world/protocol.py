@@ -1,0 +1,32 @@
+"""What an environment's programs see of the world: calls that are recorded, so that none is made twice."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+Json = Any
+"""What ``json.dumps`` writes and ``json.loads`` reads back as it was."""
+
+
+class WorldError(Exception):
+    """The world failed: a service is down, a sandbox is gone. It says nothing about the response: an episode that met
+    it has failed, and is no reward of 0."""
+
+
+class World(Protocol):
+    """Calls of one episode, in the order in which its program makes them."""
+
+    @property
+    def seed(self) -> int:
+        """63 bits, a function of the job's seed and the prompt: equal for all samples of the prompt."""
+        ...
+
+    async def call(self, kind: str, function: Callable[..., Awaitable[Json]], *arguments: Json) -> Json:
+        """What ``function(*arguments)`` returns. When the program is run again it is not called: the recorded result
+        is returned. ``kind`` names what is called, in the record, in waits and in messages.
+
+        Raises what the function raises, which is not recorded: ``WorldError`` for failures that are not the
+        response's.
+        """
+        ...
