@@ -12,8 +12,17 @@ import pytest
 from small_episodes import named, same_tokens
 
 from rljob_trainer.driver import unfinished
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.episodes.receipts import ReceiptError, Receipts, check_answer
-from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings, continued
+from rljob_trainer.episodes.record import Place, RecordedCall, RecordedTurn, What
+from rljob_trainer.episodes.requests import (
+    BegunTurn,
+    GenerationRequest,
+    GenerationResult,
+    SamplingSettings,
+    continued,
+)
 from rljob_trainer.episodes.tokens import NOTHING, Tokens, is_constant, stream_types
 from rljob_trainer.rollout.columns import Requests, Results
 from rljob_trainer.rollout.shelf import Shelf
@@ -49,8 +58,21 @@ def through_the_shelf(tokens: Tokens, folder: Path) -> Tokens:
 
 
 def through_a_checkpoint(tokens: Tokens, folder: Path) -> Tokens:
-    unfinished.write({5: {0: NOTHING, 1: tokens}, 6: {0: tokens}}, folder)
-    return unfinished.read(folder, versions_later=0)[5][1]
+    ids = [EpisodeId("training", 5, sample) for sample in range(3)]
+    turns = dict(zip(ids, (BegunTurn(1, NOTHING), BegunTurn(2, tokens), BegunTurn(3, tokens)), strict=True))
+    unfinished.write({5: turns}, folder)
+    return unfinished.read(folder, versions_later=0)[5][ids[1]].tokens
+
+
+def through_the_log(tokens: Tokens, folder: Path) -> Tokens:
+    call = RecordedCall(Place(("ask",), 0), What("ask", 5), True, turn=RecordedTurn(tokens, "stop", 1.0, None))
+    log = EpisodeLog(folder / "episodes")
+    log.begin(REQUEST.id, "a program")
+    log.put(REQUEST.id, call)
+    log.close()
+    turn = EpisodeLog(folder / "episodes").records[REQUEST.id].calls[call.place].turn
+    assert turn is not None
+    return turn.tokens
 
 
 def through_an_interruption(tokens: Tokens, _: Path) -> Tokens:
@@ -66,6 +88,7 @@ BORDERS = [
     through_a_request,
     through_the_shelf,
     through_a_checkpoint,
+    through_the_log,
     through_an_interruption,
     cut_and_joined,
 ]
@@ -108,8 +131,9 @@ def test_a_stream_that_only_some_tokens_have_is_refused(tmp_path: Path) -> None:
     some = replace(whole(3), routed_experts=None)
     with pytest.raises(ValueError, match="3 of 5 tokens have no routed experts"):
         Tokens.joined([whole(2), some])
+    turns = {named("a"): BegunTurn(0, whole(2)), named("b"): BegunTurn(0, some)}
     with pytest.raises(ValueError, match="1 of 2 samples have no routed experts"):
-        unfinished.write({5: {0: whole(2), 1: some}}, tmp_path)
+        unfinished.write({5: turns}, tmp_path)
 
 
 def test_a_mask_that_is_true_throughout_weighs_nothing(tmp_path: Path) -> None:

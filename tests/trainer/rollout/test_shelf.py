@@ -100,7 +100,7 @@ import numpy as np
 from rljob_trainer.driver import unfinished
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.tokens import Tokens
-from rljob_trainer.episodes.requests import GenerationResult
+from rljob_trainer.episodes.requests import BegunTurn, GenerationResult
 from rljob_trainer.rollout.shelf import Shelf
 
 def peak():
@@ -115,11 +115,12 @@ for ordinal in range(200):
     again = [GenerationResult(EpisodeId("", 0, 0), Tokens.sampled(*ones), "stop") for _ in range(15)]
     for one in again:
         shelf.keep(one)
-    groups[ordinal] = {i: one.tokens for i, one in enumerate([result, *again])}
+    made = enumerate([result, *again])
+    groups[ordinal] = {EpisodeId("training", ordinal, i): BegunTurn(0, one.tokens) for i, one in made}
 unfinished.write(groups, Path(sys.argv[1]), shelf.rest)
 back = unfinished.read(Path(sys.argv[1]), versions_later=0, keep=shelf.put)
 print(peak() - before)
-assert all((back[o][15].log_probs == -o).all() and len(back[o]) == 16 for o in range(200))
+assert all(([*back[o].values()][15].tokens.log_probs == -o).all() and len(back[o]) == 16 for o in range(200))
 """
 
 

@@ -30,8 +30,8 @@ from rljob_trainer.driver.stopping import Progress
 from rljob_trainer.driver.validating import ValidationResult, sample_rows
 from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.episodes.episode import Prompt
-from rljob_trainer.episodes.group import begun_of
-from rljob_trainer.episodes.tokens import Tokens
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.requests import BegunTurn
 from rljob_trainer.errors import (
     CheckpointError,
     DeadlineError,
@@ -104,7 +104,7 @@ class Session:
         self._boundary: dict[str, Any] = {}
         self._restored: list[tuple[Prompt, int]] = []
         self._restored_size = parts.schedule.groups_per_version
-        self._begun: dict[int, dict[int, Tokens]] | None = None
+        self._begun: dict[int, dict[EpisodeId, BegunTurn]] | None = None
         parts.trainer.announce = self._announce
         self._unwritten: tuple[int, dict[str, float]] | None = None
         self._pipeline: Pipeline | None = None
@@ -405,7 +405,7 @@ class Session:
             return self._restored
         return [(prompt, pipeline.schedule.deadline(prompt.ordinal)) for prompt in pipeline.open_prompts]
 
-    async def _begun_at_the_end(self) -> dict[int, dict[int, Tokens]]:
+    async def _begun_at_the_end(self) -> dict[int, dict[EpisodeId, BegunTurn]]:
         """The same, from engines that may not answer: what cannot be had soon is made again."""
         try:
             async with asyncio.timeout(_COLLECT_SECONDS):
@@ -414,11 +414,11 @@ class Session:
             self.parts.view.message(f"tokens of running samples are lost ({error or 'no answer'}): they are made again")
             return {}
 
-    async def _begun_groups(self) -> dict[int, dict[int, Tokens]]:
+    async def _begun_groups(self) -> dict[int, dict[EpisodeId, BegunTurn]]:
         """The tokens of all open groups, finished or not."""
         begun = await self.parts.rollout.begun()
         for group in [] if self._pipeline is None else self._pipeline.finished_groups:
-            begun[group.prompt.ordinal] = begun_of(group.episodes)
+            begun[group.prompt.ordinal] = self.parts.rollout.kept(group.episodes)
         return begun
 
     async def _announce(self, version: int) -> None:

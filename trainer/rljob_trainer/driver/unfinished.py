@@ -1,8 +1,8 @@
 """Groups that a checkpoint finds begun and not trained: the tokens they have, with log-probs and versions, in one file.
 
 Finished groups are kept the same way: an engine returns a request that needs nothing more as it came, and rewards are
-computed again. Flat arrays without pickle: sample by sample ``ordinals``, ``indices``, ``lengths`` (all ``[S]``), and
-the streams of ``Tokens``, ``[tokens]`` each.
+computed again. Flat arrays without pickle: turn by turn ``ordinals``, ``samples``, ``turns``, ``contexts`` (digests of
+what the model saw) and ``lengths`` (all ``[S]``), and the streams of ``Tokens``, ``[tokens]`` each.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from rljob_trainer.checkpoints.checkpoint import unreadable
+from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.requests import BegunTurn
 from rljob_trainer.episodes.tokens import NOTHING, Tokens, stream_types, words
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.training.checks import possible
@@ -24,9 +25,10 @@ from rljob_trainer.training.checks import possible
 FILE = "groups.npz"
 
 
-BegunGroups = Mapping[int, Mapping[int, Tokens]]
-"""Ordinal -> index of the sample -> what it has."""
+BegunGroups = Mapping[int, Mapping[EpisodeId, BegunTurn]]
+"""What there is of each prompt's turns, by ordinal."""
 
+_FACTS = ("ordinals", "samples", "turns", "contexts", "lengths")
 _Arrays = Iterable[np.ndarray[Any, Any]]
 _REST_BYTES = 16 << 20
 """Read between two calls of ``rest``."""
@@ -38,22 +40,20 @@ def write(groups: BegunGroups, folder: Path, rest: Callable[[], None] = lambda: 
 
     ``rest`` is called now and then, to let go of what has been read (``rollout/shelf.py``).
     """
-    samples = [(ordinal, index, begun) for ordinal, group in groups.items() for index, begun in group.items()]
-    ordinals = np.array([ordinal for ordinal, _, _ in samples], np.int64)
-    indices = np.array([index for _, index, _ in samples], np.int64)
-    lengths = np.array([len(begun) for _, _, begun in samples], np.int64)
+    turns = [(id, turn) for group in groups.values() for id, turn in group.items()]
+    facts = [(id.ordinal, id.sample, id.turn, turn.context, len(turn.tokens)) for id, turn in turns]
+    told = dict(zip(_FACTS, np.array(facts, np.int64).reshape(-1, len(_FACTS)).T, strict=True))
+    total = int(told["lengths"].sum())
     columns: dict[str, tuple[Any, tuple[int, ...], _Arrays]] = {
-        "ordinals": (np.int64, ordinals.shape, [ordinals]),
-        "indices": (np.int64, indices.shape, [indices]),
-        "lengths": (np.int64, lengths.shape, [lengths]),
+        name: (np.int64, fact.shape, [fact]) for name, fact in told.items()
     }
-    parts = [begun for _, _, begun in samples if len(begun)] or [NOTHING]
+    parts = [turn.tokens for _, turn in turns if len(turn.tokens)] or [NOTHING]
     for name in {name: None for part in parts for name in part.streams()}:
         streams = [part.streams().get(name) for part in parts]
         there = [stream for stream in streams if stream is not None]
         if len(there) < len(parts):
             raise ValueError(f"{len(parts) - len(there)} of {len(parts)} samples have no {words(name)}")
-        columns[name] = (stream_types()[name], (int(lengths.sum()), *there[0].shape[1:]), there)
+        columns[name] = (stream_types()[name], (total, *there[0].shape[1:]), there)
     with zipfile.ZipFile(folder / FILE, "w") as file:
         for name, (dtype, shape, arrays) in columns.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
@@ -79,7 +79,7 @@ def read(
     versions_later: int,
     keep: Callable[[Tokens], Tokens] = lambda tokens: tokens,
     report: Callable[[str], None] = lambda _: None,
-) -> dict[int, dict[int, Tokens]]:
+) -> dict[int, dict[EpisodeId, BegunTurn]]:
     """The groups of a checkpoint, empty when it has none. Raises ``CheckpointError``.
 
     ``versions_later`` is added to every version: the weights of a checkpoint are published again under a new number,
@@ -91,21 +91,18 @@ def read(
     """
     if not (folder / FILE).exists():
         return {}
-    groups: dict[int, dict[int, Tokens]] = {}
+    groups: dict[int, dict[EpisodeId, BegunTurn]] = {}
     try:
         with zipfile.ZipFile(folder / FILE) as file:
-            ordinals, indices, lengths = (_Column(file, name).rest() for name in ("ordinals", "indices", "lengths"))
+            facts = zip(*(_Column(file, name).rest().tolist() for name in _FACTS), strict=True)
             streams = {name: _Column(file, name) for name in stream_types() if f"{name}.npy" in file.namelist()}
-            for ordinal, index, length in zip(ordinals.tolist(), indices.tolist(), lengths.tolist(), strict=True):
+            for ordinal, sample, turn, context, length in facts:
+                id = EpisodeId(TRAINING, ordinal, sample, turn)
                 tokens = Tokens(**{name: column.take(length) for name, column in streams.items()})
                 if not possible(tokens.log_probs).all():
-                    report(
-                        f"sample {index} of prompt {ordinal} has a log-prob that no sampled token can have: it is made "
-                        "again"
-                    )
+                    report(f"{id} has a log-prob that no sampled token can have: it is made again")
                     continue
-                moved = replace(tokens, versions=tokens.versions + np.int32(versions_later))
-                groups.setdefault(ordinal, {})[index] = keep(moved)
+                groups.setdefault(ordinal, {})[id] = BegunTurn(context, keep(tokens.later(versions_later)))
             for column in streams.values():
                 if len(column.rest()):
                     raise ValueError("it holds more tokens than its samples have")

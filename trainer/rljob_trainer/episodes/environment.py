@@ -8,14 +8,20 @@ An environment plays all samples of a prompt at once, because siblings share the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rljob_trainer.episodes.episode import Episode, Prompt
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
-from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult, SamplingSettings
-from rljob_trainer.episodes.seeds import sample_seeds, world_seed
-from rljob_trainer.episodes.tokens import NOTHING, Tokens
+from rljob_trainer.episodes.requests import (
+    NOT_BEGUN,
+    BegunTurn,
+    Finished,
+    GenerationRequest,
+    GenerationResult,
+    SamplingSettings,
+)
+from rljob_trainer.episodes.seeds import sample_seeds, turn_seed, world_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +36,16 @@ class Task:
     """Of the model's random numbers: another one for each sample."""
     world_seed: int
     """Of the world's: the same for all samples of a prompt."""
-    begun: Tokens = NOTHING
-    """What an earlier process had of the turn that was under way."""
+    begun: dict[int, BegunTurn] = field(default_factory=dict)
+    """What an earlier process had of turns, by their number, that are not on record."""
+
+    def request(
+        self, turn: int, context: tuple[int, ...], sampling: SamplingSettings | None = None
+    ) -> GenerationRequest:
+        """The model's turn of this number after ``context``."""
+        begun = self.begun.get(turn, NOT_BEGUN).after(context)
+        id, seed = self.id._replace(turn=turn), turn_seed(self.seed, turn)
+        return GenerationRequest(id, context, sampling or self.sampling, seed, begun)
 
 
 def tasks_of(
@@ -65,4 +79,9 @@ class Environment(Protocol):
     ) -> list[Episode]:
         """The episodes, unscored, in the order of the tasks; ``ended`` is called with each and its position as soon as
         it has ended. Raises ``EngineError``; cancelling it ends what is under way."""
+        ...
+
+    def kept(self, episode: Episode) -> dict[EpisodeId, BegunTurn]:
+        """What a checkpoint has to keep of an episode that has ended and is not trained, so that playing it again asks
+        for nothing."""
         ...

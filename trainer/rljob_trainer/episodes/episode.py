@@ -53,7 +53,7 @@ class RewardResult:
     """The episode that was scored, and the digest of its tokens."""
 
 
-class Turn(NamedTuple):
+class TurnSpan(NamedTuple):
     """A part of a leaf's tokens that an engine made in answer to one request."""
 
     start: int
@@ -71,7 +71,7 @@ class Leaf:
 
     prompt_ids: tuple[int, ...]
     tokens: Tokens
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[TurnSpan, ...] = ()
     """In order; what lies between them the model was given, and is masked."""
 
 
@@ -111,7 +111,7 @@ def single_turn(
     seconds: float = 0.0,
 ) -> Episode:
     """An episode of one request and one answer."""
-    leaf = Leaf(prompt_ids, tokens, (Turn(0, len(tokens), receipt),))
+    leaf = Leaf(prompt_ids, tokens, (TurnSpan(0, len(tokens), receipt),))
     return Episode(id, (leaf,), finish, text, reward, seconds)
 
 

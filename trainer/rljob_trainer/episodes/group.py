@@ -7,14 +7,14 @@ import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from rljob_trainer.episodes.environment import Environment, Model, Task, tasks_of
 from rljob_trainer.episodes.episode import Episode, Group, Prompt, RewardResult
-from rljob_trainer.episodes.identity import TRAINING
-from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
-from rljob_trainer.episodes.tokens import NOTHING, Tokens
+from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.receipts import prompt_digest
+from rljob_trainer.episodes.requests import BegunTurn, GenerationRequest, SamplingSettings
 from rljob_trainer.waits import NEVER, Waits
 
 GREEDY_INDEX = 1 << 20
@@ -118,7 +118,7 @@ class GroupRollout:
         self._settings = settings
         self._made: dict[int, list[Episode]] = {}
         """Groups whose rewards are being computed."""
-        self.restored: dict[int, dict[int, Tokens]] = {}
+        self.restored: dict[int, dict[EpisodeId, BegunTurn]] = {}
         """What an earlier process had of prompts that will be asked again."""
         self._in_rewards_since: dict[int, float] = {}
         """By ordinal."""
@@ -146,7 +146,8 @@ class GroupRollout:
         if settings.greedy:
             tasks += tasks_of(prompt, [GREEDY_INDEX], greedy(settings.sampling), settings.seed)
         if begun := self.restored.pop(prompt.ordinal, None):
-            tasks = [replace(task, begun=begun.get(task.id.sample, NOTHING)) for task in tasks]
+            for task in tasks:
+                task.begun.update({id.turn: turn for id, turn in begun.items() if id.sample == task.id.sample})
         if len(tasks) > 1 and self._rewards.in_processes(prompt.source):
             episodes = await self._score_as_they_end(prompt, tasks)
         else:
@@ -217,16 +218,21 @@ class GroupRollout:
             if not self._in_rewards_since:
                 self._rewarding.close()
 
-    async def begun(self) -> dict[int, dict[int, Tokens]]:
-        """What there is by now of groups that ``run`` has not returned, by ordinal and index of the sample."""
-        groups: dict[int, dict[int, Tokens]] = {}
+    async def begun(self) -> dict[int, dict[EpisodeId, BegunTurn]]:
+        """What there is by now of groups that ``run`` has not returned, by ordinal."""
+        groups: dict[int, dict[EpisodeId, BegunTurn]] = {}
         for request in await self._engines.begun():
             if request.id.purpose == TRAINING and len(request.begun):
-                groups.setdefault(request.id.ordinal, {})[request.id.sample] = request.begun
+                turn = BegunTurn(prompt_digest(request.prompt_ids), request.begun)
+                groups.setdefault(request.id.ordinal, {})[request.id] = turn
         for made_for, episodes in self._made.items():
-            groups[made_for] = begun_of(episodes)
+            groups[made_for] = self.kept(episodes)
         # Those that are not asked yet are as an earlier process left them.
         return {**self.restored, **groups}
+
+    def kept(self, episodes: Sequence[Episode]) -> dict[EpisodeId, BegunTurn]:
+        """What a checkpoint has to keep of episodes that have ended."""
+        return {id: turn for episode in episodes for id, turn in self._environment.kept(episode).items()}
 
     def waiting_for(self, finished: int, wanted: int) -> str:
         # Those groups of a batch that are still under way are taken to be the ones that are furthest.
@@ -246,8 +252,3 @@ class GroupRollout:
         limit = "" if self._reward_seconds is None else f" (limit {self._reward_seconds:g} s a sample)"
         groups = "1 group" if len(self._in_rewards_since) == 1 else f"{len(self._in_rewards_since)} groups"
         return f"{groups} in reward functions, the oldest (prompt {oldest}) for {seconds:.0f} s{limit}"
-
-
-def begun_of(episodes: Sequence[Episode]) -> dict[int, Tokens]:
-    """The tokens of episodes of one turn, by sample."""
-    return {episode.id.sample: leaf.tokens for episode in episodes for (leaf,) in [episode.leaves]}

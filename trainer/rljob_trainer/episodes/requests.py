@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rljob_trainer.episodes.episode import FinishReason
 from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.receipts import Receipt
+from rljob_trainer.episodes.receipts import Receipt, prompt_digest
 from rljob_trainer.episodes.tokens import NOTHING, Tokens
 
 
@@ -43,6 +44,21 @@ class GenerationRequest:
     def prefix(self) -> tuple[int, ...]:
         """The tokens that the next one follows."""
         return (*self.prompt_ids, *self.begun.ids.tolist()) if len(self.begun) else self.prompt_ids
+
+
+class BegunTurn(NamedTuple):
+    """What there is of a turn that was not finished, or not trained."""
+
+    context: int
+    """The digest of what the model saw (``receipts.prompt_digest``): for anything else the tokens are of no use."""
+    tokens: Tokens
+
+    def after(self, context: Sequence[int]) -> Tokens:
+        """The tokens, if the model sees ``context``; else none."""
+        return self.tokens if prompt_digest(context) == self.context else NOTHING
+
+
+NOT_BEGUN = BegunTurn(0, NOTHING)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 from rljob_trainer.episodes.environment import Model, Task
 from rljob_trainer.episodes.episode import Episode, single_turn
-from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.receipts import prompt_digest
+from rljob_trainer.episodes.requests import BegunTurn, GenerationRequest, GenerationResult
 
 
 class SingleTurn:
@@ -15,9 +17,7 @@ class SingleTurn:
     async def play(
         self, tasks: Sequence[Task], model: Model, ended: Callable[[int, Episode], None] | None = None
     ) -> list[Episode]:
-        requests = [
-            GenerationRequest(task.id, task.prompt.token_ids, task.sampling, task.seed, task.begun) for task in tasks
-        ]
+        requests = [task.request(0, task.prompt.token_ids) for task in tasks]
         if ended is None:
             results = await model.generate(requests)
             return [_episode(request, result) for request, result in zip(requests, results, strict=True)]
@@ -31,6 +31,10 @@ class SingleTurn:
         for position, result in enumerate(await model.generate(requests, finished)):
             finished(position, result)  # the last ones may not have been told of yet
         return [made[position] for position in range(len(tasks))]
+
+    def kept(self, episode: Episode) -> dict[EpisodeId, BegunTurn]:
+        (leaf,) = episode.leaves
+        return {episode.id: BegunTurn(prompt_digest(leaf.prompt_ids), leaf.tokens)}
 
 
 def _episode(request: GenerationRequest, result: GenerationResult) -> Episode:

@@ -8,7 +8,7 @@ two places to change.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Self
 
@@ -86,6 +86,10 @@ class Tokens:
     def split(self, offsets: Sequence[int]) -> Iterator[Self]:
         """The parts between each offset and the next; views."""
         return (self[start:end] for start, end in pairwise(offsets))
+
+    def later(self, versions: int) -> Self:
+        """The same, made by versions whose numbers are so much higher: their weights were published again."""
+        return replace(self, versions=self.versions + np.int32(versions))
 
     def before(self, version: int) -> Self:
         """Those in front of the first token that ``version``, or a later one, made."""
