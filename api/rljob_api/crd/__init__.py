@@ -14,9 +14,10 @@ import yaml
 
 from rljob_api import schema
 from rljob_api.crd.changes import transitions
-from rljob_api.crd.checks import checks
-from rljob_api.crd.structural import Path, Schema, structural
+from rljob_api.crd.structural import Schema, structural
 from rljob_api.job_status import RLJobStatus
+from rljob_api.rules import RULES
+from rljob_api.rules.cel import Path
 from rljob_api.schema import Node
 from rljob_api.spec.job import API_VERSION, KIND, MAX_NAME
 
@@ -129,11 +130,11 @@ def _root() -> Schema:
 def _rules() -> dict[Path, list[Schema]]:
     """CEL by place: the rules between fields, then what may change."""
     found: dict[Path, list[Schema]] = defaultdict(list)
-    for check in checks():
-        entry: Schema = {"rule": check.expression, "message": check.message}
-        if check.field:
-            entry["fieldPath"] = check.field
-        found[check.at].append(entry)
+    for cel in (cel for rule in RULES.values() for cel in rule.cel):
+        entry: Schema = {"rule": cel.expression, "message": cel.message}
+        if cel.field:
+            entry["fieldPath"] = cel.field
+        found[cel.at].append(entry)
     for path, rules in transitions().items():
         found[path] += rules
     return found

@@ -91,7 +91,7 @@ def templates(job: Job) -> list[Template]:
     return [Template(f"{path}.template", pod) for path, pod in job.pods]
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def templates_are_well_formed(job: Job) -> Iterator[Violation]:
     # What has another shape would take the place of ours, or be left out without a word, or end the operator's look.
     for template in templates(job):
@@ -143,7 +143,7 @@ def _not_keyed(path: str, items: list[Any], key: str) -> Iterator[Violation]:
             seen.add(value)
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def templates_leave_ray_alone(job: Job) -> Iterator[Violation]:
     for template in templates(job):
         for name, (problem, remedy) in IN_POD.items():
@@ -155,7 +155,7 @@ def templates_leave_ray_alone(job: Job) -> Iterator[Violation]:
                     yield Violation(f"{path}.{name}", *OURS)
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def template_variables_leave_ours_alone(job: Job) -> Iterator[Violation]:
     for template in templates(job):
         for where, container in template.ray:
@@ -170,7 +170,7 @@ def template_variables_leave_ours_alone(job: Job) -> Iterator[Violation]:
                     )
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def template_labels_have_own_domains(job: Job) -> Iterator[Violation]:
     for template in templates(job):
         for kind in METADATA:
@@ -178,7 +178,7 @@ def template_labels_have_own_domains(job: Job) -> Iterator[Violation]:
             yield from names_in_reserved_domains(f"{template.path}.metadata.{kind}", names)
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def template_gpus_are_counted_once(job: Job) -> Iterator[Violation]:
     for template in templates(job):
         name = template.pod.gpu_resource
