@@ -16,7 +16,7 @@ import annotated_types as at
 from pydantic import BaseModel, JsonValue
 from pydantic.fields import FieldInfo
 
-from rljob_api.spec.base import NEVER, Change, Format, IntOrString, MapKeys, Preserve
+from rljob_api.spec.base import NEVER, Change, Fallback, Format, IntOrString, MapKeys, Preserve
 
 Kind = Literal["object", "list", "map", "string", "integer", "number", "boolean", "quantity", "any"]
 
@@ -49,6 +49,8 @@ class Node:
     items: Node | None = None
     """Lists and maps: what each value looks like."""
     merge_keys: tuple[str, ...] = ()
+    fallback: Any = None
+    """What absent means when no preset says otherwise (``Fallback``); None: no one value."""
     change: Change = NEVER
     model: type[BaseModel] | None = field(default=None, repr=False)
 
@@ -138,7 +140,8 @@ def _field(name: str, info: FieldInfo, inherited: Change) -> Node:
     default = None if info.is_required() else info.get_default(call_default_factory=True)
     if default is not None:
         found["has_default"], found["default"] = True, _plain(default)
-    return Node(name=name, description=info.description or "", **found)
+    described = [info.description or "", found.pop("meaning", "")]
+    return Node(name=name, description=" ".join(filter(None, described)), **found)
 
 
 def _annotation(annotation: Any, found: dict[str, Any]) -> None:
@@ -190,6 +193,9 @@ def _constraints(metadata: typing.Iterable[Any], found: dict[str, Any]) -> None:
             found["shortest"] = entry.min_length
         elif isinstance(entry, at.MaxLen):
             found["longest"] = entry.max_length
+        elif isinstance(entry, Fallback):
+            found["fallback"] = entry.value
+            found["meaning"] = entry.sentence
         elif isinstance(entry, Change):
             found["change"] = entry
         elif isinstance(entry, MapKeys):

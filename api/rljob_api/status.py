@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field
 
 from rljob_api.spec.base import Listed, SpecModel
+from rljob_api.spec.pipeline import LiveSettings
 
 DRIVER_PORT = 8470
 LARGEST_BODY = 16 * 1024
@@ -137,14 +138,6 @@ class End(StatusModel):
     time: Instant = Field(description="When.")
 
 
-class LiveSettings(SpecModel):
-    """Settings that may change while the job runs; what is absent stays."""
-
-    max_age: Annotated[int, Field(ge=0, le=64)] | None = Field(default=None, description="staleness.maxAge.")
-    fraction: Annotated[float, Field(ge=0, le=64)] | None = Field(default=None, description="staleness.fraction.")
-    sync_every: Annotated[int, Field(ge=1, le=1024)] | None = Field(default=None, description="pipeline.syncEvery.")
-
-
 class Desired(SpecModel):
     """The operator's only command: idempotent, and repeated until the status echoes the generation."""
 
@@ -152,7 +145,9 @@ class Desired(SpecModel):
     attempt: Annotated[int, Field(ge=1)] = Field(description="Attempt that is meant; another attempt's driver refuses.")
     rollout_replicas: Count | None = Field(default=None, description="Engines wanted; the surplus is drained.")
     suspend: bool = Field(default=False, description="Write a checkpoint, then end with kind suspended.")
-    settings: LiveSettings = Field(default=LiveSettings(), description="Settings that may change live.")
+    settings: LiveSettings = Field(
+        default=LiveSettings(), description="All settings that may change live; none of them: they stay as they are."
+    )
 
 
 class DriverStatus(StatusModel):

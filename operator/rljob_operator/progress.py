@@ -8,25 +8,21 @@ from __future__ import annotations
 from typing import Any
 
 from rljob_api import ResolvedJob
-from rljob_api.status import Desired, DriverStatus, LiveSettings
+from rljob_api.resolution import live_settings
+from rljob_api.spec.pipeline import LiveSettings
+from rljob_api.status import Desired, DriverStatus
 from rljob_operator.conditions import Reason, Type, timestamp
 from rljob_operator.draft import Draft
 
 
 def desired(job: ResolvedJob, generation: int, attempt: int, *, suspend: bool = False) -> Desired:
     """What the operator wants of the driver under this generation of the job. `suspend`: in any case."""
-    pipeline = job.spec.pipeline
-    changeable = pipeline.mode == "fullyAsync"
     return Desired(
         generation=generation,
         attempt=attempt,
         rollout_replicas=job.spec.rollout.replicas if job.spec.placement == "separate" else None,
         suspend=suspend or job.spec.suspend,
-        settings=LiveSettings(
-            max_age=pipeline.staleness.max_age if changeable else None,
-            fraction=pipeline.staleness.fraction if changeable else None,
-            sync_every=pipeline.sync_every if changeable else None,
-        ),
+        settings=live_settings(job.spec) or LiveSettings(),
     )
 
 

@@ -8,9 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pydantic import ValidationError
 
-from rljob_api import RLJob
+from rljob_api import RLJob, schema
 from rljob_api.loading import check_text
+from rljob_api.schema import Node
 from rljob_api.spec.algorithm import Advantage, Critic
+from rljob_api.spec.pipeline import LiveSettings
 from rljob_api.spec.pod import Pod, Resources
 from rljob_api.spec.pools import Optimizer
 from rljob_api.status import (
@@ -18,7 +20,6 @@ from rljob_api.status import (
     DriverStatus,
     End,
     EngineStatus,
-    LiveSettings,
     Pools,
     RolloutStatus,
     TrainerStatus,
@@ -126,6 +127,15 @@ def test_a_command_with_unknown_parts_is_refused() -> None:
     assert Desired.model_validate(json.loads(desired.model_dump_json(by_alias=True))) == desired
     with pytest.raises(ValidationError):
         Desired.model_validate({"generation": 1, "attempt": 1, "stop": True})
+
+
+def test_every_live_setting_of_the_pipeline_reaches_the_driver() -> None:
+    nodes = schema.walk(schema.root().fields["spec"].fields["pipeline"])
+    live = [node for _, node in nodes if node.change.when == "live" and not node.fields]
+    sent = Node(name="", kind="object", model=LiveSettings).fields
+    assert {node.name: (node.bounds, node.fallback) for node in live} == {
+        name: (node.bounds, node.fallback) for name, node in sent.items()
+    }
 
 
 def test_ends_carry_exit_codes() -> None:

@@ -14,7 +14,8 @@ from typing import Any
 from rljob_api.method import Method
 from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.presets import PRESETS, Preset
-from rljob_api.resolution import DEFAULT_ASYNC_MINI_BATCH_GROUPS, DEFAULT_GROUPS
+from rljob_api.schema import find
+from rljob_api.spec.pipeline import DEFAULT_ASYNC_MINI_BATCH_GROUPS, DEFAULT_GROUPS
 
 Path = tuple[str, ...]
 """Names of fields; ``[]`` stands for the items of a list, ``{}`` for the values of a map."""
@@ -59,6 +60,14 @@ def text(value: str) -> str:
 def given(field: str, otherwise: str) -> str:
     """The field if it is there, else another expression."""
     return f"(has({field}) ? {field} : {otherwise})"
+
+
+def in_force(field: str) -> str:
+    """A number of spec as resolution has it: the field if it is there, else what its absence means."""
+    node = find(["spec", *field.split(".")[1:]])
+    assert node is not None, field
+    assert node.fallback is not None, f"{field} has no one fallback"
+    return given(field, str(node.fallback))
 
 
 def exactly_one(*fields: str) -> str:
@@ -170,16 +179,15 @@ MINI = (
 )
 GROUPS = given("self.batch.groups", str(DEFAULT_GROUPS))
 UPDATE = (
-    f"({IS_ASYNC} ? {given('self.pipeline.requireBatches', '1')} * "
+    f"({IS_ASYNC} ? {in_force('self.pipeline.requireBatches')} * "
     f"{given('self.batch.miniBatchGroups', str(DEFAULT_ASYNC_MINI_BATCH_GROUPS))} : {GROUPS})"
 )
-PULL = f"{given('self.pipeline.syncEvery', '1')} * {given('self.pipeline.requireBatches', '1')} * {MINI}"
-MAX_AGE = given("self.pipeline.staleness.maxAge", "1")
+PULL = f"{in_force('self.pipeline.syncEvery')} * {in_force('self.pipeline.requireBatches')} * {MINI}"
 IS_COLOCATED = (
     "(has(self.placement) ? self.placement == 'colocated' : "
     "self.pipeline.mode == 'sync' && !has(self.rollout.replicas))"
 )
-REPLICAS = given("self.rollout.replicas", "1")
+REPLICAS = in_force("self.rollout.replicas")
 _MODE = "self.algorithm.rolloutCorrection.mode"
 _NAMED = "self.algorithm.rolloutCorrection.preset"
 IS_WITHOUT_CORRECTION = (

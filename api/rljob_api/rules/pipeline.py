@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rljob_api.rules import cel
 from rljob_api.rules.cel import SPEC, TRAINER, Cel
 from rljob_api.rules.registry import Job, rule
+from rljob_api.spec.pipeline import DEFAULT_GROUPS
 from rljob_api.violations import Violation
 
 
@@ -14,7 +15,7 @@ from rljob_api.violations import Violation
     cel=Cel(
         SPEC,
         f"{cel.IS_ASYNC} || {cel.GROUPS} % {cel.MINI} == 0",
-        "must divide groups (128 unless set); choose a divisor",
+        f"must divide groups ({DEFAULT_GROUPS} unless set); choose a divisor",
         ".batch.miniBatchGroups",
     )
 )
@@ -109,7 +110,7 @@ def async_settings_belong_to_fully_async(job: Job) -> Iterator[Violation]:
     cel=Cel(
         SPEC,
         f"!({cel.IS_ASYNC}) || !has(self.pipeline.partialRollout) || self.pipeline.partialRollout == 'none' || "
-        f"{cel.MAX_AGE} > 0",
+        f"{cel.in_force('self.pipeline.staleness.maxAge')} > 0",
         "a response that goes on under new weights is at least one version old; raise staleness.maxAge",
         ".pipeline.partialRollout",
     )

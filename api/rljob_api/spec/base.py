@@ -6,6 +6,7 @@ models: no unions but int-or-string quantities, no optional-and-null (null means
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
@@ -34,6 +35,24 @@ class Change:
 LIVE = Change("live")
 SUSPENDED = Change("suspended")
 NEVER = Change("never")
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """What an absent field stands for when no preset says otherwise.
+
+    Such a field is None by default, and not this value, because there are rules about whether it was written. The
+    description ends with it ("Default: 1."), ``rljob_api.resolve`` fills it in, and the rules' CEL reads it.
+    """
+
+    value: Any
+
+    @property
+    def sentence(self) -> str:
+        said = str(self.value).lower() if isinstance(self.value, bool) else f"{self.value}"
+        if isinstance(self.value, float):
+            said = f"{self.value:g}".replace("e-0", "e-")
+        return f"Default: {said}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +110,17 @@ class SpecModel(BaseModel):
     def _names(cls) -> frozenset[str]:
         fields = cls.model_fields.items()
         return frozenset(name for field, info in fields for name in (field, info.alias or to_camel(field)))
+
+    @classmethod
+    @cache
+    def fallbacks(cls) -> Mapping[str, Any]:
+        """What absent fields stand for (``Fallback``), by their Python names."""
+        return {
+            name: mark.value
+            for name, info in cls.model_fields.items()
+            for mark in info.metadata
+            if isinstance(mark, Fallback)
+        }
 
     def document(self) -> dict[str, Any]:
         """The model as plain data with YAML names, without what was left at its default."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.spec.base import LIVE, SUSPENDED, EnvMap, FreeForm, SpecModel
+from rljob_api.spec.base import LIVE, SUSPENDED, EnvMap, Fallback, FreeForm, SpecModel
 from rljob_api.spec.data import Sampling
 from rljob_api.spec.pod import Pod
 
@@ -29,11 +29,11 @@ class Rollout(SpecModel):
         default="vllm",
         description="vllm: for real models. torch: a small batched generator for small models and CPUs.",
     )
-    replicas: Annotated[int | None, LIVE] = Field(
+    replicas: Annotated[int | None, LIVE, Fallback(1)] = Field(
         default=None,
         ge=1,
         le=4096,
-        description="Number of engines (placement separate; colocated takes the trainer's devices). Default: 1.",
+        description="Number of engines (placement separate; colocated takes the trainer's devices).",
     )
     min_replicas: Annotated[int | None, LIVE] = Field(
         default=None, ge=1, le=4096, description="Training goes on while this many engines serve. Default: replicas."
