@@ -165,7 +165,8 @@ def _annotation(annotation: Any, found: dict[str, Any]) -> None:
     elif annotation is JsonValue or annotation is Any:
         found["kind"] = "any"
     else:
-        found["kind"] = {str: "string", int: "integer", float: "number", bool: "boolean"}[annotation]
+        # What has a format is text in the document, whatever it is in Python.
+        found["kind"] = {str: "string", int: "integer", float: "number", bool: "boolean"}.get(annotation, "string")
     if found.pop("preserve", False):
         found["kind"] = "any" if found["kind"] != "map" else "map"
 
@@ -201,7 +202,7 @@ def _constraints(metadata: typing.Iterable[Any], found: dict[str, Any]) -> None:
         elif isinstance(entry, MapKeys):
             found["merge_keys"] = entry.keys
         elif isinstance(entry, Format):
-            found["format"] = entry.name
+            found["kind"], found["format"], found["longest"] = "string", entry.name, entry.longest
         elif isinstance(entry, Preserve):
             found["preserve"] = True
         elif isinstance(entry, IntOrString):

@@ -8,11 +8,11 @@ A reader ignores status fields that it does not know (driver and operator may di
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field
 
-from rljob_api.spec.base import Listed, SpecModel
+from rljob_api.spec.base import Format, Listed, SpecModel
 from rljob_api.spec.pipeline import LiveSettings
 
 DRIVER_PORT = 8470
@@ -22,7 +22,7 @@ STATUS_PATH = "/v1/status"
 DESIRED_PATH = "/v1/desired"
 METRICS_PATH = "/metrics"
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=1000000000000)]
 Text = Annotated[str, Field(max_length=1024)]
 Name = Annotated[str, Field(max_length=253)]
 
@@ -31,20 +31,33 @@ def _moment(value: Any) -> Any:
     return datetime.fromisoformat(value) if isinstance(value, str) else value
 
 
-Instant = Annotated[AwareDatetime, BeforeValidator(_moment)]
-"""A moment with its time zone; ISO 8601 in JSON."""
+Instant = Annotated[AwareDatetime, BeforeValidator(_moment), Format("date-time", longest=64)]
+"""A moment with its time zone; RFC 3339 in JSON."""
 
 EngineState = Literal["starting", "loading", "serving", "validating", "paused", "draining", "drained", "lost"]
 EndKind = Literal["succeeded", "failed", "suspended"]
 ShareMap = Annotated[dict[Name, Annotated[float, Field(ge=0, le=1)]], Field(max_length=64)]
-AgeMap = Annotated[dict[Name, Count], Field(max_length=256)]
+AgeMap = Annotated[dict[Name, Annotated[int, Field(ge=0)]], Field(max_length=256)]
 RewardMap = Annotated[dict[Name, float], Field(max_length=64)]
+
+
+_NOT_KEPT: set[str] = set()
 
 
 class StatusModel(SpecModel):
     """A part of the status: strict about types, but not about further fields."""
 
     model_config = ConfigDict(extra="ignore")
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Drops the record of which fields were given, 700 bytes a part: the operator holds thousands of statuses."""
+        object.__setattr__(self, "__pydantic_fields_set__", _NOT_KEPT)
+
+    def changed(self, **fields: Any) -> Self:
+        """A copy with other values for these fields, which are taken as they are."""
+        if unknown := fields.keys() - type(self).model_fields.keys():
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+        return self.model_copy(update=fields)
 
 
 class Waiting(StatusModel):

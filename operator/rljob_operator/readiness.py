@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from rljob_api.job_status import PoolStatus
 from rljob_operator import names
 from rljob_operator.conditions import Reason
 from rljob_operator.observed import ClusterView, Observed, PodView, Trouble
 from rljob_operator.pools import Pool
-from rljob_operator.status import PoolStatus
 
 WORST_FIRST: tuple[tuple[Trouble, Reason], ...] = (
     ("image", Reason.IMAGE_ERROR),
@@ -41,7 +41,13 @@ def pool_status(observed: Observed, job: str, cluster: ClusterView | None, pool:
     alive = [pod for pod in pods if not pod.ended and pod.deleting_since is None]
     selector = f"{names.JOB_LABEL}={job},{names.ROLE_LABEL}={pool.name}"
     ready = sum(pod.ready for pod in alive)
-    return PoolStatus(pool.replicas, len(alive) // pool.hosts, ready // pool.hosts, selector)
+    return PoolStatus(
+        desired=pool.replicas,
+        replicas=len(alive) // pool.hosts,
+        ready=ready // pool.hosts,
+        summary=f"{ready // pool.hosts}/{pool.replicas}",
+        selector=selector,
+    )
 
 
 def unserved(pod: PodView, since: timedelta, now: datetime) -> PodView:

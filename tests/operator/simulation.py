@@ -439,11 +439,11 @@ class World:
             self.wait(seconds)
 
     def reason(self, kind: str) -> str:
-        found = self.status.conditions.get(kind)
+        found = self.status.by_type.get(kind)
         return found.reason if found is not None else ""
 
     def value(self, kind: str) -> str:
-        found = self.status.conditions.get(kind)
+        found = self.status.by_type.get(kind)
         return found.status if found is not None else ""
 
     def wanted_pods(self) -> int:

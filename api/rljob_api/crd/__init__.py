@@ -121,7 +121,7 @@ def _root() -> Schema:
             # Only bounds of the name may stand here; all else of metadata is Kubernetes' own.
             "metadata": {"type": "object", "properties": {"name": name}},
             "spec": structural(fields["spec"], rules, ("spec",)),
-            "status": structural(status, {}, ("status",)),
+            "status": _without_defaults(structural(status, {}, ("status",))),
         },
         "x-kubernetes-validations": rules[()],
     }
@@ -138,6 +138,15 @@ def _rules() -> dict[Path, list[Schema]]:
     for path, rules in transitions().items():
         found[path] += rules
     return found
+
+
+def _without_defaults(schema: Schema) -> Schema:
+    """The status is written whole: what it lacks isn't known, and the API server shall not make it up."""
+    return {
+        name: _without_defaults(part) if isinstance(part, dict) else part
+        for name, part in schema.items()
+        if name != "default"
+    }
 
 
 def _column(name: str, kind: str, path: str, priority: int, description: str) -> Schema:

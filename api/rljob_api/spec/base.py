@@ -69,9 +69,11 @@ class MapKeys:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Marks text that the API server checks by a format of OpenAPI, such as date-time (RFC 3339)."""
+    """Marks what a document has as text in a format of OpenAPI, such as date-time (RFC 3339)."""
 
     name: str
+    longest: int
+    """Most characters."""
 
 
 @dataclass(frozen=True, slots=True)
