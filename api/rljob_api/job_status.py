@@ -78,7 +78,7 @@ class PoolStatus(StatusModel):
     selector: Annotated[str, Field(max_length=2048)] = Field(default="", description="Label selector of its pods.")
 
 
-class Progress(StatusModel):
+class ProgressStatus(StatusModel):
     """Where training stands, from the driver."""
 
     step: Count = Field(default=0, description="Steps done.")
@@ -108,7 +108,7 @@ class Progress(StatusModel):
     ranks_ready: Count | None = Field(default=None, description="Trainer ranks that answer.")
 
     @classmethod
-    def of(cls, driver: DriverStatus) -> Progress:
+    def of(cls, driver: DriverStatus) -> ProgressStatus:
         """What of a driver's answer stands in the status. Figures have four digits: they are for people to read."""
         speed, ages, waiting = driver.throughput, driver.ages, driver.waiting
         return cls(
@@ -155,7 +155,7 @@ class RLJobStatus(StatusModel):
     pools: Annotated[dict[Name, PoolStatus], Field(max_length=16)] = Field(
         default={}, exclude_if=_nothing, description="Pools by name."
     )
-    progress: Progress | None = Field(default=None, description="Where training stands.")
+    progress: ProgressStatus | None = Field(default=None, description="Where training stands.")
     checkpoint: LastCheckpoint | None = Field(default=None, description="The newest whole checkpoint.")
     start_time: Instant | None = Field(default=None, description="When the job was first admitted.")
     end_time: Instant | None = Field(default=None, description="When the job ended.")

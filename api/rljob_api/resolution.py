@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rljob_api.correction_presets import CORRECTION_PRESETS
-from rljob_api.method import Method, Value
+from rljob_api.method import MethodSpec, Value
 from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.presets import PRESETS
 from rljob_api.resolved import (
@@ -29,18 +29,18 @@ from rljob_api.resolved import (
     ResolvedTrainerParallelism,
     ResolvedTruncated,
 )
-from rljob_api.spec.algorithm import Critic, Kl, KlController, KlInLoss, KlInReward, RolloutCorrection
+from rljob_api.spec.algorithm import CriticSpec, Kl, KlControllerSpec, KlInLoss, KlInReward, RolloutCorrection
 from rljob_api.spec.base import SpecModel
 from rljob_api.spec.job import RLJob, Spec
 from rljob_api.spec.pipeline import (
     DEFAULT_ASYNC_MINI_BATCH_GROUPS,
     DEFAULT_GROUPS,
     LiveSettings,
-    Pipeline,
+    PipelineSpec,
     Staleness,
     Stop,
 )
-from rljob_api.spec.pools import Optimizer, Placement
+from rljob_api.spec.pools import OptimizerSpec, Placement
 
 M = TypeVar("M", bound=SpecModel)
 R = TypeVar("R", bound=SpecModel)
@@ -61,7 +61,7 @@ def live_settings(spec: ResolvedSpec) -> LiveSettings | None:
 def with_live_settings(spec: ResolvedSpec, live: LiveSettings) -> ResolvedSpec:
     """The job as it is with these settings in place of its own. What is absent means what it means in a job file."""
     staleness = Staleness(**{name: getattr(live, name) for name in Staleness.model_fields})
-    given = Pipeline(**{**dict(spec.pipeline), "staleness": staleness, "sync_every": live.sync_every})
+    given = PipelineSpec(**{**dict(spec.pipeline), "staleness": staleness, "sync_every": live.sync_every})
     batch, pipeline = _batch_and_pipeline(spec.model_copy(update={"pipeline": given}))
     return spec.model_copy(update={"batch": batch, "pipeline": pipeline})
 
@@ -103,7 +103,7 @@ def _spec(spec: Spec) -> ResolvedSpec:
     return ResolvedSpec(**{**dict(spec), **filled})
 
 
-def _method(model: M, kind: type[R], chooser: str, methods: Mapping[Any, Method], preset: M) -> R:
+def _method(model: M, kind: type[R], chooser: str, methods: Mapping[Any, MethodSpec], preset: M) -> R:
     """An advantage estimator or policy loss: the preset's parameters count only if its method is the chosen one."""
     chosen = _first(getattr(model, chooser), getattr(preset, chooser))
     defaults: Mapping[str, Value] = methods[chosen].parameters
@@ -124,7 +124,7 @@ def _algorithm(spec: Spec) -> ResolvedAlgorithm:
     scale = _first(given.aggregation_scale, preset.aggregation_scale, float(spec.rollout.max_response_tokens))
     critic = None
     if ESTIMATORS[advantage.estimator].needs_critic:
-        critic = _critic(given.critic or Critic(), preset.critic, spec.trainer.optimizer)
+        critic = _critic(given.critic or CriticSpec(), preset.critic, spec.trainer.optimizer)
     return ResolvedAlgorithm(
         preset=given.preset,
         advantage=advantage,
@@ -163,7 +163,7 @@ def _kl(given: Kl, preset: Kl) -> ResolvedKl:
         ResolvedKlInReward,
         preset.in_reward,
         coefficient=0.0,
-        controller=KlController(),
+        controller=KlControllerSpec(),
     )
     return ResolvedKl(
         in_loss=in_loss if in_loss.coefficient > 0 else None,
@@ -171,7 +171,7 @@ def _kl(given: Kl, preset: Kl) -> ResolvedKl:
     )
 
 
-def _critic(given: Critic, preset: Critic | None, actor: Optimizer) -> ResolvedCritic:
+def _critic(given: CriticSpec, preset: CriticSpec | None, actor: OptimizerSpec) -> ResolvedCritic:
     filled = _filled(
         given,
         ResolvedCritic,

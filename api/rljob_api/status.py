@@ -60,7 +60,7 @@ class StatusModel(SpecModel):
         return self.model_copy(update=fields)
 
 
-class Waiting(StatusModel):
+class CurrentWait(StatusModel):
     """What the run waits for at this moment, in one sentence."""
 
     who: Name = Field(description="Who waits: trainer, engine 3, driver ...")
@@ -69,7 +69,7 @@ class Waiting(StatusModel):
     until: Instant | None = Field(default=None, description="When the wait becomes an error. None: it may last.")
 
 
-class EngineStatus(StatusModel):
+class ReplicaStatus(StatusModel):
     """One rollout replica."""
 
     name: Name = Field(description="Its name in logs and metrics.")
@@ -86,7 +86,7 @@ class RolloutStatus(StatusModel):
 
     desired: Count = Field(description="Engines wanted.")
     ready: Count = Field(description="Engines that serve or validate.")
-    engines: Annotated[Listed[EngineStatus], Field(max_length=4096)] = Field(default=(), description="Each engine.")
+    engines: Annotated[Listed[ReplicaStatus], Field(max_length=4096)] = Field(default=(), description="Each engine.")
 
 
 class TrainerStatus(StatusModel):
@@ -123,7 +123,7 @@ class Throughput(StatusModel):
     rollout_idle: float = Field(ge=0, le=1, description="Share of time that an engine has no request, mean.")
 
 
-class Rewards(StatusModel):
+class Scores(StatusModel):
     """Scores: of the last training step, and of the last validation by set."""
 
     mean: float | None = Field(default=None, description="Mean score of the last trained samples.")
@@ -172,9 +172,9 @@ class DriverStatus(StatusModel):
     step: Count = Field(default=0, description="Steps done.")
     version: Count = Field(default=0, description="Policy version: number of weight publications.")
     total_steps: Count | None = Field(default=None, description="Steps in all, where they can be told.")
-    waiting: Waiting | None = Field(default=None, description="What the run waits for; None: it works.")
+    waiting: CurrentWait | None = Field(default=None, description="What the run waits for; None: it works.")
     doing: Text = Field(default="", description="What the trainer works on or waits for, in one sentence.")
-    beside: Annotated[Listed[Waiting], Field(max_length=64)] = Field(
+    beside: Annotated[Listed[CurrentWait], Field(max_length=64)] = Field(
         default=(), description="What others than trainer and engines wait for at the same time."
     )
     shares: ShareMap = Field(default={}, description="Shares of the last ten minutes by stage of the trainer.")
@@ -184,7 +184,7 @@ class DriverStatus(StatusModel):
     pools: Pools = Field(description="Engines and ranks.")
     ages: Ages | None = Field(default=None, description="Ages of the samples last trained.")
     throughput: Throughput | None = Field(default=None, description="Speed; None before the first step.")
-    rewards: Rewards = Field(default=Rewards(), description="Scores.")
+    rewards: Scores = Field(default=Scores(), description="Scores.")
     checkpoint: LastCheckpoint | None = Field(default=None, description="The newest whole checkpoint.")
     eta: Instant | None = Field(default=None, description="When the run is expected to end.")
     end: End | None = Field(default=None, description="How the attempt ended; None: it runs.")

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, table, write_results
 from rljob_trainer.driver.generation import GenerationSettings, GroupRollout
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.garbage import settle
@@ -78,7 +78,7 @@ def _version(number: int) -> IntArray:
     return np.array([number], np.int32)
 
 
-class Feed:
+class CountedFeed:
     """So many prompts."""
 
     def __init__(self, prompts: int) -> None:
@@ -112,7 +112,7 @@ def measured_ledger(groups: int) -> Iterator[tuple[Ledger, list[float]]]:
 
 def of_the_parts(shape: ScheduleSettings, groups: int) -> float:
     """Schedule, buffer and ledger, called as the loop calls them."""
-    feed = Feed(groups)
+    feed = CountedFeed(groups)
     prompts = list(iter(feed.next, None))
     made = [Group(prompt, [Sample(0, _ANY, _FLOAT, _version(0), _TRUE, "stop")]) for prompt in prompts]
     schedule = Schedule(shape)
@@ -150,7 +150,7 @@ def of_the_loop(shape: ScheduleSettings, groups: int) -> float:
             return True
 
         parts = Nothing()
-        await Pipeline(Feed(groups), parts, parts, Schedule(shape), after_step=after_step, journal=ledger).run()
+        await Pipeline(CountedFeed(groups), parts, parts, Schedule(shape), after_step=after_step, journal=ledger).run()
         await ledger.close()
 
     with measured_ledger(groups) as (ledger, measured):
@@ -221,12 +221,12 @@ def megabytes_in_flight(groups: int, samples: int, tokens: int) -> float:
 
 
 def main() -> None:
-    machine = Machine.here()
-    rows: dict[str, tuple[Spread, Spread]] = {}
+    machine = Hardware.here()
+    rows: dict[str, tuple[MeasuredSpread, MeasuredSpread]] = {}
     for name, shape in SHAPES.items():
         pairs = [(of_the_parts(shape, GROUPS), of_the_loop(shape, GROUPS)) for _ in range(7)]
         parts, loop = zip(*pairs, strict=True)
-        rows[name] = Spread.of(parts), Spread.of(loop)
+        rows[name] = MeasuredSpread.of(parts), MeasuredSpread.of(loop)
     # In a process of its own. The responses take 16 GB on the disk of the folder for temporary files.
     code = "from benchmarks.pipelines.overhead import megabytes_in_flight as m; print(m(10_000, 16, 8192))"
     printed = subprocess.run(

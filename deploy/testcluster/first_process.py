@@ -21,7 +21,7 @@ RESTART_SECONDS = 1.0
 
 
 @dataclass
-class Programs:
+class Processes:
     """The long-running programs of a namespace."""
 
     logs: Path
@@ -96,7 +96,7 @@ class Programs:
         return sorted(self._running.values())
 
 
-def serve(programs: Programs, listening: socket.socket, answer: Callable[[list[str]], str]) -> None:
+def serve(programs: Processes, listening: socket.socket, answer: Callable[[list[str]], str]) -> None:
     """Reaps and answers requests until killed."""
     woken, wake = socket.socketpair()
     for end in (woken, wake):

@@ -86,7 +86,7 @@ class FirstList:
         return True
 
 
-class Listening:
+class WatchMonitor:
     """Notices a watch that has never begun."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ The driver's answer has been bounded and cleaned where it was read; it is believ
 from __future__ import annotations
 
 from rljob_api import ResolvedJob
-from rljob_api.job_status import Progress
+from rljob_api.job_status import ProgressStatus
 from rljob_api.resolution import live_settings
 from rljob_api.spec.pipeline import LiveSettings
 from rljob_api.status import Desired, DriverStatus
@@ -27,7 +27,7 @@ def desired(job: ResolvedJob, generation: int, attempt: int, *, suspend: bool = 
 
 def take(draft: Draft, driver: DriverStatus) -> None:
     """Takes a driver's answer into the draft: progress, checkpoint, and the conditions that follow from both."""
-    draft.set(progress=Progress.of(driver))
+    draft.set(progress=ProgressStatus.of(driver))
     if driver.checkpoint is not None:
         newest = driver.checkpoint
         # As it comes back from the API server.

@@ -14,9 +14,9 @@ from rljob_api.status import (
     Desired,
     DriverStatus,
     End,
-    EngineStatus,
     LastCheckpoint,
     Pools,
+    ReplicaStatus,
     RolloutStatus,
     TrainerStatus,
 )
@@ -398,7 +398,7 @@ class World:
     def answer(self, driver: Driver) -> DriverStatus:
         names = self.engines(driver)
         engines = tuple(
-            EngineStatus(name=name, pod=name, state="serving", safe_to_delete=name in driver.drained) for name in names
+            ReplicaStatus(name=name, pod=name, state="serving", safe_to_delete=name in driver.drained) for name in names
         )
         checkpoint = None
         if self.checkpoint_step is not None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from simulation import World, job_spec
 
-from rljob_api.job_status import Progress
-from rljob_api.status import DriverStatus, LastCheckpoint, Pools, Rewards, RolloutStatus, TrainerStatus
+from rljob_api.job_status import ProgressStatus
+from rljob_api.status import DriverStatus, LastCheckpoint, Pools, RolloutStatus, Scores, TrainerStatus
 from rljob_operator.conditions import LONGEST_MESSAGE, Reason, Type, condition, merge
 from rljob_operator.draft import Draft
 from rljob_operator.progress import take
@@ -73,7 +73,7 @@ def test_what_a_driver_says_is_the_same_after_the_api_server_and_bounded() -> No
         attempt=1,
         time=moment,
         pools=Pools(rollout=RolloutStatus(desired=1, ready=1), trainer=TrainerStatus(desired=1, ready=1)),
-        rewards=Rewards(mean=-1e30, best=0.123456),
+        rewards=Scores(mean=-1e30, best=0.123456),
         checkpoint=LastCheckpoint(uri="/state", step=2, time=moment),
         eta=moment,
     )
@@ -89,7 +89,7 @@ def test_a_step_more_is_only_progress_and_a_new_reason_is_not() -> None:
             condition(Type.PROGRESSING, True, reason, f"step {step}"),
             condition(Type.CLUSTER_READY, True, Reason.POOLS_READY, ready),
         ]
-        return JobStatus(conditions=merge({}, said, 1, NOON), progress=Progress(step=step))
+        return JobStatus(conditions=merge({}, said, 1, NOON), progress=ProgressStatus(step=step))
 
     assert after(2).is_only_progress(after(1))
     assert not after(2, Reason.WAITING).is_only_progress(after(1))

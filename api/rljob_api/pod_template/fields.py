@@ -35,7 +35,7 @@ _METADATA = dict.fromkeys(("labels", "annotations"), "{string}") | {"name": "str
 
 
 @dataclass(frozen=True)
-class Type:
+class ObjectType:
     """One type of object in a pod."""
 
     name: str
@@ -46,10 +46,10 @@ class Type:
 
 
 @cache
-def types() -> Mapping[str, Type]:
+def types() -> Mapping[str, ObjectType]:
     """All types by name."""
     return {
-        name: Type(
+        name: ObjectType(
             name,
             known["fields"],
             frozenset(known.get("required", ())),

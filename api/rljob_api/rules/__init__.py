@@ -47,7 +47,7 @@ from rljob_api.rules import (
     templates,
     volumes,
 )
-from rljob_api.rules.registry import Job, Rule
+from rljob_api.rules.registry import Job, JobRule
 from rljob_api.spec.job import RLJob
 from rljob_api.violations import Violation
 
@@ -57,8 +57,8 @@ TOPICS = (
     *(model, data, reward, algorithm, estimators, correction, pipeline),
     *(pools, volumes, pods, lifecycle, templates, kubernetes),
 )
-RULES: Mapping[str, Rule] = {
-    name: entry for topic in TOPICS for name, entry in vars(topic).items() if isinstance(entry, Rule)
+RULES: Mapping[str, JobRule] = {
+    name: entry for topic in TOPICS for name, entry in vars(topic).items() if isinstance(entry, JobRule)
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.method import Method
+from rljob_api.method import MethodSpec
 from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.presets import PRESETS, Preset
 from rljob_api.schema import find
@@ -123,7 +123,7 @@ def loss_in(algorithm: str, names: Iterable[str]) -> str:
     return _in_force(field, names, preset_in(algorithm, lambda preset: preset.algorithm.policy_loss.type in names))
 
 
-def takers(parameter: str, methods: Mapping[Any, Method]) -> list[str]:
+def takers(parameter: str, methods: Mapping[Any, MethodSpec]) -> list[str]:
     """The methods that take a parameter (snake_case)."""
     return [name for name, method in methods.items() if parameter in method.parameters]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rljob_api.rules.cel import DATA, SPEC, TRAIN, VALIDATION, Cel, among, one_of, text
 from rljob_api.rules.registry import Job, exactly_one, rule
-from rljob_api.spec.data import Task, TaskType
+from rljob_api.spec.data import TaskSpec, TaskType
 from rljob_api.violations import Violation
 
 PART = (*TRAIN, "parts", "[]")
@@ -127,7 +127,7 @@ _ADDITIONS = [0, *(_problems("addition", digits) for digits in range(1, 5))]
     ]
 )
 def tasks_have_enough_problems(job: Job) -> Iterator[Violation]:
-    places: list[tuple[str, Task | None]] = [(path, part.task) for path, part in job.train_parts]
+    places: list[tuple[str, TaskSpec | None]] = [(path, part.task) for path, part in job.train_parts]
     places += [(f"spec.data.validation[{i}]", part.task) for i, part in enumerate(job.spec.data.validation)]
     for path, task in places:
         if task is None or task.size is None:

@@ -8,7 +8,7 @@ from rljob_api.presets import Preset
 from rljob_api.rules import cel
 from rljob_api.rules.cel import ALGORITHM, SPEC, Cel, given
 from rljob_api.rules.registry import Job, rule
-from rljob_api.spec.algorithm import KlController
+from rljob_api.spec.algorithm import KlControllerSpec
 from rljob_api.spec.reward import RewardFunction
 from rljob_api.violations import Violation
 
@@ -38,7 +38,7 @@ def controller_needs_a_coefficient(job: Job) -> Iterator[Violation]:
         )
 
 
-_FIXED = KlController()
+_FIXED = KlControllerSpec()
 
 
 @rule(
@@ -52,7 +52,7 @@ def target_belongs_to_an_adaptive_controller(job: Job) -> Iterator[Violation]:
     given = job.spec.algorithm.kl.in_reward
     if given is None or given.controller is None or given.controller.type == "adaptive":
         return
-    fixed = KlController()
+    fixed = KlControllerSpec()
     if (given.controller.target, given.controller.horizon) != (fixed.target, fixed.horizon):
         yield Violation(
             "spec.algorithm.kl.inReward.controller",

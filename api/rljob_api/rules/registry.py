@@ -70,7 +70,7 @@ Predicate = Callable[[Job], Iterator[Violation]]
 
 
 @dataclass(frozen=True)
-class Rule:
+class JobRule:
     """One rule as both judges know it; called, it yields the violations that it finds in a job."""
 
     name: str
@@ -84,14 +84,14 @@ class Rule:
         return self.predicate(job)
 
 
-def rule(*, cel: Cel | Iterable[Cel] = (), not_in_cel: str = "") -> Callable[[Predicate], Rule]:
+def rule(*, cel: Cel | Iterable[Cel] = (), not_in_cel: str = "") -> Callable[[Predicate], JobRule]:
     """Makes a predicate the rule of its name. A rule without CEL has to say why."""
 
-    def made(predicate: Predicate) -> Rule:
+    def made(predicate: Predicate) -> JobRule:
         entries = (cel,) if isinstance(cel, Cel) else tuple(cel)
         if not entries and not not_in_cel:
             raise ValueError(f"the rule {predicate.__name__} has neither CEL nor a reason why not")
-        return Rule(predicate.__name__, predicate, entries, not_in_cel)
+        return JobRule(predicate.__name__, predicate, entries, not_in_cel)
 
     return made
 

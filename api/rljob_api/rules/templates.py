@@ -47,7 +47,7 @@ IN_CONTAINER = (
 
 
 @dataclass(frozen=True)
-class Template:
+class PodTemplate:
     """A template as far as it has the right shape; ``templates_are_well_formed`` names the rest."""
 
     path: str
@@ -87,8 +87,8 @@ def maps_in(path: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
     return [(f"{path}[{index}]", item) for index, item in enumerate(items) if isinstance(item, dict)]
 
 
-def templates(job: Job) -> list[Template]:
-    return [Template(f"{path}.template", pod) for path, pod in job.pods]
+def templates(job: Job) -> list[PodTemplate]:
+    return [PodTemplate(f"{path}.template", pod) for path, pod in job.pods]
 
 
 @rule(not_in_cel="the content of the template is hidden from CEL")

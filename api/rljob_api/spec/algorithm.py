@@ -77,7 +77,7 @@ class Advantage(SpecModel):
     epsilon: float | None = Field(default=None, gt=0, le=1, description="Added to a divisor so that it is not 0.")
 
 
-class PolicyLoss(SpecModel):
+class PolicyLossSpec(SpecModel):
     """The loss of the policy. rho is the ratio of current to old probability of a token."""
 
     type: PolicyLossType | None = Field(default=None, description="The loss. Default: the preset's.")
@@ -144,7 +144,7 @@ class KlInLoss(SpecModel):
     coefficient: float | None = Field(default=None, ge=0, le=1000, description="Its weight. 0 turns it off.")
 
 
-class KlController(SpecModel):
+class KlControllerSpec(SpecModel):
     """Whether the coefficient stays or follows a target."""
 
     type: Literal["fixed", "adaptive"] = Field(
@@ -166,7 +166,7 @@ class KlInReward(SpecModel):
     coefficient: float | None = Field(
         default=None, ge=0, le=1000, description="Its weight; the start value when adaptive. 0 turns it off."
     )
-    controller: KlController | None = Field(default=None, description="Default: fixed.")
+    controller: KlControllerSpec | None = Field(default=None, description="Default: fixed.")
 
 
 class Kl(SpecModel):
@@ -176,7 +176,7 @@ class Kl(SpecModel):
     in_reward: KlInReward | None = Field(default=None, description="KL term in the reward.")
 
 
-class Critic(SpecModel):
+class CriticSpec(SpecModel):
     """The value model (estimator gae only). It starts as a copy of the model with a value head."""
 
     learning_rate: Annotated[float | None, Fallback(1e-5)] = Field(
@@ -235,7 +235,7 @@ class CorrectionWeights(SpecModel):
     )
 
 
-class Rejection(SpecModel):
+class RejectionSpec(SpecModel):
     """Leaves out tokens or sequences in which engine and trainer disagree too much."""
 
     statistic: Literal["k1", "k2", "k3"] = Field(
@@ -284,7 +284,7 @@ class RolloutCorrection(SpecModel):
         "(arXiv 2512.06547).",
     )
     weights: CorrectionWeights | None = Field(default=None, description="Importance weights. Default: none.")
-    rejection: Annotated[Listed[Rejection], Field(max_length=8)] = Field(
+    rejection: Annotated[Listed[RejectionSpec], Field(max_length=8)] = Field(
         default=(), description="What is left out; several apply together."
     )
     veto: float | None = Field(
@@ -293,7 +293,7 @@ class RolloutCorrection(SpecModel):
     limits: MismatchLimits | None = Field(default=None, description="Bounds of the mismatch. Default: none.")
 
 
-class EntropyTarget(SpecModel):
+class EntropyTargetSpec(SpecModel):
     """Moves the entropy coefficient after every step to hold the policy's entropy."""
 
     target: float = Field(ge=0, le=100, description="Nats per token.")
@@ -334,7 +334,7 @@ class Algorithm(SpecModel):
         "`rljob explain algorithm.presets.NAME` prints them."
     )
     advantage: Advantage = Field(default=Advantage(), description="How advantages are estimated.")
-    policy_loss: PolicyLoss = Field(default=PolicyLoss(), description="The loss of the policy.")
+    policy_loss: PolicyLossSpec = Field(default=PolicyLossSpec(), description="The loss of the policy.")
     aggregation: AggregationType | None = Field(
         default=None,
         description="How losses of tokens become one number. tokenMean: mean over all tokens of the mini-batch. "
@@ -351,8 +351,8 @@ class Algorithm(SpecModel):
     entropy_coefficient: float | None = Field(
         default=None, ge=0, le=1000, description="Weight of the entropy bonus. 0 turns it off."
     )
-    entropy_target: EntropyTarget | None = Field(default=None, description="entropyCoefficient is where it starts.")
-    critic: Critic | None = Field(default=None, description="The value model (estimator gae only).")
+    entropy_target: EntropyTargetSpec | None = Field(default=None, description="entropyCoefficient is where it starts.")
+    critic: CriticSpec | None = Field(default=None, description="The value model (estimator gae only).")
     truncated: Truncated = Field(default=Truncated(), description="Responses that were cut at maxResponseTokens.")
     rollout_correction: RolloutCorrection = Field(
         default=RolloutCorrection(), description="What is done about engine and trainer not being the same policy."

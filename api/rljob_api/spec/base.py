@@ -2,6 +2,9 @@
 
 Nothing here knows a particular field. Everything is bounded, because a Kubernetes structural schema is made from these
 models: no unions but int-or-string quantities, no optional-and-null (null means absent), choices by a plain enum field.
+
+Models are named after their section. Where the trainer has a class for the thing itself, the section's name ends in
+Spec: ``OptimizerSpec`` says what an optimizer shall be like.
 """
 
 from __future__ import annotations

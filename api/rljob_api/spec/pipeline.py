@@ -61,7 +61,7 @@ class Staleness(SpecModel):
     )
 
 
-class Pipeline(SpecModel):
+class PipelineSpec(SpecModel):
     """What overlaps."""
 
     mode: PipelineMode = Field(

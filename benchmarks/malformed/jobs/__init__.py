@@ -58,7 +58,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class JobRecord:
     """What became of one job."""
 
     number: int
@@ -73,7 +73,7 @@ class Record:
         return f"job {self.number}: {'; '.join(map(str, self.mistakes))}\n{self.says}"
 
 
-def run(plane: ControlPlane, count: int, seed: int) -> list[Record]:
+def run(plane: ControlPlane, count: int, seed: int) -> list[JobRecord]:
     """The records of ``count`` jobs."""
     schemas = published(plane)
     drawn = [draw(number, f"{seed} {number}", schemas) for number in range(count)]
@@ -96,7 +96,7 @@ def draw(number: int, seed: str, schemas: Schemas) -> Drawn:
     return Drawn(number, document, mistakes)
 
 
-def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
+def judged(plane: ControlPlane, job: Drawn, folder: Path) -> JobRecord:
     """One job before all three judges."""
     text = json.dumps(job.document, ensure_ascii=False)
     ours, theirs = of_ours_on(job.document), of_the_server(plane, NAMESPACE, text)
@@ -105,8 +105,8 @@ def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
     pod = _first_refusal(plane, made) if theirs.accepted else None
     kind = job.mistakes[-1].kind if job.mistakes else "none"
 
-    def record(outcome: str, says: str = "") -> Record:
-        return Record(job.number, kind, outcome, says, job.document, job.mistakes)
+    def record(outcome: str, says: str = "") -> JobRecord:
+        return JobRecord(job.number, kind, outcome, says, job.document, job.mistakes)
 
     if beyond:
         ours = Verdict(False, frozenset(violation.path for violation in beyond), "\n".join(map(str, beyond)))
