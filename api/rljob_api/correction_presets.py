@@ -22,7 +22,7 @@ class CorrectionPreset:
     weights: CorrectionWeights | None = None
     rejection: tuple[RejectionSpec, ...] = ()
     policy_loss: PolicyLossType | None = None
-    """In bypass mode the correction happens inside this loss, which the job must name."""
+    """The loss that the job must name, because it makes the correction itself (mode bypass)."""
 
 
 _TOKEN = CorrectionWeights(level="token", high=2.0)

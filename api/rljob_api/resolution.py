@@ -1,4 +1,4 @@
-"""From a job file to a job in which every value is there: job file, then preset, then defaults."""
+"""Makes a job in which every value is there of a job file: its own values, then the preset's, then defaults."""
 
 from __future__ import annotations
 
@@ -183,7 +183,8 @@ def _critic(given: CriticSpec, preset: CriticSpec | None, actor: OptimizerSpec) 
 
 
 def _batch_and_pipeline(spec: Spec) -> tuple[ResolvedBatch, ResolvedPipeline]:
-    """In mode fullyAsync the pulls give the size of a batch; in the others the batch gives the size of its one pull."""
+    """Both sections, of which one follows from the other: in mode fullyAsync the pulls give the size of a batch, in the
+    others the batch gives the size of its one pull."""
     given, preset = spec.batch, PRESETS[spec.algorithm.preset]
     if spec.pipeline.mode == "fullyAsync":
         staleness = _filled(spec.pipeline.staleness, ResolvedStaleness)

@@ -137,7 +137,8 @@ class ResolvedStaleness(Staleness):
 
 
 class ResolvedPipeline(PipelineSpec):
-    """In modes sync and oneStepOff: syncEvery 1, one pull of batch.groups, maxAge 0 and 1, no partial rollout."""
+    """What overlaps. Modes sync and oneStepOff have syncEvery 1, one pull of batch.groups, maxAge 0 and 1, and no
+    partial rollout."""
 
     sync_every: int
     require_batches: int

@@ -31,7 +31,7 @@ class Node:
     required: bool = False
     has_default: bool = False
     default: Any = None
-    """As in YAML. Without ``has_default``: nothing is set when the field is absent."""
+    """The default as YAML has it. Without ``has_default`` nothing is set when the field is absent."""
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
@@ -63,7 +63,7 @@ class Node:
 
     @property
     def type_name(self) -> str:
-        """As kubectl writes it: integer, []object, map[string]string."""
+        """The type in kubectl's words: integer, []object, map[string]string."""
         if self.kind == "list" and self.items is not None:
             return f"[]{self.items.type_name}"
         if self.kind == "map" and self.items is not None:

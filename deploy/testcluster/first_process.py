@@ -92,7 +92,7 @@ class Processes:
                 self.start(name)
 
     def names(self) -> list[str]:
-        """Those that run."""
+        """The names of the programs that run."""
         return sorted(self._running.values())
 
 

@@ -26,7 +26,7 @@ class Image:
     """What goes into an image beside its files."""
 
     name: str
-    """With a tag, which is never `latest`: the kubelet would want to pull it."""
+    """The image's name with a tag, which is never `latest`: the kubelet would want to pull it."""
     entrypoint: Sequence[str] = ()
     command: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=lambda: {"PATH": DEFAULT_PATH})

@@ -92,7 +92,7 @@ class Cluster:
 
     @property
     def kubeconfig(self) -> Path:
-        """Of an administrator, by way of the host's loopback."""
+        """The kubeconfig of an administrator, by way of the host's loopback."""
         return self.folder / "kubeconfig"
 
     @property

@@ -61,7 +61,7 @@ def answer(programs: Processes, words: list[str]) -> str:
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
-    """Of the node's programs: the unpacked packages come first, nothing of the caller's proxies or credentials."""
+    """The environment of the node's programs: unpacked packages first, and no proxies or credentials of the caller."""
     root = cluster.node_root
     own = [str(root / part) for part in ("usr/bin", "usr/sbin")]
     return {

@@ -55,7 +55,7 @@ class Access:
         self._clock = clock
         self._gate = asyncio.Semaphore(AT_ONCE)
         self._verdicts: OrderedDict[bytes, tuple[AccessDecision, float]] = OrderedDict()
-        """By the digest of a token, and until when."""
+        """What was decided about a token, by its digest, and until when that counts."""
 
     async def verdict(self, authorization: str) -> AccessDecision:
         """Whether who sent this header may read."""

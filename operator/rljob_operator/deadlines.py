@@ -31,7 +31,7 @@ class _Passed:
     reason: Reason
     message: str
     grace: timedelta
-    """For a checkpoint."""
+    """Time that the driver has for a checkpoint."""
 
 
 def too_late(draft: Draft, cluster: ClusterView | None) -> bool:

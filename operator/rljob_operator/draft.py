@@ -74,7 +74,7 @@ class Decision:
     """What follows from one look."""
 
     actions: tuple[Action, ...] = ()
-    """In order; carried out after the status is written, until one fails."""
+    """What is to be done, in this order, after the status is written, until one fails."""
     status: JobStatus | None = None
     """None: leave it."""
     requeue_after: float | None = None

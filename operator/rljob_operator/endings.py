@@ -17,7 +17,7 @@ CRASHED = "crashed pods: "
 CRASHES_IN_MESSAGE = 3
 OUT_OF_MEMORY = "OOMKilled"
 AT_ONCE = {reason.title for reason in (Reason.JOB_SUSPENDED, Reason.LEFTOVER_PROCESSES, Reason.QUOTA_TAKEN_BACK)}
-"""After an attempt that ended like this the next one needs no pause."""
+"""Ends of an attempt after which the next one needs no pause."""
 
 
 def attempt_failed(draft: Draft, reason: Reason, message: str, *, counts: bool) -> bool:

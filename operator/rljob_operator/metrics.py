@@ -56,7 +56,7 @@ class Jobs(Collector):
 
     def __init__(self) -> None:
         self.shown: dict[tuple[str, str], Shown] = {}
-        """By namespace and name of the job."""
+        """What is shown of each job, by its namespace and name."""
         self.others: Mapping[str, str] = {}
         """See `Metrics.others`."""
 

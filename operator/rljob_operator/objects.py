@@ -21,8 +21,8 @@ from rljob_operator.tokens import Tokens
 Document = dict[str, Any]
 
 _NO_LOG_MONITOR = {"include-log-monitor": "0"}
-"""Without the process that sends to drivers what workers print, 80 MB in each pod: ours do not ask for it. (It says "0"
-because KubeRay leaves out an option that says false.)"""
+"""Leaves out the process that sends to drivers what workers print, 80 MB in each pod: ours do not ask for it. (It says
+"0" because KubeRay leaves out an option that says false.)"""
 
 
 def config_map(job: ResolvedJob, document: Mapping[str, Any], uid: str, generation: int) -> Document:

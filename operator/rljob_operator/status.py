@@ -12,7 +12,7 @@ from rljob_api.job_status import RLJobStatus
 from rljob_operator.conditions import Reason, Type
 
 CLOCKS_DIFFER = timedelta(seconds=5)
-"""Between replicas of the operator: a time this far ahead needs no mending."""
+"""How far the clocks of the operator's replicas may differ: a time this far ahead needs no mending."""
 _TELL_OF_PROGRESS = {Type.PROGRESSING.title, Type.WEIGHTS_FRESH.title}
 """Conditions whose message has the step or the age of samples."""
 

@@ -33,7 +33,7 @@ class VolumeClaim:
 
     @property
     def place(self) -> str:
-        """For the beginning of a sentence."""
+        """Names the claim at the beginning of a sentence."""
         return f"{', '.join(self.fields)}: PersistentVolumeClaim {self.name}"
 
 
@@ -53,7 +53,7 @@ def claims(job: ResolvedJob) -> list[VolumeClaim]:
 
 
 def used_claims(job: ResolvedJob) -> list[VolumeClaim]:
-    """Those and the claims that own code comes from."""
+    """All claims of a job: those of its state, models and data, and those that its own code comes from."""
     code = ((f"spec.code[{index}].pvc", item.pvc, False) for index, item in enumerate(job.spec.code) if item.pvc)
     return _claims([*_locations(job), *code])
 

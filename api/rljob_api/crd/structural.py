@@ -1,4 +1,4 @@
-"""From the fields of the models to a structural schema (OpenAPI v3 as Kubernetes takes it)."""
+"""Makes a structural schema (OpenAPI v3 as Kubernetes takes it) from the fields of the models."""
 
 from __future__ import annotations
 

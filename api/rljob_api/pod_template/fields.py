@@ -42,7 +42,7 @@ class ObjectType:
     fields: Mapping[str, str]
     required: frozenset[str]
     keys: Mapping[str, tuple[str, ...]]
-    """Of the fields that are lists: by what their items differ."""
+    """The fields that are lists, each with the key by which its items differ."""
 
 
 @cache

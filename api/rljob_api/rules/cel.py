@@ -30,7 +30,7 @@ class Cel:
     message: str
     """The problem and the remedy, as the API server tells it; without values, which CEL's messages can't carry here."""
     field: str = ""
-    """Relative to ``at``, with a leading point; empty: ``at`` itself."""
+    """Its path from ``at``, with a leading point; empty: ``at`` itself."""
 
 
 ROOT: Path = ()

@@ -14,7 +14,7 @@ from rljob_api.violations import Violation
 PART = (*TRAIN, "parts", "[]")
 NEEDS_ANSWER = ("gsm8k", "math", "exactMatch")
 TASK_COLUMNS = ("question", "answer")
-"""Of the rows of a generated task."""
+"""The columns that the rows of a generated task have."""
 TEMPLATE = r"([^{}]|\{\{|\}\}|\{([^{}!:\[]|\[[^\[\]{}]*\])+\})*"
 """A prompt with columns in braces, in the syntax that Python and CEL share; braces themselves are written twice."""
 

@@ -191,7 +191,7 @@ def _parameter(function: RewardFunction, name: str, default: float) -> float:
 
 @rule(not_in_cel="the content of params is hidden from CEL")
 def estimator_takes_no_negative_terms(job: Job) -> Iterator[Violation]:
-    """As ``estimator_takes_no_negative_rewards``, of the functions' own parameters."""
+    """What ``estimator_takes_no_negative_rewards`` says, about parameters of the reward functions."""
     if not _divides_by_rewards(job):
         return
     longest = job.resolved.rollout.max_response_tokens

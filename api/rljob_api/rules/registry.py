@@ -31,12 +31,12 @@ class Job:
 
     @property
     def spec(self) -> Spec:
-        """As written."""
+        """The spec as it is written."""
         return self.job.spec
 
     @cached_property
     def resolved(self) -> ResolvedSpec:
-        """With presets and defaults filled in."""
+        """The spec with presets and defaults filled in."""
         return resolve(self.job).spec
 
     @property

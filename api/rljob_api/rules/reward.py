@@ -10,9 +10,9 @@ from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
 
 COMMON = r"^([^\\]|\\[dDwWsSbBnrt]|\\[!-/:-@\[-`{-~])*\\?$"
-"""What regular expressions look like whose escapes Python and CEL (RE2) share."""
+"""Matches regular expressions whose escapes Python and CEL (RE2) share."""
 PYTHON_ONLY = r"\(\?[^:]|\{,|\{[0-9]*,?[0-9]{3,}|\{(.|\n)*\{|[*+?}]\+|\[\[|\[[^\]]*\\[bB]"
-"""Occurs in those that only Python may take: assertions, possessive and large repetitions, sets of its own."""
+"""Finds what only Python may take in a regular expression: assertions, possessive and large repetitions, sets."""
 
 
 @rule(

@@ -63,7 +63,7 @@ class PodTemplate:
 
     @property
     def volumes(self) -> list[tuple[str, dict[str, Any]]]:
-        """With their paths, as all that follows."""
+        """The template's volumes, each with its path in the job file."""
         return maps_in(f"{self.path}.spec.volumes", self.spec.get("volumes"))
 
     @property

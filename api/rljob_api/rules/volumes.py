@@ -19,7 +19,7 @@ RESERVED_MOUNTS = (
 
 
 NOT_PLAIN = r"^[^/]|^/?$|//|/\.\.?(/|$)"
-"""Occurs in paths that are not absolute, are the root, or have empty, `.` or `..` parts: /dev/./shm is /dev/shm too."""
+"""Finds paths that are not absolute, are the root, or have empty, `.` or `..` parts: /dev/./shm is /dev/shm too."""
 RESERVED_VOLUMES = ("shared-mem", "ray-logs")
 OWN_VOLUMES = "rljob-"
 """What the names of our volumes begin with."""

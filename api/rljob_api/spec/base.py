@@ -137,7 +137,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 NullIsAbsent = BeforeValidator(_without_nulls)
-"""Of maps by free names: an entry whose value is null counts as absent, as for the API server."""
+"""Marks a map by free names: an entry whose value is null counts as absent, as for the API server."""
 
 T = TypeVar("T")
 Listed = Annotated[tuple[T, ...], Field(strict=False)]
