@@ -145,7 +145,7 @@ def _replicas(pods: Sequence[PodView]) -> list[Replica]:
 
 
 def _least_useful_first(replicas: Sequence[Replica]) -> list[Replica]:
-    """Sorts pods for removal: first those that aren't ready, then the youngest."""
+    """Sorts replicas for removal: first those that aren't ready, then the youngest."""
     return sorted(
         replicas,
         key=lambda replica: (

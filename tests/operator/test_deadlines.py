@@ -68,6 +68,7 @@ def test_at_the_run_deadline_the_driver_saves_its_work_first() -> None:
     assert [type(action) for action in decision.actions] == [do.DeleteCluster]
     assert world.reason("Failed") == world.reason("Finished") == "RunDeadlineExceeded"
     assert message(world, "Failed") == "after 100 s; its log ends: a checkpoint is written"
+    assert world.status.checkpoint is not None
     assert world.status.checkpoint.step == 7
     (attempt,) = world.status.attempts
     assert (attempt.reason, attempt.exit_code) == ("RunDeadlineExceeded", 75)

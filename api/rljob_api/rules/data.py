@@ -103,9 +103,9 @@ def tasks_have_no_split(job: Job) -> Iterator[Violation]:
 def _problems(kind: TaskType, digits: int) -> int:
     """How many different problems there are of a task with numbers of so many digits."""
     if kind == "copy":
-        return 10**digits
+        return int(10**digits)
     numbers = 10 if digits == 1 else 9 * 10 ** (digits - 1)
-    return numbers**2
+    return int(numbers**2)
 
 
 # By number of digits. The largest size that a job may ask for is 1e8, so larger powers need not be known.
