@@ -18,7 +18,7 @@ BUSY = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Hardware:
     """One machine at the moment of measuring."""
 
     processor: str
@@ -33,7 +33,7 @@ class Machine:
     accelerator: str | None = None
 
     @classmethod
-    def here(cls, packages: Sequence[str] = PACKAGES) -> Machine:
+    def here(cls, packages: Sequence[str] = PACKAGES) -> Hardware:
         """Describes this machine and this checkout."""
         return cls(
             processor=_processor(),

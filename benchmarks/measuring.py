@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from benchmarks.machine import Machine
+from benchmarks.machine import Hardware
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class MeasuredSpread:
     """Smallest, middle and largest of several measurements."""
 
     min: float
@@ -39,14 +39,14 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> MeasuredSpread:
         """Raises ``ValueError`` without values."""
         if not values:
             raise ValueError("a spread needs at least one value")
         return cls(min(values), median(values), max(values))
 
-    def multiplied(self, factor: float) -> Spread:
-        return Spread(self.min * factor, self.median * factor, self.max * factor)
+    def multiplied(self, factor: float) -> MeasuredSpread:
+        return MeasuredSpread(self.min * factor, self.median * factor, self.max * factor)
 
     def show(self, form: str = ".2f") -> str:
         return f"{self.median:{form}} ({self.min:{form}} – {self.max:{form}})"
@@ -92,7 +92,7 @@ def plain(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def write_results(folder: Path, name: str, machine: Machine, results: Any, text: str) -> None:
+def write_results(folder: Path, name: str, machine: Hardware, results: Any, text: str) -> None:
     """``<name>.json`` with everything and ``<name>.md`` with what a reader wants, the machine in both. Warns of results
     that should not be kept."""
     folder.mkdir(parents=True, exist_ok=True)

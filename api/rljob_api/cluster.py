@@ -14,7 +14,7 @@ STORAGE_FOLDER: Final = "/mnt/rljob"
 """`pvc://claim/path` of the job file is this folder, then claim, then path, in all pods."""
 CODE_FOLDER: Final = "/opt/rljob/code"
 GENERATION_ANNOTATION: Final = "rljob.dev/generation"
-"""Of the job file in the ConfigMap: the generation of the RLJob that it was written from."""
+"""The annotation of the ConfigMap with the job file that says from which generation of the RLJob it was written."""
 
 PVC: Final = "pvc://"
 
@@ -31,9 +31,9 @@ RAY_ENVIRONMENT: Final = {
 TERMINATION_SECONDS: Final = 5
 """No pod of ours ends at SIGTERM: Kubernetes' 30 s passed to the last, and kept the next cluster waiting."""
 POD_SECURITY: Final = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-"""For an image whose user is root the job's own template says otherwise."""
+"""The pod's security context. A job whose image runs as root says otherwise in its own template."""
 CONTAINER_SECURITY: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-"""Of the container that Ray runs in; the job's own template may say otherwise."""
+"""The security context of the container that Ray runs in; the job's own template may say otherwise."""
 
 
 def pod_path(location: str, storage: str = STORAGE_FOLDER) -> str:

@@ -10,7 +10,7 @@ from rljob_api.methods import PolicyLossType
 from rljob_api.spec.algorithm import (
     CorrectionPresetName,
     CorrectionWeights,
-    Rejection,
+    RejectionSpec,
 )
 
 
@@ -20,17 +20,17 @@ class CorrectionPreset:
 
     mode: Literal["decoupled", "bypass"]
     weights: CorrectionWeights | None = None
-    rejection: tuple[Rejection, ...] = ()
+    rejection: tuple[RejectionSpec, ...] = ()
     policy_loss: PolicyLossType | None = None
-    """In bypass mode the correction happens inside this loss, which the job must name."""
+    """The loss that the job must name, because it makes the correction itself (mode bypass)."""
 
 
 _TOKEN = CorrectionWeights(level="token", high=2.0)
 _SEQUENCE = CorrectionWeights(level="sequence", high=2.0)
 _ICEPOP = CorrectionWeights(level="token", low=0.5, high=5.0)
-_GEOMETRIC = (Rejection(statistic="k1", over="sequenceMean", low=0.999, high=1.001),)
-_K3 = (Rejection(statistic="k3", over="sequenceMean", high=0.01),)
-_WHOLE = (Rejection(statistic="k1", over="sequenceSum", low=0.5, high=2.0),)
+_GEOMETRIC = (RejectionSpec(statistic="k1", over="sequenceMean", low=0.999, high=1.001),)
+_K3 = (RejectionSpec(statistic="k3", over="sequenceMean", high=0.01),)
+_WHOLE = (RejectionSpec(statistic="k1", over="sequenceSum", low=0.5, high=2.0),)
 
 CORRECTION_PRESETS: Mapping[CorrectionPresetName, CorrectionPreset] = {
     "disabled": CorrectionPreset("decoupled"),

@@ -1,77 +1,93 @@
-"""The status of an RLJob as the operator writes it and the API server stores it: the schema of ``.status``.
+"""The status of an RLJob: what the operator writes, the API server stores and users see.
 
-Everything is optional and bounded; the operator's own types say what each part means and when it is there.
+These models are the schema of ``.status`` in the CRD and what the operator works with, so that each field is named
+once. The parts that come from the driver are made of its own answer (``rljob_api.status``).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from rljob_api.spec.base import Format, Listed, MapKeys, SpecModel
+from rljob_api.spec.base import Listed, MapKeys
+from rljob_api.status import Count, DriverStatus, Instant, LastCheckpoint, Name, StatusModel, Text
 
-Text = Annotated[str, Field(max_length=1024)]
-Name = Annotated[str, Field(max_length=253)]
-Moment = Annotated[str, Field(max_length=64), Format("date-time")]
-"""RFC 3339."""
-Count = Annotated[int, Field(ge=0, le=1000000000000)]
-Figure = Annotated[float, Field(ge=-1e18, le=1e18)]
+LARGEST_FIGURE = 1e18
+Figure = Annotated[float, Field(ge=-LARGEST_FIGURE, le=LARGEST_FIGURE)]
+Word = Annotated[str, AfterValidator(sys.intern)]
+"""Text that is the same in thousands of jobs, and kept once."""
+ConditionValue = Literal["True", "False", "Unknown"]
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class ConditionStatus(SpecModel):
+def _nothing(value: Any) -> bool:
+    """Whether a field is left out of the document: empty text, list or map, 0 or false where that is the rule."""
+    return not value
+
+
+class Condition(StatusModel):
     """One condition, as of every Kubernetes object."""
 
-    type: Annotated[str, Field(min_length=1, max_length=316)] = Field(description="Name of the condition.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    reason: Annotated[str, Field(min_length=1, max_length=1024)] = Field(description="Why, in one word.")
+    type: Annotated[Word, Field(min_length=1, max_length=316)] = Field(description="Name of the condition.")
+    status: ConditionValue = Field(description="Whether it holds.")
+    reason: Annotated[Word, Field(min_length=1, max_length=1024)] = Field(description="Why, in one word.")
     message: Annotated[str, Field(max_length=32768)] = Field(default="", description="Why, in a sentence.")
-    observed_generation: Count | None = Field(default=None, description="Generation that this was said of.")
-    last_transition_time: Moment | None = Field(default=None, description="When the status last changed.")
+    observed_generation: Count = Field(default=0, description="Generation that this was said of.")
+    since: Instant = Field(default=LONG_AGO, alias="lastTransitionTime", description="When the status last changed.")
+
+    @property
+    def is_true(self) -> bool:
+        return self.status == "True"
 
 
-class AttemptStatus(SpecModel):
+class Attempt(StatusModel):
     """One run of the driver."""
 
-    attempt: Count = Field(description="Its number.")
-    incarnation: Count | None = Field(default=None, description="Number of the cluster it ran on.")
-    start_time: Moment | None = Field(default=None, description="When it was started.")
-    end_time: Moment | None = Field(default=None, description="When it ended.")
-    reason: Name | None = Field(default=None, description="How it ended, in one word.")
-    message: Annotated[str, Field(max_length=4096)] | None = Field(default=None, description="How it ended.")
+    number: Count = Field(alias="attempt", description="Its number.")
+    incarnation: Count = Field(default=1, description="Number of the cluster it ran on.")
+    started: Instant = Field(default=LONG_AGO, alias="startTime", description="When it was started.")
+    ended: Instant | None = Field(default=None, alias="endTime", description="When it ended.")
+    reason: Name = Field(default="", exclude_if=_nothing, description="How it ended, in one word.")
+    message: Annotated[str, Field(max_length=4096)] = Field(
+        default="", exclude_if=_nothing, description="How it ended; while it runs, which pods have crashed."
+    )
     exit_code: Annotated[int, Field(ge=-255, le=255)] | None = Field(
         default=None, description="The driver's exit code."
     )
     checkpoint_step: Count | None = Field(default=None, description="Step of the newest checkpoint when it ended.")
-    counted: bool | None = Field(default=None, description="Whether it counts against spec.retry.limit.")
-    disrupted: bool | None = Field(default=None, description="A pod was evicted or its node lost while it ran.")
-    last_lines: Annotated[Listed[Annotated[str, Field(max_length=2048)]], Field(max_length=64)] = Field(
-        default=(), description="The driver's last lines; secrets are masked."
+    counted: bool = Field(default=False, description="Whether it counts against spec.retry.limit.")
+    disrupted: bool = Field(
+        default=False, exclude_if=_nothing, description="A pod was evicted or its node lost while it ran."
+    )
+    lines: Annotated[Listed[Annotated[str, Field(max_length=2048)]], Field(max_length=64)] = Field(
+        default=(), alias="lastLines", exclude_if=_nothing, description="The driver's last lines; secrets are masked."
     )
 
 
-class PoolStatus(SpecModel):
+class PoolStatus(StatusModel):
     """One pool, in replicas."""
 
-    desired: Count | None = Field(default=None, description="Replicas wanted.")
-    replicas: Count | None = Field(default=None, description="Replicas that exist.")
-    ready: Count | None = Field(default=None, description="Replicas that are ready.")
-    summary: Annotated[str, Field(max_length=64)] | None = Field(default=None, description="Ready of wanted: `3/4`.")
-    selector: Annotated[str, Field(max_length=2048)] | None = Field(
-        default=None, description="Label selector of its pods."
-    )
+    desired: Count = Field(default=0, description="Replicas wanted.")
+    replicas: Count = Field(default=0, description="Replicas that exist.")
+    ready: Count = Field(default=0, description="Replicas that are ready.")
+    summary: Annotated[str, Field(max_length=64)] = Field(default="", description="Ready of wanted: `3/4`.")
+    selector: Annotated[str, Field(max_length=2048)] = Field(default="", description="Label selector of its pods.")
 
 
-class ProgressStatus(SpecModel):
+class ProgressStatus(StatusModel):
     """Where training stands, from the driver."""
 
-    step: Count | None = Field(default=None, description="Steps done.")
-    version: Count | None = Field(default=None, description="Policy version.")
+    step: Count = Field(default=0, description="Steps done.")
+    version: Count = Field(default=0, description="Policy version.")
     total_steps: Count | None = Field(default=None, description="Steps in all, where they can be told.")
     reward: Figure | None = Field(default=None, description="Mean score of the last step.")
     best_reward: Figure | None = Field(default=None, description="Best mean score of a step so far.")
     validation: Annotated[dict[Name, Figure], Field(max_length=64)] = Field(
-        default={}, description="Last validation score by set."
+        default={}, exclude_if=_nothing, description="Last validation score by set."
     )
     step_seconds: Figure | None = Field(default=None, description="Time of a step.")
     tokens_per_second: Figure | None = Field(default=None, description="Response tokens of all engines.")
@@ -79,45 +95,108 @@ class ProgressStatus(SpecModel):
     rollout_idle: Figure | None = Field(default=None, description="Share of time that the engines wait.")
     oldest_age: Count | None = Field(default=None, description="Largest age of the groups last trained, in versions.")
     age_bound: Count | None = Field(default=None, description="Largest age allowed: staleness.maxAge in force.")
-    unsaved: Text | None = Field(
-        default=None, description="Why the newest checkpoint could not be written; absent: it could."
+    unsaved: Text = Field(
+        default="",
+        exclude_if=_nothing,
+        description="Why the newest checkpoint could not be written; absent: it could.",
     )
     waiting_for: Annotated[str, Field(max_length=2048)] | None = Field(
         default=None, description="What the run waits for."
     )
-    eta: Moment | None = Field(default=None, description="When the run is expected to end.")
+    eta: Instant | None = Field(default=None, description="When the run is expected to end.")
     engines_ready: Count | None = Field(default=None, description="Engines that serve or validate.")
     ranks_ready: Count | None = Field(default=None, description="Trainer ranks that answer.")
 
+    @classmethod
+    def of(cls, driver: DriverStatus) -> ProgressStatus:
+        """What of a driver's answer stands in the status. Figures have four digits: they are for people to read."""
+        speed, ages, waiting = driver.throughput, driver.ages, driver.waiting
+        return cls(
+            step=driver.step,
+            version=driver.version,
+            total_steps=driver.total_steps,
+            reward=_figure(driver.rewards.mean),
+            best_reward=_figure(driver.rewards.best),
+            validation={name: _rounded(score) for name, score in driver.rewards.validation.items()},
+            step_seconds=_figure(speed.step_seconds if speed else None),
+            tokens_per_second=_figure(speed.generated_tokens_per_second if speed else None),
+            trainer_idle=_figure(speed.trainer_idle if speed else None),
+            rollout_idle=_figure(speed.rollout_idle if speed else None),
+            oldest_age=ages.max if ages else None,
+            age_bound=ages.bound if ages else None,
+            unsaved=driver.unsaved,
+            waiting_for=f"{waiting.who}: {waiting.reason}" if waiting else None,
+            eta=driver.eta.replace(microsecond=0) if driver.eta else None,
+            engines_ready=driver.pools.rollout.ready,
+            ranks_ready=driver.pools.trainer.ready,
+        )
 
-class CheckpointStatus(SpecModel):
-    """The newest whole checkpoint."""
 
-    uri: Text | None = Field(default=None, description="Where it lies.")
-    step: Count | None = Field(default=None, description="The step it was made after.")
-    time: Moment | None = Field(default=None, description="When.")
+def _figure(value: float | None) -> float | None:
+    return None if value is None else _rounded(value)
 
 
-class RLJobStatus(SpecModel):
+def _rounded(value: float) -> float:
+    """To four significant digits, and within what the schema allows: a driver may say anything."""
+    return float(f"{max(-LARGEST_FIGURE, min(LARGEST_FIGURE, value)):.4g}")
+
+
+class RLJobStatus(StatusModel):
     """What the operator has seen and done. Written by the operator only."""
 
-    observed_generation: Count | None = Field(default=None, description="Generation that the status is about.")
-    algorithm: Name | None = Field(default=None, description="Preset of the job.")
-    incarnation: Count | None = Field(default=None, description="Number of the present or next cluster.")
-    attempt: Count | None = Field(default=None, description="Highest attempt ever begun.")
-    failures: Count | None = Field(default=None, description="Counted failures since the last checkpoint.")
-    attempts: Annotated[Listed[AttemptStatus], Field(max_length=64), MapKeys(("attempt",))] = Field(
-        default=(), description="The newest attempts."
+    observed_generation: Count = Field(default=0, description="Generation that the status is about.")
+    algorithm: Name = Field(default="", exclude_if=_nothing, description="Preset of the job.")
+    incarnation: Count = Field(default=1, description="Number of the present or next cluster.")
+    attempt: Count = Field(default=0, description="Highest attempt ever begun.")
+    failures: Count = Field(default=0, description="Counted failures since the last checkpoint.")
+    attempts: Annotated[Listed[Attempt], Field(max_length=64), MapKeys(("attempt",))] = Field(
+        default=(), exclude_if=_nothing, description="The newest attempts."
     )
-    pools: Annotated[dict[Name, PoolStatus], Field(max_length=16)] = Field(default={}, description="Pools by name.")
+    pools: Annotated[dict[Name, PoolStatus], Field(max_length=16)] = Field(
+        default={}, exclude_if=_nothing, description="Pools by name."
+    )
     progress: ProgressStatus | None = Field(default=None, description="Where training stands.")
-    checkpoint: CheckpointStatus | None = Field(default=None, description="The newest whole checkpoint.")
-    start_time: Moment | None = Field(default=None, description="When the job was first admitted.")
-    end_time: Moment | None = Field(default=None, description="When the job ended.")
-    pause_time: Moment | None = Field(default=None, description="Since when it is suspended, or has lost its quota.")
-    paused_seconds: Count | None = Field(default=None, description="How long it was so before.")
-    suspend_time: Moment | None = Field(default=None, description="Since when the job is wanted suspended.")
-    resize_time: Moment | None = Field(default=None, description="Since when the rollout pool is being made smaller.")
-    conditions: Annotated[Listed[ConditionStatus], Field(max_length=32), MapKeys(("type",))] = Field(
+    checkpoint: LastCheckpoint | None = Field(default=None, description="The newest whole checkpoint.")
+    start_time: Instant | None = Field(default=None, description="When the job was first admitted.")
+    end_time: Instant | None = Field(default=None, description="When the job ended.")
+    pause_time: Instant | None = Field(default=None, description="Since when it is suspended, or has lost its quota.")
+    paused_seconds: Count = Field(default=0, exclude_if=_nothing, description="How long it was so before.")
+    suspend_time: Instant | None = Field(default=None, description="Since when the job is wanted suspended.")
+    resize_time: Instant | None = Field(default=None, description="Since when the rollout pool is being made smaller.")
+    conditions: Annotated[Listed[Condition], Field(max_length=32), MapKeys(("type",))] = Field(
         default=(), description="Accepted, Admitted, ClusterReady, Running, Progressing, Resizing and others."
     )
+
+    @property
+    def by_type(self) -> Mapping[str, Condition]:
+        """The conditions by their types."""
+        return {condition.type: condition for condition in self.conditions}
+
+    @property
+    def last(self) -> Attempt | None:
+        """The newest attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Self:
+        """The status of a stored object; an empty one for a new job."""
+        found = cls.model_validate(document)
+        return found.changed(attempts=tuple(sorted(found.attempts, key=lambda attempt: attempt.number)))
+
+    def document(self) -> dict[str, Any]:
+        """The status as the API server stores it: all that is known, times in whole seconds."""
+        written: dict[str, Any] = _plain(self.model_dump(by_alias=True, exclude_none=True))
+        return written
+
+
+def timestamp(moment: datetime) -> str:
+    """RFC 3339 in whole seconds, as Kubernetes writes times."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return timestamp(value) if isinstance(value, datetime) else value

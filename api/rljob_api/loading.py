@@ -1,4 +1,4 @@
-"""From text or a file to valid jobs: YAML, then types and bounds, then rules; all that is wrong is reported at once."""
+"""Reads valid jobs from text or a file: YAML, then types and bounds, then rules; all that is wrong is told at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Readable:
     """What can be read of a document that may have mistakes, for those who look at more than the document."""
 
     job: RLJob
-    """As written, as far as the types are right; it may break rules."""
+    """The job as it is written, as far as the types are right; it may break rules."""
     wrong: frozenset[str] = frozenset()
     """Paths at which the job has a default or a stand-in, because what is written there can't be read."""
 

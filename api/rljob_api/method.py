@@ -9,14 +9,14 @@ Value = float | int | bool | None
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodSpec:
     """Parameters (snake_case) with the value each has when neither job nor preset gives one."""
 
     parameters: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class EstimatorMethod(Method):
+class EstimatorMethod(MethodSpec):
     """What an advantage estimator needs besides rewards."""
 
     compares_samples: bool = False
@@ -25,7 +25,7 @@ class EstimatorMethod(Method):
 
 
 @dataclass(frozen=True)
-class PolicyLossMethod(Method):
+class PolicyLossMethod(MethodSpec):
     """What a policy loss demands of the rest."""
 
     aggregation: str | None = None

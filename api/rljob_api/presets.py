@@ -9,7 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.spec import algorithm as spec
-from rljob_api.spec.algorithm import Advantage, Algorithm, Critic, GroupFilter, Kl, KlInLoss, KlInReward, PolicyLoss
+from rljob_api.spec.algorithm import (
+    Advantage,
+    Algorithm,
+    CriticSpec,
+    GroupFilter,
+    Kl,
+    KlInLoss,
+    KlInReward,
+    PolicyLossSpec,
+)
 
 
 @dataclass(frozen=True)
@@ -37,11 +46,11 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="ppo",
             advantage=Advantage(estimator="gae", gamma=1.0, lambda_=1.0, whiten=True),
-            policy_loss=PolicyLoss(type="ppoClip", clip_low=0.2, clip_high=0.2, dual_clip=3.0),
+            policy_loss=PolicyLossSpec(type="ppoClip", clip_low=0.2, clip_high=0.2, dual_clip=3.0),
             aggregation="tokenMean",
             kl=Kl(in_reward=KlInReward(kind="k1", coefficient=0.001)),
             entropy_coefficient=0.0,
-            critic=Critic(learning_rate=1e-5, value_clip=0.5, warmup_steps=0),
+            critic=CriticSpec(learning_rate=1e-5, value_clip=0.5, warmup_steps=0),
         ),
     ),
     "grpo": Preset(
@@ -51,7 +60,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="grpo",
             advantage=_grpo_advantage(),
-            policy_loss=PolicyLoss(type="ppoClip", clip_low=0.2, clip_high=0.2, dual_clip=0.0),
+            policy_loss=PolicyLossSpec(type="ppoClip", clip_low=0.2, clip_high=0.2, dual_clip=0.0),
             aggregation="seqMeanTokenMean",
             kl=Kl(in_loss=KlInLoss(kind="k3", coefficient=0.04)),
             entropy_coefficient=0.0,
@@ -64,7 +73,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="dr_grpo",
             advantage=Advantage(estimator="grpo", normalize_by_std=False),
-            policy_loss=PolicyLoss(type="ppoClip", clip_low=0.2, clip_high=0.2, dual_clip=0.0),
+            policy_loss=PolicyLossSpec(type="ppoClip", clip_low=0.2, clip_high=0.2, dual_clip=0.0),
             aggregation="seqMeanTokenSumNorm",
             kl=_NO_KL,
             entropy_coefficient=0.0,
@@ -77,7 +86,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="dapo",
             advantage=_grpo_advantage(),
-            policy_loss=PolicyLoss(type="ppoClip", clip_low=0.2, clip_high=0.28, dual_clip=10.0),
+            policy_loss=PolicyLossSpec(type="ppoClip", clip_low=0.2, clip_high=0.28, dual_clip=10.0),
             aggregation="tokenMean",
             kl=_NO_KL,
             entropy_coefficient=0.0,
@@ -91,7 +100,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="gspo",
             advantage=_grpo_advantage(),
-            policy_loss=PolicyLoss(type="gspo", clip_low=3e-4, clip_high=4e-4),
+            policy_loss=PolicyLossSpec(type="gspo", clip_low=3e-4, clip_high=4e-4),
             aggregation="seqMeanTokenMean",
             kl=_NO_KL,
             entropy_coefficient=0.0,
@@ -104,7 +113,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="rloo",
             advantage=Advantage(estimator="rloo"),
-            policy_loss=PolicyLoss(type="reinforce"),
+            policy_loss=PolicyLossSpec(type="reinforce"),
             aggregation="seqMeanTokenSum",
             kl=Kl(in_reward=KlInReward(kind="k1", coefficient=0.03)),
             entropy_coefficient=0.0,
@@ -117,7 +126,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="reinforce_plus_plus",
             advantage=Advantage(estimator="reinforce_plus_plus", gamma=1.0, whiten=True),
-            policy_loss=PolicyLoss(type="ppoClip", clip_low=0.2, clip_high=0.2, dual_clip=0.0),
+            policy_loss=PolicyLossSpec(type="ppoClip", clip_low=0.2, clip_high=0.2, dual_clip=0.0),
             aggregation="tokenMean",
             kl=Kl(in_reward=KlInReward(kind="k1", coefficient=0.01)),
             entropy_coefficient=0.0,
@@ -130,7 +139,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="reinforce_plus_plus_baseline",
             advantage=Advantage(estimator="reinforce_plus_plus_baseline", whiten=True),
-            policy_loss=PolicyLoss(type="ppoClip", clip_low=0.2, clip_high=0.2, dual_clip=0.0),
+            policy_loss=PolicyLossSpec(type="ppoClip", clip_low=0.2, clip_high=0.2, dual_clip=0.0),
             aggregation="tokenMean",
             kl=Kl(in_loss=KlInLoss(kind="k2", coefficient=0.01)),
             entropy_coefficient=0.0,
@@ -143,7 +152,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="remax",
             advantage=Advantage(estimator="remax"),
-            policy_loss=PolicyLoss(type="reinforce"),
+            policy_loss=PolicyLossSpec(type="reinforce"),
             aggregation="seqMeanTokenSum",
             kl=Kl(in_reward=KlInReward(kind="k1", coefficient=0.1)),
             entropy_coefficient=0.0,
@@ -156,7 +165,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="cispo",
             advantage=_grpo_advantage(),
-            policy_loss=PolicyLoss(type="cispo", clip_low=1.0, clip_high=4.0),
+            policy_loss=PolicyLossSpec(type="cispo", clip_low=1.0, clip_high=4.0),
             aggregation="tokenMean",
             kl=_NO_KL,
             entropy_coefficient=0.0,
@@ -169,7 +178,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="gpg",
             advantage=Advantage(estimator="gpg"),
-            policy_loss=PolicyLoss(type="gpg"),
+            policy_loss=PolicyLossSpec(type="gpg"),
             aggregation="tokenMean",
             kl=_NO_KL,
             entropy_coefficient=0.0,
@@ -182,7 +191,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="sapo",
             advantage=_grpo_advantage(),
-            policy_loss=PolicyLoss(type="sapo", tau_positive=1.0, tau_negative=1.05),
+            policy_loss=PolicyLossSpec(type="sapo", tau_positive=1.0, tau_negative=1.05),
             aggregation="seqMeanTokenMean",
             kl=_NO_KL,
             entropy_coefficient=0.0,
@@ -195,7 +204,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="opo",
             advantage=Advantage(estimator="opo"),
-            policy_loss=PolicyLoss(type="reinforce"),
+            policy_loss=PolicyLossSpec(type="reinforce"),
             aggregation="tokenMean",
             kl=_NO_KL,
             entropy_coefficient=0.0,
@@ -208,7 +217,7 @@ PRESETS: Mapping[spec.Preset, Preset] = {
         algorithm=Algorithm(
             preset="gmpo",
             advantage=_grpo_advantage(),
-            policy_loss=PolicyLoss(type="gmpo", clip_low=0.4, clip_high=0.4),
+            policy_loss=PolicyLossSpec(type="gmpo", clip_low=0.4, clip_high=0.4),
             aggregation="seqMeanTokenMean",
             kl=_NO_KL,
             entropy_coefficient=0.0,

@@ -1,4 +1,4 @@
-"""From pydantic's errors to violations that say what is wrong and what to do, in the words of the job file."""
+"""Makes violations of pydantic's errors: what is wrong and what to do, in the words of the job file."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _violation(details: Any) -> Violation:
 
 
 def _document_location(location: Location) -> Location:
-    """Without the parts that pydantic adds for its own union and type branches."""
+    """The location in the document: the parts that pydantic adds for its branches of unions and types are left out."""
     kept: list[str | int] = []
     for part in location:
         if schema.find([*kept, part]) is None and kept:

@@ -1,14 +1,12 @@
-"""From a job file to a job in which every value is there: job file, then preset, then defaults."""
+"""Makes a job in which every value is there of a job file: its own values, then the preset's, then defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
-
 from rljob_api.correction_presets import CORRECTION_PRESETS
-from rljob_api.method import Method, Value
+from rljob_api.method import MethodSpec, Value
 from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.presets import PRESETS
 from rljob_api.resolved import (
@@ -31,21 +29,41 @@ from rljob_api.resolved import (
     ResolvedTrainerParallelism,
     ResolvedTruncated,
 )
-from rljob_api.spec.algorithm import Critic, Kl, KlController, KlInLoss, KlInReward, RolloutCorrection
+from rljob_api.spec.algorithm import CriticSpec, Kl, KlControllerSpec, KlInLoss, KlInReward, RolloutCorrection
+from rljob_api.spec.base import SpecModel
 from rljob_api.spec.job import RLJob, Spec
-from rljob_api.spec.pipeline import Stop
-from rljob_api.spec.pools import Optimizer, Placement
+from rljob_api.spec.pipeline import (
+    DEFAULT_ASYNC_MINI_BATCH_GROUPS,
+    DEFAULT_GROUPS,
+    LiveSettings,
+    PipelineSpec,
+    Staleness,
+    Stop,
+)
+from rljob_api.spec.pools import OptimizerSpec, Placement
 
-DEFAULT_GROUPS = 128
-DEFAULT_ASYNC_MINI_BATCH_GROUPS = 32
-
-M = TypeVar("M", bound=BaseModel)
-R = TypeVar("R", bound=BaseModel)
+M = TypeVar("M", bound=SpecModel)
+R = TypeVar("R", bound=SpecModel)
 
 
 def resolve(job: RLJob) -> ResolvedJob:
     """Fills in whatever the job file leaves open. The job must be valid (``load_jobs`` sees to that)."""
     return ResolvedJob(**{**dict(job), "spec": _spec(job.spec)})
+
+
+def live_settings(spec: ResolvedSpec) -> LiveSettings | None:
+    """What of spec.pipeline may change while the job runs; None: nothing in this mode."""
+    if spec.pipeline.mode != "fullyAsync":
+        return None
+    return LiveSettings(**dict(spec.pipeline.staleness), sync_every=spec.pipeline.sync_every)
+
+
+def with_live_settings(spec: ResolvedSpec, live: LiveSettings) -> ResolvedSpec:
+    """The job as it is with these settings in place of its own. What is absent means what it means in a job file."""
+    staleness = Staleness(**{name: getattr(live, name) for name in Staleness.model_fields})
+    given = PipelineSpec(**{**dict(spec.pipeline), "staleness": staleness, "sync_every": live.sync_every})
+    batch, pipeline = _batch_and_pipeline(spec.model_copy(update={"pipeline": given}))
+    return spec.model_copy(update={"batch": batch, "pipeline": pipeline})
 
 
 def placement(spec: Spec) -> Placement:
@@ -60,8 +78,9 @@ def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _filled(model: BaseModel, kind: type[R], preset: BaseModel | None = None, /, **defaults: Any) -> R:
-    """``model`` as ``kind``: fields that are None come from the preset, else from the defaults."""
+def _filled(model: SpecModel, kind: type[R], preset: SpecModel | None = None, /, **others: Any) -> R:
+    """``model`` as ``kind``: fields that are None come from the preset, else from ``others`` or their fallbacks."""
+    defaults = {**model.fallbacks(), **others}
     values = {
         name: _first(value, getattr(preset, name, None), defaults.get(name)) for name, value in dict(model).items()
     }
@@ -70,12 +89,12 @@ def _filled(model: BaseModel, kind: type[R], preset: BaseModel | None = None, /,
 
 def _spec(spec: Spec) -> ResolvedSpec:
     where = placement(spec)
-    batch = _batch(spec)
+    batch, pipeline = _batch_and_pipeline(spec)
     trainer = _trainer(spec)
     filled = {
         "algorithm": _algorithm(spec),
         "batch": batch,
-        "pipeline": _pipeline(spec, batch),
+        "pipeline": pipeline,
         "placement": where,
         "rollout": _rollout(spec, where, trainer),
         "trainer": trainer,
@@ -84,7 +103,7 @@ def _spec(spec: Spec) -> ResolvedSpec:
     return ResolvedSpec(**{**dict(spec), **filled})
 
 
-def _method(model: M, kind: type[R], chooser: str, methods: Mapping[Any, Method], preset: M) -> R:
+def _method(model: M, kind: type[R], chooser: str, methods: Mapping[Any, MethodSpec], preset: M) -> R:
     """An advantage estimator or policy loss: the preset's parameters count only if its method is the chosen one."""
     chosen = _first(getattr(model, chooser), getattr(preset, chooser))
     defaults: Mapping[str, Value] = methods[chosen].parameters
@@ -105,7 +124,7 @@ def _algorithm(spec: Spec) -> ResolvedAlgorithm:
     scale = _first(given.aggregation_scale, preset.aggregation_scale, float(spec.rollout.max_response_tokens))
     critic = None
     if ESTIMATORS[advantage.estimator].needs_critic:
-        critic = _critic(given.critic or Critic(), preset.critic, spec.trainer.optimizer)
+        critic = _critic(given.critic or CriticSpec(), preset.critic, spec.trainer.optimizer)
     return ResolvedAlgorithm(
         preset=given.preset,
         advantage=advantage,
@@ -115,26 +134,16 @@ def _algorithm(spec: Spec) -> ResolvedAlgorithm:
         kl=_kl(given.kl, preset.kl),
         entropy_coefficient=_first(given.entropy_coefficient, preset.entropy_coefficient, 0.0),
         critic=critic,
-        truncated=_filled(
-            given.truncated,
-            ResolvedTruncated,
-            preset.truncated,
-            reward="keep",
-            replacement=0.0,
-            mask=False,
-            bootstrap=False,
-        ),
+        truncated=_filled(given.truncated, ResolvedTruncated, preset.truncated),
         entropy_target=given.entropy_target,
         resampling=given.resampling,
-        gradient_noise=bool(given.gradient_noise),
+        gradient_noise=_first(given.gradient_noise, given.fallbacks()["gradient_noise"]),
         rollout_correction=_correction(
             given.rollout_correction,
             preset.rollout_correction,
             "none" if spec.pipeline.mode == "sync" and not POLICY_LOSSES[loss.type].needs_bypass else "bypass",
         ),
-        group_filter=_filled(
-            given.group_filter, ResolvedGroupFilter, preset.group_filter, drop_uniform=False, max_batches=10
-        ),
+        group_filter=_filled(given.group_filter, ResolvedGroupFilter, preset.group_filter),
     )
 
 
@@ -148,14 +157,13 @@ def _correction(given: RolloutCorrection, preset: RolloutCorrection, mode: str) 
 
 
 def _kl(given: Kl, preset: Kl) -> ResolvedKl:
-    in_loss = _filled(given.in_loss or KlInLoss(), ResolvedKlInLoss, preset.in_loss, kind="k3", coefficient=0.0)
+    in_loss = _filled(given.in_loss or KlInLoss(), ResolvedKlInLoss, preset.in_loss, coefficient=0.0)
     in_reward = _filled(
         given.in_reward or KlInReward(),
         ResolvedKlInReward,
         preset.in_reward,
-        kind="k1",
         coefficient=0.0,
-        controller=KlController(),
+        controller=KlControllerSpec(),
     )
     return ResolvedKl(
         in_loss=in_loss if in_loss.coefficient > 0 else None,
@@ -163,53 +171,42 @@ def _kl(given: Kl, preset: Kl) -> ResolvedKl:
     )
 
 
-def _critic(given: Critic, preset: Critic | None, actor: Optimizer) -> ResolvedCritic:
+def _critic(given: CriticSpec, preset: CriticSpec | None, actor: OptimizerSpec) -> ResolvedCritic:
     filled = _filled(
         given,
         ResolvedCritic,
         preset,
-        learning_rate=1e-5,
-        value_clip=0.5,
-        warmup_steps=0,
         weight_decay=actor.weight_decay,
         gradient_clip=actor.gradient_clip,
     )
     return filled.model_copy(update={"value_clip": None}) if filled.value_clip == 0 else filled
 
 
-def _batch(spec: Spec) -> ResolvedBatch:
+def _batch_and_pipeline(spec: Spec) -> tuple[ResolvedBatch, ResolvedPipeline]:
+    """Both sections, of which one follows from the other: in mode fullyAsync the pulls give the size of a batch, in the
+    others the batch gives the size of its one pull."""
     given, preset = spec.batch, PRESETS[spec.algorithm.preset]
     if spec.pipeline.mode == "fullyAsync":
+        staleness = _filled(spec.pipeline.staleness, ResolvedStaleness)
+        pipeline = _filled(spec.pipeline.model_copy(update={"staleness": staleness}), ResolvedPipeline)
         mini = given.mini_batch_groups or DEFAULT_ASYNC_MINI_BATCH_GROUPS
-        groups = (spec.pipeline.sync_every or 1) * (spec.pipeline.require_batches or 1) * mini
+        groups = pipeline.sync_every * pipeline.require_batches * mini
     else:
         groups = given.groups or DEFAULT_GROUPS
         mini = given.mini_batch_groups or groups
+        pipeline = ResolvedPipeline(
+            mode=spec.pipeline.mode,
+            sync_every=1,
+            require_batches=max(1, groups // mini),
+            staleness=ResolvedStaleness(max_age=1 if spec.pipeline.mode == "oneStepOff" else 0),
+            partial_rollout="none",
+        )
     filled = {
         "groups": groups,
         "mini_batch_groups": mini,
         "samples_per_prompt": given.samples_per_prompt or preset.samples_per_prompt,
     }
-    return ResolvedBatch(**{**dict(given), **filled})
-
-
-def _pipeline(spec: Spec, batch: ResolvedBatch) -> ResolvedPipeline:
-    given = spec.pipeline
-    if given.mode == "fullyAsync":
-        return ResolvedPipeline(
-            mode=given.mode,
-            sync_every=given.sync_every or 1,
-            require_batches=given.require_batches or 1,
-            staleness=_filled(given.staleness, ResolvedStaleness, max_age=1),
-            partial_rollout=given.partial_rollout or "none",
-        )
-    return ResolvedPipeline(
-        mode=given.mode,
-        sync_every=1,
-        require_batches=max(1, batch.groups // batch.mini_batch_groups),
-        staleness=ResolvedStaleness(max_age=1 if given.mode == "oneStepOff" else 0),
-        partial_rollout="none",
-    )
+    return ResolvedBatch(**{**dict(given), **filled}), pipeline
 
 
 def _trainer(spec: Spec) -> ResolvedTrainer:
@@ -222,7 +219,11 @@ def _trainer(spec: Spec) -> ResolvedTrainer:
 
 def _rollout(spec: Spec, where: Placement, trainer: ResolvedTrainer) -> ResolvedRollout:
     given = spec.rollout
-    replicas = max(1, trainer.ranks // given.parallelism.tensor) if where == "colocated" else given.replicas or 1
+    replicas = (
+        max(1, trainer.ranks // given.parallelism.tensor)
+        if where == "colocated"
+        else given.replicas or given.fallbacks()["replicas"]
+    )
     filled = {
         "replicas": replicas,
         "min_replicas": given.min_replicas or replicas,

@@ -14,21 +14,21 @@ from rljob_api.spec.algorithm import (
     Advantage,
     AggregationType,
     Algorithm,
-    Critic,
+    CriticSpec,
     GroupFilter,
     Kl,
-    KlController,
+    KlControllerSpec,
     KlInLoss,
     KlInReward,
     KlLossKind,
     KlRewardKind,
-    PolicyLoss,
+    PolicyLossSpec,
     RolloutCorrection,
     Truncated,
 )
 from rljob_api.spec.job import RLJob, Spec
-from rljob_api.spec.pipeline import Batch, PartialRollout, Pipeline, Staleness, Stop
-from rljob_api.spec.pools import Optimizer, Placement, Rollout, Trainer, TrainerParallelism
+from rljob_api.spec.pipeline import Batch, PartialRollout, PipelineSpec, Staleness, Stop
+from rljob_api.spec.pools import OptimizerSpec, Placement, RolloutSpec, TrainerParallelism, TrainerSpec
 
 
 class ResolvedAdvantage(Advantage):
@@ -40,7 +40,7 @@ class ResolvedAdvantage(Advantage):
         return {name: getattr(self, name) for name in ESTIMATORS[self.estimator].parameters}
 
 
-class ResolvedPolicyLoss(PolicyLoss):
+class ResolvedPolicyLoss(PolicyLossSpec):
     type: PolicyLossType
 
     @property
@@ -57,7 +57,7 @@ class ResolvedKlInLoss(KlInLoss):
 class ResolvedKlInReward(KlInReward):
     kind: KlRewardKind
     coefficient: float
-    controller: KlController
+    controller: KlControllerSpec
 
 
 class ResolvedKl(Kl):
@@ -65,7 +65,7 @@ class ResolvedKl(Kl):
     in_reward: ResolvedKlInReward | None = None
 
 
-class ResolvedCritic(Critic):
+class ResolvedCritic(CriticSpec):
     learning_rate: float
     value_clip: float | None = None
     warmup_steps: int
@@ -136,8 +136,9 @@ class ResolvedStaleness(Staleness):
     max_age: int
 
 
-class ResolvedPipeline(Pipeline):
-    """In modes sync and oneStepOff: syncEvery 1, one pull of batch.groups, maxAge 0 and 1, no partial rollout."""
+class ResolvedPipeline(PipelineSpec):
+    """What overlaps. Modes sync and oneStepOff have syncEvery 1, one pull of batch.groups, maxAge 0 and 1, and no
+    partial rollout."""
 
     sync_every: int
     require_batches: int
@@ -145,7 +146,7 @@ class ResolvedPipeline(Pipeline):
     partial_rollout: PartialRollout
 
 
-class ResolvedRollout(Rollout):
+class ResolvedRollout(RolloutSpec):
     replicas: int
     min_replicas: int
     max_replicas: int
@@ -159,7 +160,7 @@ class ResolvedTrainerParallelism(TrainerParallelism):
         return self.replicate * self.shard
 
 
-class ResolvedTrainer(Trainer):
+class ResolvedTrainer(TrainerSpec):
     parallelism: ResolvedTrainerParallelism
 
     @property
@@ -167,14 +168,14 @@ class ResolvedTrainer(Trainer):
         """Number of trainer processes."""
         return self.replicas * max(1, self.gpus_per_replica)
 
-    def critic_optimizer(self, critic: ResolvedCritic) -> Optimizer:
+    def critic_optimizer(self, critic: ResolvedCritic) -> OptimizerSpec:
         """The critic's optimizer: the actor's, with the critic's own settings."""
         own = {
             "learning_rate": critic.learning_rate,
             "weight_decay": critic.weight_decay,
             "gradient_clip": critic.gradient_clip,
         }
-        return Optimizer(**{**dict(self.optimizer), **own})
+        return OptimizerSpec(**{**dict(self.optimizer), **own})
 
 
 class ResolvedSpec(Spec):

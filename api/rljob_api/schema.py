@@ -16,7 +16,7 @@ import annotated_types as at
 from pydantic import BaseModel, JsonValue
 from pydantic.fields import FieldInfo
 
-from rljob_api.spec.base import NEVER, Change, Format, IntOrString, MapKeys, Preserve
+from rljob_api.spec.base import NEVER, Change, Fallback, Format, IntOrString, MapKeys, Preserve
 
 Kind = Literal["object", "list", "map", "string", "integer", "number", "boolean", "quantity", "any"]
 
@@ -31,7 +31,7 @@ class Node:
     required: bool = False
     has_default: bool = False
     default: Any = None
-    """As in YAML. Without ``has_default``: nothing is set when the field is absent."""
+    """The default as YAML has it. Without ``has_default`` nothing is set when the field is absent."""
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
@@ -49,6 +49,8 @@ class Node:
     items: Node | None = None
     """Lists and maps: what each value looks like."""
     merge_keys: tuple[str, ...] = ()
+    fallback: Any = None
+    """What absent means when no preset says otherwise (``Fallback``); None: no one value."""
     change: Change = NEVER
     model: type[BaseModel] | None = field(default=None, repr=False)
 
@@ -61,7 +63,7 @@ class Node:
 
     @property
     def type_name(self) -> str:
-        """As kubectl writes it: integer, []object, map[string]string."""
+        """The type in kubectl's words: integer, []object, map[string]string."""
         if self.kind == "list" and self.items is not None:
             return f"[]{self.items.type_name}"
         if self.kind == "map" and self.items is not None:
@@ -138,7 +140,8 @@ def _field(name: str, info: FieldInfo, inherited: Change) -> Node:
     default = None if info.is_required() else info.get_default(call_default_factory=True)
     if default is not None:
         found["has_default"], found["default"] = True, _plain(default)
-    return Node(name=name, description=info.description or "", **found)
+    described = [info.description or "", found.pop("meaning", "")]
+    return Node(name=name, description=" ".join(filter(None, described)), **found)
 
 
 def _annotation(annotation: Any, found: dict[str, Any]) -> None:
@@ -162,7 +165,8 @@ def _annotation(annotation: Any, found: dict[str, Any]) -> None:
     elif annotation is JsonValue or annotation is Any:
         found["kind"] = "any"
     else:
-        found["kind"] = {str: "string", int: "integer", float: "number", bool: "boolean"}[annotation]
+        # What has a format is text in the document, whatever it is in Python.
+        found["kind"] = {str: "string", int: "integer", float: "number", bool: "boolean"}.get(annotation, "string")
     if found.pop("preserve", False):
         found["kind"] = "any" if found["kind"] != "map" else "map"
 
@@ -190,12 +194,15 @@ def _constraints(metadata: typing.Iterable[Any], found: dict[str, Any]) -> None:
             found["shortest"] = entry.min_length
         elif isinstance(entry, at.MaxLen):
             found["longest"] = entry.max_length
+        elif isinstance(entry, Fallback):
+            found["fallback"] = entry.value
+            found["meaning"] = entry.sentence
         elif isinstance(entry, Change):
             found["change"] = entry
         elif isinstance(entry, MapKeys):
             found["merge_keys"] = entry.keys
         elif isinstance(entry, Format):
-            found["format"] = entry.name
+            found["kind"], found["format"], found["longest"] = "string", entry.name, entry.longest
         elif isinstance(entry, Preserve):
             found["preserve"] = True
         elif isinstance(entry, IntOrString):

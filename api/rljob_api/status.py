@@ -8,11 +8,12 @@ A reader ignores status fields that it does not know (driver and operator may di
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field
 
-from rljob_api.spec.base import Listed, SpecModel
+from rljob_api.spec.base import Format, Listed, SpecModel
+from rljob_api.spec.pipeline import LiveSettings
 
 DRIVER_PORT = 8470
 LARGEST_BODY = 16 * 1024
@@ -21,7 +22,7 @@ STATUS_PATH = "/v1/status"
 DESIRED_PATH = "/v1/desired"
 METRICS_PATH = "/metrics"
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=1000000000000)]
 Text = Annotated[str, Field(max_length=1024)]
 Name = Annotated[str, Field(max_length=253)]
 
@@ -30,14 +31,17 @@ def _moment(value: Any) -> Any:
     return datetime.fromisoformat(value) if isinstance(value, str) else value
 
 
-Instant = Annotated[AwareDatetime, BeforeValidator(_moment)]
-"""A moment with its time zone; ISO 8601 in JSON."""
+Instant = Annotated[AwareDatetime, BeforeValidator(_moment), Format("date-time", longest=64)]
+"""A moment with its time zone; RFC 3339 in JSON."""
 
 EngineState = Literal["starting", "loading", "serving", "validating", "paused", "draining", "drained", "lost"]
 EndKind = Literal["succeeded", "failed", "suspended"]
 ShareMap = Annotated[dict[Name, Annotated[float, Field(ge=0, le=1)]], Field(max_length=64)]
-AgeMap = Annotated[dict[Name, Count], Field(max_length=256)]
+AgeMap = Annotated[dict[Name, Annotated[int, Field(ge=0)]], Field(max_length=256)]
 RewardMap = Annotated[dict[Name, float], Field(max_length=64)]
+
+
+_NOT_KEPT: set[str] = set()
 
 
 class StatusModel(SpecModel):
@@ -45,8 +49,18 @@ class StatusModel(SpecModel):
 
     model_config = ConfigDict(extra="ignore")
 
+    def model_post_init(self, context: Any, /) -> None:
+        """Drops the record of which fields were given, 700 bytes a part: the operator holds thousands of statuses."""
+        object.__setattr__(self, "__pydantic_fields_set__", _NOT_KEPT)
 
-class Waiting(StatusModel):
+    def changed(self, **fields: Any) -> Self:
+        """A copy with other values for these fields, which are taken as they are."""
+        if unknown := fields.keys() - type(self).model_fields.keys():
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+        return self.model_copy(update=fields)
+
+
+class CurrentWait(StatusModel):
     """What the run waits for at this moment, in one sentence."""
 
     who: Name = Field(description="Who waits: trainer, engine 3, driver ...")
@@ -55,7 +69,7 @@ class Waiting(StatusModel):
     until: Instant | None = Field(default=None, description="When the wait becomes an error. None: it may last.")
 
 
-class EngineStatus(StatusModel):
+class ReplicaStatus(StatusModel):
     """One rollout replica."""
 
     name: Name = Field(description="Its name in logs and metrics.")
@@ -72,7 +86,7 @@ class RolloutStatus(StatusModel):
 
     desired: Count = Field(description="Engines wanted.")
     ready: Count = Field(description="Engines that serve or validate.")
-    engines: Annotated[Listed[EngineStatus], Field(max_length=4096)] = Field(default=(), description="Each engine.")
+    engines: Annotated[Listed[ReplicaStatus], Field(max_length=4096)] = Field(default=(), description="Each engine.")
 
 
 class TrainerStatus(StatusModel):
@@ -109,7 +123,7 @@ class Throughput(StatusModel):
     rollout_idle: float = Field(ge=0, le=1, description="Share of time that an engine has no request, mean.")
 
 
-class Rewards(StatusModel):
+class Scores(StatusModel):
     """Scores: of the last training step, and of the last validation by set."""
 
     mean: float | None = Field(default=None, description="Mean score of the last trained samples.")
@@ -137,14 +151,6 @@ class End(StatusModel):
     time: Instant = Field(description="When.")
 
 
-class LiveSettings(SpecModel):
-    """Settings that may change while the job runs; what is absent stays."""
-
-    max_age: Annotated[int, Field(ge=0, le=64)] | None = Field(default=None, description="staleness.maxAge.")
-    fraction: Annotated[float, Field(ge=0, le=64)] | None = Field(default=None, description="staleness.fraction.")
-    sync_every: Annotated[int, Field(ge=1, le=1024)] | None = Field(default=None, description="pipeline.syncEvery.")
-
-
 class Desired(SpecModel):
     """The operator's only command: idempotent, and repeated until the status echoes the generation."""
 
@@ -152,7 +158,9 @@ class Desired(SpecModel):
     attempt: Annotated[int, Field(ge=1)] = Field(description="Attempt that is meant; another attempt's driver refuses.")
     rollout_replicas: Count | None = Field(default=None, description="Engines wanted; the surplus is drained.")
     suspend: bool = Field(default=False, description="Write a checkpoint, then end with kind suspended.")
-    settings: LiveSettings = Field(default=LiveSettings(), description="Settings that may change live.")
+    settings: LiveSettings = Field(
+        default=LiveSettings(), description="All settings that may change live; none of them: they stay as they are."
+    )
 
 
 class DriverStatus(StatusModel):
@@ -164,9 +172,9 @@ class DriverStatus(StatusModel):
     step: Count = Field(default=0, description="Steps done.")
     version: Count = Field(default=0, description="Policy version: number of weight publications.")
     total_steps: Count | None = Field(default=None, description="Steps in all, where they can be told.")
-    waiting: Waiting | None = Field(default=None, description="What the run waits for; None: it works.")
+    waiting: CurrentWait | None = Field(default=None, description="What the run waits for; None: it works.")
     doing: Text = Field(default="", description="What the trainer works on or waits for, in one sentence.")
-    beside: Annotated[Listed[Waiting], Field(max_length=64)] = Field(
+    beside: Annotated[Listed[CurrentWait], Field(max_length=64)] = Field(
         default=(), description="What others than trainer and engines wait for at the same time."
     )
     shares: ShareMap = Field(default={}, description="Shares of the last ten minutes by stage of the trainer.")
@@ -176,7 +184,7 @@ class DriverStatus(StatusModel):
     pools: Pools = Field(description="Engines and ranks.")
     ages: Ages | None = Field(default=None, description="Ages of the samples last trained.")
     throughput: Throughput | None = Field(default=None, description="Speed; None before the first step.")
-    rewards: Rewards = Field(default=Rewards(), description="Scores.")
+    rewards: Scores = Field(default=Scores(), description="Scores.")
     checkpoint: LastCheckpoint | None = Field(default=None, description="The newest whole checkpoint.")
     eta: Instant | None = Field(default=None, description="When the run is expected to end.")
     end: End | None = Field(default=None, description="How the attempt ended; None: it runs.")

@@ -22,8 +22,8 @@ from benchmarks.against_trl.limit import Limit
 from benchmarks.against_trl.model import common_model
 from benchmarks.against_trl.setting import Setting, read_steps
 from benchmarks.environments import DEFAULT_CACHE, ROOT, peer_environment, peer_python
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, Step, interleaved, ratios, steady, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, Step, interleaved, ratios, steady, table, write_results
 from benchmarks.rljob_run import rljob_run
 
 HERE = Path(__file__).parent
@@ -36,7 +36,7 @@ SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """One run of one side."""
 
     steps: list[Step]
@@ -45,11 +45,11 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class PeerSide:
     """One side over all repetitions. Rates are trained and generated tokens a second, one value a repetition."""
 
-    step_seconds: Spread
-    tokens_per_second: Spread
+    step_seconds: MeasuredSpread
+    tokens_per_second: MeasuredSpread
     rates: list[float]
     share_of_bare_limit: float
     share_of_arithmetic_limit: float
@@ -58,14 +58,14 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PeerComparison:
     """One setting: both sides, the limit, and the ratio of the rates pair by pair."""
 
     setting: Setting
-    ours: Side
-    theirs: Side
+    ours: PeerSide
+    theirs: PeerSide
     limit: Limit
-    ratio: Spread
+    ratio: MeasuredSpread
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where the tables are written")
     arguments = parser.parse_args()
     chosen = [setting for setting in SETTINGS if not arguments.only or setting.name in arguments.only]
-    machine = Machine.here()
+    machine = Hardware.here()
     model = common_model(arguments.cache)
     peers = {name: peer_python(f"trl-{name}", arguments.cache) for name in {s.algorithm for s in chosen}}
     compared = [
@@ -91,7 +91,7 @@ def main() -> None:
     write_results(arguments.results, name, machine, results, show(compared))
 
 
-def compare(setting: Setting, model: Path, peer: Path, repetitions: int, threads: int) -> Comparison:
+def compare(setting: Setting, model: Path, peer: Path, repetitions: int, threads: int) -> PeerComparison:
     """Runs both sides and the limit in turn."""
     print(f"{setting.name}: {setting.sequences} sequences a step", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -103,20 +103,27 @@ def compare(setting: Setting, model: Path, peer: Path, repetitions: int, threads
     middle = sorted(limits, key=lambda measured: measured.bare)[len(limits) // 2]
     sides = {name: side(of, setting.warm_up, middle) for name, of in runs.items()}
     pairs = ratios(sides["rljob"].rates, sides["TRL"].rates)
-    return Comparison(setting, sides["rljob"], sides["TRL"], middle, Spread.of(pairs))
+    return PeerComparison(setting, sides["rljob"], sides["TRL"], middle, MeasuredSpread.of(pairs))
 
 
-def side(runs: Sequence[Measured], warm_up: int, limit: Limit) -> Side:
+def side(runs: Sequence[MeasuredRun], warm_up: int, limit: Limit) -> PeerSide:
     """A repetition's figure is the median over its steps after warm-up."""
     counted = [steady(run.steps, warm_up) for run in runs]
     seconds = [median(step.seconds for step in steps) for steps in counted]
     rates = [median(step.rate for step in steps) for steps in counted]
     middle = median(seconds)
     stages = {name: median(run.stages[name] for run in runs) for name in runs[0].stages}
-    return Side(Spread.of(seconds), Spread.of(rates), rates, limit.bare / middle, limit.arithmetic / middle, stages)
+    return PeerSide(
+        MeasuredSpread.of(seconds),
+        MeasuredSpread.of(rates),
+        rates,
+        limit.bare / middle,
+        limit.arithmetic / middle,
+        stages,
+    )
 
 
-def run_ours(setting: Setting, model: Path, folder: Path, threads: int, repetition: int) -> Measured:
+def run_ours(setting: Setting, model: Path, folder: Path, threads: int, repetition: int) -> MeasuredRun:
     settings = {
         "model.source": model,
         "data.train.source": model / "prompts.jsonl",
@@ -126,13 +133,13 @@ def run_ours(setting: Setting, model: Path, folder: Path, threads: int, repetiti
     }
     job, output = HERE / f"{setting.algorithm}.yaml", folder / f"rljob-{repetition}"
     run = rljob_run(job, output, steps=setting.steps, threads=threads, settings=settings)
-    return Measured(run.steps(setting.sequences, setting.epochs), run.stage_seconds(setting.warm_up))
+    return MeasuredRun(run.steps(setting.sequences, setting.epochs), run.stage_seconds(setting.warm_up))
 
 
-def run_theirs(setting: Setting, model: Path, python: Path, folder: Path, threads: int, repetition: int) -> Measured:
+def run_theirs(setting: Setting, model: Path, python: Path, folder: Path, threads: int, repetition: int) -> MeasuredRun:
     written = folder / f"trl-{repetition}.json"
     run_module(python, f"benchmarks.against_trl.trl_{setting.algorithm}", setting, model, written, threads)
-    return Measured(read_steps(written), {})
+    return MeasuredRun(read_steps(written), {})
 
 
 def run_limit(setting: Setting, model: Path, folder: Path, threads: int, repetition: int) -> Limit:
@@ -159,7 +166,7 @@ def run_module(python: Path, module: str, setting: Setting, model: Path, written
         sys.exit(f"{module} failed:\n{ended.stdout}\n{ended.stderr}")
 
 
-def show(compared: Sequence[Comparison]) -> str:
+def show(compared: Sequence[PeerComparison]) -> str:
     """The tables: what was measured, then how far both sides are from the limit."""
     speed = [
         [c.setting.name, f"{c.ours.step_seconds.show('.3f')}", f"{c.theirs.step_seconds.show('.3f')}",

@@ -38,7 +38,7 @@ class Limit:
         return self.decode + self.score + self.update
 
 
-class Batch:
+class PaddedBatch:
     """Prompts padded on the left, and the responses that the model makes of them."""
 
     def __init__(self, setting: Setting, model_folder: Path) -> None:
@@ -64,7 +64,7 @@ class Batch:
 
 
 @torch.no_grad()
-def decode(model: PreTrainedModel, batch: Batch) -> None:
+def decode(model: PreTrainedModel, batch: PaddedBatch) -> None:
     """Samples the responses at temperature 1 with transformers' growing cache."""
     attention = batch.attention
     positions = (attention.cumsum(1) - 1).clamp(min=0)
@@ -77,7 +77,7 @@ def decode(model: PreTrainedModel, batch: Batch) -> None:
         position = position[:, -1:] + 1
 
 
-def response_log_probs(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+def response_log_probs(model: PreTrainedModel, batch: PaddedBatch) -> torch.Tensor:
     """Log-probs ``[B, R]`` of responses: the forward pass of every policy-gradient step."""
     ids, attention, positions = batch.extended()
     logits = model(
@@ -87,7 +87,7 @@ def response_log_probs(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     return -torch.nn.functional.cross_entropy(logits.flatten(0, 1), chosen.flatten(), reduction="none")
 
 
-def train_once(model: PreTrainedModel, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+def train_once(model: PreTrainedModel, optimizer: torch.optim.Optimizer, batch: PaddedBatch) -> None:
     (-response_log_probs(model, batch).mean()).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
@@ -105,7 +105,7 @@ def seconds(work: Callable[[], None], repetitions: int = 7) -> float:
     return median(times)
 
 
-def arithmetic_seconds(model: PreTrainedModel, batch: Batch, passes: int) -> float:
+def arithmetic_seconds(model: PreTrainedModel, batch: PaddedBatch, passes: int) -> float:
     """Floating-point operations of ``passes`` forward passes over the batch, over the speed of a matrix product.
 
     A forward pass takes 2 operations a parameter and token (the output matrix at response positions only) and
@@ -135,7 +135,7 @@ def measure(setting: Setting, model_folder: Path) -> Limit:
     torch.manual_seed(setting.seed)
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate)
-    batch = Batch(setting, model_folder)
+    batch = PaddedBatch(setting, model_folder)
     models = 1 if setting.algorithm == "grpo" else 2  # the critic is as big as the actor
     scored = 0 if setting.algorithm == "grpo" else 3  # policy, reference, critic
 

@@ -15,7 +15,7 @@ from benchmarks.against_trl.setting import Setting, write_steps
 from benchmarks.measuring import Step
 
 
-class Stopwatch(TrainerCallback):
+class StepStopwatch(TrainerCallback):
     """Seconds from the end of one step to the end of the next: nothing of the loop is left out."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
-from benchmarks.against_trl.peer import Stopwatch, main, questions
+from benchmarks.against_trl.peer import StepStopwatch, main, questions
 from benchmarks.against_trl.setting import PATTERN, Setting
 from benchmarks.measuring import Step
 
@@ -27,7 +27,7 @@ def train(setting: Setting, model_folder: Path) -> list[Step]:
         return [float(bool(re.search(PATTERN, completion[0]["content"]))) for completion in completions]
 
     prompts = [{"prompt": [{"role": "user", "content": question}]} for question in questions(model_folder)]
-    stopwatch = Stopwatch()
+    stopwatch = StepStopwatch()
     with tempfile.TemporaryDirectory() as output:
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32),

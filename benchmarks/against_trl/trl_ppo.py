@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from trl.experimental.ppo import PPOConfig, PPOTrainer  # type: ignore[import-not-found]
 
 from benchmarks.against_trl.model import prompt_ids
-from benchmarks.against_trl.peer import Stopwatch, main, questions
+from benchmarks.against_trl.peer import StepStopwatch, main, questions
 from benchmarks.against_trl.setting import KL_COEFFICIENT, LAMBDA, Setting
 from benchmarks.measuring import Step
 
@@ -38,7 +38,7 @@ def train(setting: Setting, model_folder: Path) -> list[Step]:
     torch.manual_seed(setting.seed)
     tokenizer = AutoTokenizer.from_pretrained(model_folder, padding_side="left")
     prompts = [{"input_ids": prompt_ids(tokenizer, question)} for question in questions(model_folder)]
-    stopwatch = Stopwatch()
+    stopwatch = StepStopwatch()
     with tempfile.TemporaryDirectory() as output:
         trainer = PPOTrainer(
             args=PPOConfig(

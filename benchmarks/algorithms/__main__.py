@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.algorithms.measure import CASES
 from benchmarks.algorithms.workload import SHAPES
 from benchmarks.environments import DEFAULT_CACHE, ROOT, overlay, peer_environment
-from benchmarks.machine import PACKAGES, Machine
-from benchmarks.measuring import Spread, ratios, table, write_results
+from benchmarks.machine import PACKAGES, Hardware
+from benchmarks.measuring import MeasuredSpread, ratios, table, write_results
 
 HERE = Path(__file__).parent
 VERL = (
@@ -46,14 +46,14 @@ TOUCHED = {  # bytes a real token that each case must read and write once
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CaseRow:
     """One case on one shape of batch: seconds."""
 
     shape: str
     case: str
-    ours: Spread
-    theirs: Spread
-    ratio: Spread
+    ours: MeasuredSpread
+    theirs: MeasuredSpread
+    ratio: MeasuredSpread
     limit_seconds: float
     deviation: float
 
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch (default: all cores)")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
-    machine = Machine.here((*PACKAGES, "numpy"))
+    machine = Hardware.here((*PACKAGES, "numpy"))
     path = f"{ROOT}{os.pathsep}{overlay('verl', VERL, arguments.cache)}"
     environment = peer_environment(arguments.threads, PYTHONPATH=path)
     size = ["--rows", str(arguments.rows), "--longest", str(arguments.longest), "--threads", str(arguments.threads)]
@@ -117,14 +117,14 @@ def main() -> None:
         write_results(arguments.results, "memory", machine, results, show_memory(peaks))
 
 
-def row(shape: str, case: str, found: dict[str, Any]) -> Row:
+def row(shape: str, case: str, found: dict[str, Any]) -> CaseRow:
     ours, theirs = found["seconds"][case]["ours"], found["seconds"][case]["theirs"]
     limit = TOUCHED[case] * found["tokens"] / found["bandwidth"]
-    spreads = Spread.of(ours), Spread.of(theirs), Spread.of(ratios(theirs, ours))
-    return Row(shape, case, *spreads, limit, max(found["agreement"][case].values()))
+    spreads = MeasuredSpread.of(ours), MeasuredSpread.of(theirs), MeasuredSpread.of(ratios(theirs, ours))
+    return CaseRow(shape, case, *spreads, limit, max(found["agreement"][case].values()))
 
 
-def show(rows: list[Row], found: dict[str, Any], rectangle: int, threads: int) -> str:
+def show(rows: list[CaseRow], found: dict[str, Any], rectangle: int, threads: int) -> str:
     lines = [f"Median (smallest – largest), {threads} threads, float32, verl 0.9.1.", ""]
     for shape, measured in found.items():
         body = [

@@ -25,8 +25,8 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, interleaved, ratios, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, interleaved, ratios, table, write_results
 from rljob_trainer.errors import BucketError
 from rljob_trainer.learner.state_files import state_files
 from rljob_trainer.storage.bucket import Bucket
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
-    machine = Machine.here()
+    machine = Hardware.here()
     with own_server() if "AWS_ENDPOINT_URL" not in os.environ else nullcontext():
         seconds = measure(arguments.bucket, arguments.repetitions)
     write_results(arguments.results, "buckets", machine, {"store": arguments.store, "seconds": seconds},
@@ -93,12 +93,12 @@ def timed(side: Callable[[int], None]) -> Callable[[int], float]:
 
 def show(store: str, seconds: dict[str, list[float]]) -> str:
     rows = [
-        [name, Spread.of(taken).show(), Spread.of([MEGABYTES / each for each in taken]).show(".0f")]
+        [name, MeasuredSpread.of(taken).show(), MeasuredSpread.of([MEGABYTES / each for each in taken]).show(".0f")]
         for name, taken in seconds.items()
     ]
     parts = []
     for verb in ("written", "read"):
-        speed = Spread.of(ratios(seconds[f"file {verb}"], seconds[f"state {verb}"]))
+        speed = MeasuredSpread.of(ratios(seconds[f"file {verb}"], seconds[f"state {verb}"]))
         parts.append(f"{verb} at {speed.show()} of the speed of one file")
     return f"{MEGABYTES:.0f} MB, one rank, {store}: {', '.join(parts)}.\n\n" + table(["", "seconds", "MB/s"], rows)
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, interleaved, ratios, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, interleaved, ratios, table, write_results
 from benchmarks.resident import PeakMemory
 from rljob_trainer.learner.logprobs import log_probs_and_entropy
 
@@ -38,13 +38,13 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ChunkRow:
     """One number of tokens."""
 
     tokens: int
-    ours: Spread
-    plain: Spread
-    time_ratio: Spread
+    ours: MeasuredSpread
+    plain: MeasuredSpread
+    time_ratio: MeasuredSpread
     ours_extra_bytes: int
     plain_extra_bytes: int
     gradient_deviation: float
@@ -56,16 +56,16 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tens
 
 
 @dataclass(frozen=True, eq=False)
-class Inputs:
+class LossInputs:
     hidden: Tensor
     weight: Tensor
     targets: Tensor
     advantages: Tensor
 
     @staticmethod
-    def make(tokens: int, vocabulary: int, width: int) -> Inputs:
+    def make(tokens: int, vocabulary: int, width: int) -> LossInputs:
         generator = torch.Generator().manual_seed(0)
-        return Inputs(
+        return LossInputs(
             torch.randn(tokens, width, generator=generator, requires_grad=True),
             (torch.randn(vocabulary, width, generator=generator) * width**-0.5).requires_grad_(),
             torch.randint(vocabulary, (tokens,), generator=generator),
@@ -89,8 +89,8 @@ class Inputs:
         return [self.hidden.grad.clone(), self.weight.grad.clone()]
 
 
-def measure(tokens: int, vocabulary: int, width: int, repetitions: int) -> Row:
-    inputs = Inputs.make(tokens, vocabulary, width)
+def measure(tokens: int, vocabulary: int, width: int, repetitions: int) -> ChunkRow:
+    inputs = LossInputs.make(tokens, vocabulary, width)
     pairs = list(zip(inputs.gradients(log_probs_and_entropy), inputs.gradients(plain), strict=True))
     deviation = max(float((ours - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs)
     if deviation > 1e-3:
@@ -102,11 +102,11 @@ def measure(tokens: int, vocabulary: int, width: int, repetitions: int) -> Row:
         repetitions,
     )
     ours, theirs = ([run.seconds for run in runs[name]] for name in sides)
-    return Row(
+    return ChunkRow(
         tokens,
-        Spread.of(ours),
-        Spread.of(theirs),
-        Spread.of(ratios(ours, theirs)),
+        MeasuredSpread.of(ours),
+        MeasuredSpread.of(theirs),
+        MeasuredSpread.of(ratios(ours, theirs)),
         max(run.extra_bytes for run in runs["chunks"]),
         max(run.extra_bytes for run in runs["plain"]),
         deviation,
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    machine = Machine.here()
+    machine = Hardware.here()
     rows = [
         measure(tokens, arguments.vocabulary, arguments.width, arguments.repetitions) for tokens in arguments.tokens
     ]

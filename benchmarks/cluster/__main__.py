@@ -24,8 +24,8 @@ from world import Settings, World, program
 from benchmarks.cluster import sides
 from benchmarks.cluster.recovery import CHECKPOINT_EVERY, LOSSES, Loss, recover
 from benchmarks.cluster.sightings import Sightings, watched
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, interleaved, ratios, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, interleaved, ratios, table, write_results
 
 HERE = Path(__file__).parent
 STEPS = 3
@@ -35,7 +35,7 @@ PODS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartSeconds:
     """Seconds of each stage from `kubectl apply` to the end of the first step; a stage ends when the next begins."""
 
     cluster: float
@@ -63,7 +63,7 @@ class Start:
 
 
 WITHIN_LOAD = ("learner", "engine")
-STAGES = tuple(field.name for field in fields(Start) if field.name not in WITHIN_LOAD)
+STAGES = tuple(field.name for field in fields(StartSeconds) if field.name not in WITHIN_LOAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--only-loss", choices=LOSSES, help="measure nothing but the recovery from this")
     parser.add_argument("--output", type=Path, default=HERE / "results")
     args = parser.parse_args()
-    machine = Machine.here()
+    machine = Hardware.here()
     with fresh_namespace(Settings()) as world:
         if args.only_loss:
             recovery = {args.only_loss: recoveries_from(world, args.only_loss, args.repetitions)}
@@ -105,7 +105,7 @@ def main() -> None:
     write_results(args.output, "cluster", machine, found, report(starts, recoveries, growths))
 
 
-def start(world: World, name: str, *, plain: bool) -> Start:
+def start(world: World, name: str, *, plain: bool) -> StartSeconds:
     """One job from `kubectl apply` to its first steps, all pods gone before and after."""
     job = world.job_document(name, stop={"steps": STEPS}, validation={"every": STEPS, "atStart": False})
     kubectl = [program(), "--namespace", world.namespace]
@@ -120,7 +120,7 @@ def start(world: World, name: str, *, plain: bool) -> Start:
     moments = [applied, clusters[0][0], *stages(pods), *from_driver(world, folder)]
     within = sides.loaded(world, folder)
     sides.remove(world, name, plain=plain)
-    return Start(*(max(0.0, later - earlier) for earlier, later in itertools.pairwise(moments)), *within)
+    return StartSeconds(*(max(0.0, later - earlier) for earlier, later in itertools.pairwise(moments)), *within)
 
 
 def rayjob(world: World, name: str) -> dict[str, Any]:
@@ -243,18 +243,18 @@ while True:
 
 
 def report(
-    starts: dict[str, list[Start]], recoveries: dict[Loss, dict[str, list[float]]], growths: list[Growth]
+    starts: dict[str, list[StartSeconds]], recoveries: dict[Loss, dict[str, list[float]]], growths: list[Growth]
 ) -> str:
     names = [*STAGES, "whole", *WITHIN_LOAD]
     rows = [
-        [side, *(Spread.of([getattr(run, name) for run in runs]).show(".1f") for name in names)]
+        [side, *(MeasuredSpread.of([getattr(run, name) for run in runs]).show(".1f") for name in names)]
         for side, runs in starts.items()
     ]
     share = ratios([run.whole for run in starts[OURS]], [run.whole for run in starts[THEIRS]])
     grown = [
-        ["new pod ready", Spread.of([growth.ready for growth in growths]).show(".1f")],
-        ["new engine at work", Spread.of([growth.first_request for growth in growths]).show(".1f")],
-        ["its first sample", Spread.of([growth.first_sample for growth in growths]).show(".1f")],
+        ["new pod ready", MeasuredSpread.of([growth.ready for growth in growths]).show(".1f")],
+        ["new engine at work", MeasuredSpread.of([growth.first_request for growth in growths]).show(".1f")],
+        ["its first sample", MeasuredSpread.of([growth.first_sample for growth in growths]).show(".1f")],
     ]
     return "\n".join(
         [
@@ -263,7 +263,7 @@ def report(
             "Seconds from `kubectl apply` to the end of the first step, by stage; images are on the nodes.",
             "",
             table(["side", *STAGES, "whole", *(f"{name}, of load" for name in WITHIN_LOAD)], rows),
-            f"RLJob over RayJob, pair by pair: {Spread.of(share).show()}.",
+            f"RLJob over RayJob, pair by pair: {MeasuredSpread.of(share).show()}.",
             "",
             "Seconds from a loss to the end of the first step after it (RayJob: by its `backoffLimit`):",
             "",
@@ -280,8 +280,8 @@ def recoveries_table(recoveries: dict[Loss, dict[str, list[float]]]) -> str:
     rows = [
         [
             loss,
-            *(Spread.of(of_loss[side]).show(".1f") for side in (OURS, THEIRS)),
-            Spread.of(ratios(of_loss[OURS], of_loss[THEIRS])).show(),
+            *(MeasuredSpread.of(of_loss[side]).show(".1f") for side in (OURS, THEIRS)),
+            MeasuredSpread.of(ratios(of_loss[OURS], of_loss[THEIRS])).show(),
         ]
         for loss, of_loss in recoveries.items()
     ]

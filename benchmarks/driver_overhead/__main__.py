@@ -26,8 +26,8 @@ from unittest.mock import patch
 from benchmarks.against_trl.model import GSM8K, VOCABULARY, common_model
 from benchmarks.driver_overhead.idle import make_idle
 from benchmarks.environments import DEFAULT_CACHE, ROOT
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, table, write_results
 from benchmarks.rljob_run import Run, read_run
 from rljob_api import load_jobs, resolve
 from rljob_trainer.data import feed
@@ -45,7 +45,7 @@ SHORT_QUESTIONS = 6875
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BatchShape:
     """One batch."""
 
     preset: str
@@ -64,14 +64,14 @@ class Shape:
 
 
 SHAPES = (
-    Shape("grpo", 2, 8, 64),
-    Shape("grpo", 16, 8, 64),
-    Shape("grpo", 32, 16, 5),
-    Shape("ppo", 16, 1, 64),
-    Shape("ppo", 128, 1, 64),
-    Shape("ppo", 128, 1, 64, "first epoch"),
-    Shape("ppo", 128, 1, 64, "beyond memory"),
-    Shape("ppo", 256, 1, 384),
+    BatchShape("grpo", 2, 8, 64),
+    BatchShape("grpo", 16, 8, 64),
+    BatchShape("grpo", 32, 16, 5),
+    BatchShape("ppo", 16, 1, 64),
+    BatchShape("ppo", 128, 1, 64),
+    BatchShape("ppo", 128, 1, 64, "first epoch"),
+    BatchShape("ppo", 128, 1, 64, "beyond memory"),
+    BatchShape("ppo", 256, 1, 384),
 )
 
 
@@ -79,13 +79,13 @@ SHAPES = (
 class Overhead:
     """Seconds a step, over the steps after warm-up, and the median of each stage."""
 
-    shape: Shape
-    seconds: Spread
+    shape: BatchShape
+    seconds: MeasuredSpread
     ninetieth_percentile: float
     stages: dict[str, float]
 
 
-def run_idle(shape: Shape, model: Path, steps: int) -> Run:
+def run_idle(shape: BatchShape, model: Path, steps: int) -> Run:
     """Trains ``steps`` steps of nothing, or fewer if they are not to end the first epoch."""
     few = shape.data == "few prompts"
     settings = {
@@ -116,13 +116,13 @@ async def _assemble_idle(*args: Any, **named: Any) -> Parts:
     return parts
 
 
-def measure(shape: Shape, model: Path, steps: int, warm_up: int) -> Overhead:
+def measure(shape: BatchShape, model: Path, steps: int, warm_up: int) -> Overhead:
     run = run_idle(shape, model, steps + warm_up)
     # The last step writes the final checkpoint.
     rows = run.rows[warm_up:-1]
     seconds = sorted(row["timing/step_seconds"] for row in rows)
     stages = {name: median for name, median in run.stage_seconds(warm_up).items() if name != "step"}
-    return Overhead(shape, Spread.of(seconds), seconds[int(0.9 * len(seconds))], stages)
+    return Overhead(shape, MeasuredSpread.of(seconds), seconds[int(0.9 * len(seconds))], stages)
 
 
 def in_a_process(number: int, steps: int, warm_up: int, cache: Path) -> Overhead:
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # number of the shape, file for the answer
     arguments = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1")
-    machine = Machine.here()
+    machine = Hardware.here()
     model = common_model(arguments.cache)
     if arguments.one:
         number, answer = arguments.one

@@ -27,7 +27,7 @@ from typing import Literal
 from benchmarks.environments import DEFAULT_CACHE, ROOT, peer_environment
 from benchmarks.gpu.figures import Figure, read
 from benchmarks.gpu.parts import BY_NAME, PARTS, gpu_count, lacking
-from benchmarks.machine import Machine
+from benchmarks.machine import Hardware
 from benchmarks.measuring import plain, table
 
 HERE = Path(__file__).parent
@@ -43,7 +43,7 @@ State = Literal["measured", "failed", "killed", "not measured"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PartOutcome:
     """What became of a part; ``reason`` says why it is not measured, or how it failed."""
 
     state: State
@@ -58,7 +58,7 @@ class Outcome:
         )
 
 
-def run(name: str, seconds: float, device: str, cache: Path, python: str = sys.executable) -> Outcome:
+def run(name: str, seconds: float, device: str, cache: Path, python: str = sys.executable) -> PartOutcome:
     """Runs one part and whatever it starts, for ``seconds`` at most."""
     with tempfile.TemporaryDirectory() as folder:
         written, printed = Path(folder, "figures"), Path(folder, "printed")
@@ -80,12 +80,12 @@ def run(name: str, seconds: float, device: str, cache: Path, python: str = sys.e
         took = time.monotonic() - started
         end = "\n".join(printed.read_text(errors="replace").splitlines()[-25:])
         if code is None:
-            return Outcome(
+            return PartOutcome(
                 "killed", took, read(written), f"did not end within {seconds:.0f} s; it printed last:\n{end}"
             )
         if code:
-            return Outcome("failed", took, read(written), f"exit code {code}:\n{end}")
-        return Outcome("measured", took, read(written))
+            return PartOutcome("failed", took, read(written), f"exit code {code}:\n{end}")
+        return PartOutcome("measured", took, read(written))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -99,9 +99,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def check(names: list[str], device: str, cache: Path, results: Path, seconds: float) -> dict[str, Outcome]:
+def check(names: list[str], device: str, cache: Path, results: Path, seconds: float) -> dict[str, PartOutcome]:
     """Measures the parts one after the other, and writes everything down after each."""
-    machine, outcomes = Machine.here(), dict[str, Outcome]()
+    machine, outcomes = Hardware.here(), dict[str, PartOutcome]()
     cache.mkdir(parents=True, exist_ok=True)
     gpus = gpu_count(sys.executable) if device == "cuda" else 0
     slower = ON_CPU_SLOWER if device == "cpu" else 1
@@ -114,7 +114,7 @@ def check(names: list[str], device: str, cache: Path, results: Path, seconds: fl
         if lack is None and left < limit / 2:
             lack = f"no time was left of {seconds:.0f} s: `--only {name}`"
         if lack is not None:
-            outcomes[name] = Outcome("not measured", reason=lack)
+            outcomes[name] = PartOutcome("not measured", reason=lack)
         else:
             print(f"{name}: {part.what}, {limit} s at most", flush=True)
             outcomes[name] = run(name, min(limit, left), device, cache)
@@ -123,7 +123,7 @@ def check(names: list[str], device: str, cache: Path, results: Path, seconds: fl
     return outcomes
 
 
-def write(results: Path, device: str, machine: Machine, outcomes: Mapping[str, Outcome]) -> None:
+def write(results: Path, device: str, machine: Hardware, outcomes: Mapping[str, PartOutcome]) -> None:
     """``gpu.json`` with everything and ``gpu.md`` with the table; each whole or as it was."""
     results.mkdir(parents=True, exist_ok=True)
     name = "gpu" if device == "cuda" else "gpu_on_cpu"
@@ -135,7 +135,7 @@ def write(results: Path, device: str, machine: Machine, outcomes: Mapping[str, O
         begun.rename(results / f"{name}.{suffix}")
 
 
-def show(outcomes: Mapping[str, Outcome]) -> str:
+def show(outcomes: Mapping[str, PartOutcome]) -> str:
     """The table of figures, and below it every part without them and why."""
     words = {True: "yes", False: "**no**", None: ""}
     rows = [

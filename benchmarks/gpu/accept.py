@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.environments import ROOT
 from benchmarks.gpu.figures import Figure
-from benchmarks.machine import Machine
+from benchmarks.machine import Hardware
 from benchmarks.measuring import table, write_results
 from benchmarks.rljob_run import rljob_run
 
@@ -73,7 +73,7 @@ def main() -> None:
     models = asked.models.resolve()
     if lacks := lacking(models):
         sys.exit(f"{'; '.join(lacks)}: download both models from their hub into this folder, each under its name")
-    machine, figures = Machine.here(), list[Figure]()
+    machine, figures = Hardware.here(), list[Figure]()
     with tempfile.TemporaryDirectory() as folder:
         for measure in (grpo, ppo):
             figures.append(measure(models, Path(folder)))

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.kills.runs import MODES, VICTIMS, Ended, KilledRunError, Victim, check, run_to_the_end
-from benchmarks.machine import Machine
+from benchmarks.machine import Hardware
 from benchmarks.measuring import table, write_results
 
 HERE = Path(__file__).parent
@@ -95,7 +95,7 @@ def main() -> int:
     args.results.mkdir(parents=True, exist_ok=True)
     lines = record.read_text().splitlines() if record.exists() else []
     runs = [KilledRun(**json.loads(line)) for line in lines]
-    modes, machine = args.mode or list(MODES), Machine.here()
+    modes, machine = args.mode or list(MODES), Hardware.here()
     with tempfile.TemporaryDirectory(prefix="rljob-kills-") as scratch:
         killer = Killer(Path(scratch), machine.commit)
         if "sync" in modes:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from benchmarks.learning.methods import CORRECTIONS, METHODS, SAMPLERS, Case, Study, cases
 from benchmarks.learning.runs import GOAL, STEPS, WINDOW, Learned, Task, keep, kept, run
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, table, write_results
 
 HERE = Path(__file__).parent
 STUDIES: tuple[Study, ...] = ("methods", "corrections")
@@ -45,7 +45,7 @@ def main() -> None:
             continue
         text = show_methods(there) if study == "methods" else show_corrections(there)
         brief = [{k: v for k, v in asdict(one).items() if k not in ("scores", "ages")} for one in there]
-        write_results(arguments.results, f"{study}-{task}", Machine.here(), brief, text)
+        write_results(arguments.results, f"{study}-{task}", Hardware.here(), brief, text)
 
 
 def learn(wanted: Sequence[Case], task: Task, arguments: argparse.Namespace) -> list[Learned]:
@@ -68,8 +68,8 @@ def learn(wanted: Sequence[Case], task: Task, arguments: argparse.Namespace) -> 
 def figures(of: Sequence[Learned]) -> list[str]:
     """Seeds that reached the goal, steps to it, final reward, seconds."""
     reached = [float(one.reached) for one in of if one.reached is not None]
-    steps = Spread.of(reached).show(".0f") if reached else "never"
-    final, seconds = Spread.of([one.final for one in of]), Spread.of([one.seconds for one in of])
+    steps = MeasuredSpread.of(reached).show(".0f") if reached else "never"
+    final, seconds = MeasuredSpread.of([one.final for one in of]), MeasuredSpread.of([one.seconds for one in of])
     failed = sum(bool(one.failed) for one in of)
     good = f"{len(reached)} of {len(of)}" + (f" ({failed} failed)" if failed else "")
     return [good, steps, final.show(".3f"), seconds.show(".0f")]
@@ -95,7 +95,7 @@ def show_corrections(learned: Sequence[Learned]) -> str:
         for name in CORRECTIONS:
             of = [one for one in learned if (one.sampler, one.name) == (sampler, name)]
             if of:
-                age = Spread.of([sum(one.ages) / max(len(one.ages), 1) for one in of]).median
+                age = MeasuredSpread.of([sum(one.ages) / max(len(one.ages), 1) for one in of]).median
                 rows.append([sampler, name, *figures(of), f"{age:.1f}"])
     score = "Scores are exact answers on held-out problems, by right engines, greedily."
     return (

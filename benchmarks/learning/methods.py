@@ -10,7 +10,7 @@ Section = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class LearningMethod:
     """An estimator and its loss. ``samples``: of a prompt. An optimizer step sees as many sequences in every method.
 
     ``mini_batches``: optimizer steps a batch. Losses without a ratio know no earlier policy: they sample for each.
@@ -26,28 +26,30 @@ class Method:
 
 _GRADIENT: dict[str, Any] = {"mini_batches": 1, "entropy": 0.02}
 
-METHODS: Mapping[str, Method] = {
-    "gae": Method({"preset": "ppo", "advantage": {"lambda": 0.95}, "critic": {"learningRate": 2e-3}}, samples=1),
-    "grpo": Method({"preset": "grpo"}),
-    "grpo (dr_grpo)": Method({"preset": "dr_grpo"}, entropy=0.02),
-    "grpo with gspo": Method({"preset": "gspo"}),
-    "grpo with sapo": Method({"preset": "sapo"}),
-    "grpo with cispo": Method({"preset": "cispo"}),
-    "grpo with gmpo": Method({"preset": "gmpo"}),
-    "grpo_passk": Method({"preset": "grpo", "advantage": {"estimator": "grpo_passk"}}, entropy=0.02),
-    "gdpo": Method({"preset": "grpo", "advantage": {"estimator": "gdpo"}}, two_rewards=True),
-    "maxrl": Method({"preset": "grpo", "advantage": {"estimator": "maxrl"}}),
-    "reinforce_plus_plus": Method({"preset": "reinforce_plus_plus"}, samples=1),
-    "reinforce_plus_plus_baseline": Method({"preset": "reinforce_plus_plus_baseline"}),
-    "reinforce": Method({"preset": "rloo", "advantage": {"estimator": "reinforce"}}, **_GRADIENT),
-    "rloo": Method({"preset": "rloo"}, **_GRADIENT),
-    "remax": Method({"preset": "remax"}, samples=1, **_GRADIENT),
-    "opo": Method({"preset": "opo"}, **_GRADIENT),
-    "gpg": Method({"preset": "gpg"}, **_GRADIENT),
-    "optimal_token_baseline": Method(
+METHODS: Mapping[str, LearningMethod] = {
+    "gae": LearningMethod(
+        {"preset": "ppo", "advantage": {"lambda": 0.95}, "critic": {"learningRate": 2e-3}}, samples=1
+    ),
+    "grpo": LearningMethod({"preset": "grpo"}),
+    "grpo (dr_grpo)": LearningMethod({"preset": "dr_grpo"}, entropy=0.02),
+    "grpo with gspo": LearningMethod({"preset": "gspo"}),
+    "grpo with sapo": LearningMethod({"preset": "sapo"}),
+    "grpo with cispo": LearningMethod({"preset": "cispo"}),
+    "grpo with gmpo": LearningMethod({"preset": "gmpo"}),
+    "grpo_passk": LearningMethod({"preset": "grpo", "advantage": {"estimator": "grpo_passk"}}, entropy=0.02),
+    "gdpo": LearningMethod({"preset": "grpo", "advantage": {"estimator": "gdpo"}}, two_rewards=True),
+    "maxrl": LearningMethod({"preset": "grpo", "advantage": {"estimator": "maxrl"}}),
+    "reinforce_plus_plus": LearningMethod({"preset": "reinforce_plus_plus"}, samples=1),
+    "reinforce_plus_plus_baseline": LearningMethod({"preset": "reinforce_plus_plus_baseline"}),
+    "reinforce": LearningMethod({"preset": "rloo", "advantage": {"estimator": "reinforce"}}, **_GRADIENT),
+    "rloo": LearningMethod({"preset": "rloo"}, **_GRADIENT),
+    "remax": LearningMethod({"preset": "remax"}, samples=1, **_GRADIENT),
+    "opo": LearningMethod({"preset": "opo"}, **_GRADIENT),
+    "gpg": LearningMethod({"preset": "gpg"}, **_GRADIENT),
+    "optimal_token_baseline": LearningMethod(
         {"preset": "rloo", "advantage": {"estimator": "optimal_token_baseline"}}, **_GRADIENT
     ),
-    "tir_optimal_token_baseline": Method(
+    "tir_optimal_token_baseline": LearningMethod(
         {"preset": "rloo", "advantage": {"estimator": "tir_optimal_token_baseline"}}, **_GRADIENT
     ),
 }
@@ -99,7 +101,7 @@ class Case:
     name: str
     seed: int
     sampler: str = "right"
-    method: Method = field(default=METHODS["grpo"])
+    method: LearningMethod = field(default=METHODS["grpo"])
 
     @property
     def algorithm(self) -> dict[str, Any]:

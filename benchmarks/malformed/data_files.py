@@ -48,7 +48,7 @@ Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FileRecord:
     """What became of one file."""
 
     number: int
@@ -58,7 +58,7 @@ class Record:
     says: str
 
 
-def run(count: int, seed: int) -> list[Record]:
+def run(count: int, seed: int) -> list[FileRecord]:
     """The records of ``count`` files."""
     with tempfile.TemporaryDirectory(prefix="rljob-malformed-") as scratch:
         folder = Path(scratch)
@@ -86,7 +86,7 @@ def _tokenizer(folder: Path, template: str | None) -> PreTrainedTokenizerBase:
     return load_tokenizer(materialise(Model.model_validate(spec), folder / "model").path)
 
 
-def _one(number: int, seed: int, folder: Path, tokenizers: dict[str, PreTrainedTokenizerBase]) -> Record:
+def _one(number: int, seed: int, folder: Path, tokenizers: dict[str, PreTrainedTokenizerBase]) -> FileRecord:
     draw = random.Random(f"{seed} {number}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -99,7 +99,7 @@ def _one(number: int, seed: int, folder: Path, tokenizers: dict[str, PreTrainedT
     prompt = draw.choice(["question", "question", "question", "Add: {question}", "extra.level", "{extra.tags}"])
     outcome, says = _judged(folder, file, model, prompt, tokenizers[model])
     said = f"{kind}: {done}, {model}, {prompt}" if outcome == FAULT else kind
-    return Record(number, said, outcome, says.replace(str(folder), ""))
+    return FileRecord(number, said, outcome, says.replace(str(folder), ""))
 
 
 def _judged(folder: Path, file: Path, model: str, prompt: str, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:

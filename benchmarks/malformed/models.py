@@ -33,7 +33,7 @@ ODD: tuple[Any, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FolderRecord:
     """What became of one folder."""
 
     number: int
@@ -43,7 +43,7 @@ class Record:
     says: str
 
 
-def run(count: int, seed: int) -> list[Record]:
+def run(count: int, seed: int) -> list[FolderRecord]:
     """The records of ``count`` folders."""
     with tempfile.TemporaryDirectory(prefix="rljob-malformed-") as scratch:
         bases = list(_bases(Path(scratch)))
@@ -60,14 +60,14 @@ def _bases(scratch: Path) -> Iterator[Path]:
         yield materialise(Model.model_validate({"random": random_model}), scratch / family).path
 
 
-def _one(number: int, seed: int, bases: list[Path], folder: Path) -> Record:
+def _one(number: int, seed: int, bases: list[Path], folder: Path) -> FolderRecord:
     draw = random.Random(f"{seed} {number}")
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(draw.choice(bases), folder / "model")
     kind = draw.choice(list(KINDS))
     done = KINDS[kind](folder / "model", draw)
     outcome, says = _judged(folder)
-    return Record(number, f"{kind}: {done}" if outcome == FAULT else kind, outcome, says.replace(str(folder), ""))
+    return FolderRecord(number, f"{kind}: {done}" if outcome == FAULT else kind, outcome, says.replace(str(folder), ""))
 
 
 def _judged(folder: Path) -> tuple[str, str]:

@@ -10,8 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, interleaved, ratios, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, interleaved, ratios, table, write_results
 from benchmarks.operator.measures import (
     Burst,
     bare_burst,
@@ -48,7 +48,7 @@ def main() -> None:
 
 def _latency(args: argparse.Namespace) -> None:
     """One job at a time: `results/latency.md`."""
-    machine = Machine.here(("kopf", "kubernetes", "aiohttp", "pydantic"))
+    machine = Hardware.here(("kopf", "kubernetes", "aiohttp", "pydantic"))
     sides = {"operator": lambda _: latencies(args.posts), "bare": lambda _: bare_latencies(args.posts)}
     found = {name: sorted(chain.from_iterable(runs)) for name, runs in interleaved(sides, args.repetitions).items()}
     rows = [[name, *(f"{value:.0f}" for value in _milliseconds(seconds))] for name, seconds in found.items()]
@@ -67,7 +67,7 @@ def _latency(args: argparse.Namespace) -> None:
 
 def _crowds(args: argparse.Namespace) -> None:
     """Many jobs: `results/operator.md`."""
-    machine = Machine.here(("kopf", "kubernetes", "aiohttp", "pydantic"))
+    machine = Hardware.here(("kopf", "kubernetes", "aiohttp", "pydantic"))
     results: dict[str, Any] = {}
     sides = {"bare": bare_burst, "operator": operator_burst, "probe": probe_burst}
     bursts = interleaved({name: lambda _, side=side: side(args.jobs) for name, side in sides.items()}, args.repetitions)
@@ -80,8 +80,8 @@ def _crowds(args: argparse.Namespace) -> None:
     results["polling"] = polled
 
     rates = {name: [one.rate for one in side] for name, side in bursts.items()}
-    ours = Spread.of(rates["operator"])
-    against = {name: Spread.of(ratios(rates["operator"], rates[name])) for name in ("bare", "probe")}
+    ours = MeasuredSpread.of(rates["operator"])
+    against = {name: MeasuredSpread.of(ratios(rates["operator"], rates[name])) for name in ("bare", "probe")}
     large = burst.rate / ours.median
     rows = [
         ["of the bare client's rate", against["bare"].show(), f">= {GOALS['rate']}"],
@@ -119,9 +119,9 @@ def _row(name: str, side: list[Burst]) -> list[str]:
     starts = [one.from_start for one in side if one.from_start is not None]
     return [
         name,
-        Spread.of([one.rate for one in side]).show(".0f"),
-        Spread.of([one.seconds for one in side]).show(".1f"),
-        Spread.of(starts).show(".1f") if starts else "",
+        MeasuredSpread.of([one.rate for one in side]).show(".0f"),
+        MeasuredSpread.of([one.seconds for one in side]).show(".1f"),
+        MeasuredSpread.of(starts).show(".1f") if starts else "",
         _megabytes(side).show(".0f") if starts else "",
     ]
 
@@ -131,8 +131,8 @@ def _milliseconds(sorted_seconds: list[float]) -> list[float]:
     return [1e3 * sorted_seconds[int(share * len(sorted_seconds))] for share in (0.5, 0.9, 0.95)]
 
 
-def _megabytes(side: list[Burst]) -> Spread:
-    return Spread.of([(one.peak_bytes or 0) / 1e6 for one in side])
+def _megabytes(side: list[Burst]) -> MeasuredSpread:
+    return MeasuredSpread.of([(one.peak_bytes or 0) / 1e6 for one in side])
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from rljob_api.status import Ages, DriverStatus, EngineStatus, Pools, Rewards, RolloutStatus, TrainerStatus
+from rljob_api.status import Ages, DriverStatus, Pools, ReplicaStatus, RolloutStatus, Scores, TrainerStatus
 
 ADDRESS = "http://127.0.0.1:{port}/{{namespace}}/{{service}}/{{port}}"
 
 
-class Heads:
+class SimulatedHeads:
     """Answers for every head; tokens aren't looked at."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Heads:
     def _status(self) -> str:
         now = datetime.now(UTC)
         step = int(time.time() - self._began)
-        engines = tuple(EngineStatus(name=f"engine {index}", state="serving") for index in range(2))
+        engines = tuple(ReplicaStatus(name=f"engine {index}", state="serving") for index in range(2))
         status = DriverStatus(
             generation=1,
             attempt=1,
@@ -54,13 +54,13 @@ class Heads:
                 rollout=RolloutStatus(desired=2, ready=2, engines=engines), trainer=TrainerStatus(desired=1, ready=1)
             ),
             ages=Ages(mean=0.5, max=1, bound=1),
-            rewards=Rewards(mean=step / 1000),
+            rewards=Scores(mean=step / 1000),
         )
         return status.model_dump_json(by_alias=True)
 
 
 async def main(port: int) -> None:
-    heads = Heads()
+    heads = SimulatedHeads()
     app = web.Application()
 
     async def asked(_request: web.Request) -> web.Response:

@@ -27,8 +27,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, interleaved, ratios, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, interleaved, ratios, table, write_results
 from benchmarks.rljob_run import Run, rljob_run
 from rljob_api import load_jobs, resolve
 from rljob_trainer.simulation.measured import Measured, measure
@@ -67,7 +67,7 @@ SLOWED_SIDES: dict[str, dict[str, Any]] = {"fullyAsync": SLOWED, "fullyAsync, pa
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ScheduleRun:
     """One run of one schedule."""
 
     step_seconds: float
@@ -88,13 +88,13 @@ class Side:
         return max(self.generation_seconds, self.step_seconds - self.generation_seconds)
 
 
-def run_side(settings: dict[str, Any], folder: Path, steps: int, repetition: int) -> Side:
+def run_side(settings: dict[str, Any], folder: Path, steps: int, repetition: int) -> ScheduleRun:
     """Seconds of a step by the clock of the whole run, after the warm-up and before the last step's checkpoint."""
     output = folder / str(repetition)
     run = rljob_run(JOB, output, steps=steps, settings=settings)
     ends = run.column("progress/seconds")[WARM_UP - 1 : -1]
     steps_seconds = [end - begin for begin, end in pairwise(ends)]
-    return Side(
+    return ScheduleRun(
         step_seconds=fmean(steps_seconds),
         median_step_seconds=median(steps_seconds),
         generation_seconds=fmean(run.column("timing/generate_seconds")[WARM_UP:-1]),
@@ -122,7 +122,7 @@ def forecast(name: str, measured: Measured, training: float | None = None, steps
     return planner.row(planner.own, steps).forecast.step_seconds
 
 
-def overlap(results: Mapping[str, Sequence[Side]]) -> str:
+def overlap(results: Mapping[str, Sequence[ScheduleRun]]) -> str:
     """Every schedule against sync and its limit."""
     sync = results["sync"]
     limits = [side.limit_seconds for side in sync]
@@ -132,7 +132,7 @@ def overlap(results: Mapping[str, Sequence[Side]]) -> str:
         gains = ratios([side.step_seconds for side in sync], seconds)
         reached = ratios(limits, seconds)
         age = median(side.mean_age for side in runs)
-        rows.append([name, *(Spread.of(values).show() for values in (seconds, gains, reached)), f"{age:.2f}"])
+        rows.append([name, *(MeasuredSpread.of(values).show() for values in (seconds, gains, reached)), f"{age:.2f}"])
     head = ["schedule", "step s", "over sync", "of the limit", "mean age"]
     return (
         f"{table(head, rows)}\nLimit: {median(limits):.2f} s a step, "
@@ -140,7 +140,7 @@ def overlap(results: Mapping[str, Sequence[Side]]) -> str:
     )
 
 
-def plans(results: Mapping[str, Sequence[Side]]) -> str:
+def plans(results: Mapping[str, Sequence[ScheduleRun]]) -> str:
     """What `rljob plan` says beside what came of it, by medians; runs and sync runs are paired."""
     measured = [side.measured for side in results["sync"] if side.measured is not None]
     rows = []
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--output", type=Path, default=HERE / "results")
     args = parser.parse_args()
-    machine = Machine.here()
+    machine = Hardware.here()
     with tempfile.TemporaryDirectory() as folder:
         sides = {name: partial(run_side, settings, Path(folder, name), args.steps) for name, settings in SIDES.items()}
         results = interleaved(sides, args.repetitions)

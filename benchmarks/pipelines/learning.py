@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.environments import ROOT
-from benchmarks.machine import Machine
+from benchmarks.machine import Hardware
 from benchmarks.measuring import table, write_results
 from benchmarks.rljob_run import rljob_run
 
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=450)
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
-    machine, file = Machine.here(), arguments.results / "learning.json"
+    machine, file = Hardware.here(), arguments.results / "learning.json"
     known = [Learnt(**run) for run in json.loads(file.read_text())["results"]] if file.exists() else []
     learnt = [run for run in known if run.steps == arguments.steps]
     for seed in arguments.seeds:

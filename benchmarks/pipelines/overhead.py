@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, table, write_results
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.episodes.episode import Episode, Group, Prompt, RewardResult, single_turn
 from rljob_trainer.episodes.group import GenerationSettings, GroupRollout
@@ -82,7 +82,7 @@ def _episode(prompt: Prompt, version: int) -> Episode:
     return single_turn(EpisodeId(TRAINING, prompt.ordinal, 0), prompt.token_ids, _tokens(version), "stop")
 
 
-class Feed:
+class CountedFeed:
     """So many prompts."""
 
     def __init__(self, prompts: int) -> None:
@@ -116,7 +116,7 @@ def measured_ledger(groups: int) -> Iterator[tuple[Ledger, list[float]]]:
 
 def of_the_parts(shape: ScheduleSettings, groups: int) -> float:
     """Schedule, buffer and ledger, called as the loop calls them."""
-    feed = Feed(groups)
+    feed = CountedFeed(groups)
     prompts = list(iter(feed.next, None))
     made = [Group(prompt, [_episode(prompt, 0)]) for prompt in prompts]
     schedule = Schedule(shape)
@@ -154,7 +154,7 @@ def of_the_loop(shape: ScheduleSettings, groups: int) -> float:
             return True
 
         parts = Nothing()
-        await Pipeline(Feed(groups), parts, parts, Schedule(shape), after_step=after_step, journal=ledger).run()
+        await Pipeline(CountedFeed(groups), parts, parts, Schedule(shape), after_step=after_step, journal=ledger).run()
         await ledger.close()
 
     with measured_ledger(groups) as (ledger, measured):
@@ -226,12 +226,12 @@ def megabytes_in_flight(groups: int, samples: int, tokens: int) -> float:
 
 
 def main() -> None:
-    machine = Machine.here()
-    rows: dict[str, tuple[Spread, Spread]] = {}
+    machine = Hardware.here()
+    rows: dict[str, tuple[MeasuredSpread, MeasuredSpread]] = {}
     for name, shape in SHAPES.items():
         pairs = [(of_the_parts(shape, GROUPS), of_the_loop(shape, GROUPS)) for _ in range(7)]
         parts, loop = zip(*pairs, strict=True)
-        rows[name] = Spread.of(parts), Spread.of(loop)
+        rows[name] = MeasuredSpread.of(parts), MeasuredSpread.of(loop)
     # In a process of its own. The responses take 16 GB on the disk of the folder for temporary files.
     code = "from benchmarks.pipelines.overhead import megabytes_in_flight as m; print(m(10_000, 16, 8192))"
     printed = subprocess.run(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.environments import ROOT, peer_environment
-from benchmarks.machine import Machine
+from benchmarks.machine import Hardware
 from benchmarks.measuring import table, write_results
 from benchmarks.rljob_run import RunFailedError, read_run
 
@@ -93,7 +93,7 @@ def main() -> int:
     sides = {"this code": ROOT}
     if arguments.checkout:
         sides["the other checkout"] = arguments.checkout.resolve()
-    machine = Machine.here()
+    machine = Hardware.here()
     runs = []
     for _ in range(arguments.repetitions):
         for name, checkout in sides.items():

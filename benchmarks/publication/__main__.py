@@ -23,8 +23,8 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.environments import DEFAULT_CACHE
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, interleaved, ratios, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, interleaved, ratios, table, write_results
 from benchmarks.publication.raw import RawGroup, empty
 from benchmarks.publication.receiving import Received, checksumming, receiver_process
 from benchmarks.real_model.model import smollm2
@@ -52,18 +52,18 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EngineOutcome:
     """One engine's figures: spreads over the repetitions, ratios pair by pair (raw seconds over publication's)."""
 
     engine: EngineKind
     nbytes: int
     bucket_bytes: int
-    raw_seconds: Spread
-    seconds_without_checksum: Spread
-    seconds_with_checksum: Spread
-    share_of_raw: Spread
-    share_of_raw_with_checksum: Spread
-    pause_seconds: Spread
+    raw_seconds: MeasuredSpread
+    seconds_without_checksum: MeasuredSpread
+    seconds_with_checksum: MeasuredSpread
+    share_of_raw: MeasuredSpread
+    share_of_raw_with_checksum: MeasuredSpread
+    pause_seconds: MeasuredSpread
     """The engine's, with checksums."""
     sender_extra_bytes: int
     receiver_extra_bytes: int
@@ -123,7 +123,7 @@ class Bench:
         self.process.join(60)
 
 
-def measure(engine: EngineKind, folder: Path, repetitions: int, bucket_bytes: int) -> Outcome:
+def measure(engine: EngineKind, folder: Path, repetitions: int, bucket_bytes: int) -> EngineOutcome:
     """Raw, without and with checksums, in turn, after one round that is not counted."""
     bench = Bench(engine, folder, bucket_bytes)
     sides: dict[str, Callable[[int], Transfer]] = {
@@ -137,22 +137,22 @@ def measure(engine: EngineKind, folder: Path, repetitions: int, bucket_bytes: in
     bench.close()
     raw, bare, whole = ([transfer.seconds for transfer in transfers[name]] for name in sides)
     published = transfers["without checksums"] + transfers["with checksums"]
-    return Outcome(
+    return EngineOutcome(
         engine=engine,
         nbytes=bench.nbytes,
         bucket_bytes=bucket_bytes,
-        raw_seconds=Spread.of(raw),
-        seconds_without_checksum=Spread.of(bare),
-        seconds_with_checksum=Spread.of(whole),
-        share_of_raw=Spread.of(ratios(raw, bare)),
-        share_of_raw_with_checksum=Spread.of(ratios(raw, whole)),
-        pause_seconds=Spread.of([transfer.pause_seconds for transfer in transfers["with checksums"]]),
+        raw_seconds=MeasuredSpread.of(raw),
+        seconds_without_checksum=MeasuredSpread.of(bare),
+        seconds_with_checksum=MeasuredSpread.of(whole),
+        share_of_raw=MeasuredSpread.of(ratios(raw, bare)),
+        share_of_raw_with_checksum=MeasuredSpread.of(ratios(raw, whole)),
+        pause_seconds=MeasuredSpread.of([transfer.pause_seconds for transfer in transfers["with checksums"]]),
         sender_extra_bytes=max(transfer.sender_extra_bytes for transfer in published),
         receiver_extra_bytes=max(transfer.receiver_extra_bytes for transfer in published),
     )
 
 
-def show(outcomes: Sequence[Outcome]) -> str:
+def show(outcomes: Sequence[EngineOutcome]) -> str:
     rows = [
         [o.engine, o.raw_seconds.show(), o.seconds_without_checksum.show(), o.seconds_with_checksum.show(),
          o.pause_seconds.show(), f"**{o.share_of_raw.show()}**", o.share_of_raw_with_checksum.show(),
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    machine = Machine.here()
+    machine = Hardware.here()
     folder = smollm2(arguments.cache)
     bucket_bytes = arguments.bucket_megabytes << 20
     outcomes = [measure(engine, folder, arguments.repetitions, bucket_bytes) for engine in arguments.engines]

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.environments import ROOT
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, table, write_results
 from benchmarks.rljob_run import rljob_run
 
 HERE = Path(__file__).parent
@@ -32,7 +32,7 @@ ACCURACY = "validation/held-out/mean@1"
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedRun:
     """One run with one seed."""
 
     job: str
@@ -47,7 +47,7 @@ class Trained:
     steps: int
 
 
-def train(name: str, seed: int, threads: int) -> Trained:
+def train(name: str, seed: int, threads: int) -> TrainedRun:
     with tempfile.TemporaryDirectory() as output:
         started = time.perf_counter()
         settings = {"seed": seed, "model.random.seed": seed}
@@ -55,7 +55,7 @@ def train(name: str, seed: int, threads: int) -> Trained:
         seconds = time.perf_counter() - started
     scored = [row for row in run.rows if ACCURACY in row]
     reached = next((row for row in scored if row[ACCURACY] >= GOAL), None)
-    return Trained(
+    return TrainedRun(
         job=name,
         seed=seed,
         accuracy=scored[-1][ACCURACY],
@@ -67,13 +67,16 @@ def train(name: str, seed: int, threads: int) -> Trained:
     )
 
 
-def show(trained: Sequence[Trained]) -> str:
+def show(trained: Sequence[TrainedRun]) -> str:
     """The table of one job."""
     rows = []
     for t in trained:
         reached = "never" if t.reached_seconds is None else f"{t.reached_seconds:.0f} (step {t.reached_step})"
         rows.append([str(t.seed), f"{t.accuracy:.1%}", reached, f"{t.seconds:.0f}", str(t.steps)])
-    accuracy, seconds = Spread.of([100 * t.accuracy for t in trained]), Spread.of([t.seconds for t in trained])
+    accuracy, seconds = (
+        MeasuredSpread.of([100 * t.accuracy for t in trained]),
+        MeasuredSpread.of([t.seconds for t in trained]),
+    )
     good = sum(t.accuracy >= GOAL for t in trained)
     return "\n".join(
         [
@@ -93,7 +96,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
     for name in arguments.jobs:
-        machine, trained = Machine.here(), []
+        machine, trained = Hardware.here(), []
         for seed in arguments.seeds:
             print(f"{name}, seed {seed}", flush=True)
             trained.append(train(name, seed, arguments.threads))

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from benchmarks.environments import DEFAULT_CACHE, ROOT
-from benchmarks.machine import Machine
+from benchmarks.machine import Hardware
 from benchmarks.measuring import table, write_results
 from benchmarks.real_model.model import smollm2
 from benchmarks.rljob_run import Run, rljob_run
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="default: as small-model.yaml says")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
-    machine = Machine.here()
+    machine = Hardware.here()
     settings = {"model.source": smollm2(arguments.cache)}
     with tempfile.TemporaryDirectory() as temporary:
         output = arguments.output or Path(temporary) / "run"

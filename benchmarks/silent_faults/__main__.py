@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import Machine
+from benchmarks.machine import Hardware
 from benchmarks.measuring import table, write_results
 from benchmarks.silent_faults.faults import FAULTS, Fault, prepare
 from benchmarks.silent_faults.here import Watched, attempt, job
@@ -25,7 +25,7 @@ _USUAL = re.compile(r"^(resuming from the checkpoint|succeeded:|interrupted:|wha
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FaultOutcome:
     """What became of one fault."""
 
     fault: str
@@ -45,7 +45,7 @@ def sentences(watched: Watched) -> list[tuple[int, str]]:
     return [(step, text) for step, text in watched.said if not _USUAL.search(text)]
 
 
-def put_in(fault: Fault) -> Outcome:
+def put_in(fault: Fault) -> FaultOutcome:
     """Runs a job with the fault in it. Raises ``AssertionError`` when the fault did not come about."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="silent-faults-") as name:
@@ -64,7 +64,7 @@ def put_in(fault: Fault) -> Outcome:
     step, sentence = heard[0] if heard else (None, "")
     steps = None if step is None else step - watched.struck
     named = steps is not None and steps <= 1 and re.search(fault.named, sentence, re.DOTALL) is not None
-    return Outcome(
+    return FaultOutcome(
         fault.name, fault.what, named, sentence, steps, watched.ended, round(time.monotonic() - began, 2),
         "" if named else fault.would_take,
     )  # fmt: skip
@@ -118,7 +118,7 @@ def main() -> int:
     parser.add_argument("--fast", action="store_true", help="the faults of the shortened form only; writes no record")
     args = parser.parse_args()
     chosen = [f for f in FAULTS.values() if (not args.only or f.name in args.only) and (f.fast or not args.fast)]
-    machine = Machine.here()
+    machine = Hardware.here()
     alarms = {name: told for name in SOUND if (told := false_alarms(name))} if not args.only else {}
     outcomes = []
     for fault in chosen:

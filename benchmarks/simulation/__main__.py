@@ -9,7 +9,7 @@ import argparse
 import time
 from pathlib import Path
 
-from benchmarks.machine import Machine
+from benchmarks.machine import Hardware
 from benchmarks.measuring import table, write_results
 from benchmarks.simulation.published import (
     ASYNC_LIMIT,
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=__doc__)
     parser.add_argument("--output", type=Path, default=HERE / "results")
     args = parser.parse_args()
-    machine = Machine.here()
+    machine = Hardware.here()
     lengths = exponential(ASYNC_LIMIT)
     speed = fitted_speed(lengths)
     rows = list(comparisons(lengths, speed))

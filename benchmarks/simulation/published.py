@@ -68,7 +68,7 @@ SMALL: Mapping[str, tuple[Colocated, OneStepOff, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ForecastComparison:
     """One row of the table. ``fitted``: it was used for the parameter."""
 
     name: str
@@ -148,26 +148,28 @@ def staleness(
     return simulate(setup(budget(fraction), lengths, engines, speed, update), steps)
 
 
-def comparisons(lengths: LengthDistribution, speed: DecodeSpeed, *, steps: int = 40) -> Iterator[Comparison]:
+def comparisons(lengths: LengthDistribution, speed: DecodeSpeed, *, steps: int = 40) -> Iterator[ForecastComparison]:
     """All rows, colocated ones first."""
     scored = LARGE.scoring + LARGE.update
     colocated = simulate(setup(whole(0), lengths, LARGE.engines, speed, scored), steps)
-    yield Comparison("colocated, 128 GPUs", LARGE.step, colocated)
+    yield ForecastComparison("colocated, 128 GPUs", LARGE.step, colocated)
     for name, (together, _, limit) in SMALL.items():
         few = exponential(limit)
         own = alone(few, together.engines, together.generation, speed.saturation)
         training = together.scoring + together.update
         forecast = simulate(setup(whole(0), few, together.engines, own, training), steps)
-        yield Comparison(f"colocated, 16 GPUs, {name}", together.step, forecast)
+        yield ForecastComparison(f"colocated, 16 GPUs, {name}", together.step, forecast)
     for fraction, published in STALENESS.items():
         name = f"64 + 64, staleness {fraction:g}"
-        yield Comparison(name, published, staleness(fraction, lengths, speed, steps=steps), fitted=fraction == 0)
+        yield ForecastComparison(
+            name, published, staleness(fraction, lengths, speed, steps=steps), fitted=fraction == 0
+        )
     for name, (_, apart, limit) in SMALL.items():
         few = exponential(limit)
         own = alone(few, apart.engines, apart.generation, speed.saturation)
         training = apart.scoring + apart.update
         forecast = simulate(setup(whole(1), few, apart.engines, own, training), steps)
-        yield Comparison(f"one step off, 4 + 12, {name}", apart.step, forecast)
+        yield ForecastComparison(f"one step off, 4 + 12, {name}", apart.step, forecast)
 
 
 def shapes() -> Sequence[LengthDistribution]:

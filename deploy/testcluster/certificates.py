@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from testcluster.commands import run
-from testcluster.layout import API_PORT, API_SERVICE, Cluster, Node
+from testcluster.layout import API_PORT, API_SERVICE, Cluster, ClusterNode
 
 DAYS = "365"
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -44,7 +44,7 @@ def make(cluster: Cluster) -> None:
     cluster.kubeconfig.chmod(0o600)
 
 
-def kubelet_server(node: Node) -> str:
+def kubelet_server(node: ClusterNode) -> str:
     """Name of the certificate with which a kubelet answers."""
     return f"{node.name}-server"
 

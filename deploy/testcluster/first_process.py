@@ -21,7 +21,7 @@ RESTART_SECONDS = 1.0
 
 
 @dataclass
-class Programs:
+class Processes:
     """The long-running programs of a namespace."""
 
     logs: Path
@@ -92,11 +92,11 @@ class Programs:
                 self.start(name)
 
     def names(self) -> list[str]:
-        """Those that run."""
+        """The names of the programs that run."""
         return sorted(self._running.values())
 
 
-def serve(programs: Programs, listening: socket.socket, answer: Callable[[list[str]], str]) -> None:
+def serve(programs: Processes, listening: socket.socket, answer: Callable[[list[str]], str]) -> None:
     """Reaps and answers requests until killed."""
     woken, wake = socket.socketpair()
     for end in (woken, wake):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from testcluster import cgroups, control, layout, node_settings
 from testcluster.commands import CommandFailedError, run
-from testcluster.first_process import Programs, serve
-from testcluster.layout import API_PORT, HUB_ADDRESS, Cluster, Node
+from testcluster.first_process import Processes, serve
+from testcluster.layout import API_PORT, HUB_ADDRESS, Cluster, ClusterNode
 from testcluster.namespaces import in_own_namespaces
 from testcluster.node import LINK
 
@@ -33,7 +33,7 @@ def main() -> None:
     for node in cluster.nodes:
         start_node(cluster, node)
     control_plane, *_ = cluster.nodes
-    programs = Programs(cluster.folder / "log", {"PYTHONPATH": ":".join(sys.path)})
+    programs = Processes(cluster.folder / "log", {"PYTHONPATH": ":".join(sys.path)})
     target = (control_plane.address, str(API_PORT))
     programs.start("forward", [sys.executable, "-m", "testcluster.forward", str(api), *target], keep=[api])
 
@@ -51,7 +51,7 @@ def main() -> None:
     serve(programs, listening, answer)
 
 
-def start_node(cluster: Cluster, node: Node) -> None:
+def start_node(cluster: Cluster, node: ClusterNode) -> None:
     """Starts a node's first process, and lays its link."""
     node.logs.mkdir(parents=True, exist_ok=True)
     node.ready.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from testcluster.commands import run
-from testcluster.layout import Cluster, Node
+from testcluster.layout import Cluster, ClusterNode
 from testcluster.node_settings import CONTAINERD_SOCKET
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -26,7 +26,7 @@ class Image:
     """What goes into an image beside its files."""
 
     name: str
-    """With a tag, which is never `latest`: the kubelet would want to pull it."""
+    """The image's name with a tag, which is never `latest`: the kubelet would want to pull it."""
     entrypoint: Sequence[str] = ()
     command: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=lambda: {"PATH": DEFAULT_PATH})
@@ -101,7 +101,7 @@ class Ctr:
     """containerd's own client, within a node's namespaces or with the command that enters them."""
 
     cluster: Cluster
-    node: Node
+    node: ClusterNode
     enter: Sequence[str] = ()
 
     def __call__(self, *arguments: str) -> str:

@@ -22,7 +22,7 @@ MOST_WORKERS = 9
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """One node: the control plane has index 0, workers follow."""
 
     name: str
@@ -72,11 +72,11 @@ class Cluster:
     """Jobs start from the trainer's image; else from a small one, and mount the checkout with its environment."""
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         names = [CONTROL_PLANE, *(f"worker{number}" for number in range(1, self.workers + 1))]
-        return [Node(name, index, self.folder / "nodes" / name) for index, name in enumerate(names)]
+        return [ClusterNode(name, index, self.folder / "nodes" / name) for index, name in enumerate(names)]
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> ClusterNode:
         """
         Raises:
             KeyError: no node has that name.
@@ -92,7 +92,7 @@ class Cluster:
 
     @property
     def kubeconfig(self) -> Path:
-        """Of an administrator, by way of the host's loopback."""
+        """The kubeconfig of an administrator, by way of the host's loopback."""
         return self.folder / "kubeconfig"
 
     @property

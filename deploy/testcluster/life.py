@@ -16,7 +16,7 @@ from pathlib import Path
 
 from testcluster import addons, building, certificates, cgroups, control, images, layout, preconditions
 from testcluster.commands import CommandFailedError
-from testcluster.layout import Cluster, Node
+from testcluster.layout import Cluster, ClusterNode
 from testcluster.namespaces import in_own_namespaces, inside
 from testcluster.programs import Programs, find
 
@@ -74,7 +74,7 @@ def down(folder: Path) -> bool:
         return _end(folder)
 
 
-def kill(node: Node) -> None:
+def kill(node: ClusterNode) -> None:
     """Ends a node as a power cut would.
 
     Raises:
@@ -87,7 +87,7 @@ def kill(node: Node) -> None:
     _wait_for_end(pid)
 
 
-def bring(cluster: Cluster, node: Node, *archives: Path) -> None:
+def bring(cluster: Cluster, node: ClusterNode, *archives: Path) -> None:
     """Imports image archives into a node, those that it doesn't have.
 
     Raises:
@@ -118,7 +118,7 @@ def _bring_trainer(cluster: Cluster, say: Callable[[str], None]) -> None:
         bring(cluster, node, archive)
 
 
-def _running(cluster: Cluster) -> list[Node]:
+def _running(cluster: Cluster) -> list[ClusterNode]:
     return [node for node in cluster.nodes if control.listener_of(node.socket) is not None]
 
 

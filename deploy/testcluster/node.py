@@ -17,8 +17,8 @@ from pathlib import Path
 
 from testcluster import control, images, layout, node_settings
 from testcluster.commands import CommandFailedError, run
-from testcluster.first_process import Programs, serve
-from testcluster.layout import API_PORT, HUB_ADDRESS, Cluster, Node
+from testcluster.first_process import Processes, serve
+from testcluster.layout import API_PORT, HUB_ADDRESS, Cluster, ClusterNode
 
 WAIT_SECONDS = 240.0
 LINK = "eth0"
@@ -41,13 +41,13 @@ def main() -> None:
     mount_private_folders(node)
     join_network(cluster, node)
     forget_containers(node)
-    programs = Programs(node.logs, environment(cluster))
+    programs = Processes(node.logs, environment(cluster))
     start(cluster, node, programs)
     node.ready.touch()
     serve(programs, listening, lambda words: answer(programs, words))
 
 
-def answer(programs: Programs, words: list[str]) -> str:
+def answer(programs: Processes, words: list[str]) -> str:
     match words:
         case ["start", name]:
             programs.start(name)
@@ -61,7 +61,7 @@ def answer(programs: Programs, words: list[str]) -> str:
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
-    """Of the node's programs: the unpacked packages come first, nothing of the caller's proxies or credentials."""
+    """The environment of the node's programs: unpacked packages first, and no proxies or credentials of the caller."""
     root = cluster.node_root
     own = [str(root / part) for part in ("usr/bin", "usr/sbin")]
     return {
@@ -71,7 +71,7 @@ def environment(cluster: Cluster) -> dict[str, str]:
     }
 
 
-def mount_private_folders(node: Node) -> None:
+def mount_private_folders(node: ClusterNode) -> None:
     """A machine's own /run, /var/lib, /var/log and /sys, and mounts that spread to its containers only."""
     for folder in ("/run", "/var/lib", "/var/log"):
         run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", folder])
@@ -89,7 +89,7 @@ def mount_private_folders(node: Node) -> None:
         run(["mount", "--bind", str(file), f"/proc/sys/{name}"])
 
 
-def join_network(cluster: Cluster, node: Node) -> None:
+def join_network(cluster: Cluster, node: ClusterNode) -> None:
     """Brings up the link that the hub put here, with routes to the pods of all nodes."""
     run(["ip", "link", "set", "lo", "up"])
     wait("the hub to lay the node's link", lambda: Path(f"/sys/class/net/{LINK}").exists())
@@ -107,7 +107,7 @@ def join_network(cluster: Cluster, node: Node) -> None:
         bridged.write_text("1\n")
 
 
-def forget_containers(node: Node) -> None:
+def forget_containers(node: ClusterNode) -> None:
     """Drops the records of pods that ran in an earlier life of this node; images stay."""
     for part in ("io.containerd.grpc.v1.cri", "io.containerd.runtime.v2.task"):
         shutil.rmtree(node.folder / "containerd" / part, ignore_errors=True)
@@ -116,7 +116,7 @@ def forget_containers(node: Node) -> None:
         (node.folder / part).mkdir(parents=True)
 
 
-def start(cluster: Cluster, node: Node, programs: Programs) -> None:
+def start(cluster: Cluster, node: ClusterNode, programs: Processes) -> None:
     """Starts everything, each as soon as what it needs answers."""
     commands = node_settings.commands(cluster, node)
     programs.start("containerd", commands["containerd"])

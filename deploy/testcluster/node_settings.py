@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from testcluster.certificates import kubelet_server
-from testcluster.layout import API_PORT, DNS_SERVICE, POD_NETWORK, SERVICE_NETWORK, Cluster, Node
+from testcluster.layout import API_PORT, DNS_SERVICE, POD_NETWORK, SERVICE_NETWORK, Cluster, ClusterNode
 
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PAUSE_IMAGE = "rljob.test/pause:1"
@@ -14,7 +14,7 @@ ETCD = "http://127.0.0.1:2379"
 CONTROL_PLANE_TAINT = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
 
 
-def write(cluster: Cluster, node: Node) -> None:
+def write(cluster: Cluster, node: ClusterNode) -> None:
     """Writes the settings files of a node's programs."""
     (node.folder / "cni").mkdir(parents=True, exist_ok=True)
     (node.folder / "cni" / "10-bridge.conflist").write_text(json.dumps(pod_network(node), indent=2))
@@ -25,7 +25,7 @@ def write(cluster: Cluster, node: Node) -> None:
     (node.folder / "resolv.conf").write_text("# nothing outside the cluster has a name\n")
 
 
-def pod_network(node: Node) -> dict[str, Any]:
+def pod_network(node: ClusterNode) -> dict[str, Any]:
     """Pods on a bridge. Addresses are not masqueraded: every node has a route to every node's pods."""
     addresses = {
         "type": "host-local",
@@ -37,7 +37,7 @@ def pod_network(node: Node) -> dict[str, Any]:
     return {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge]}
 
 
-def containerd(cluster: Cluster, node: Node) -> str:
+def containerd(cluster: Cluster, node: ClusterNode) -> str:
     """`restrict_oom_score_adj`: without CAP_SYS_RESOURCE runc may not lower the score, and no sandbox would start."""
     return f"""\
 version = 2
@@ -68,7 +68,7 @@ disabled_plugins = [
 """
 
 
-def kubelet(cluster: Cluster, node: Node) -> dict[str, Any]:
+def kubelet(cluster: Cluster, node: ClusterNode) -> dict[str, Any]:
     certificate = cluster.certificates / kubelet_server(node)
     settings: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -109,7 +109,7 @@ def kubelet(cluster: Cluster, node: Node) -> dict[str, Any]:
     return settings
 
 
-def proxy(cluster: Cluster, node: Node) -> dict[str, Any]:
+def proxy(cluster: Cluster, node: ClusterNode) -> dict[str, Any]:
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -124,7 +124,7 @@ def proxy(cluster: Cluster, node: Node) -> dict[str, Any]:
     }
 
 
-def commands(cluster: Cluster, node: Node) -> dict[str, list[str]]:
+def commands(cluster: Cluster, node: ClusterNode) -> dict[str, list[str]]:
     """The command line of each program of a node, by name."""
     path = cluster.programs.path
     kubeconfig = cluster.certificates / f"{node.name}.conf"
@@ -143,7 +143,7 @@ def commands(cluster: Cluster, node: Node) -> dict[str, list[str]]:
     return lines | (_control_plane(cluster, node) if node.is_control_plane else {})
 
 
-def _control_plane(cluster: Cluster, node: Node) -> dict[str, list[str]]:
+def _control_plane(cluster: Cluster, node: ClusterNode) -> dict[str, list[str]]:
     path, certificates = cluster.programs.path, cluster.certificates
     signing_key = certificates / "service-accounts.key"
 

@@ -26,8 +26,8 @@ from testcluster.commands import CommandFailedError, run
 GO_MODULES = Path(__file__).parent / "go"
 KUBERNETES_VERSION = "v1.36.3"
 OTHER_VERSIONS = {"oldest": "v1.33.13", "newest": "v1.37.2"}
-"""Of Kubernetes, as an API server alone: the oldest minor version that the chart's `kubeVersion` allows, and the newest
-that tests run on."""
+"""Other versions of Kubernetes, of which only an API server runs: the oldest minor version that the chart's
+`kubeVersion` allows, and the newest that tests run on."""
 
 
 class ProgramMissingError(RuntimeError):

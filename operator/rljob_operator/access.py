@@ -29,7 +29,7 @@ AT_ONCE = 4
 """Questions: strangers must not keep the API server busy through us."""
 
 
-class Verdict(Enum):
+class AccessDecision(Enum):
     """The answer, as an HTTP status and in words."""
 
     def __init__(self, status: int, words: str) -> None:
@@ -54,15 +54,15 @@ class Access:
         self._path = path
         self._clock = clock
         self._gate = asyncio.Semaphore(AT_ONCE)
-        self._verdicts: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
-        """By the digest of a token, and until when."""
+        self._verdicts: OrderedDict[bytes, tuple[AccessDecision, float]] = OrderedDict()
+        """What was decided about a token, by its digest, and until when that counts."""
 
-    async def verdict(self, authorization: str) -> Verdict:
+    async def verdict(self, authorization: str) -> AccessDecision:
         """Whether who sent this header may read."""
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token or len(token) > LONGEST_TOKEN:
-            return Verdict.UNKNOWN_READER
+            return AccessDecision.UNKNOWN_READER
         digest = hashlib.sha256(token.encode(errors="replace")).digest()
         known = self._verdicts.get(digest)
         if known is not None and self._clock() < known[1]:
@@ -72,20 +72,20 @@ class Access:
                 found = await self._ask(token)
         except (ApiError, TimeoutError) as error:
             log.warning("who may read %s cannot be asked: %s", self._path, error or "no answer in time")
-            return Verdict.NO_ANSWER
-        seconds = ALLOWED_SECONDS if found is Verdict.ALLOWED else REFUSED_SECONDS
+            return AccessDecision.NO_ANSWER
+        seconds = ALLOWED_SECONDS if found is AccessDecision.ALLOWED else REFUSED_SECONDS
         self._verdicts[digest] = found, self._clock() + seconds
         self._verdicts.move_to_end(digest)
         if len(self._verdicts) > MOST_REMEMBERED:
             self._verdicts.popitem(last=False)
         return found
 
-    async def _ask(self, token: str) -> Verdict:
+    async def _ask(self, token: str) -> AccessDecision:
         review: Object = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
         answer = await self._api.create("/apis/authentication.k8s.io/v1/tokenreviews", review)
         said = answer.get("status") or {}
         if said.get("authenticated") is not True:
-            return Verdict.UNKNOWN_READER
+            return AccessDecision.UNKNOWN_READER
         user = said.get("user") or {}
         asked = {
             "user": user.get("username", ""),
@@ -97,4 +97,4 @@ class Access:
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": asked}
         answer = await self._api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
         allowed = (answer.get("status") or {}).get("allowed") is True
-        return Verdict.ALLOWED if allowed else Verdict.FORBIDDEN
+        return AccessDecision.ALLOWED if allowed else AccessDecision.FORBIDDEN

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from rljob_api.job_status import timestamp
 from rljob_api.status import Desired
 from rljob_operator import names
-from rljob_operator.conditions import timestamp
 
 
 @dataclass(frozen=True)

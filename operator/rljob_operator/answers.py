@@ -58,7 +58,7 @@ async def read_json(response: aiohttp.ClientResponse, limit: int = LONGEST_ANSWE
 
 
 def clean(text: str) -> str:
-    """Without control characters and escape sequences; line breaks become spaces."""
+    """The text without control characters and escape sequences; line breaks become spaces."""
     return _CONTROL.sub("", text.replace("\n", " ").replace("\t", " ")).strip()
 
 
@@ -86,7 +86,7 @@ def masked_tree(value: Any, secrets: Iterable[str] = ()) -> Any:
 
 
 def masked(text: str, secrets: Iterable[str] = ()) -> str:
-    """Without the given secrets and without what looks like one."""
+    """The text without the given secrets and without what looks like one."""
     for secret in secrets:
         if secret:
             text = text.replace(secret, "***")

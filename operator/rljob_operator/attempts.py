@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 from rljob_api.status import DriverStatus
@@ -117,7 +116,7 @@ def is_pausing(draft: Draft) -> bool:
     start = pause_of(draft, draft.settings)
     if start is None or draft.now >= start:
         return False
-    before, reason = draft.job.status.conditions.get(Type.RUNNING.title), _why_pausing(draft)
+    before, reason = draft.job.status.by_type.get(Type.RUNNING.title), _why_pausing(draft)
     if before is not None and before.reason == reason.title:
         # The remaining time isn't repeated every second: the message stays as it was first written.
         draft.say(Type.RUNNING, False, reason, before.message)
@@ -207,7 +206,7 @@ def _watch(draft: Draft, cluster: ClusterView) -> None:
 
 def _trains(draft: Draft, cluster: ClusterView) -> None:
     """A driver that runs trains, as far as it answers; one that is silent for long may be frozen."""
-    before, silence = draft.job.status.conditions.get(Type.RUNNING.title), draft.said(Type.PROGRESSING)
+    before, silence = draft.job.status.by_type.get(Type.RUNNING.title), draft.said(Type.PROGRESSING)
     silent = {reason.title: reason for reason in (Reason.NO_ANSWER, Reason.STALLED)}
     if silence is not None and silence.reason in silent:
         message = f"attempt {cluster.attempt}: {silence.message}"
@@ -230,10 +229,10 @@ def _unreachable(draft: Draft, cluster: ClusterView, ray: RayView | None) -> Non
         draft.say(Type.PROGRESSING, False, Reason.TOKEN_REFUSED, ray.problem)
         draft.wake_in(draft.settings.poll_seconds)
         return
-    before = draft.job.status.conditions.get(Type.RUNNING.title)
+    before = draft.job.status.by_type.get(Type.RUNNING.title)
     message = ray.problem if ray is not None else "Ray has not been asked yet"
     patience = timedelta(seconds=draft.resolved.spec.deadlines.progress_seconds)
-    silence = draft.job.status.conditions.get(Type.PROGRESSING.title)
+    silence = draft.job.status.by_type.get(Type.PROGRESSING.title)
     unknown = [found.since for found in (before, silence) if found is not None and found.status == "Unknown"]
     # Both, since Running is unknown, too, while the head refuses us.
     if len(unknown) == 2 and draft.now >= max(unknown) + patience:
@@ -312,8 +311,8 @@ def note_end(draft: Draft, cluster: ClusterView, job: RayJobView) -> str:
     if answer is not None:
         progress.take(draft, answer)
     if ray is not None and ray.lines:
-        draft.change_last_attempt(lambda attempt: replace(attempt, lines=ray.lines[-LONGEST_LINES:]))
-    draft.change_last_attempt(lambda attempt: replace(attempt, exit_code=job.exit_code))
+        draft.change_last_attempt(lambda attempt: attempt.changed(lines=ray.lines[-LONGEST_LINES:]))
+    draft.change_last_attempt(lambda attempt: attempt.changed(exit_code=job.exit_code))
     told = answer.end.reason if answer is not None and answer.end is not None else ""
     return told or job.message or f"Ray says {job.state}"
 

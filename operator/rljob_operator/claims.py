@@ -44,14 +44,14 @@ LEASE_SECONDS = 30.0
 HOLD_SECONDS = 20.0
 RENEW_SECONDS = 10.0
 LOOK_SECONDS = 5.0
-"""Between two looks at another's claim."""
+"""Seconds between two looks at another's claim."""
 PAUSE_SECONDS = 2.0
 CALL_SECONDS = 5.0
 TELL_SECONDS = 3600.0
-"""Between two events on a job: for so long an API server keeps them."""
+"""Seconds between two events on a job: for so long an API server keeps them."""
 AT_ONCE = 8
 MOST_KEPT = 10_000
-"""Of what was told when."""
+"""Most jobs of which is remembered when they were told."""
 
 
 class Claims:
@@ -81,7 +81,7 @@ class Claims:
         self._wake = asyncio.Event()
         self._poster = Poster(api)
         self._told: dict[str, tuple[str, float]] = {}
-        """By the UID of a job: of which other operator it was told, and when."""
+        """Which other operator a job was told of, and when, by the job's UID."""
 
     def holds(self, namespace: str) -> bool:
         """Whether this installation may act there now. Becomes False by itself when a claim can't be renewed."""
@@ -158,7 +158,7 @@ class Claim:
         self._until = 0.0
         self._due = 0.0
         self._lease: dict[str, Any] | None = None
-        """As this installation has written it last."""
+        """The lease as this installation has written it last."""
         self._seen: tuple[str, str] | None = None
         """Somebody else's: holder and time of renewal."""
         self._seen_at = 0.0

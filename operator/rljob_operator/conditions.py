@@ -7,10 +7,10 @@ All conditions are positive: True is good news, except `Failed`, which says that
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any, Literal
+
+from rljob_api.job_status import Condition, ConditionValue
 
 LONGEST_MESSAGE = 1024
 
@@ -273,83 +273,31 @@ class Reason(Enum):
     )
 
 
-Status = Literal["True", "False", "Unknown"]
-
-
-@dataclass(frozen=True)
-class Condition:
-    """One condition, as in the status of any Kubernetes object. `reason` is free text only when read from a server."""
-
-    type: str
-    status: Status
-    reason: str
-    message: str = ""
-    observed_generation: int = 0
-    since: datetime = datetime(1970, 1, 1, tzinfo=UTC)
-
-    @property
-    def is_true(self) -> bool:
-        return self.status == "True"
-
-    def document(self) -> dict[str, Any]:
-        """As the API server stores it."""
-        return {
-            "type": self.type,
-            "status": self.status,
-            "reason": self.reason,
-            "message": self.message,
-            "observedGeneration": self.observed_generation,
-            "lastTransitionTime": timestamp(self.since),
-        }
-
-
 def condition(kind: Type, value: bool | None, reason: Reason, message: str = "") -> Condition:
     """A condition without time and generation; `merge` gives it both. Without a message the reason's meaning stands."""
-    status: Status = "Unknown" if value is None else "True" if value else "False"
+    status: ConditionValue = "Unknown" if value is None else "True" if value else "False"
     text = message or reason.meaning
     if len(text) > LONGEST_MESSAGE:
         text = text[: LONGEST_MESSAGE - 1] + "…"
-    return Condition(kind.title, status, reason.title, text)
+    return Condition(type=kind.title, status=status, reason=reason.title, message=text)
 
 
 def merge(
     before: Mapping[str, Condition], fresh: Iterable[Condition], generation: int, now: datetime
-) -> dict[str, Condition]:
+) -> tuple[Condition, ...]:
     """The conditions after this look: `since` moves only when the status of a condition changes."""
     found = {item.type: item for item in fresh}
-    merged: dict[str, Condition] = {}
+    merged: list[Condition] = []
     for kind in Type:
         item = found.get(kind.title)
         old = before.get(kind.title)
         if item is None:
             if old is not None:
-                merged[kind.title] = old
+                merged.append(old)
             continue
-        kept = old is not None and old.status == item.status
-        since = old.since if kept and old is not None else now
-        merged[kind.title] = replace(item, observed_generation=generation, since=since)
-    return merged
-
-
-def read(documents: Iterable[Mapping[str, Any]]) -> dict[str, Condition]:
-    """Conditions from a stored status, by type."""
-    conditions = {}
-    for item in documents:
-        status = item.get("status")
-        conditions[str(item["type"])] = Condition(
-            type=str(item["type"]),
-            status=status if status in ("True", "False") else "Unknown",
-            reason=str(item.get("reason", "")),
-            message=str(item.get("message", "")),
-            observed_generation=int(item.get("observedGeneration", 0)),
-            since=parse_time(item.get("lastTransitionTime")) or datetime(1970, 1, 1, tzinfo=UTC),
-        )
-    return conditions
-
-
-def timestamp(moment: datetime) -> str:
-    """RFC 3339 in whole seconds, as Kubernetes writes times."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        since = old.since if old is not None and old.status == item.status else now
+        merged.append(item.changed(observed_generation=generation, since=since))
+    return tuple(merged)
 
 
 def parse_time(text: object) -> datetime | None:

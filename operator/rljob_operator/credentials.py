@@ -57,7 +57,7 @@ def _reloading(load: Callable[[Configuration], Awaitable[None]]) -> Callable[[Co
 
 
 async def connection(configuration: Configuration) -> kopf.ConnectionInfo:
-    """For kopf, which has sessions of its own. It asks anew when the API server has answered 401."""
+    """The connection that kopf uses for its own sessions. It asks anew when the API server has answered 401."""
     header = await configuration.get_api_key_with_prefix(BEARER) or ""
     scheme, _, token = header.rpartition(" ")
     return kopf.ConnectionInfo(

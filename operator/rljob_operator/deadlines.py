@@ -31,7 +31,7 @@ class _Passed:
     reason: Reason
     message: str
     grace: timedelta
-    """For a checkpoint."""
+    """Time that the driver has for a checkpoint."""
 
 
 def too_late(draft: Draft, cluster: ClusterView | None) -> bool:
@@ -58,7 +58,7 @@ def too_late(draft: Draft, cluster: ClusterView | None) -> bool:
 def _pauses(draft: Draft, cluster: ClusterView | None) -> bool:
     """Whether the job's clock stands still; keeps account of it."""
     status = draft.status
-    suspended = status.conditions.get(Type.SUSPENDED.title)
+    suspended = status.by_type.get(Type.SUSPENDED.title)
     if draft.resolved.spec.suspend and suspended is not None and suspended.is_true:
         began = suspended.since
     elif cluster is not None and (cluster.suspended or draft.observed.queue.taken_back):
@@ -84,10 +84,11 @@ def _passed(draft: Draft) -> _Passed | None:
             grace = timedelta(seconds=draft.settings.suspend_grace_seconds)
             return _Passed(end, Reason.RUN_DEADLINE_EXCEEDED, f"after {deadlines.run_seconds} s", grace)
         draft.wake_at(end)
-    if not draft.status.progress.get("step") and not draft.resolved.spec.suspend:
+    progress = draft.status.progress
+    if (progress is None or progress.step == 0) and not draft.resolved.spec.suspend:
         end = start + timedelta(seconds=deadlines.start_seconds)
         if draft.now >= end:
-            ready = draft.job.status.conditions.get(Type.CLUSTER_READY.title)
+            ready = draft.job.status.by_type.get(Type.CLUSTER_READY.title)
             why = f"; {ready.message}" if ready is not None and not ready.is_true and ready.message else ""
             full = no_space.first_alike(draft.status.attempts)
             if full is not None:

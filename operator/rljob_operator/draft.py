@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from rljob_api import ResolvedJob
+from rljob_api.job_status import Attempt, Condition
 from rljob_operator.actions import Action, DeleteCluster, Event
-from rljob_operator.conditions import Condition, Reason, Type, condition, merge
+from rljob_operator.conditions import Reason, Type, condition, merge
 from rljob_operator.observed import ClusterView, JobView, Observed
 from rljob_operator.settings import Settings
-from rljob_operator.status import Attempt, JobStatus
+from rljob_operator.status import JobStatus
 
 WARNINGS = {
     Reason.INVALID_SPEC,
@@ -73,7 +74,7 @@ class Decision:
     """What follows from one look."""
 
     actions: tuple[Action, ...] = ()
-    """In order; carried out after the status is written, until one fails."""
+    """What is to be done, in this order, after the status is written, until one fails."""
     status: JobStatus | None = None
     """None: leave it."""
     requeue_after: float | None = None
@@ -116,7 +117,7 @@ class Draft:
 
     def set(self, **fields: Any) -> None:
         """Changes fields of the status."""
-        self.status = replace(self.status, **fields)
+        self.status = self.status.changed(**fields)
 
     def do(self, *actions: Action) -> None:
         self.actions.extend(actions)
@@ -144,11 +145,15 @@ class Draft:
         last = self.status.last
         if last is None or last.ended is not None:
             return
-        step = self.status.checkpoint.get("step")
+        newest = self.status.checkpoint
         text = message or reason.meaning
         self.change_last_attempt(
-            lambda attempt: replace(
-                attempt, ended=self.now, reason=reason.title, message=text[:1024], checkpoint_step=step, **fields
+            lambda attempt: attempt.changed(
+                ended=self.now,
+                reason=reason.title,
+                message=text[:1024],
+                checkpoint_step=newest and newest.step,
+                **fields,
             )
         )
 
@@ -158,7 +163,7 @@ class Draft:
 
     def decision(self) -> Decision:
         before = self.job.status
-        conditions = merge(before.conditions, self._conditions.values(), self.job.generation, self.now)
+        conditions = merge(before.by_type, self._conditions.values(), self.job.generation, self.now)
         algorithm = self.job.job.spec.algorithm.preset if self.job.job else before.algorithm
         self.set(conditions=conditions, observed_generation=self.job.generation, algorithm=algorithm)
         return Decision(
@@ -182,8 +187,9 @@ def _events(before: JobStatus, after: JobStatus) -> list[Event]:
     """One event for each condition whose status or reason is new, unless it says that nothing happened."""
     events = []
     seen = set()
-    for kind, item in after.conditions.items():
-        old = before.conditions.get(kind)
+    known = before.by_type
+    for item in after.conditions:
+        old = known.get(item.type)
         if old is not None and (old.status, old.reason) == (item.status, item.reason):
             continue
         if item.reason in _QUIET or item.reason in seen or (old is None and item.status == "False" and _calm(item)):

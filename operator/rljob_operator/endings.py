@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 
+from rljob_api.job_status import Attempt
 from rljob_operator.actions import RemovePod
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
 from rljob_operator.observed import ClusterView, PodView
 from rljob_operator.pods import CONTAINER
 from rljob_operator.settings import Settings
-from rljob_operator.status import Attempt
 
 LINES_IN_MESSAGE = 3
 CRASHED = "crashed pods: "
 CRASHES_IN_MESSAGE = 3
 OUT_OF_MEMORY = "OOMKilled"
 AT_ONCE = {reason.title for reason in (Reason.JOB_SUSPENDED, Reason.LEFTOVER_PROCESSES, Reason.QUOTA_TAKEN_BACK)}
-"""After an attempt that ended like this the next one needs no pause."""
+"""Ends of an attempt after which the next one needs no pause."""
 
 
 def attempt_failed(draft: Draft, reason: Reason, message: str, *, counts: bool) -> bool:
@@ -39,8 +38,8 @@ def attempt_failed(draft: Draft, reason: Reason, message: str, *, counts: bool) 
 def _failures_before(draft: Draft) -> int:
     """Failures since the newest checkpoint: a checkpoint written after the last counted failure wipes them out."""
     counted = [attempt for attempt in draft.status.attempts if attempt.counted]
-    step = draft.status.checkpoint.get("step")
-    if counted and counted[-1].checkpoint_step != step:
+    newest = draft.status.checkpoint
+    if counted and counted[-1].checkpoint_step != (newest and newest.step):
         return 0
     return draft.status.failures
 
@@ -112,7 +111,7 @@ def mark_disruptions(draft: Draft, pods: list[PodView]) -> None:
     """Remembers on the running attempt that a pod was taken from it, so that its failure isn't held against the job."""
     last = draft.status.last
     if last is not None and last.ended is None and not last.disrupted and any(pod.disrupted for pod in pods):
-        draft.change_last_attempt(lambda attempt: replace(attempt, disrupted=True))
+        draft.change_last_attempt(lambda attempt: attempt.changed(disrupted=True))
 
 
 def note_crashes(draft: Draft, pods: list[PodView]) -> None:
@@ -128,7 +127,7 @@ def note_crashes(draft: Draft, pods: list[PodView]) -> None:
     crashes = list(dict.fromkeys([*known, *found]))
     if crashes != known:
         message = CRASHED + "; ".join(crashes[-CRASHES_IN_MESSAGE:])
-        draft.change_last_attempt(lambda attempt: replace(attempt, message=message))
+        draft.change_last_attempt(lambda attempt: attempt.changed(message=message))
 
 
 def has_crashed(pod: PodView) -> bool:

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 60.0
 MOST_KEPT = 10_000
-"""Of what was told when. More than these are only kept for a minute."""
+"""Most events of which is remembered when they were told. What is beyond is kept for a minute only."""
 LONGEST_NOTE = 1024
-"""In bytes: what events.k8s.io/v1 takes. In the core group there is no limit, and nobody reads more."""
+"""Bytes of a note that events.k8s.io/v1 takes. In the core group there is no limit, and nobody reads more."""
 CONTROLLER = "rljob.dev/operator"
 
 

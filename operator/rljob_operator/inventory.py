@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 KUEUE = "kueue.x-k8s.io"
 LABELLED = (("ray.io", "v1", "rayclusters"), ("", "v1", "pods"))
-"""Of these only those that belong to jobs are watched."""
+"""Kinds of which only the objects that belong to jobs are watched."""
 WHOLE = ((names.GROUP, names.VERSION, names.PLURAL), ("", "v1", "persistentvolumeclaims"))
 CUSTOM = frozenset({names.PLURAL, "rayclusters", "workloads"})
 """The kinds that come with CRDs, by their plurals."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 UNHEARD_SECONDS = 30.0
-"""Between two looks for what no watch has told of: kopf's first list may be long."""
+"""Seconds between two looks for what no watch has told of: kopf's first list may be long."""
 
 
 class UnwatchedError(RuntimeError):
@@ -86,7 +86,7 @@ class FirstList:
         return True
 
 
-class Listening:
+class WatchMonitor:
     """Notices a watch that has never begun."""
 
     def __init__(self) -> None:

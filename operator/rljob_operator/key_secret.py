@@ -24,9 +24,9 @@ from rljob_operator.tokens import KeyRing, TokenKey
 log = logging.getLogger(__name__)
 
 ENTRY = "keys"
-"""Of the Secret: one key a line, newest first."""
+"""The entry of the Secret that has the keys, one a line, newest first."""
 KEEP_SECONDS = 60.0
-"""Between two looks at the Secret and at the mounted key."""
+"""Seconds between two looks at the Secret and at the mounted key."""
 TRIES = 10
 
 

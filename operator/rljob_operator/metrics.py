@@ -25,14 +25,14 @@ SHOWN = (
 )
 PROGRESS = {
     "step": ("rljob_step", "Steps done."),
-    "totalSteps": ("rljob_steps_wanted", "Steps after which the job ends."),
+    "total_steps": ("rljob_steps_wanted", "Steps after which the job ends."),
     "reward": ("rljob_reward", "Mean reward of the last step."),
-    "oldestAge": ("rljob_sample_age", "Largest age of samples in the last step, in policy versions."),
-    "ageBound": ("rljob_sample_age_bound", "Largest age that the job allows, in policy versions."),
-    "stepSeconds": ("rljob_step_seconds", "Time of a step."),
-    "tokensPerSecond": ("rljob_tokens_per_second", "Response tokens of all engines per second."),
-    "trainerIdle": ("rljob_trainer_idle_ratio", "Share of time that the trainer waits."),
-    "rolloutIdle": ("rljob_rollout_idle_ratio", "Share of time that an engine has no request, mean."),
+    "oldest_age": ("rljob_sample_age", "Largest age of samples in the last step, in policy versions."),
+    "age_bound": ("rljob_sample_age_bound", "Largest age that the job allows, in policy versions."),
+    "step_seconds": ("rljob_step_seconds", "Time of a step."),
+    "tokens_per_second": ("rljob_tokens_per_second", "Response tokens of all engines per second."),
+    "trainer_idle": ("rljob_trainer_idle_ratio", "Share of time that the trainer waits."),
+    "rollout_idle": ("rljob_rollout_idle_ratio", "Share of time that an engine has no request, mean."),
 }
 """Fields of status.progress, and the gauges that show them."""
 
@@ -56,7 +56,7 @@ class Jobs(Collector):
 
     def __init__(self) -> None:
         self.shown: dict[tuple[str, str], Shown] = {}
-        """By namespace and name of the job."""
+        """What is shown of each job, by its namespace and name."""
         self.others: Mapping[str, str] = {}
         """See `Metrics.others`."""
 
@@ -118,10 +118,11 @@ class Metrics:
     def take(self, job: JobView, decision: Decision) -> None:
         """Shows a job as it is after a look."""
         status = decision.status or job.status
+        said, progress = status.by_type, dict(status.progress or {})
         self._jobs.shown[job.namespace, job.name] = Shown(
             # What nobody has said yet is not false: a job whose samples have no age yet is not stale.
-            tuple((kind.title, status.is_true(kind)) for kind in SHOWN if kind.title in status.conditions),
-            tuple((field, float(status.progress[field])) for field in PROGRESS if field in status.progress),
+            tuple((kind.title, status.is_true(kind)) for kind in SHOWN if kind.title in said),
+            tuple((field, float(progress[field])) for field in PROGRESS if progress.get(field) is not None),
             status.attempt,
             status.failures,
             tuple((name, pool.desired, pool.ready) for name, pool in status.pools.items()),

@@ -21,7 +21,7 @@ STATUS_MANAGER: Final = "rljob-operator-status"
 JOB_LABEL: Final = "rljob.dev/job"
 JOB_UID_LABEL: Final = "rljob.dev/job-uid"
 OPERATOR_LABELS: Final = {"app.kubernetes.io/name": "rljob-operator"}
-"""By which the operator's own pods are known to network policies; the chart sets them."""
+"""Labels by which network policies know the operator's own pods; the chart sets them."""
 ROLE_LABEL: Final = _cluster.ROLE_LABEL
 QUEUE_LABEL: Final = _rules.QUEUE_LABEL
 PRIORITY_LABEL: Final = _rules.PRIORITY_LABEL

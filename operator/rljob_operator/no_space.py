@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rljob_api.job_status import Attempt
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
 from rljob_operator.endings import attempt_failed, finish
-from rljob_operator.status import Attempt
 
 NO_ROOM = 73
 """The driver's exit code."""

@@ -14,15 +14,15 @@ from rljob_api import API_VERSION, KIND, ResolvedJob, Spec, schema
 from rljob_api.spec.pod import Pod
 from rljob_operator import names, pods
 from rljob_operator.metadata import metadata
-from rljob_operator.pools import Pool, Role, pools
+from rljob_operator.pools import Role, WorkerGroup, pools
 from rljob_operator.settings import Settings
 from rljob_operator.tokens import Tokens
 
 Document = dict[str, Any]
 
 _NO_LOG_MONITOR = {"include-log-monitor": "0"}
-"""Without the process that sends to drivers what workers print, 80 MB in each pod: ours do not ask for it. (It says "0"
-because KubeRay leaves out an option that says false.)"""
+"""Leaves out the process that sends to drivers what workers print, 80 MB in each pod: ours do not ask for it. (It says
+"0" because KubeRay leaves out an option that says false.)"""
 
 
 def config_map(job: ResolvedJob, document: Mapping[str, Any], uid: str, generation: int) -> Document:
@@ -138,7 +138,7 @@ def _without_live(value: Any, node: schema.Node) -> Any:
     return kept
 
 
-def _group(job: ResolvedJob, pool: Pool, tokens: str, settings: Settings) -> Document:
+def _group(job: ResolvedJob, pool: WorkerGroup, tokens: str, settings: Settings) -> Document:
     return {
         "groupName": pool.name,
         "replicas": pool.replicas,

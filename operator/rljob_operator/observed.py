@@ -34,7 +34,7 @@ class JobView:
     document: Mapping[str, Any]
     """The spec as stored."""
     fingerprint: str
-    """Of what a running cluster cannot follow (`objects.spec_hash`)."""
+    """The hash of all settings that a running cluster cannot follow (`objects.spec_hash`)."""
     job: ResolvedJob | None
     """None: the spec is not valid, `problems` says why."""
     problems: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class PodView:
     scheduler: str = ""
     """The scheduler that should find it a node and has not said anything yet."""
     replica: str = ""
-    """With several hosts per replica: the replica it belongs to."""
+    """The replica that the pod belongs to, where a replica has several hosts."""
     deleting_since: datetime | None = None
     """When it should have been gone (deletionTimestamp, grace period included)."""
 
@@ -178,7 +178,7 @@ class Observed:
     """None: not asked."""
     driver: DriverView | None = None
     claims: tuple[ClaimView, ...] = ()
-    """Those of the claims named by the job that exist."""
+    """The claims that the job names, as far as they exist."""
     queue: QueueView = field(default_factory=QueueView)
     """What Kueue says about the newest cluster."""
     kuberay: bool = True

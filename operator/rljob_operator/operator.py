@@ -18,7 +18,7 @@ from rljob_operator.api_server import ApiServer
 from rljob_operator.claims import Claims
 from rljob_operator.executor import Executor
 from rljob_operator.head import DEFAULT_ADDRESS, Heads
-from rljob_operator.inventory import FirstList, Listening, UnwatchedError, sweep
+from rljob_operator.inventory import FirstList, UnwatchedError, WatchMonitor, sweep
 from rljob_operator.key_secret import KeySecret
 from rljob_operator.leader import Leader
 from rljob_operator.metrics import Metrics
@@ -63,7 +63,7 @@ class Operator:
         self._options = options
         self._configuration = configuration
         self._first_list = FirstList()
-        self._listening = Listening()
+        self._listening = WatchMonitor()
         self.store = Store()
         self.metrics = Metrics()
         self.queue: WorkQueue[Key] = WorkQueue(self._look, workers=options.workers)

@@ -20,7 +20,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Pool:
+class WorkerGroup:
     """One worker group of the RayCluster."""
 
     role: Role
@@ -40,10 +40,10 @@ class Pool:
         return self.name == names.ROLLOUT
 
 
-def pools(job: ResolvedJob) -> list[Pool]:
+def pools(job: ResolvedJob) -> list[WorkerGroup]:
     """Rollout and trainer pool; with placement colocated the trainer's alone, which then carries the engines too."""
     spec = job.spec
-    trainer = Pool(
+    trainer = WorkerGroup(
         role=Role(names.TRAINER, spec.trainer.pod, dict(spec.trainer.env), spec.trainer.gpus_per_replica),
         replicas=spec.trainer.replicas,
         least=spec.trainer.replicas,
@@ -52,7 +52,7 @@ def pools(job: ResolvedJob) -> list[Pool]:
     if spec.placement == "colocated":
         return [trainer]
     rollout = spec.rollout
-    engines = Pool(
+    engines = WorkerGroup(
         role=Role(names.ROLLOUT, rollout.pod, dict(rollout.env), rollout.gpus_per_replica),
         replicas=rollout.replicas,
         least=min(rollout.min_replicas, rollout.replicas),

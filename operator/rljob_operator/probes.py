@@ -11,7 +11,7 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from rljob_operator.access import Access, Verdict
+from rljob_operator.access import Access, AccessDecision
 from rljob_operator.metrics import Metrics
 
 METRICS_PATH = "/metrics"
@@ -67,8 +67,8 @@ class Probes:
     async def _show(self, request: web.Request) -> web.Response:
         if self._access is not None:
             verdict = await self._access.verdict(request.headers.get("Authorization", ""))
-            if verdict is not Verdict.ALLOWED:
-                asks = {"WWW-Authenticate": "Bearer"} if verdict is Verdict.UNKNOWN_READER else {}
+            if verdict is not AccessDecision.ALLOWED:
+                asks = {"WWW-Authenticate": "Bearer"} if verdict is AccessDecision.UNKNOWN_READER else {}
                 return web.Response(status=verdict.status, text=f"{verdict.words}\n", headers=asks)
         self._refresh()
         page = await asyncio.to_thread(generate_latest, self._metrics.registry)

@@ -5,37 +5,33 @@ The driver's answer has been bounded and cleaned where it was read; it is believ
 
 from __future__ import annotations
 
-from typing import Any
-
 from rljob_api import ResolvedJob
-from rljob_api.status import Desired, DriverStatus, LiveSettings
-from rljob_operator.conditions import Reason, Type, timestamp
+from rljob_api.job_status import ProgressStatus
+from rljob_api.resolution import live_settings
+from rljob_api.spec.pipeline import LiveSettings
+from rljob_api.status import Desired, DriverStatus
+from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
 
 
 def desired(job: ResolvedJob, generation: int, attempt: int, *, suspend: bool = False) -> Desired:
     """What the operator wants of the driver under this generation of the job. `suspend`: in any case."""
-    pipeline = job.spec.pipeline
-    changeable = pipeline.mode == "fullyAsync"
     return Desired(
         generation=generation,
         attempt=attempt,
         rollout_replicas=job.spec.rollout.replicas if job.spec.placement == "separate" else None,
         suspend=suspend or job.spec.suspend,
-        settings=LiveSettings(
-            max_age=pipeline.staleness.max_age if changeable else None,
-            fraction=pipeline.staleness.fraction if changeable else None,
-            sync_every=pipeline.sync_every if changeable else None,
-        ),
+        settings=live_settings(job.spec) or LiveSettings(),
     )
 
 
 def take(draft: Draft, driver: DriverStatus) -> None:
     """Takes a driver's answer into the draft: progress, checkpoint, and the conditions that follow from both."""
-    draft.set(progress=document(driver))
+    draft.set(progress=ProgressStatus.of(driver))
     if driver.checkpoint is not None:
         newest = driver.checkpoint
-        draft.set(checkpoint={"uri": newest.uri, "step": newest.step, "time": timestamp(newest.time)})
+        # As it comes back from the API server.
+        draft.set(checkpoint=newest.changed(time=newest.time.replace(microsecond=0)))
     if driver.waiting is not None:
         message = f"{driver.waiting.who}: {driver.waiting.reason}"
         draft.say(Type.PROGRESSING, True, Reason.WAITING, message)
@@ -49,52 +45,17 @@ def take(draft: Draft, driver: DriverStatus) -> None:
 
 def checkpoint_condition(draft: Draft) -> None:
     """Whether a retry would have something to go on from."""
-    known = draft.status.checkpoint
-    where = f"step {known.get('step')}: {known.get('uri')}" if known else "there is none before it"
-    unsaved = draft.status.progress.get("unsaved")
-    if unsaved:
-        message = f"the newest checkpoint could not be written: {unsaved}; {where}"
-        draft.say(Type.CHECKPOINT_AVAILABLE, bool(known), Reason.NOT_SAVED, message)
-    elif known:
+    known, progress = draft.status.checkpoint, draft.status.progress
+    where = f"step {known.step}: {known.uri}" if known is not None else "there is none before it"
+    if progress is not None and progress.unsaved:
+        message = f"the newest checkpoint could not be written: {progress.unsaved}; {where}"
+        draft.say(Type.CHECKPOINT_AVAILABLE, known is not None, Reason.NOT_SAVED, message)
+    elif known is not None:
         draft.say(Type.CHECKPOINT_AVAILABLE, True, Reason.COMMITTED, where)
     elif draft.resolved.spec.checkpoint.uri is None:
         draft.say(Type.CHECKPOINT_AVAILABLE, False, Reason.NO_STORAGE)
     else:
         draft.say(Type.CHECKPOINT_AVAILABLE, False, Reason.NONE_YET)
-
-
-def document(driver: DriverStatus) -> dict[str, Any]:
-    """`status.progress`."""
-    speed, ages = driver.throughput, driver.ages
-    fields: dict[str, Any] = {
-        "step": driver.step,
-        "version": driver.version,
-        "totalSteps": driver.total_steps,
-        "reward": driver.rewards.mean,
-        "bestReward": driver.rewards.best,
-        "validation": dict(driver.rewards.validation) or None,
-        "stepSeconds": speed.step_seconds if speed else None,
-        "tokensPerSecond": speed.generated_tokens_per_second if speed else None,
-        "trainerIdle": speed.trainer_idle if speed else None,
-        "rolloutIdle": speed.rollout_idle if speed else None,
-        "oldestAge": ages.max if ages else None,
-        "ageBound": ages.bound if ages else None,
-        "unsaved": driver.unsaved or None,
-        "waitingFor": f"{driver.waiting.who}: {driver.waiting.reason}" if driver.waiting else None,
-        "eta": timestamp(driver.eta) if driver.eta else None,
-        "enginesReady": driver.pools.rollout.ready,
-        "ranksReady": driver.pools.trainer.ready,
-    }
-    return {name: _rounded(value) for name, value in fields.items() if value is not None}
-
-
-def _rounded(value: Any) -> Any:
-    """Figures are for people: four significant digits. What decides something is never read from here."""
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {name: _rounded(item) for name, item in value.items()}
-    return value
 
 
 def _steps(driver: DriverStatus) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from rljob_api.job_status import PoolStatus
 from rljob_operator import names
 from rljob_operator.conditions import Reason
 from rljob_operator.observed import ClusterView, Observed, PodView, Trouble
-from rljob_operator.pools import Pool
-from rljob_operator.status import PoolStatus
+from rljob_operator.pools import WorkerGroup
 
 WORST_FIRST: tuple[tuple[Trouble, Reason], ...] = (
     ("image", Reason.IMAGE_ERROR),
@@ -35,13 +35,19 @@ class Readiness:
     sentence: str
 
 
-def pool_status(observed: Observed, job: str, cluster: ClusterView | None, pool: Pool) -> PoolStatus:
+def pool_status(observed: Observed, job: str, cluster: ClusterView | None, pool: WorkerGroup) -> PoolStatus:
     """Counts of a pool, in replicas."""
     pods = [] if cluster is None else observed.pods_of(cluster.name, pool.name)
     alive = [pod for pod in pods if not pod.ended and pod.deleting_since is None]
     selector = f"{names.JOB_LABEL}={job},{names.ROLE_LABEL}={pool.name}"
     ready = sum(pod.ready for pod in alive)
-    return PoolStatus(pool.replicas, len(alive) // pool.hosts, ready // pool.hosts, selector)
+    return PoolStatus(
+        desired=pool.replicas,
+        replicas=len(alive) // pool.hosts,
+        ready=ready // pool.hosts,
+        summary=f"{ready // pool.hosts}/{pool.replicas}",
+        selector=selector,
+    )
 
 
 def unserved(pod: PodView, since: timedelta, now: datetime) -> PodView:
@@ -52,7 +58,7 @@ def unserved(pod: PodView, since: timedelta, now: datetime) -> PodView:
     return replace(pod, trouble="unserved", message=message)
 
 
-def readiness(observed: Observed, cluster: ClusterView, pools: Sequence[Pool], was_ready: bool) -> Readiness:
+def readiness(observed: Observed, cluster: ClusterView, pools: Sequence[WorkerGroup], was_ready: bool) -> Readiness:
     """How far the cluster is. `was_ready` makes missing pods a loss instead of a start."""
     heads = [pod for pod in observed.pods_of(cluster.name, names.HEAD_ROLE) if _alive(pod)]
     head = next((pod for pod in heads if pod.ready), None)

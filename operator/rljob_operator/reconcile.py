@@ -133,7 +133,7 @@ def _create(draft: Draft) -> None:
         remove_stuck_pods(draft, set())
         message = f"waiting for the end of {', '.join([*left, *pods][:5])}"
         draft.say(Type.CLUSTER_READY, False, Reason.REPLACING_CLUSTER, message)
-        before = draft.job.status.conditions.get(Type.RUNNING.title)
+        before = draft.job.status.by_type.get(Type.RUNNING.title)
         if before is None:
             draft.say(Type.RUNNING, False, Reason.PENDING, message)
         draft.wake_in(draft.settings.start_poll_seconds)
@@ -239,7 +239,7 @@ def _cluster_ready(draft: Draft, cluster: ClusterView) -> Readiness:
     if queue.message and ready.reason in (Reason.WAITING_FOR_PODS, Reason.POOL_DEGRADED, Reason.SCHEDULING_GATED):
         # A larger size waits for quota while the job goes on with what it has.
         ready = replace(ready, reason=Reason.WAITING_FOR_QUOTA, sentence=f"{queue.message}; {ready.sentence}")
-    before = draft.job.status.conditions.get(Type.CLUSTER_READY.title)
+    before = draft.job.status.by_type.get(Type.CLUSTER_READY.title)
     if ready.reason is Reason.WAITING_FOR_PODS and before is not None and before.reason == Reason.POD_ERROR.title:
         # A pod that crashed is replaced at once, and its successor knows nothing of it: what was said of it stays
         # until the pods are ready.

@@ -14,10 +14,10 @@ from rljob_operator.actions import ClearRemoved, ResizeGroup
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
 from rljob_operator.observed import ClusterView, GroupView, PodView
-from rljob_operator.pools import Pool
+from rljob_operator.pools import WorkerGroup
 
 
-def resize(draft: Draft, cluster: ClusterView, pool: Pool, driver: DriverStatus | None, running: bool) -> None:
+def resize(draft: Draft, cluster: ClusterView, pool: WorkerGroup, driver: DriverStatus | None, running: bool) -> None:
     """Brings one worker group to its size.
 
     Args:
@@ -52,7 +52,7 @@ def resize(draft: Draft, cluster: ClusterView, pool: Pool, driver: DriverStatus 
         _shrink(draft, cluster, pool, group, pods, driver, running)
 
 
-def restore(draft: Draft, cluster: ClusterView, pool: Pool) -> None:
+def restore(draft: Draft, cluster: ClusterView, pool: WorkerGroup) -> None:
     """Brings a group that never changes back to its size, if somebody has changed it by hand.
 
     Of surplus pods the youngest go: those before them are part of what runs.
@@ -87,7 +87,7 @@ def _all_seen(draft: Draft) -> bool:
 def _shrink(
     draft: Draft,
     cluster: ClusterView,
-    pool: Pool,
+    pool: WorkerGroup,
     group: GroupView,
     pods: Sequence[PodView],
     driver: DriverStatus | None,
@@ -145,7 +145,7 @@ def _replicas(pods: Sequence[PodView]) -> list[Replica]:
 
 
 def _least_useful_first(replicas: Sequence[Replica]) -> list[Replica]:
-    """Those that aren't ready first, then the youngest."""
+    """Sorts replicas for removal: first those that aren't ready, then the youngest."""
     return sorted(
         replicas,
         key=lambda replica: (

@@ -12,7 +12,7 @@ class Settings:
     """One value of each for the whole operator. Times are in seconds."""
 
     default_image: str = "rljob/trainer:0.1.0"
-    """For jobs without spec.image."""
+    """The image of jobs without spec.image."""
     ray_version: str = "2.60.0"
     """Ray in the images. KubeRay needs it to choose probes and to allow token authentication (2.52 or newer)."""
     token_authentication: bool = True
@@ -26,9 +26,9 @@ class Settings:
     """Further ingress rules of the network policy, as Kubernetes writes them: a Prometheus, for example."""
 
     poll_seconds: float = 5.0
-    """Between two looks at a running driver."""
+    """Time between two looks at a running driver."""
     start_poll_seconds: float = 2.0
-    """Between two looks at Ray while the driver is being started or stopped."""
+    """Time between two looks at Ray while the driver is being started or stopped."""
     progress_write_seconds: float = 10.0
     """Least time between two writes of status.progress when nothing but progress has changed."""
     progress_writes_per_second: float = 20.0
@@ -54,10 +54,10 @@ class Settings:
     scheduler_seconds: float = 30.0
     """How long a pod may be without a word from its scheduler until that is taken to be missing."""
     kuberay_retry_seconds: float = 30.0
-    """Between two looks for a KubeRay that is missing."""
+    """Time between two looks for a KubeRay that is missing."""
     resync_seconds: float = 1800.0
     """A job at rest is looked at this often even if nothing happens; five thousand of them cost 1 % of a core."""
     sweep_seconds: float = 600.0
-    """Between two comparisons of all that is known with all there is."""
+    """Time between two comparisons of all that is known with all there is."""
     attempts_kept: int = 10
     """Attempts listed in the status."""

@@ -23,7 +23,7 @@ ONE_POD = "ReadWriteOncePod"
 
 
 @dataclass(frozen=True)
-class Claim:
+class VolumeClaim:
     """A claim as the job file uses it."""
 
     name: str
@@ -33,7 +33,7 @@ class Claim:
 
     @property
     def place(self) -> str:
-        """For the beginning of a sentence."""
+        """Names the claim at the beginning of a sentence."""
         return f"{', '.join(self.fields)}: PersistentVolumeClaim {self.name}"
 
 
@@ -47,13 +47,13 @@ class Obstacle:
     """It won't go away by waiting for pods: no cluster is created as long as it is there."""
 
 
-def claims(job: ResolvedJob) -> list[Claim]:
+def claims(job: ResolvedJob) -> list[VolumeClaim]:
     """The claims in `pvc://claim/path` locations, by name: mounted by that name in all pods."""
     return _claims(_locations(job))
 
 
-def used_claims(job: ResolvedJob) -> list[Claim]:
-    """Those and the claims that own code comes from."""
+def used_claims(job: ResolvedJob) -> list[VolumeClaim]:
+    """All claims of a job: those of its state, models and data, and those that its own code comes from."""
     code = ((f"spec.code[{index}].pvc", item.pvc, False) for index, item in enumerate(job.spec.code) if item.pvc)
     return _claims([*_locations(job), *code])
 
@@ -92,14 +92,14 @@ def _locations(job: ResolvedJob) -> Iterator[tuple[str, str, bool]]:
             yield field, location.removeprefix(PVC).partition("/")[0], field == "spec.checkpoint.uri"
 
 
-def _claims(uses: Iterable[tuple[str, str, bool]]) -> list[Claim]:
+def _claims(uses: Iterable[tuple[str, str, bool]]) -> list[VolumeClaim]:
     fields: dict[str, dict[str, bool]] = {}
     for field, claim, written in uses:
         fields.setdefault(claim, {})[field] = written
-    return [Claim(name, tuple(fields[name]), any(fields[name].values())) for name in sorted(fields)]
+    return [VolumeClaim(name, tuple(fields[name]), any(fields[name].values())) for name in sorted(fields)]
 
 
-def _obstacle(job: ResolvedJob, claim: Claim, view: ClaimView | None) -> Obstacle | None:
+def _obstacle(job: ResolvedJob, claim: VolumeClaim, view: ClaimView | None) -> Obstacle | None:
     if view is None:
         return Obstacle(Reason.VOLUME_MISSING, f"{claim.place} does not exist", lasting=True)
     if view.deleting:
@@ -114,7 +114,7 @@ def _obstacle(job: ResolvedJob, claim: Claim, view: ClaimView | None) -> Obstacl
     return None
 
 
-def _wrong_modes(job: ResolvedJob, claim: Claim, modes: tuple[str, ...]) -> str:
+def _wrong_modes(job: ResolvedJob, claim: VolumeClaim, modes: tuple[str, ...]) -> str:
     """Why the access modes won't do; empty if they will."""
     if SHARED in modes or (SHARED_READING in modes and not claim.written):
         return ""

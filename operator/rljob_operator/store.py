@@ -41,28 +41,28 @@ class Store:
     def __init__(self) -> None:
         self._jobs: dict[Key, Mapping[str, Any]] = {}
         self._views: OrderedDict[Key, JobView] = OrderedDict()
-        """Of the jobs that were looked at last: a view takes several times the memory of what it is made of."""
+        """Views of the jobs that were looked at last: a view takes several times the memory of what it is made of."""
         self._outdated: set[Key] = set()
         """Jobs whose view is older than they are."""
         self._clusters: dict[Key, dict[str, Mapping[str, Any]]] = {}
         self._pods: dict[Key, dict[str, Mapping[str, Any]]] = {}
         self._workloads: dict[str, dict[str, Mapping[str, Any]]] = {}
-        """By the UID of their cluster and their own."""
+        """Workloads by the UID of their cluster and their own."""
         self._jobs_of: dict[str, Key] = {}
         """The job of each cluster, by the cluster's UID."""
         self._claims: dict[Key, Mapping[str, Any]] = {}
-        """By namespace and name of the claim."""
+        """The claims, by their namespace and name."""
         self._named: dict[Key, frozenset[str]] = {}
         """The claims that a job names, as far as it has been looked at."""
         self._users: dict[Key, set[Key]] = {}
-        """The same the other way round."""
+        """The jobs that name a claim: `_named` the other way round."""
         self._deleted: OrderedDict[str, None] = OrderedDict()
 
     def jobs(self) -> list[Key]:
         return list(self._jobs)
 
     def namespaces(self) -> set[str]:
-        """Those that have jobs."""
+        """The namespaces that have jobs."""
         return {namespace for namespace, _ in self._jobs}
 
     def known(self) -> dict[str, list[Mapping[str, Any]]]:
@@ -181,7 +181,7 @@ class Store:
         return view
 
     def claims(self, key: Key) -> tuple[ClaimView, ...]:
-        """Those of the claims that a job names which exist."""
+        """The claims that a job names, as far as they exist."""
         found = (self._claims.get((key[0], name)) for name in sorted(self._named.get(key, ())))
         return tuple(claim_view(raw) for raw in found if raw is not None)
 

@@ -1,4 +1,4 @@
-"""From API objects to what `observed` holds: keeps what the operator looks at and forgets the rest.
+"""Makes of API objects what `observed` holds: keeps what the operator looks at and forgets the rest.
 
 Objects come from watches, so nothing here trusts a field to be there.
 """
@@ -27,7 +27,7 @@ CRASH_TROUBLE = {"CrashLoopBackOff", "CreateContainerConfigError", "CreateContai
 DISRUPTIONS = {"Evicted", "Preempting", "Preempted", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"}
 LONGEST_POD_MESSAGE = 240
 LONGEST_PROBLEM = 600
-"""Of a RayCluster: refusals by Pod Security list all that is wrong with a pod."""
+"""Most characters of what a RayCluster says went wrong: refusals by Pod Security list all that is wrong with a pod."""
 REFUSALS = (
     (r"(exceeded|failed) quota: ", Reason.QUOTA_REFUSED),
     (r"violates PodSecurity ", Reason.POD_SECURITY_REFUSED),

@@ -12,7 +12,7 @@ import pytest
 
 from rljob_api.engine_args import ENGINE_ARGS, SET_BY_RLJOB
 from rljob_api.methods import ESTIMATOR_PARAMETERS, POLICY_LOSS_PARAMETERS
-from rljob_api.spec.algorithm import Advantage, AggregationType, KlLossKind, KlRewardKind, PolicyLoss
+from rljob_api.spec.algorithm import Advantage, AggregationType, KlLossKind, KlRewardKind, PolicyLossSpec
 from rljob_api.spec.data import TaskType
 from rljob_api.spec.reward import RewardType
 
@@ -43,7 +43,7 @@ def test_the_tables_of_methods_are_what_the_decorators_say() -> None:
 
 def test_every_parameter_of_a_method_has_its_field_in_a_job() -> None:
     assert set(Advantage.model_fields) >= ESTIMATOR_PARAMETERS
-    assert set(PolicyLoss.model_fields) >= POLICY_LOSS_PARAMETERS
+    assert set(PolicyLossSpec.model_fields) >= POLICY_LOSS_PARAMETERS
 
 
 @pytest.mark.usefixtures("algorithms")

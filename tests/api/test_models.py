@@ -8,21 +8,22 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pydantic import ValidationError
 
-from rljob_api import RLJob
+from rljob_api import RLJob, schema
 from rljob_api.loading import check_text
-from rljob_api.spec.algorithm import Advantage, Critic
+from rljob_api.schema import Node
+from rljob_api.spec.algorithm import Advantage, CriticSpec
+from rljob_api.spec.pipeline import LiveSettings
 from rljob_api.spec.pod import Pod, Resources
-from rljob_api.spec.pools import Optimizer
+from rljob_api.spec.pools import OptimizerSpec
 from rljob_api.status import (
+    CurrentWait,
     Desired,
     DriverStatus,
     End,
-    EngineStatus,
-    LiveSettings,
     Pools,
+    ReplicaStatus,
     RolloutStatus,
     TrainerStatus,
-    Waiting,
 )
 from rljob_api.violations import Violation, path_of
 
@@ -30,30 +31,30 @@ NOW = datetime(2026, 11, 21, 5, 8, tzinfo=UTC)
 
 
 def test_python_takes_both_spellings() -> None:
-    assert Optimizer(learning_rate=0.1) == Optimizer.model_validate({"learningRate": 0.1})
+    assert OptimizerSpec(learning_rate=0.1) == OptimizerSpec.model_validate({"learningRate": 0.1})
     assert Advantage(lambda_=0.5) == Advantage.model_validate({"lambda": 0.5})
 
 
 def test_a_file_takes_camel_case_only() -> None:
     with pytest.raises(ValidationError):
-        Optimizer.model_validate({"learning_rate": 0.1}, by_alias=True, by_name=False)
+        OptimizerSpec.model_validate({"learning_rate": 0.1}, by_alias=True, by_name=False)
 
 
 def test_models_are_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        Optimizer().learning_rate = 0.1  # type: ignore[misc]
+        OptimizerSpec().learning_rate = 0.1  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("value", ["0.1", True, None, float("nan"), float("inf")])
 def test_numbers_are_strict(value: object) -> None:
     with pytest.raises(ValidationError):
-        Optimizer(betas=(0.9, value))  # type: ignore[arg-type]
+        OptimizerSpec(betas=(0.9, value))  # type: ignore[arg-type]
 
 
 def test_whole_numbers_are_numbers_but_not_the_other_way() -> None:
-    assert Critic(value_clip=1).value_clip == 1
+    assert CriticSpec(value_clip=1).value_clip == 1
     with pytest.raises(ValidationError):
-        Critic(warmup_steps=1.0)  # type: ignore[arg-type]
+        CriticSpec(warmup_steps=1.0)  # type: ignore[arg-type]
 
 
 def test_quantities_are_text_or_numbers() -> None:
@@ -87,7 +88,7 @@ def status() -> DriverStatus:
         step=10,
         version=10,
         total_steps=100,
-        waiting=Waiting(
+        waiting=CurrentWait(
             who="trainer",
             reason="412 of 512 samples; oldest running 38 s on engine 3",
             since=NOW,
@@ -97,7 +98,7 @@ def status() -> DriverStatus:
             rollout=RolloutStatus(
                 desired=2,
                 ready=1,
-                engines=(EngineStatus(name="engine-0", pod="tiny-rollout-x", state="serving", version=10, running=7),),
+                engines=(ReplicaStatus(name="engine-0", pod="tiny-rollout-x", state="serving", version=10, running=7),),
             ),
             trainer=TrainerStatus(desired=4, ready=4),
         ),
@@ -126,6 +127,15 @@ def test_a_command_with_unknown_parts_is_refused() -> None:
     assert Desired.model_validate(json.loads(desired.model_dump_json(by_alias=True))) == desired
     with pytest.raises(ValidationError):
         Desired.model_validate({"generation": 1, "attempt": 1, "stop": True})
+
+
+def test_every_live_setting_of_the_pipeline_reaches_the_driver() -> None:
+    nodes = schema.walk(schema.root().fields["spec"].fields["pipeline"])
+    live = [node for _, node in nodes if node.change.when == "live" and not node.fields]
+    sent = Node(name="", kind="object", model=LiveSettings).fields
+    assert {node.name: (node.bounds, node.fallback) for node in live} == {
+        name: (node.bounds, node.fallback) for name, node in sent.items()
+    }
 
 
 def test_ends_carry_exit_codes() -> None:

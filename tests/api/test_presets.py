@@ -20,7 +20,7 @@ from rljob_api.spec.algorithm import (
     Estimator,
     PolicyLossType,
     Preset,
-    Rejection,
+    RejectionSpec,
 )
 
 Make = Callable[..., RLJob]
@@ -285,9 +285,9 @@ def test_published_numbers_of_correction_presets() -> None:
     presets = CORRECTION_PRESETS
     assert presets["decoupled_token_is"].weights == CorrectionWeights(level="token", high=2.0)
     assert presets["decoupled_token_icepop"].weights == CorrectionWeights(level="token", low=0.5, high=5.0)
-    geometric = Rejection(statistic="k1", over="sequenceMean", low=0.999, high=1.001)
+    geometric = RejectionSpec(statistic="k1", over="sequenceMean", low=0.999, high=1.001)
     assert presets["decoupled_geo_rs"].rejection == (geometric,)
-    assert presets["decoupled_k3_rs"].rejection == (Rejection(statistic="k3", over="sequenceMean", high=0.01),)
+    assert presets["decoupled_k3_rs"].rejection == (RejectionSpec(statistic="k3", over="sequenceMean", high=0.01),)
     assert presets["bypass_pg_is"].weights == CorrectionWeights(level="sequence", high=2.0)
     assert len(presets) == 19
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rljob_api import check
-from rljob_api.rules import RULES
+from rljob_api.rules import RULES, Job
 
 Make = Callable[..., dict[str, Any]]
 
@@ -569,8 +569,6 @@ def test_rule(document: Make, name: str, kept: str, broken: str, path: str) -> N
     assert [violation.path for violation in violations] == [path]
     assert violations[0].problem
     assert violations[0].remedy
-    from rljob_api.rules.registry import Job
-
     assert path in [violation.path for violation in RULES[name](Job(job))]
 
 

@@ -23,7 +23,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def figures(outcome: command.Outcome) -> dict[str, float]:
+def figures(outcome: command.PartOutcome) -> dict[str, float]:
     return {figure.name: figure.value for figure in outcome.figures}
 
 

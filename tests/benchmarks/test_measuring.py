@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.machine import Machine
-from benchmarks.measuring import Spread, Step, interleaved, ratios, steady, table, write_results
+from benchmarks.machine import Hardware
+from benchmarks.measuring import MeasuredSpread, Step, interleaved, ratios, steady, table, write_results
 from benchmarks.rljob_run import read_run
 
-MACHINE = Machine("processor", 2, 24.0, "Linux 6", "3.11.7", {"torch": "2.13.0"}, 0.1, "abc123")
+MACHINE = Hardware("processor", 2, 24.0, "Linux 6", "3.11.7", {"torch": "2.13.0"}, 0.1, "abc123")
 
 
 def test_a_step_counts_generated_and_trained_tokens() -> None:
@@ -19,10 +19,10 @@ def test_a_step_counts_generated_and_trained_tokens() -> None:
 
 
 def test_a_spread_is_smallest_middle_largest_whatever_the_order() -> None:
-    assert Spread.of([3.0, 1.0, 10.0]) == Spread(1.0, 3.0, 10.0)
-    assert Spread.of([1.0, 2.0]).median == 1.5
+    assert MeasuredSpread.of([3.0, 1.0, 10.0]) == MeasuredSpread(1.0, 3.0, 10.0)
+    assert MeasuredSpread.of([1.0, 2.0]).median == 1.5
     with pytest.raises(ValueError, match="at least one"):
-        Spread.of([])
+        MeasuredSpread.of([])
 
 
 def test_warm_up_is_left_out_and_must_leave_something() -> None:
@@ -48,7 +48,9 @@ def test_sides_take_turns_and_ratios_are_pair_by_pair() -> None:
 
 
 def test_results_are_written_with_the_machine_for_programs_and_for_readers(tmp_path: Path) -> None:
-    write_results(tmp_path, "speed", MACHINE, {"ratio": Spread(1.0, 2.0, 3.14159265)}, table(["", "x"], [["a", "1"]]))
+    write_results(
+        tmp_path, "speed", MACHINE, {"ratio": MeasuredSpread(1.0, 2.0, 3.14159265)}, table(["", "x"], [["a", "1"]])
+    )
     whole = json.loads((tmp_path / "speed.json").read_text())
     assert whole["machine"]["commit"] == "abc123"
     assert whole["results"]["ratio"] == {"min": 1.0, "median": 2.0, "max": 3.1416}

@@ -17,10 +17,10 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from testcluster import control
-from testcluster.first_process import Programs, serve
+from testcluster.first_process import Processes, serve
 
 folder = Path(sys.argv[1])
-programs = Programs(folder / "log", {"PATH": "/usr/bin:/bin"})
+programs = Processes(folder / "log", {"PATH": "/usr/bin:/bin"})
 listening = control.listen(folder / "control.sock")
 programs.start("short", ["sh", "-c", "echo again; sleep 0.1"])
 programs.start("long", ["sleep", "1000"])

@@ -14,9 +14,11 @@ from kube.control_plane import ApiCallError, ControlPlane
 from pydantic import ValidationError
 
 from rljob_api import RLJob, Violation, check, check_text
-from rljob_api.crd.checks import NOT_IN_CEL, PARTLY_IN_CEL
 from rljob_api.rules import RULES, Job
 from rljob_api.yaml_reading import YamlError, read_documents
+
+NOT_IN_CEL = frozenset(name for name, rule in RULES.items() if rule.not_in_cel)
+"""Rules that the API server doesn't know, or not whole."""
 
 _BUSY = (429, 503, 504)
 """What a server answers that has no time on a crowded machine: it is asked again."""
@@ -113,7 +115,7 @@ def differences(plane: ControlPlane, namespace: str, text: str, theirs: Verdict,
     """Where the server and we, with these verdicts, differ about a job file without a reason that is written down."""
     if theirs.accepted and not ours.accepted:
         broken = rules_broken(text)
-        if broken and broken <= {*NOT_IN_CEL, *PARTLY_IN_CEL}:
+        if broken and broken <= NOT_IN_CEL:
             return []
         return [f"the server accepts, we say: {ours.message}"]
     if not theirs.accepted and ours.accepted:

@@ -14,9 +14,9 @@ from rljob_api.status import (
     Desired,
     DriverStatus,
     End,
-    EngineStatus,
     LastCheckpoint,
     Pools,
+    ReplicaStatus,
     RolloutStatus,
     TrainerStatus,
 )
@@ -398,7 +398,7 @@ class World:
     def answer(self, driver: Driver) -> DriverStatus:
         names = self.engines(driver)
         engines = tuple(
-            EngineStatus(name=name, pod=name, state="serving", safe_to_delete=name in driver.drained) for name in names
+            ReplicaStatus(name=name, pod=name, state="serving", safe_to_delete=name in driver.drained) for name in names
         )
         checkpoint = None
         if self.checkpoint_step is not None:
@@ -439,11 +439,11 @@ class World:
             self.wait(seconds)
 
     def reason(self, kind: str) -> str:
-        found = self.status.conditions.get(kind)
+        found = self.status.by_type.get(kind)
         return found.reason if found is not None else ""
 
     def value(self, kind: str) -> str:
-        found = self.status.conditions.get(kind)
+        found = self.status.by_type.get(kind)
         return found.status if found is not None else ""
 
     def wanted_pods(self) -> int:

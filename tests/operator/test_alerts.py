@@ -12,7 +12,7 @@ from promql import evaluate
 from simulation import World, job_spec
 from test_monitoring import ALERT, RULES
 
-from rljob_api.status import DriverStatus, Waiting
+from rljob_api.status import CurrentWait, DriverStatus
 from rljob_operator.metrics import Metrics
 from rljob_operator.observed import Observed, RayJobView, RayView
 
@@ -65,7 +65,7 @@ class Troubled(World):
         said = super().answer(driver)  # type: ignore[arg-type]
         if not self.waits:
             return said
-        return said.model_copy(update={"waiting": Waiting(who="trainer", reason="0 of 8 samples", since=self.now)})
+        return said.model_copy(update={"waiting": CurrentWait(who="trainer", reason="0 of 8 samples", since=self.now)})
 
     def observed(self) -> Observed:
         found = super().observed()

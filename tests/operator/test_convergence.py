@@ -138,7 +138,7 @@ class Lives(RuleBasedStateMachine):
             return
         assert self.world.reason("Running")
         assert len(self.world.status.attempts) <= 10
-        for item in self.world.status.conditions.values():
+        for item in self.world.status.conditions:
             assert item.reason
             assert len(item.message) <= 1024
 

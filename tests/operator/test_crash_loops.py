@@ -28,7 +28,7 @@ def starting(**sections: object) -> World:
 
 
 def message(world: World, kind: str) -> str:
-    return world.status.conditions[kind].message
+    return world.status.by_type[kind].message
 
 
 def crash(world: World, *groups: str, **what: Any) -> None:
@@ -212,7 +212,8 @@ def test_pods_that_keep_crashing_between_two_attempts_end_the_second() -> None:
     world = World(spec=job_spec(retry={"limit": 1, "backoffSeconds": 5}))
     world.settle(8)
     # There was a first step: the deadline for the start would not end this.
-    assert world.status.progress["step"] > 0
+    assert world.status.progress is not None
+    assert world.status.progress.step > 0
     world.end(world.running()[0], "failed", 1)
     keep_crashing(world, "trainer", seconds=120)
     assert world.reason("Failed") == "RetryLimitExceeded"

@@ -23,7 +23,7 @@ def one_of(world: World, group: str) -> str:
 
 
 def message(world: World) -> str:
-    return world.status.conditions["ClusterReady"].message
+    return world.status.by_type["ClusterReady"].message
 
 
 def test_a_pod_that_runs_out_of_memory_is_named_until_another_is_ready() -> None:
@@ -78,7 +78,7 @@ def test_a_pod_that_runs_out_of_memory_is_named_when_its_attempt_fails() -> None
     world.end(world.running()[0], "failed", 1)
     world.settle(6)
     assert world.reason("Failed") == "RetryLimitExceeded"
-    assert f"{victim}: {KILLED}" in world.status.conditions["Failed"].message
+    assert f"{victim}: {KILLED}" in world.status.by_type["Failed"].message
     assert f"{victim}: {KILLED}" in world.status.attempts[0].message
 
 

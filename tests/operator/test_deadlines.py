@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 from simulation import SETTINGS, World, job_spec
@@ -21,7 +20,7 @@ def training(**deadlines: int) -> World:
 
 
 def message(world: World, kind: str) -> str:
-    return world.status.conditions[kind].message
+    return world.status.by_type[kind].message
 
 
 def test_the_start_deadline_names_what_was_missing() -> None:
@@ -69,7 +68,8 @@ def test_at_the_run_deadline_the_driver_saves_its_work_first() -> None:
     assert [type(action) for action in decision.actions] == [do.DeleteCluster]
     assert world.reason("Failed") == world.reason("Finished") == "RunDeadlineExceeded"
     assert message(world, "Failed") == "after 100 s; its log ends: a checkpoint is written"
-    assert world.status.checkpoint["step"] == 7
+    assert world.status.checkpoint is not None
+    assert world.status.checkpoint.step == 7
     (attempt,) = world.status.attempts
     assert (attempt.reason, attempt.exit_code) == ("RunDeadlineExceeded", 75)
     world.settle(5)
@@ -144,10 +144,10 @@ def test_a_job_that_was_suspended_under_an_operator_without_this_account_is_paus
     world.edit(suspend=True)
     world.settle(4)
     assert world.value("Suspended") == "True"
-    world.status = replace(world.status, pause_time=None)
+    world.status = world.status.changed(pause_time=None)
     world.wait(1000)
     world.look()
-    assert world.status.pause_time == world.status.conditions["Suspended"].since
+    assert world.status.pause_time == world.status.by_type["Suspended"].since
     world.edit(suspend=False)
     world.settle(6)
     assert world.reason("Running") == "Training"

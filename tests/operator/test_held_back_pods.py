@@ -65,7 +65,7 @@ def refuse(world: World, problem: tuple[str, str] | None) -> None:
 
 
 def message(world: World, kind: str = "ClusterReady") -> str:
-    return world.status.conditions[kind].message
+    return world.status.by_type[kind].message
 
 
 @pytest.mark.parametrize(

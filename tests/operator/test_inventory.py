@@ -13,7 +13,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from rljob_operator import api_server, inventory
 from rljob_operator.api_server import ApiError, ApiServer
-from rljob_operator.inventory import CUSTOM, FirstList, Listening, UnwatchedError, sweep_once
+from rljob_operator.inventory import CUSTOM, FirstList, UnwatchedError, WatchMonitor, sweep_once
 from rljob_operator.store import Key, Store
 
 JOBS = "/apis/rljob.dev/v1alpha1/rljobs"
@@ -224,7 +224,7 @@ def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("plural", sorted(CUSTOM))
 async def test_of_what_no_watch_has_told_the_operator_ends(frequent_looks: None, plural: str) -> None:
-    listening = Listening()
+    listening = WatchMonitor()
     for other in CUSTOM - {plural}:
         listening.heard(other)
     async with serving(Cluster(**{plural: ["a"]})) as api:
@@ -233,7 +233,7 @@ async def test_of_what_no_watch_has_told_the_operator_ends(frequent_looks: None,
 
 
 async def test_what_a_watch_tells_of_between_two_looks_is_no_sign_of_a_deaf_one(frequent_looks: None) -> None:
-    cluster, listening = Cluster(rljobs=[]), Listening()
+    cluster, listening = Cluster(rljobs=[]), WatchMonitor()
     for other in CUSTOM - {"rljobs"}:
         listening.heard(other)
     looks = iter([["a"], ["b"]])  # one that is gone again before it is told of, and one that is told of late
@@ -250,7 +250,7 @@ async def test_what_a_watch_tells_of_between_two_looks_is_no_sign_of_a_deaf_one(
 
 
 async def test_a_look_that_fails_says_nothing_of_the_watches(frequent_looks: None) -> None:
-    cluster, listening = Cluster(rljobs=[], rayclusters=[]), Listening()
+    cluster, listening = Cluster(rljobs=[], rayclusters=[]), WatchMonitor()
     cluster.failures = 2
 
     def be_heard() -> None:

@@ -48,4 +48,4 @@ def test_a_variable_that_comes_by_the_template_is_named_in_the_status_and_nothin
     world = World(spec=job_spec(head={"pod": {"template": {"spec": {"containers": [container]}}}}))
     assert world.look().actions == ()
     assert world.reason("Accepted") == "InvalidSpec"
-    assert "REDIS_PASSWORD" in world.status.conditions["Accepted"].message
+    assert "REDIS_PASSWORD" in world.status.by_type["Accepted"].message

@@ -22,7 +22,7 @@ def test_a_new_job_gets_its_objects_first_and_a_driver_when_enough_is_ready() ->
     world.kuberay()
     world.look()
     assert world.reason("ClusterReady") == "WaitingForPods"
-    assert world.status.conditions["ClusterReady"].message == (
+    assert world.status.by_type["ClusterReady"].message == (
         "head: 1 of 1 pod waits; rollout: 2 of 2 pods wait; trainer: 1 of 1 pod waits"
     )
     world.kubelet()
@@ -111,7 +111,7 @@ def test_one_failure_too_many_gives_the_job_up() -> None:
         world.end(world.running()[0], "failed", 1)
         world.settle(6)
     assert world.reason("Failed") == "RetryLimitExceeded"
-    assert "spec.retry.limit is 1" in world.status.conditions["Failed"].message
+    assert "spec.retry.limit is 1" in world.status.by_type["Failed"].message
     assert world.clusters == {}
 
 
@@ -437,7 +437,7 @@ def test_an_invalid_spec_is_explained_and_nothing_is_created() -> None:
     world = World(spec=job_spec(retry={"backoffSeconds": 700}))
     world.look()
     assert world.reason("Accepted") == "InvalidSpec"
-    assert "spec.retry.backoffSeconds" in world.status.conditions["Accepted"].message
+    assert "spec.retry.backoffSeconds" in world.status.by_type["Accepted"].message
     assert world.clusters == {}
 
 
@@ -452,7 +452,7 @@ def test_a_failed_job_quotes_the_end_of_its_drivers_log() -> None:
     world.drivers[0].lines = ("loading", "reading data", "no column question", "giving up")
     world.end(world.drivers[0], "failed", 65)
     world.look()
-    said = world.status.conditions["Failed"]
+    said = world.status.by_type["Failed"]
     assert (said.status, said.reason) == ("True", "BadData")
     assert said.message == "ends with 65; its log ends: reading data | no column question | giving up"
     assert world.status.attempts[0].lines == ("loading", "reading data", "no column question", "giving up")

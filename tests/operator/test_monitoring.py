@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from simulation import World, job_spec
 
-from rljob_api.status import Ages, DriverStatus, Pools, Rewards, RolloutStatus, Throughput, TrainerStatus
-from rljob_operator import progress
+from rljob_api.job_status import ProgressStatus
+from rljob_api.status import Ages, DriverStatus, Pools, RolloutStatus, Scores, Throughput, TrainerStatus
 from rljob_operator.draft import Decision
 from rljob_operator.metrics import PROGRESS, SHOWN, Metrics
 from rljob_trainer.telemetry.names import METRICS
@@ -45,7 +44,7 @@ def answer() -> DriverStatus:
         version=3,
         total_steps=9,
         pools=Pools(rollout=RolloutStatus(desired=1, ready=1), trainer=TrainerStatus(desired=1, ready=1)),
-        rewards=Rewards(mean=0.5, best=0.5),
+        rewards=Scores(mean=0.5, best=0.5),
         ages=Ages(mean=1.0, max=2, bound=4),
         throughput=Throughput(
             step_seconds=2.0,
@@ -63,7 +62,7 @@ def operators() -> Metrics:
     world.settle(8)
     for result in ("done", "retry", "error"):
         metrics.looks.labels(result).inc()
-    world.status = replace(world.status, progress=progress.document(answer()))
+    world.status = world.status.changed(progress=ProgressStatus.of(answer()))
     metrics.take(world.observed().job, Decision())
     metrics.others = {"elsewhere": "ops/rljob-operator"}
     return metrics
@@ -158,7 +157,7 @@ def test_prometheus_keeps_the_jobs_labels() -> None:
 
 
 def test_every_field_of_progress_that_is_shown_exists() -> None:
-    assert PROGRESS.keys() <= progress.document(answer()).keys()
+    assert PROGRESS.keys() <= ProgressStatus.model_fields.keys()
 
 
 def test_what_nobody_has_said_is_not_shown_as_false() -> None:

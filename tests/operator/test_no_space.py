@@ -38,7 +38,7 @@ def until_the_next_attempt(world: World) -> None:
 
 
 def message(world: World, kind: str) -> str:
-    return world.status.conditions[kind].message
+    return world.status.by_type[kind].message
 
 
 def test_retries_that_would_fail_alike_are_not_used_up_and_the_job_goes_on_once_there_is_room() -> None:

@@ -135,7 +135,7 @@ def queued(**sections: Any) -> World:
 def test_a_job_waits_with_kueues_words() -> None:
     world = queued()
     for kind in ("Admitted", "Running", "ClusterReady"):
-        said = world.status.conditions[kind]
+        said = world.status.by_type[kind]
         assert (said.status, said.reason, said.message) == ("False", "WaitingForQuota", f"waits for quota: {NO_QUOTA}")
     assert world.status.start_time is None, "deadlines count from the admission"
     world.admit()
@@ -147,7 +147,7 @@ def test_a_queue_without_kueue_holds_nothing_back_and_the_status_says_so() -> No
     world = World(spec=job_spec(queueName="rl"))
     world.settle(8)
     assert (world.value("Admitted"), world.reason("Admitted")) == ("True", "NoQueue")
-    assert "spec.queueName is rl, but Kueue has made no Workload" in world.status.conditions["Admitted"].message
+    assert "spec.queueName is rl, but Kueue has made no Workload" in world.status.by_type["Admitted"].message
     assert world.reason("Running") == "Training"
 
 
@@ -160,12 +160,12 @@ def test_quota_taken_back_costs_no_failure_and_not_the_place_in_the_queue() -> N
     world.settle(3)
     assert world.pods == {}
     assert world.reason("Running") == "QuotaTakenBack"
-    assert PREEMPTED in world.status.conditions["Running"].message
+    assert PREEMPTED in world.status.by_type["Running"].message
     (attempt,) = world.status.attempts
     assert (attempt.reason, attempt.counted) == ("QuotaTakenBack", False)
     world.hold(f"waits for quota: {NO_QUOTA}")
     world.settle(3)
-    assert world.status.conditions["Running"].message == f"waits for quota: {NO_QUOTA}"
+    assert world.status.by_type["Running"].message == f"waits for quota: {NO_QUOTA}"
     world.admit()
     world.settle(8)
     (after,) = world.clusters.values()
@@ -242,7 +242,7 @@ def test_a_larger_size_that_waits_for_quota_is_named() -> None:
     for _ in range(3):
         world.look()
         world.kuberay()
-    said = world.status.conditions["ClusterReady"]
+    said = world.status.by_type["ClusterReady"]
     assert (said.status, said.reason) == ("True", "WaitingForQuota")
     assert said.message == f"waits for quota: {NO_QUOTA}; rollout: 2 of 4 pods wait"
     assert world.reason("Running") == "Training"

@@ -77,7 +77,7 @@ def test_the_message_names_field_claim_modes_and_what_would_do() -> None:
     made = world(bound("state", RWO), **STATE)
     made.look()
     # head, two engines, one trainer pod
-    assert made.status.conditions["Accepted"].message == (
+    assert made.status.by_type["Accepted"].message == (
         "spec.checkpoint.uri: PersistentVolumeClaim state is ReadWriteOnce, but 4 pods mount it, on any nodes: "
         "it must be ReadWriteMany, or the nodeSelector of head and pools must name one kubernetes.io/hostname"
     )
@@ -108,7 +108,7 @@ def test_a_claim_without_volume_is_named_while_pods_wait() -> None:
     for name, pod in made.pods.items():
         made.pods[name] = replace(pod, trouble="unschedulable", message="pod has unbound PersistentVolumeClaims")
     made.look()
-    said = made.status.conditions["ClusterReady"]
+    said = made.status.by_type["ClusterReady"]
     assert (said.status, said.reason) == ("False", "VolumeUnbound")
     assert said.message.startswith(
         "spec.checkpoint.uri: PersistentVolumeClaim state waits for a volume of class fast; head: 1 of 1 pod waits"
@@ -193,7 +193,7 @@ def test_a_random_model_needs_a_place_where_all_pods_find_it() -> None:
     short = {"data": {"maxPromptTokens": 32}, "rollout": {"engine": "torch", "maxResponseTokens": 32}}
     made = world(**random, **short, checkpoint={"uri": None})
     assert not creates(made)
-    accepted = made.status.conditions["Accepted"]
+    accepted = made.status.by_type["Accepted"]
     assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
     assert "spec.checkpoint.uri" in accepted.message
     assert "pvc://claim/path or s3://bucket/path" in accepted.message

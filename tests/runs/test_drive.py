@@ -19,7 +19,7 @@ from tiny_job import copy_job
 from warm import Forked
 
 from rljob_api import cluster
-from rljob_api.status import EngineStatus
+from rljob_api.status import ReplicaStatus
 from rljob_operator.entrypoint import driver_command
 from rljob_trainer.commands.places import SCRATCH
 from rljob_trainer.storage.bucket import Bucket
@@ -68,7 +68,7 @@ class Attempts:
         return self._runner.start("drive", self.folder / "job.json", *arguments, environment=environment)
 
 
-def engines_of(client: Client) -> dict[str, EngineStatus]:
+def engines_of(client: Client) -> dict[str, ReplicaStatus]:
     return {engine.name: engine for engine in client.status().pools.rollout.engines}
 
 

@@ -10,7 +10,8 @@ from driver_client import TOKEN, Client
 from real_runs import Runner, free_port, metrics_of, wait_for
 from tiny_job import copy_job
 
-from rljob_api.status import DriverStatus, LiveSettings
+from rljob_api.spec.pipeline import LiveSettings
+from rljob_api.status import DriverStatus
 
 
 def test_a_run_is_watched_changed_suspended_and_resumed(runner: Runner) -> None:

@@ -14,9 +14,10 @@ import yaml
 
 from rljob_api import schema
 from rljob_api.crd.changes import transitions
-from rljob_api.crd.checks import checks
-from rljob_api.crd.structural import Path, Schema, structural
+from rljob_api.crd.structural import Schema, structural
 from rljob_api.job_status import RLJobStatus
+from rljob_api.rules import RULES
+from rljob_api.rules.cel import Path
 from rljob_api.schema import Node
 from rljob_api.spec.job import API_VERSION, KIND, MAX_NAME
 
@@ -120,7 +121,7 @@ def _root() -> Schema:
             # Only bounds of the name may stand here; all else of metadata is Kubernetes' own.
             "metadata": {"type": "object", "properties": {"name": name}},
             "spec": structural(fields["spec"], rules, ("spec",)),
-            "status": structural(status, {}, ("status",)),
+            "status": _without_defaults(structural(status, {}, ("status",))),
         },
         "x-kubernetes-validations": rules[()],
     }
@@ -129,14 +130,23 @@ def _root() -> Schema:
 def _rules() -> dict[Path, list[Schema]]:
     """CEL by place: the rules between fields, then what may change."""
     found: dict[Path, list[Schema]] = defaultdict(list)
-    for check in checks():
-        entry: Schema = {"rule": check.expression, "message": check.message}
-        if check.field:
-            entry["fieldPath"] = check.field
-        found[check.at].append(entry)
+    for cel in (cel for rule in RULES.values() for cel in rule.cel):
+        entry: Schema = {"rule": cel.expression, "message": cel.message}
+        if cel.field:
+            entry["fieldPath"] = cel.field
+        found[cel.at].append(entry)
     for path, rules in transitions().items():
         found[path] += rules
     return found
+
+
+def _without_defaults(schema: Schema) -> Schema:
+    """The status is written whole: what it lacks isn't known, and the API server shall not make it up."""
+    return {
+        name: _without_defaults(part) if isinstance(part, dict) else part
+        for name, part in schema.items()
+        if name != "default"
+    }
 
 
 def _column(name: str, kind: str, path: str, priority: int, description: str) -> Schema:

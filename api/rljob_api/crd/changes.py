@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rljob_api.crd.structural import Path, Schema
+from rljob_api.crd.structural import Schema
+from rljob_api.rules.cel import Path
 from rljob_api.schema import Node, root
 from rljob_api.spec.base import ChangeClass
 

@@ -1,16 +1,15 @@
-"""From the fields of the models to a structural schema (OpenAPI v3 as Kubernetes takes it)."""
+"""Makes a structural schema (OpenAPI v3 as Kubernetes takes it) from the fields of the models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from rljob_api.rules.cel import Path, text
 from rljob_api.schema import Node
 from rljob_api.spec.base import DNS_LABEL
 
 Schema = dict[str, Any]
-Path = tuple[str, ...]
-"""Field names; ``[]`` stands for the items of a list, ``{}`` for the values of a map."""
 
 
 def structural(node: Node, rules: Mapping[Path, list[Schema]], path: Path = ()) -> Schema:
@@ -133,11 +132,6 @@ def _default(node: Node) -> list[Any]:
     if node.kind == "object" and node.default == {}:
         return [{name: default[0] for name, child in node.fields.items() if (default := _default(child))}]
     return [node.default] if node.default != {} else []
-
-
-def text(value: str) -> str:
-    """A CEL string."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _without_none(schema: Schema) -> Schema:

@@ -35,21 +35,21 @@ _METADATA = dict.fromkeys(("labels", "annotations"), "{string}") | {"name": "str
 
 
 @dataclass(frozen=True)
-class Type:
+class ObjectType:
     """One type of object in a pod."""
 
     name: str
     fields: Mapping[str, str]
     required: frozenset[str]
     keys: Mapping[str, tuple[str, ...]]
-    """Of the fields that are lists: by what their items differ."""
+    """The fields that are lists, each with the key by which its items differ."""
 
 
 @cache
-def types() -> Mapping[str, Type]:
+def types() -> Mapping[str, ObjectType]:
     """All types by name."""
     return {
-        name: Type(
+        name: ObjectType(
             name,
             known["fields"],
             frozenset(known.get("required", ())),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rljob_api.violations import Violation
 
 LEAVES = r"^/|(^|/)\.\.(/|$)"
-"""Occurs in paths that don't stay below where they start."""
+"""A regular expression that finds paths which don't stay below where they start."""
 
 
 def descending(path: str, text: str) -> Iterator[Violation]:

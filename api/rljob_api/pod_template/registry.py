@@ -28,7 +28,7 @@ class PodSeen:
 
     @cached_property
     def volumes(self) -> dict[str, Located]:
-        """By name."""
+        """The volumes of the pod by their names."""
         return {name: volume for volume in self.spec.items("volumes") if (name := volume.text("name"))}
 
     @cached_property
@@ -38,7 +38,7 @@ class PodSeen:
 
     @property
     def grace_seconds(self) -> int:
-        """From SIGTERM to SIGKILL."""
+        """Seconds between SIGTERM and SIGKILL."""
         seconds = self.spec.number("terminationGracePeriodSeconds")
         return 30 if seconds is None else seconds
 

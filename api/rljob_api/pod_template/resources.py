@@ -115,7 +115,7 @@ def _amount(amount: Located, name: str) -> Iterator[Violation]:
 
 
 def _milli(value: Fraction) -> int:
-    """In thousandths, rounded away from zero, as Kubernetes counts."""
+    """The quantity in thousandths, rounded away from zero, as Kubernetes counts."""
     return math.ceil(value * 1000) if value >= 0 else math.floor(value * 1000)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rljob_api.pod_template.fields import KUBERNETES, Type, types
+from rljob_api.pod_template.fields import KUBERNETES, ObjectType, types
 from rljob_api.pod_template.located import Located
 from rljob_api.pod_template.quantities import QUANTITY
 from rljob_api.pod_template.registry import CHECKS, PodSeen
@@ -29,7 +29,7 @@ def violations(node: Located, kind: str, pod: PodSeen) -> Iterator[Violation]:
         yield from _scalar(node, kind)
 
 
-def _object(node: Located, kind: Type, pod: PodSeen) -> Iterator[Violation]:
+def _object(node: Located, kind: ObjectType, pod: PodSeen) -> Iterator[Violation]:
     if not isinstance(node.value, dict):
         yield Violation(node.path, f"must be a map, not {_shown(node)}", _MAP)
         return

@@ -9,7 +9,7 @@ from rljob_api.pod_template import broken
 from rljob_api.pod_template.of_job import pod_template
 from rljob_api.rules import pods, volumes
 from rljob_api.rules import templates as _templates
-from rljob_api.rules.registry import Job, Rule, rule
+from rljob_api.rules.registry import Job, JobRule, rule
 from rljob_api.rules.templates import maps_in, templates
 from rljob_api.spec.base import IMAGE
 from rljob_api.spec.pod import Pod
@@ -19,7 +19,7 @@ _ANY_IMAGE = "rljob"
 """Stands for the one that the operator was installed with."""
 
 
-_SAID_ALREADY: Sequence[Rule] = (
+_SAID_ALREADY: Sequence[JobRule] = (
     *(pods.variables_have_one_value, pods.variables_differ, pods.pull_secrets_differ, pods.tolerations_are_complete),
     *(volumes.volumes_have_names, volumes.mounts_have_volumes, volumes.mount_paths_are_free),
     *(_templates.templates_are_well_formed, _templates.templates_leave_ray_alone),
@@ -27,7 +27,7 @@ _SAID_ALREADY: Sequence[Rule] = (
 """Rules of ours that look at the same places with better words."""
 
 
-@rule
+@rule(not_in_cel="the API server says it of the pods themselves, of which the operator makes a dry run")
 def pods_pass_a_dry_run(job: Job) -> Iterator[Violation]:
     spec = job.spec
     said = {violation.path for other in _SAID_ALREADY for violation in other(job)}
@@ -44,7 +44,7 @@ def pods_pass_a_dry_run(job: Job) -> Iterator[Violation]:
             yield from (found for found in broken(template) if not {found.path, found.path.rpartition(".")[0]} & said)
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def images_are_references(job: Job) -> Iterator[Violation]:
     # The API server takes any text, and the kubelet gives up on what is no reference.
     for template, (where, pod) in zip(templates(job), job.pods, strict=True):

@@ -1,24 +1,82 @@
-"""Rules about checkpoints, validation, retries and deadlines."""
+"""Rules about the job's name, checkpoints, validation, retries and deadlines."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
+from rljob_api.rules.cel import MODEL, ROOT, SPEC, TRAIN, VALIDATION, Cel, one_of, text
 from rljob_api.rules.registry import Job, rule
+from rljob_api.spec.job import MAX_NAME
 from rljob_api.violations import Violation
 
+PLACES_OF_STATE = (("spec", "checkpoint"), "uri"), (("spec", "restore"), "from")
 STATE_PLACES = r"(pvc://|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/|$))"
 """How addresses of state begin. Models and data are read from other stores too. Names of buckets are as S3 has them."""
+RESERVED_NAMES = ("head", "headgroup", "rljob", "rljob-operator")
 
 
-@rule
+@rule(not_in_cel="bounds of metadata.name stand in the schema")
+def name_leaves_room_for_children(job: Job) -> Iterator[Violation]:
+    name = job.metadata.name
+    if len(name) > MAX_NAME:
+        yield Violation(
+            "metadata.name",
+            f"has {len(name)} characters, and the names of pods are made from it",
+            f"use at most {MAX_NAME}",
+        )
+
+
+@rule(not_in_cel="bounds of metadata.name stand in the schema")
+def name_is_a_dns_label(job: Job) -> Iterator[Violation]:
+    # Services are named after the job, and theirs must start with a letter and have no dots.
+    name = job.metadata.name
+    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
+        yield Violation(
+            "metadata.name",
+            f'"{name}" cannot be part of a host name',
+            "use lower-case letters, digits and '-', starting with a letter",
+        )
+
+
+@rule(
+    cel=Cel(
+        ROOT,
+        f"!(self.metadata.name in {one_of(RESERVED_NAMES)})",
+        "the name is reserved; choose another",
+        ".metadata.name",
+    )
+)
+def name_is_not_reserved(job: Job) -> Iterator[Violation]:
+    if job.metadata.name in RESERVED_NAMES:
+        yield Violation("metadata.name", f'"{job.metadata.name}" is reserved', "choose another name")
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.validation.every) || (has(self.data.validation) && size(self.data.validation) > 0)",
+        "there is no data to validate on; add data.validation, or remove it",
+        ".validation.every",
+    )
+)
 def validation_has_data(job: Job) -> Iterator[Violation]:
     if job.spec.validation.every is not None and not job.spec.data.validation:
         yield Violation("spec.validation.every", "there is no data to validate on", "add data.validation, or remove it")
 
 
-@rule
+@rule(
+    cel=[
+        Cel(
+            at,
+            f"!has(self.{field}) || !self.{field}.matches('^[A-Za-z][A-Za-z0-9+.-]*://') || "
+            f"self.{field}.matches({text(f'^{STATE_PLACES}')})",
+            "state can't be kept there; use pvc://claim/path, s3://bucket/path (3 to 63 of a-z 0-9 - .) or a folder",
+            f".{field}",
+        )
+        for at, field in PLACES_OF_STATE
+    ]
+)
 def locations_have_known_schemes(job: Job) -> Iterator[Violation]:
     places = {"spec.checkpoint.uri": job.spec.checkpoint.uri}
     if job.spec.restore is not None:
@@ -43,7 +101,22 @@ def locations_have_known_schemes(job: Job) -> Iterator[Violation]:
             )
 
 
-@rule
+@rule(
+    cel=[
+        Cel(
+            at,
+            f"!has(self.{field}) || !self.{field}.startsWith('pvc://') || "
+            f"(self.{field}.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/|$)') && "
+            f"!self.{field}.matches('(^|/)[.][.](/|$)'))",
+            "is no place in a volume; write pvc://claim/path, without ..",
+            f".{field}",
+        )
+        for at, field in (
+            *PLACES_OF_STATE,
+            *((at, "source") for at in (MODEL, TRAIN, (*TRAIN, "parts", "[]"), VALIDATION)),
+        )
+    ]
+)
 def volume_locations_name_a_claim(job: Job) -> Iterator[Violation]:
     spec = job.spec
     places: list[tuple[str, str | None]] = [
@@ -62,7 +135,14 @@ def volume_locations_name_a_claim(job: Job) -> Iterator[Violation]:
                 yield Violation(path, "leaves its volume", "write the path without ..")
 
 
-@rule
+@rule(
+    cel=Cel(
+        ("spec", "retry"),
+        "self.backoffSeconds <= self.maxBackoffSeconds",
+        "is more than maxBackoffSeconds; lower it, or raise maxBackoffSeconds",
+        ".backoffSeconds",
+    )
+)
 def backoff_grows(job: Job) -> Iterator[Violation]:
     retry = job.spec.retry
     if retry.backoff_seconds > retry.max_backoff_seconds:
@@ -73,7 +153,17 @@ def backoff_grows(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(
+    cel=[
+        Cel(
+            ("spec", "deadlines"),
+            f"!has(self.runSeconds) || self.{field} <= self.runSeconds",
+            "is more than runSeconds: it never counts; lower it",
+            f".{field}",
+        )
+        for field in ("startSeconds", "progressSeconds")
+    ]
+)
 def parts_of_the_run_fit_its_deadline(job: Job) -> Iterator[Violation]:
     deadlines = job.spec.deadlines
     whole = deadlines.run_seconds
@@ -86,14 +176,3 @@ def parts_of_the_run_fit_its_deadline(job: Job) -> Iterator[Violation]:
                 f"{value} is more than runSeconds = {whole}, so it never counts",
                 f"lower it to at most {whole}",
             )
-
-
-@rule
-def stop_comes_before_the_deadline(job: Job) -> Iterator[Violation]:
-    seconds, whole = job.resolved.stop.seconds, job.spec.deadlines.run_seconds
-    if seconds is not None and whole is not None and seconds >= whole:
-        yield Violation(
-            "spec.stop.seconds",
-            f"{seconds} is not less than deadlines.runSeconds = {whole}, so the job would fail instead of ending",
-            "lower it, or raise deadlines.runSeconds",
-        )

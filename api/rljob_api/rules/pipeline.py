@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rljob_api.rules import cel
+from rljob_api.rules.cel import SPEC, TRAINER, Cel
 from rljob_api.rules.registry import Job, rule
+from rljob_api.spec.pipeline import DEFAULT_GROUPS
 from rljob_api.violations import Violation
 
 
-@rule
+@rule(
+    cel=Cel(
+        SPEC,
+        f"{cel.IS_ASYNC} || {cel.GROUPS} % {cel.MINI} == 0",
+        f"must divide groups ({DEFAULT_GROUPS} unless set); choose a divisor",
+        ".batch.miniBatchGroups",
+    )
+)
 def mini_batches_fill_the_batch(job: Job) -> Iterator[Violation]:
     groups, mini = job.resolved.batch.groups, job.resolved.batch.mini_batch_groups
     if job.resolved.pipeline.mode != "fullyAsync" and groups % mini:
@@ -19,7 +29,14 @@ def mini_batches_fill_the_batch(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(
+    cel=Cel(
+        SPEC,
+        f"!({cel.IS_ASYNC}) || !has(self.batch.groups) || self.batch.groups == {cel.PULL}",
+        "differs from syncEvery x requireBatches x miniBatchGroups; leave it out",
+        ".batch.groups",
+    )
+)
 def async_groups_follow_from_the_pulls(job: Job) -> Iterator[Violation]:
     given, pipeline, batch = job.spec.batch.groups, job.resolved.pipeline, job.resolved.batch
     if pipeline.mode == "fullyAsync" and given is not None and given != batch.groups:
@@ -31,7 +48,21 @@ def async_groups_follow_from_the_pulls(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(
+    cel=Cel(
+        SPEC,
+        cel.brief(
+            "self.trainer",
+            cel.brief(
+                "self.batch",
+                f"{cel.MINI} * {cel.SAMPLES} >= self.trainer.parallelism.replicate * {cel.shards('self.trainer')}",
+                name="b",
+            ),
+        ),
+        "a mini-batch has fewer sequences than there are trainer ranks; raise miniBatchGroups or samplesPerPrompt",
+        ".batch.miniBatchGroups",
+    )
+)
 def every_rank_gets_a_sequence(job: Job) -> Iterator[Violation]:
     batch, ranks = job.resolved.batch, job.resolved.trainer.parallelism.ranks
     sequences = batch.mini_batch_groups * batch.samples_per_prompt
@@ -44,7 +75,17 @@ def every_rank_gets_a_sequence(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(
+    cel=[
+        Cel(
+            ("spec", "pipeline"),
+            f"self.mode == 'fullyAsync' || !has(self.{field})",
+            "has a meaning in mode fullyAsync only; remove it, or set that mode",
+            f".{field}",
+        )
+        for field in ("syncEvery", "requireBatches", "staleness.maxAge", "staleness.fraction", "partialRollout")
+    ]
+)
 def async_settings_belong_to_fully_async(job: Job) -> Iterator[Violation]:
     pipeline = job.spec.pipeline
     if pipeline.mode == "fullyAsync":
@@ -65,7 +106,15 @@ def async_settings_belong_to_fully_async(job: Job) -> Iterator[Violation]:
             )
 
 
-@rule
+@rule(
+    cel=Cel(
+        SPEC,
+        f"!({cel.IS_ASYNC}) || !has(self.pipeline.partialRollout) || self.pipeline.partialRollout == 'none' || "
+        f"{cel.in_force('self.pipeline.staleness.maxAge')} > 0",
+        "a response that goes on under new weights is at least one version old; raise staleness.maxAge",
+        ".pipeline.partialRollout",
+    )
+)
 def partial_rollout_needs_age(job: Job) -> Iterator[Violation]:
     pipeline = job.resolved.pipeline
     if pipeline.partial_rollout != "none" and pipeline.staleness.max_age == 0:
@@ -76,7 +125,14 @@ def partial_rollout_needs_age(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(
+    cel=Cel(
+        ("spec", "pipeline", "staleness"),
+        "!has(self.fraction) || self.fraction == 0.0 || !has(self.maxAge) || self.maxAge > 0",
+        "samples ahead of the trainer are at least one version old; raise maxAge, or remove fraction",
+        ".fraction",
+    )
+)
 def sample_budget_needs_age(job: Job) -> Iterator[Violation]:
     staleness = job.spec.pipeline.staleness
     if staleness.fraction and staleness.max_age == 0:
@@ -87,14 +143,27 @@ def sample_budget_needs_age(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(
+    cel=Cel(
+        ("spec", "stop"),
+        " || ".join(f"has(self.{field})" for field in ("steps", "epochs", "samples", "reward", "seconds")),
+        "names no condition; set steps, epochs, samples, reward or seconds",
+    )
+)
 def training_ends(job: Job) -> Iterator[Violation]:
     stop = job.spec.stop
     if stop is not None and all(value is None for value in dict(stop).values()):
         yield Violation("spec.stop", "names no condition", "set steps, epochs, samples, reward or seconds")
 
 
-@rule
+@rule(
+    cel=Cel(
+        SPEC,
+        f"self.trainer.optimizer.schedule == 'constant' || {cel.STEPS_GIVEN}",
+        "stop.steps is required by a schedule that falls until the last step; set it, or use schedule: constant",
+        ".stop",
+    )
+)
 def schedules_know_the_last_step(job: Job) -> Iterator[Violation]:
     optimizer, stop = job.spec.trainer.optimizer, job.resolved.stop
     if optimizer.schedule != "constant" and stop.steps is None:
@@ -105,7 +174,14 @@ def schedules_know_the_last_step(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(
+    cel=Cel(
+        (*TRAINER, "optimizer"),
+        "self.minLearningRateRatio == 0.0 || self.schedule != 'constant'",
+        "has no meaning with schedule: constant; set cosine or linear, or remove it",
+        ".minLearningRateRatio",
+    )
+)
 def least_rate_belongs_to_a_falling_schedule(job: Job) -> Iterator[Violation]:
     optimizer = job.spec.trainer.optimizer
     if optimizer.min_learning_rate_ratio and optimizer.schedule == "constant":
@@ -116,7 +192,15 @@ def least_rate_belongs_to_a_falling_schedule(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(
+    cel=Cel(
+        SPEC,
+        f"!{cel.STEPS_GIVEN} || self.trainer.optimizer.warmupSteps == 0 || "
+        "self.trainer.optimizer.warmupSteps < self.stop.steps",
+        "the warm-up does not end before stop.steps; lower it, or raise stop.steps",
+        ".trainer.optimizer.warmupSteps",
+    )
+)
 def warmup_ends_before_training(job: Job) -> Iterator[Violation]:
     warmup, steps = job.spec.trainer.optimizer.warmup_steps, job.resolved.stop.steps
     if steps is not None and warmup >= steps and warmup > 0:
@@ -127,7 +211,16 @@ def warmup_ends_before_training(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(
+    cel=Cel(
+        SPEC,
+        f"!{cel.STEPS_GIVEN} || !has(self.algorithm.critic) || !has(self.algorithm.critic.warmupSteps) || "
+        f"!{cel.estimator_in('self.algorithm', cel.WITH_CRITIC)} || "
+        "self.algorithm.critic.warmupSteps < self.stop.steps",
+        "in all steps only the critic would learn; lower it, or raise stop.steps",
+        ".algorithm.critic.warmupSteps",
+    )
+)
 def critic_warmup_ends_before_training(job: Job) -> Iterator[Violation]:
     critic, steps = job.resolved.algorithm.critic, job.resolved.stop.steps
     if critic is not None and steps is not None and critic.warmup_steps >= steps:
@@ -135,4 +228,23 @@ def critic_warmup_ends_before_training(job: Job) -> Iterator[Violation]:
             "spec.algorithm.critic.warmupSteps",
             f"in all {steps} steps only the critic would learn (stop.steps = {steps})",
             "lower it, or raise stop.steps",
+        )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.stop) || !has(self.stop.seconds) || !has(self.deadlines.runSeconds) || "
+        "self.stop.seconds < self.deadlines.runSeconds",
+        "must be less than deadlines.runSeconds, or the job fails instead of ending; lower it",
+        ".stop.seconds",
+    )
+)
+def stop_comes_before_the_deadline(job: Job) -> Iterator[Violation]:
+    seconds, whole = job.resolved.stop.seconds, job.spec.deadlines.run_seconds
+    if seconds is not None and whole is not None and seconds >= whole:
+        yield Violation(
+            "spec.stop.seconds",
+            f"{seconds} is not less than deadlines.runSeconds = {whole}, so the job would fail instead of ending",
+            "lower it, or raise deadlines.runSeconds",
         )

@@ -4,15 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rljob_api.pod_template.paths import descending
-from rljob_api.rules.data import exactly_one
-from rljob_api.rules.registry import Job, rule
+from rljob_api.pod_template.paths import LEAVES, descending
+from rljob_api.rules import cel
+from rljob_api.rules.cel import PODS, SPEC, Cel, text
+from rljob_api.rules.registry import Job, exactly_one, rule
 from rljob_api.violations import Violation
 
+CODE = ("spec", "code", "[]")
 RESERVED_DOMAINS = ("rljob.dev", "ray.io", "kueue.x-k8s.io")
+_DOMAINS = "|".join(domain.replace(".", r"\.") for domain in RESERVED_DOMAINS)
+_IN_RESERVED_DOMAIN = text(rf"^([^/]*\.)?({_DOMAINS})/")
 
 
-@rule
+@rule(
+    cel=[
+        *(
+            Cel(
+                (*pod, "env", "[]"),
+                "!has(self.value) || !has(self.valueFrom)",
+                "has value and valueFrom, of which only one can be; keep one of them",
+            )
+            for pod in PODS
+        ),
+        *(
+            Cel(
+                (*pod, "env", "[]", "valueFrom"),
+                cel.exactly_one("self.secretKeyRef", "self.configMapKeyRef", "self.fieldRef"),
+                "needs exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+            )
+            for pod in PODS
+        ),
+    ]
+)
 def variables_have_one_value(job: Job) -> Iterator[Violation]:
     for path, pod in job.pods:
         for index, entry in enumerate(pod.env):
@@ -31,29 +54,41 @@ def _repeated(path: str, names: list[str]) -> Iterator[Violation]:
             yield Violation(f"{path}[{index}]", f'"{name}" is there twice', "keep one of them")
 
 
-@rule
+@rule(not_in_cel="the list is a map by name: the API server itself refuses duplicates")
 def variables_differ(job: Job) -> Iterator[Violation]:
     for path, pod in job.pods:
         yield from _repeated(f"{path}.env", [entry.name for entry in pod.env])
 
 
-@rule
+@rule(not_in_cel="the list is a map by name: the API server itself refuses duplicates")
 def pull_secrets_differ(job: Job) -> Iterator[Violation]:
     for path, pod in job.pods:
         yield from _repeated(f"{path}.imagePullSecrets", [entry.name for entry in pod.image_pull_secrets])
 
 
-@rule
-def variables_are_set_in_one_place(job: Job) -> Iterator[Violation]:
-    for pool, settings in (("rollout", job.spec.rollout), ("trainer", job.spec.trainer)):
-        for index, entry in enumerate(settings.pod.env):
-            if entry.name in settings.env:
-                yield Violation(
-                    f"spec.{pool}.pod.env[{index}].name", f"is set in spec.{pool}.env too", "keep one of them"
-                )
-
-
-@rule
+@rule(
+    cel=[
+        Cel((*pod, "tolerations", "[]"), expression, message, field)
+        for pod in PODS
+        for expression, message, field in (
+            (
+                "self.operator != 'Exists' || !has(self.value) || self.value == ''",
+                "has no meaning with operator Exists; remove it",
+                ".value",
+            ),
+            (
+                "self.operator != 'Equal' || (has(self.key) && self.key != '')",
+                "is required by operator Equal; add it, or use operator: Exists",
+                ".key",
+            ),
+            (
+                "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+                "has a meaning for effect NoExecute only; set that",
+                ".tolerationSeconds",
+            ),
+        )
+    ]
+)
 def tolerations_are_complete(job: Job) -> Iterator[Violation]:
     for path, pod in job.pods:
         for index, toleration in enumerate(pod.tolerations):
@@ -68,7 +103,18 @@ def tolerations_are_complete(job: Job) -> Iterator[Violation]:
                 )
 
 
-@rule
+@rule(
+    cel=[
+        Cel(
+            pod,
+            f"!has(self.resources.{kind}) || !(self.gpuResource in self.resources.{kind})",
+            "gpusPerReplica counts GPUs (the head uses none); remove them here",
+            f".resources.{kind}",
+        )
+        for pod in PODS
+        for kind in ("requests", "limits")
+    ]
+)
 def gpus_are_counted_once(job: Job) -> Iterator[Violation]:
     for path, pod in job.pods:
         for kind, resources in (("requests", pod.resources.requests), ("limits", pod.resources.limits)):
@@ -85,7 +131,18 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 
 
-@rule
+@rule(
+    cel=[
+        Cel(
+            pod,
+            f"!has(self.{kind}) || self.{kind}.all(k, !k.matches({_IN_RESERVED_DOMAIN}))",
+            f"the domains {', '.join(RESERVED_DOMAINS)} are reserved; use a domain of your own",
+            f".{kind}",
+        )
+        for pod in PODS
+        for kind in ("labels", "annotations")
+    ]
+)
 def own_labels_have_own_domains(job: Job) -> Iterator[Violation]:
     for path, pod in job.pods:
         yield from names_in_reserved_domains(f"{path}.labels", pod.labels)
@@ -106,7 +163,17 @@ def is_reserved(name: str) -> bool:
     return bool(slash) and any(domain == taken or domain.endswith("." + taken) for taken in RESERVED_DOMAINS)
 
 
-@rule
+@rule(
+    cel=[
+        Cel(
+            SPEC,
+            f"has(self.queueName) || !has(self.{'.'.join(pod[1:])}.topology)",
+            "is Kueue's, but the job has no queue; set spec.queueName, or use affinity",
+            f".{'.'.join(pod[1:])}.topology",
+        )
+        for pod in PODS
+    ]
+)
 def topology_needs_a_queue(job: Job) -> Iterator[Violation]:
     for path, pod in job.pods:
         if pod.topology is not None and job.spec.queue_name is None:
@@ -115,7 +182,7 @@ def topology_needs_a_queue(job: Job) -> Iterator[Violation]:
             )
 
 
-@rule
+@rule(not_in_cel="rules see no labels of the object itself")
 def labels_of_kueue_are_understood(job: Job) -> Iterator[Violation]:
     """Kueue's own integrations read labels of a job; what isn't passed on would be dropped without a word."""
     queue = job.spec.queue_name
@@ -130,7 +197,12 @@ def labels_of_kueue_are_understood(job: Job) -> Iterator[Violation]:
             yield Violation(path, f"names the queue {value}, but {said}", f"set spec.queueName: {value}, or remove it")
 
 
-@rule
+@rule(
+    cel=[
+        Cel(CODE, "has(self.configMap) != has(self.pvc)", "needs exactly one of configMap and pvc"),
+        Cel(CODE, "!has(self.path) || has(self.pvc)", "has a meaning for pvc only; remove it", ".path"),
+    ]
+)
 def code_has_one_origin(job: Job) -> Iterator[Violation]:
     for index, code in enumerate(job.spec.code):
         path = f"spec.code[{index}]"
@@ -139,13 +211,22 @@ def code_has_one_origin(job: Job) -> Iterator[Violation]:
             yield Violation(f"{path}.path", "has a meaning for pvc only", "remove it")
 
 
-@rule
+@rule(
+    cel=Cel(CODE, f"!has(self.path) || !self.path.matches({text(LEAVES)})", "must be relative and without ..", ".path")
+)
 def code_stays_in_its_volume(job: Job) -> Iterator[Violation]:
     for index, code in enumerate(job.spec.code):
         yield from descending(f"spec.code[{index}].path", code.path or "")
 
 
-@rule
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.code) || self.code.all(c, self.code.filter(d, d == c).size() == 1)",
+        "the same is there twice; keep one of them",
+        ".code",
+    )
+)
 def code_is_mounted_once(job: Job) -> Iterator[Violation]:
     seen = set()
     for index, code in enumerate(job.spec.code):

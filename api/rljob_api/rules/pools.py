@@ -6,13 +6,24 @@ from collections.abc import Iterator
 
 from rljob_api.engine_args import ENGINE_ARGS, SET_BY_RLJOB
 from rljob_api.problems import did_you_mean
+from rljob_api.rules import cel
+from rljob_api.rules.cel import PODS, SPEC, TRAINER, Cel, one_of
 from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
 
 RESERVED_ENV = ("RAY_", "RLJOB_", "KUBERAY_", "MASTER_", "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+_POOLED = "colocated engines take the trainer's devices and have no pool of their own; remove it"
 
 
-@rule
+@rule(
+    cel=[
+        *(
+            Cel(SPEC, f"!{cel.IS_COLOCATED} || !has(self.rollout.{field})", _POOLED, f".rollout.{field}")
+            for field in ("replicas", "minReplicas", "maxReplicas")
+        ),
+        Cel(SPEC, f"!{cel.IS_COLOCATED} || self.rollout.gpusPerReplica == 0", _POOLED, ".rollout.gpusPerReplica"),
+    ]
+)
 def colocated_engines_are_sized_by_the_trainer(job: Job) -> Iterator[Violation]:
     rollout = job.spec.rollout
     if job.resolved.placement != "colocated":
@@ -32,7 +43,14 @@ def colocated_engines_are_sized_by_the_trainer(job: Job) -> Iterator[Violation]:
             )
 
 
-@rule
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.placement) || self.placement != 'colocated' || self.pipeline.mode == 'sync'",
+        "colocated engines and trainer take turns, which only mode sync does; set placement: separate",
+        ".placement",
+    )
+)
 def colocated_engines_need_turns(job: Job) -> Iterator[Violation]:
     if job.spec.placement == "colocated" and job.spec.pipeline.mode != "sync":
         yield Violation(
@@ -42,7 +60,15 @@ def colocated_engines_need_turns(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(
+    cel=Cel(
+        SPEC,
+        f"!{cel.IS_COLOCATED} || self.trainer.gpusPerReplica == 0 || "
+        f"{cel.ranks('self.trainer')} % self.rollout.parallelism.tensor == 0",
+        "parallelism.tensor must divide the trainer's GPUs; choose a divisor",
+        ".rollout.parallelism",
+    )
+)
 def colocated_engines_fill_the_ranks(job: Job) -> Iterator[Violation]:
     size, ranks = job.spec.rollout.parallelism.tensor, job.resolved.trainer.ranks
     if job.resolved.placement == "colocated" and job.spec.trainer.gpus_per_replica and ranks % size:
@@ -53,7 +79,42 @@ def colocated_engines_fill_the_ranks(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(
+    cel=Cel(
+        SPEC,
+        f"{cel.IS_COLOCATED} || self.rollout.gpusPerReplica == 0 || "
+        "self.rollout.gpusPerReplica == self.rollout.parallelism.tensor",
+        "parallelism.tensor must equal gpusPerReplica; change one of them",
+        ".rollout.parallelism",
+    )
+)
+def engine_parallelism_fits_its_gpus(job: Job) -> Iterator[Violation]:
+    rollout = job.spec.rollout
+    size = rollout.parallelism.tensor
+    if job.resolved.placement == "separate" and rollout.gpus_per_replica and size != rollout.gpus_per_replica:
+        yield Violation(
+            "spec.rollout.parallelism",
+            f"tensor = {size} needs {size} GPUs, but rollout.gpusPerReplica is {rollout.gpus_per_replica}",
+            f"set gpusPerReplica: {size}, or change parallelism",
+        )
+
+
+@rule(
+    cel=[
+        Cel(
+            SPEC,
+            f"{cel.IS_COLOCATED} || !has(self.rollout.minReplicas) || self.rollout.minReplicas <= {cel.REPLICAS}",
+            "is more than replicas; lower it, or raise replicas",
+            ".rollout.minReplicas",
+        ),
+        Cel(
+            SPEC,
+            f"{cel.IS_COLOCATED} || !has(self.rollout.maxReplicas) || self.rollout.maxReplicas >= {cel.REPLICAS}",
+            "is less than replicas; raise it, or lower replicas",
+            ".rollout.maxReplicas",
+        ),
+    ]
+)
 def replicas_lie_between_least_and_most(job: Job) -> Iterator[Violation]:
     rollout = job.resolved.rollout
     if job.resolved.placement != "separate":
@@ -72,19 +133,14 @@ def replicas_lie_between_least_and_most(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
-def engine_parallelism_fits_its_gpus(job: Job) -> Iterator[Violation]:
-    rollout = job.spec.rollout
-    size = rollout.parallelism.tensor
-    if job.resolved.placement == "separate" and rollout.gpus_per_replica and size != rollout.gpus_per_replica:
-        yield Violation(
-            "spec.rollout.parallelism",
-            f"tensor = {size} needs {size} GPUs, but rollout.gpusPerReplica is {rollout.gpus_per_replica}",
-            f"set gpusPerReplica: {size}, or change parallelism",
-        )
-
-
-@rule
+@rule(
+    cel=Cel(
+        ("spec", "rollout"),
+        "self.engine != 'torch' || self.parallelism.tensor == 1",
+        "the torch engine runs on one device; set it to 1, or use engine: vllm",
+        ".parallelism.tensor",
+    )
+)
 def torch_engine_runs_on_one_device(job: Job) -> Iterator[Violation]:
     rollout = job.spec.rollout
     if rollout.engine == "torch" and rollout.parallelism.tensor > 1:
@@ -95,13 +151,13 @@ def torch_engine_runs_on_one_device(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(not_in_cel="the content of engineArgs is hidden from CEL")
 def engine_args_are_for_vllm(job: Job) -> Iterator[Violation]:
     if job.spec.rollout.engine == "torch" and job.spec.rollout.engine_args:
         yield Violation("spec.rollout.engineArgs", "the torch engine takes none", "remove them, or use engine: vllm")
 
 
-@rule
+@rule(not_in_cel="the content of engineArgs is hidden from CEL")
 def engine_args_exist(job: Job) -> Iterator[Violation]:
     for name in job.spec.rollout.engine_args:
         if name in ENGINE_ARGS or name in SET_BY_RLJOB:
@@ -114,7 +170,7 @@ def engine_args_exist(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+@rule(not_in_cel="the content of engineArgs is hidden from CEL")
 def engine_args_leave_ours_alone(job: Job) -> Iterator[Violation]:
     for name in job.spec.rollout.engine_args:
         if name in SET_BY_RLJOB:
@@ -123,7 +179,17 @@ def engine_args_leave_ours_alone(job: Job) -> Iterator[Violation]:
             )
 
 
-@rule
+@rule(
+    cel=[
+        Cel(
+            ("spec", "rollout", "sampling"),
+            f"self.{field} == {value}",
+            f"training on a cut distribution needs its renormalisation; leave it at {value}",
+            f".{field}",
+        )
+        for field, value in (("topP", "1.0"), ("topK", "0"))
+    ]
+)
 def training_samples_from_the_whole_distribution(job: Job) -> Iterator[Violation]:
     sampling = job.spec.rollout.sampling
     reason = "training on a cut distribution needs its renormalisation, or the ratios are wrong"
@@ -133,7 +199,14 @@ def training_samples_from_the_whole_distribution(job: Job) -> Iterator[Violation
         yield Violation("spec.rollout.sampling.topK", reason, "leave it at 0 (validation sets may use their own)")
 
 
-@rule
+@rule(
+    cel=Cel(
+        TRAINER,
+        f"self.parallelism.replicate * {cel.shards('self')} == {cel.ranks('self')}",
+        "replicate x shard must equal the ranks (replicas x gpusPerReplica); shard may be left out",
+        ".parallelism",
+    )
+)
 def trainer_parallelism_fits_its_ranks(job: Job) -> Iterator[Violation]:
     trainer, ways = job.resolved.trainer, job.resolved.trainer.parallelism
     if ways.ranks != trainer.ranks:
@@ -145,7 +218,30 @@ def trainer_parallelism_fits_its_ranks(job: Job) -> Iterator[Violation]:
         )
 
 
-@rule
+def _free_name(name: str) -> str:
+    """CEL: whether a variable of that name may be set."""
+    prefixes = [taken for taken in RESERVED_ENV if taken.endswith("_")]
+    whole = [taken for taken in RESERVED_ENV if not taken.endswith("_")]
+    return f"!({name} in {one_of(whole)}) && {one_of(prefixes)}.all(p, !{name}.startsWith(p))"
+
+
+@rule(
+    cel=[
+        *(
+            Cel(
+                ("spec", pool),
+                f"!has(self.env) || self.env.all(k, {_free_name('k')})",
+                "a variable is set by rljob or Ray themselves; remove it",
+                ".env",
+            )
+            for pool in ("rollout", "trainer")
+        ),
+        *(
+            Cel((*pod, "env", "[]"), _free_name("self.name"), "is set by rljob or Ray themselves; remove it", ".name")
+            for pod in PODS
+        ),
+    ]
+)
 def environment_leaves_ours_alone(job: Job) -> Iterator[Violation]:
     spec = job.spec
     names = [(f"spec.rollout.env.{name}", name) for name in spec.rollout.env]
@@ -160,3 +256,23 @@ def reserved_variable(path: str, name: str) -> Iterator[Violation]:
     """What is wrong with setting a variable of that name, if anything."""
     if any(name == taken or (taken.endswith("_") and name.startswith(taken)) for taken in RESERVED_ENV):
         yield Violation(path, f"{name} is set by rljob or Ray themselves", "remove it")
+
+
+@rule(
+    cel=[
+        Cel(
+            ("spec", pool),
+            "!has(self.env) || !has(self.pod.env) || self.pod.env.all(e, !(e.name in self.env))",
+            f"a variable is set in spec.{pool}.env too; keep one of them",
+            ".pod.env",
+        )
+        for pool in ("rollout", "trainer")
+    ]
+)
+def variables_are_set_in_one_place(job: Job) -> Iterator[Violation]:
+    for pool, settings in (("rollout", job.spec.rollout), ("trainer", job.spec.trainer)):
+        for index, entry in enumerate(settings.pod.env):
+            if entry.name in settings.env:
+                yield Violation(
+                    f"spec.{pool}.pod.env[{index}].name", f"is set in spec.{pool}.env too", "keep one of them"
+                )

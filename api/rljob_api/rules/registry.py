@@ -1,11 +1,10 @@
-"""What a rule is: one sentence about several fields of a valid-looking job, and the violations it finds.
-
-A rule sees the job as written and the job as resolved, because presets and defaults count too. Rules know no files.
+"""What a rule is, and what it sees of a job: the job as written and as resolved, because presets and defaults count
+too. Rules know no files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +12,7 @@ from rljob_api.method import EstimatorMethod, PolicyLossMethod
 from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.resolution import resolve
 from rljob_api.resolved import ResolvedSpec
+from rljob_api.rules.cel import Cel
 from rljob_api.spec.data import TrainPart
 from rljob_api.spec.job import Metadata, RLJob, Spec
 from rljob_api.spec.pod import Pod
@@ -31,12 +31,12 @@ class Job:
 
     @property
     def spec(self) -> Spec:
-        """As written."""
+        """The spec as it is written."""
         return self.job.spec
 
     @cached_property
     def resolved(self) -> ResolvedSpec:
-        """With presets and defaults filled in."""
+        """The spec with presets and defaults filled in."""
         return resolve(self.job).spec
 
     @property
@@ -66,19 +66,41 @@ class Job:
         return [("spec.data.train", train.sources[0])]
 
 
-Rule = Callable[[Job], Iterator[Violation]]
-RULES: dict[str, Rule] = {}
+Predicate = Callable[[Job], Iterator[Violation]]
 
 
-def rule(function: Rule) -> Rule:
-    """Registers a rule under its function's name."""
-    if function.__name__ in RULES:
-        raise ValueError(f"there are two rules called {function.__name__}")
-    RULES[function.__name__] = function
-    return function
+@dataclass(frozen=True)
+class JobRule:
+    """One rule as both judges know it; called, it yields the violations that it finds in a job."""
+
+    name: str
+    predicate: Predicate
+    cel: tuple[Cel, ...]
+    """What the API server checks, which is the same rule, at each place where it applies."""
+    not_in_cel: str
+    """Why CEL says nothing of it or, where ``cel`` has entries, not all of it; empty: CEL says all of it."""
+
+    def __call__(self, job: Job) -> Iterator[Violation]:
+        return self.predicate(job)
 
 
-def broken(job: RLJob) -> list[Violation]:
-    """Every violation of every rule, in the order of the rules."""
-    seen = Job(job)
-    return [violation for check in RULES.values() for violation in check(seen)]
+def rule(*, cel: Cel | Iterable[Cel] = (), not_in_cel: str = "") -> Callable[[Predicate], JobRule]:
+    """Makes a predicate the rule of its name. A rule without CEL has to say why."""
+
+    def made(predicate: Predicate) -> JobRule:
+        entries = (cel,) if isinstance(cel, Cel) else tuple(cel)
+        if not entries and not not_in_cel:
+            raise ValueError(f"the rule {predicate.__name__} has neither CEL nor a reason why not")
+        return JobRule(predicate.__name__, predicate, entries, not_in_cel)
+
+    return made
+
+
+def exactly_one(path: str, names: Sequence[str], given: Sequence[object]) -> Iterator[Violation]:
+    """A violation unless exactly one of several fields is there."""
+    present = [name for name, value in zip(names, given, strict=True) if value]
+    listed = " and ".join(names) if len(names) == 2 else ", ".join(names)
+    if not present:
+        yield Violation(path, f"needs one of {listed}", f"add {names[0]}, or another of them")
+    elif len(present) > 1:
+        yield Violation(path, f"has {' and '.join(present)}, of which only one can be", f"keep one of {listed}")

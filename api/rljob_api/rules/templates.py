@@ -47,7 +47,7 @@ IN_CONTAINER = (
 
 
 @dataclass(frozen=True)
-class Template:
+class PodTemplate:
     """A template as far as it has the right shape; ``templates_are_well_formed`` names the rest."""
 
     path: str
@@ -63,7 +63,7 @@ class Template:
 
     @property
     def volumes(self) -> list[tuple[str, dict[str, Any]]]:
-        """With their paths, as all that follows."""
+        """The template's volumes, each with its path in the job file."""
         return maps_in(f"{self.path}.spec.volumes", self.spec.get("volumes"))
 
     @property
@@ -87,11 +87,11 @@ def maps_in(path: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
     return [(f"{path}[{index}]", item) for index, item in enumerate(items) if isinstance(item, dict)]
 
 
-def templates(job: Job) -> list[Template]:
-    return [Template(f"{path}.template", pod) for path, pod in job.pods]
+def templates(job: Job) -> list[PodTemplate]:
+    return [PodTemplate(f"{path}.template", pod) for path, pod in job.pods]
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def templates_are_well_formed(job: Job) -> Iterator[Violation]:
     # What has another shape would take the place of ours, or be left out without a word, or end the operator's look.
     for template in templates(job):
@@ -143,7 +143,7 @@ def _not_keyed(path: str, items: list[Any], key: str) -> Iterator[Violation]:
             seen.add(value)
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def templates_leave_ray_alone(job: Job) -> Iterator[Violation]:
     for template in templates(job):
         for name, (problem, remedy) in IN_POD.items():
@@ -155,7 +155,7 @@ def templates_leave_ray_alone(job: Job) -> Iterator[Violation]:
                     yield Violation(f"{path}.{name}", *OURS)
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def template_variables_leave_ours_alone(job: Job) -> Iterator[Violation]:
     for template in templates(job):
         for where, container in template.ray:
@@ -170,7 +170,7 @@ def template_variables_leave_ours_alone(job: Job) -> Iterator[Violation]:
                     )
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def template_labels_have_own_domains(job: Job) -> Iterator[Violation]:
     for template in templates(job):
         for kind in METADATA:
@@ -178,7 +178,7 @@ def template_labels_have_own_domains(job: Job) -> Iterator[Violation]:
             yield from names_in_reserved_domains(f"{template.path}.metadata.{kind}", names)
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def template_gpus_are_counted_once(job: Job) -> Iterator[Violation]:
     for template in templates(job):
         name = template.pod.gpu_resource

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from rljob_api.cluster import CODE_FOLDER, STORAGE_FOLDER
+from rljob_api.rules.cel import PODS, Cel, among, one_of, text
 from rljob_api.rules.registry import Job, rule
 from rljob_api.rules.templates import as_map, maps_in, templates
 from rljob_api.violations import Violation
@@ -15,8 +16,10 @@ RESERVED_MOUNTS = (
     # spec.code, pvc:// locations, and what /var/run/secrets is in most images.
     *(CODE_FOLDER, STORAGE_FOLDER, "/run/secrets"),
 )
+
+
 NOT_PLAIN = r"^[^/]|^/?$|//|/\.\.?(/|$)"
-"""Occurs in paths that are not absolute, are the root, or have empty, `.` or `..` parts: /dev/./shm is /dev/shm too."""
+"""Finds paths that are not absolute, are the root, or have empty, `.` or `..` parts: /dev/./shm is /dev/shm too."""
 RESERVED_VOLUMES = ("shared-mem", "ray-logs")
 OWN_VOLUMES = "rljob-"
 """What the names of our volumes begin with."""
@@ -24,7 +27,17 @@ API_SIGNER = "kubernetes.io/kube-apiserver-client-pod"
 """The signer of certificates by which a pod is known to the API server."""
 
 
-@rule
+@rule(
+    cel=[
+        Cel(
+            (*pod, "volumes", "[]"),
+            f"!self.name.startsWith({text(OWN_VOLUMES)}) && !({among('self.name', RESERVED_VOLUMES)})",
+            "is a name that rljob uses; choose another",
+            ".name",
+        )
+        for pod in PODS
+    ]
+)
 def volumes_have_names(job: Job) -> Iterator[Violation]:
     for path, pod in job.pods:
         seen: set[str] = set()
@@ -39,7 +52,7 @@ def volumes_have_names(job: Job) -> Iterator[Violation]:
             seen.add(str(name))
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def template_volumes_have_own_names(job: Job) -> Iterator[Violation]:
     for template in templates(job):
         for path, volume in template.volumes:
@@ -52,7 +65,7 @@ def _reserved_name(path: str, name: str) -> Iterator[Violation]:
         yield Violation(path, f'"{name}" is a name that rljob uses', "choose another")
 
 
-@rule
+@rule(not_in_cel="the content of volumes is hidden from CEL")
 def volumes_hold_no_credentials(job: Job) -> Iterator[Violation]:
     # A job's code is anybody's. Whatever a Secret holds is the author's to know, who may read it anyway.
     for template, (where, pod) in zip(templates(job), job.pods, strict=True):
@@ -73,7 +86,7 @@ def volumes_hold_no_credentials(job: Job) -> Iterator[Violation]:
                     )
 
 
-@rule
+@rule(not_in_cel="the content of volumes is hidden from CEL")
 def mounts_have_volumes(job: Job) -> Iterator[Violation]:
     for template, (path, pod) in zip(templates(job), job.pods, strict=True):
         volumes = [*pod.volumes, *(volume for _, volume in template.volumes)]
@@ -87,7 +100,30 @@ def mounts_have_volumes(job: Job) -> Iterator[Violation]:
                 )
 
 
-@rule
+@rule(
+    cel=[
+        *(
+            Cel(
+                (*pod, "volumeMounts", "[]"),
+                f"{one_of(RESERVED_MOUNTS)}.all(p, self.mountPath != p && !self.mountPath.startsWith(p + '/'))",
+                "is used by rljob or Ray themselves; use another path (for /dev/shm: pod.sharedMemory)",
+                ".mountPath",
+            )
+            for pod in PODS
+        ),
+        *(
+            Cel(
+                pod,
+                # Equal paths are refused as equal keys of the list; comparing paths takes most of what CEL may cost.
+                "!has(self.volumeMounts) || !self.volumeMounts.exists(m, "
+                "m.mountPath.endsWith('/') && self.volumeMounts.exists(n, n.mountPath + '/' == m.mountPath))",
+                "two volumes are mounted at the same path; use another path",
+                ".volumeMounts",
+            )
+            for pod in PODS
+        ),
+    ]
+)
 def mount_paths_are_free(job: Job) -> Iterator[Violation]:
     for path, pod in job.pods:
         seen: set[str] = set()
@@ -102,20 +138,30 @@ def mount_paths_are_free(job: Job) -> Iterator[Violation]:
             seen.add(target)
 
 
-@rule
+@rule(
+    cel=[
+        Cel(
+            (*pod, "volumeMounts", "[]"),
+            f"!self.mountPath.matches({text(NOT_PLAIN)})",
+            "is no plain absolute path; write it without empty, . and .. parts",
+            ".mountPath",
+        )
+        for pod in PODS
+    ]
+)
 def mount_paths_are_plain(job: Job) -> Iterator[Violation]:
     for path, pod in job.pods:
         for index, mount in enumerate(pod.volume_mounts):
             yield from _not_plain(f"{path}.volumeMounts[{index}].mountPath", mount.mount_path)
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def template_mount_paths_are_plain(job: Job) -> Iterator[Violation]:
     for path, mount_path in _template_paths(job):
         yield from _not_plain(path, mount_path)
 
 
-@rule
+@rule(not_in_cel="the content of the template is hidden from CEL")
 def template_mounts_leave_ours_alone(job: Job) -> Iterator[Violation]:
     for path, mount_path in _template_paths(job):
         yield from _reserved_path(path, mount_path)

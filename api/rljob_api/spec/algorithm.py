@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.methods import Estimator, PolicyLossType
-from rljob_api.spec.base import Listed, SpecModel
+from rljob_api.spec.base import Fallback, Listed, SpecModel
 
 Preset = Literal[
     "ppo",
@@ -77,7 +77,7 @@ class Advantage(SpecModel):
     epsilon: float | None = Field(default=None, gt=0, le=1, description="Added to a divisor so that it is not 0.")
 
 
-class PolicyLoss(SpecModel):
+class PolicyLossSpec(SpecModel):
     """The loss of the policy. rho is the ratio of current to old probability of a token."""
 
     type: PolicyLossType | None = Field(default=None, description="The loss. Default: the preset's.")
@@ -136,15 +136,15 @@ class PolicyLoss(SpecModel):
 class KlInLoss(SpecModel):
     """A KL term to the reference model in the loss."""
 
-    kind: KlLossKind | None = Field(
+    kind: Annotated[KlLossKind | None, Fallback("k3")] = Field(
         default=None,
         description="Estimator of the KL. ...Straight: value of the kind, gradient of k2. "
-        "full: exact over the vocabulary. Default: k3.",
+        "full: exact over the vocabulary.",
     )
     coefficient: float | None = Field(default=None, ge=0, le=1000, description="Its weight. 0 turns it off.")
 
 
-class KlController(SpecModel):
+class KlControllerSpec(SpecModel):
     """Whether the coefficient stays or follows a target."""
 
     type: Literal["fixed", "adaptive"] = Field(
@@ -162,11 +162,11 @@ class KlController(SpecModel):
 class KlInReward(SpecModel):
     """A KL term to the reference model, subtracted from the reward token by token."""
 
-    kind: KlRewardKind | None = Field(default=None, description="Estimator of the KL. Default: k1.")
+    kind: Annotated[KlRewardKind | None, Fallback("k1")] = Field(default=None, description="Estimator of the KL.")
     coefficient: float | None = Field(
         default=None, ge=0, le=1000, description="Its weight; the start value when adaptive. 0 turns it off."
     )
-    controller: KlController | None = Field(default=None, description="Default: fixed.")
+    controller: KlControllerSpec | None = Field(default=None, description="Default: fixed.")
 
 
 class Kl(SpecModel):
@@ -176,18 +176,20 @@ class Kl(SpecModel):
     in_reward: KlInReward | None = Field(default=None, description="KL term in the reward.")
 
 
-class Critic(SpecModel):
+class CriticSpec(SpecModel):
     """The value model (estimator gae only). It starts as a copy of the model with a value head."""
 
-    learning_rate: float | None = Field(default=None, gt=0, le=1, description="Peak learning rate. Default: 1e-5.")
-    value_clip: float | None = Field(
+    learning_rate: Annotated[float | None, Fallback(1e-5)] = Field(
+        default=None, gt=0, le=1, description="Peak learning rate."
+    )
+    value_clip: Annotated[float | None, Fallback(0.5)] = Field(
         default=None,
         ge=0,
         le=1000000,
-        description="Values are kept this close to those at sampling time in the loss. 0 turns it off. Default: 0.5.",
+        description="Values are kept this close to those at sampling time in the loss. 0 turns it off.",
     )
-    warmup_steps: int | None = Field(
-        default=None, ge=0, le=1000000, description="First steps in which only the critic learns. Default: 0."
+    warmup_steps: Annotated[int | None, Fallback(0)] = Field(
+        default=None, ge=0, le=1000000, description="First steps in which only the critic learns."
     )
     weight_decay: float | None = Field(
         default=None, ge=0, le=1, description="Default: as trainer.optimizer.weightDecay."
@@ -200,15 +202,15 @@ class Critic(SpecModel):
 class Truncated(SpecModel):
     """Responses that were cut at maxResponseTokens."""
 
-    reward: Literal["keep", "replace"] | None = Field(
-        default=None, description="keep their score, or replace it by replacement. Default: keep."
+    reward: Annotated[Literal["keep", "replace"] | None, Fallback("keep")] = Field(
+        default=None, description="keep their score, or replace it by replacement."
     )
-    replacement: float | None = Field(
-        default=None, ge=-1000000, le=1000000, description="The score that reward: replace gives. Default: 0."
+    replacement: Annotated[float | None, Fallback(0.0)] = Field(
+        default=None, ge=-1000000, le=1000000, description="The score that reward: replace gives."
     )
-    mask: bool | None = Field(default=None, description="Leave them out of the loss. Default: false.")
-    bootstrap: bool | None = Field(
-        default=None, description="gae: continue with the critic's value after the last token. Default: false."
+    mask: Annotated[bool | None, Fallback(False)] = Field(default=None, description="Leave them out of the loss.")
+    bootstrap: Annotated[bool | None, Fallback(False)] = Field(
+        default=None, description="gae: continue with the critic's value after the last token."
     )
 
 
@@ -233,7 +235,7 @@ class CorrectionWeights(SpecModel):
     )
 
 
-class Rejection(SpecModel):
+class RejectionSpec(SpecModel):
     """Leaves out tokens or sequences in which engine and trainer disagree too much."""
 
     statistic: Literal["k1", "k2", "k3"] = Field(
@@ -282,7 +284,7 @@ class RolloutCorrection(SpecModel):
         "(arXiv 2512.06547).",
     )
     weights: CorrectionWeights | None = Field(default=None, description="Importance weights. Default: none.")
-    rejection: Annotated[Listed[Rejection], Field(max_length=8)] = Field(
+    rejection: Annotated[Listed[RejectionSpec], Field(max_length=8)] = Field(
         default=(), description="What is left out; several apply together."
     )
     veto: float | None = Field(
@@ -291,7 +293,7 @@ class RolloutCorrection(SpecModel):
     limits: MismatchLimits | None = Field(default=None, description="Bounds of the mismatch. Default: none.")
 
 
-class EntropyTarget(SpecModel):
+class EntropyTargetSpec(SpecModel):
     """Moves the entropy coefficient after every step to hold the policy's entropy."""
 
     target: float = Field(ge=0, le=100, description="Nats per token.")
@@ -312,15 +314,15 @@ class Resampling(SpecModel):
 class GroupFilter(SpecModel):
     """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2)."""
 
-    drop_uniform: bool | None = Field(
+    drop_uniform: Annotated[bool | None, Fallback(False)] = Field(
         default=None,
-        description="Replace groups whose samples all have the same score, by further prompts. Default: false.",
+        description="Replace groups whose samples all have the same score, by further prompts.",
     )
-    max_batches: int | None = Field(
+    max_batches: Annotated[int | None, Fallback(10)] = Field(
         default=None,
         ge=1,
         le=1000,
-        description="Give up when this many batches of prompts did not fill one batch. Default: 10.",
+        description="Give up when this many batches of prompts did not fill one batch.",
     )
 
 
@@ -332,7 +334,7 @@ class Algorithm(SpecModel):
         "`rljob explain algorithm.presets.NAME` prints them."
     )
     advantage: Advantage = Field(default=Advantage(), description="How advantages are estimated.")
-    policy_loss: PolicyLoss = Field(default=PolicyLoss(), description="The loss of the policy.")
+    policy_loss: PolicyLossSpec = Field(default=PolicyLossSpec(), description="The loss of the policy.")
     aggregation: AggregationType | None = Field(
         default=None,
         description="How losses of tokens become one number. tokenMean: mean over all tokens of the mini-batch. "
@@ -349,14 +351,14 @@ class Algorithm(SpecModel):
     entropy_coefficient: float | None = Field(
         default=None, ge=0, le=1000, description="Weight of the entropy bonus. 0 turns it off."
     )
-    entropy_target: EntropyTarget | None = Field(default=None, description="entropyCoefficient is where it starts.")
-    critic: Critic | None = Field(default=None, description="The value model (estimator gae only).")
+    entropy_target: EntropyTargetSpec | None = Field(default=None, description="entropyCoefficient is where it starts.")
+    critic: CriticSpec | None = Field(default=None, description="The value model (estimator gae only).")
     truncated: Truncated = Field(default=Truncated(), description="Responses that were cut at maxResponseTokens.")
     rollout_correction: RolloutCorrection = Field(
         default=RolloutCorrection(), description="What is done about engine and trainer not being the same policy."
     )
     group_filter: GroupFilter = Field(default=GroupFilter(), description="Dynamic sampling.")
     resampling: Resampling | None = Field(default=None, description="PF-PPO (estimator gae only).")
-    gradient_noise: bool | None = Field(
-        default=None, description="Report variance/... of the gradient, for one more forward pass. Default: false."
+    gradient_noise: Annotated[bool | None, Fallback(False)] = Field(
+        default=None, description="Report variance/... of the gradient, for one more forward pass."
     )

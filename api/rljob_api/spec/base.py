@@ -2,10 +2,14 @@
 
 Nothing here knows a particular field. Everything is bounded, because a Kubernetes structural schema is made from these
 models: no unions but int-or-string quantities, no optional-and-null (null means absent), choices by a plain enum field.
+
+Models are named after their section. Where the trainer has a class for the thing itself, the section's name ends in
+Spec: ``OptimizerSpec`` says what an optimizer shall be like.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
@@ -37,6 +41,24 @@ NEVER = Change("never")
 
 
 @dataclass(frozen=True, slots=True)
+class Fallback:
+    """What an absent field stands for when no preset says otherwise.
+
+    Such a field is None by default, and not this value, because there are rules about whether it was written. The
+    description ends with it ("Default: 1."), ``rljob_api.resolve`` fills it in, and the rules' CEL reads it.
+    """
+
+    value: Any
+
+    @property
+    def sentence(self) -> str:
+        said = str(self.value).lower() if isinstance(self.value, bool) else f"{self.value}"
+        if isinstance(self.value, float):
+            said = f"{self.value:g}".replace("e-0", "e-")
+        return f"Default: {said}."
+
+
+@dataclass(frozen=True, slots=True)
 class Preserve:
     """Marks a field whose content is passed through unchecked (unknown fields are kept by the API server)."""
 
@@ -50,9 +72,11 @@ class MapKeys:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Marks text that the API server checks by a format of OpenAPI, such as date-time (RFC 3339)."""
+    """Marks what a document has as text in a format of OpenAPI, such as date-time (RFC 3339)."""
 
     name: str
+    longest: int
+    """Most characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +116,17 @@ class SpecModel(BaseModel):
         fields = cls.model_fields.items()
         return frozenset(name for field, info in fields for name in (field, info.alias or to_camel(field)))
 
+    @classmethod
+    @cache
+    def fallbacks(cls) -> Mapping[str, Any]:
+        """What absent fields stand for (``Fallback``), by their Python names."""
+        return {
+            name: mark.value
+            for name, info in cls.model_fields.items()
+            for mark in info.metadata
+            if isinstance(mark, Fallback)
+        }
+
     def document(self) -> dict[str, Any]:
         """The model as plain data with YAML names, without what was left at its default."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -102,7 +137,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 NullIsAbsent = BeforeValidator(_without_nulls)
-"""Of maps by free names: an entry whose value is null counts as absent, as for the API server."""
+"""Marks a map by free names: an entry whose value is null counts as absent, as for the API server."""
 
 T = TypeVar("T")
 Listed = Annotated[tuple[T, ...], Field(strict=False)]

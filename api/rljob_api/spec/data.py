@@ -11,7 +11,7 @@ from rljob_api.spec.base import Listed, Location, LongText, MapKeys, ShortText, 
 TaskType = Literal["addition", "copy"]
 
 
-class Task(SpecModel):
+class TaskSpec(SpecModel):
     """A generated data set with the columns question and answer."""
 
     type: TaskType = Field(description="addition: of two numbers. copy: of a string of digits.")
@@ -35,7 +35,7 @@ class TrainPart(SpecModel):
         default=None,
         description="JSONL or Parquet file (or folder of them), hf://dataset[:configuration], pvc://claim/path, s3://...",
     )
-    task: Task | None = Field(default=None, description="A generated task.")
+    task: TaskSpec | None = Field(default=None, description="A generated task.")
     split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
     limit: int | None = Field(default=None, ge=1, le=1000000000, description="Use only the first rows.")
 
@@ -60,7 +60,7 @@ class TrainData(SpecModel):
         default=None,
         description="JSONL or Parquet file (or folder of them), hf://dataset[:configuration], pvc://claim/path, s3://...",
     )
-    task: Task | None = Field(default=None, description="A generated task.")
+    task: TaskSpec | None = Field(default=None, description="A generated task.")
     parts: Annotated[Listed[TrainPart], Field(max_length=32)] = Field(
         default=(), description="Several sources, mixed in proportion to their sizes; each part needs a name."
     )
@@ -77,7 +77,7 @@ class TrainData(SpecModel):
         return (TrainPart(name=self.name, source=self.source, task=self.task, split=self.split, limit=self.limit),)
 
 
-class Sampling(SpecModel):
+class SamplingSpec(SpecModel):
     """How tokens are drawn in training. Log-probs everywhere are at this temperature."""
 
     temperature: float = Field(default=1.0, gt=0, le=10, description="Logits are divided by it.")
@@ -105,7 +105,7 @@ class ValidationSet(SpecModel):
 
     name: SourceName = Field(description="Names its metrics and routes rewards.")
     source: Location | None = Field(default=None, description="As data.train.source.")
-    task: Task | None = Field(default=None, description="A generated task.")
+    task: TaskSpec | None = Field(default=None, description="A generated task.")
     split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
     limit: int | None = Field(default=None, ge=1, le=1000000, description="Use only the first rows.")
     samples_per_prompt: int = Field(

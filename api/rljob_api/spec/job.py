@@ -20,11 +20,11 @@ from rljob_api.spec.base import (
     SpecModel,
 )
 from rljob_api.spec.data import Data
-from rljob_api.spec.lifecycle import Checkpoint, Deadlines, Logging, Restore, Retry, Validation
+from rljob_api.spec.lifecycle import CheckpointSpec, Deadlines, Logging, Restore, Retry, Validation
 from rljob_api.spec.model import Model
-from rljob_api.spec.pipeline import Batch, Pipeline, Stop
+from rljob_api.spec.pipeline import Batch, PipelineSpec, Stop
 from rljob_api.spec.pod import Code, HeadPod, LabelMap
-from rljob_api.spec.pools import Placement, Rollout, Trainer, Weights
+from rljob_api.spec.pools import Placement, RolloutSpec, TrainerSpec, WeightsSpec
 from rljob_api.spec.reward import Reward
 
 API_VERSION = "rljob.dev/v1alpha1"
@@ -60,16 +60,16 @@ class Spec(SpecModel):
     reward: Reward = Field(description="What a response is worth.")
     algorithm: Algorithm = Field(description="How scored samples become gradients.")
     batch: Batch = Field(default=Batch(), description="How many samples a step has and how they are cut into updates.")
-    pipeline: Pipeline = Field(default=Pipeline(), description="What overlaps.")
+    pipeline: PipelineSpec = Field(default=PipelineSpec(), description="What overlaps.")
     placement: Placement | None = Field(
         default=None,
         description="separate: engines and trainer have devices of their own. colocated: they take turns on "
         "the trainer's. Default: colocated in mode sync when rollout.replicas is not given, else separate.",
     )
-    rollout: Rollout = Field(default=Rollout(), description="The pool of engines that sample responses.")
-    trainer: Trainer = Field(default=Trainer(), description="The pool of ranks that train.")
-    weights: Weights = Field(default=Weights(), description="How weights go from trainer to engines.")
-    checkpoint: Checkpoint = Field(default=Checkpoint(), description="When the state is saved, and where.")
+    rollout: RolloutSpec = Field(default=RolloutSpec(), description="The pool of engines that sample responses.")
+    trainer: TrainerSpec = Field(default=TrainerSpec(), description="The pool of ranks that train.")
+    weights: WeightsSpec = Field(default=WeightsSpec(), description="How weights go from trainer to engines.")
+    checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="When the state is saved, and where.")
     validation: Annotated[Validation, SUSPENDED] = Field(
         default=Validation(), description="When the held-out sets are scored."
     )

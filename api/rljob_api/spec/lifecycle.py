@@ -9,7 +9,7 @@ from pydantic import Field
 from rljob_api.spec.base import SUSPENDED, Listed, Location, ShortText, SpecModel
 
 
-class Checkpoint(SpecModel):
+class CheckpointSpec(SpecModel):
     """When the state is saved, and where."""
 
     uri: Location | None = Field(

@@ -6,10 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.spec.base import LIVE, SpecModel
+from rljob_api.spec.base import LIVE, Fallback, SpecModel
 
 PipelineMode = Literal["sync", "oneStepOff", "fullyAsync"]
 PartialRollout = Literal["none", "keepCache", "recompute"]
+OLDEST_AGE = 64
+"""The largest ``staleness.maxAge``."""
+DEFAULT_GROUPS = 128
+DEFAULT_ASYNC_MINI_BATCH_GROUPS = 32
+SyncEvery = Annotated[int, Field(ge=1, le=1024)]
 
 
 class Batch(SpecModel):
@@ -19,7 +24,8 @@ class Batch(SpecModel):
         default=None,
         ge=1,
         le=1000000,
-        description="Prompts per step. Default: 128; in mode fullyAsync syncEvery x requireBatches x miniBatchGroups.",
+        description=f"Prompts per step. Default: {DEFAULT_GROUPS}; in mode fullyAsync syncEvery x requireBatches x "
+        "miniBatchGroups.",
     )
     samples_per_prompt: int | None = Field(
         default=None, ge=1, le=4096, description="Responses per prompt (n). Default: the preset's."
@@ -29,7 +35,7 @@ class Batch(SpecModel):
         ge=1,
         le=1000000,
         description="Prompts per optimizer step; must divide groups. Default: groups, that is one optimizer step; "
-        "in mode fullyAsync 32.",
+        f"in mode fullyAsync {DEFAULT_ASYNC_MINI_BATCH_GROUPS}.",
     )
     epochs: int = Field(default=1, ge=1, le=100, description="Passes over each batch.")
     shuffle: bool = Field(
@@ -40,12 +46,12 @@ class Batch(SpecModel):
 class Staleness(SpecModel):
     """How old samples may be when they are trained on."""
 
-    max_age: int | None = Field(
+    max_age: Annotated[int | None, Fallback(1)] = Field(
         default=None,
         ge=0,
-        le=64,
+        le=OLDEST_AGE,
         description="Bound on the age: trainer's version minus the oldest version among a group's tokens. "
-        "Kept whatever the timing. Default: 1.",
+        "Kept whatever the timing.",
     )
     fraction: float | None = Field(
         default=None,
@@ -55,7 +61,7 @@ class Staleness(SpecModel):
     )
 
 
-class Pipeline(SpecModel):
+class PipelineSpec(SpecModel):
     """What overlaps."""
 
     mode: PipelineMode = Field(
@@ -63,27 +69,26 @@ class Pipeline(SpecModel):
         description="sync: sample, then train. oneStepOff: the next batch is sampled while one trains. "
         "fullyAsync: sampling never stops; samples are trained as they come, within the bounds of staleness.",
     )
-    sync_every: Annotated[int | None, LIVE] = Field(
-        default=None,
-        ge=1,
-        le=1024,
-        description="fullyAsync: pulls of the trainer between two publications of weights. Default: 1.",
+    sync_every: Annotated[SyncEvery | None, LIVE, Fallback(1)] = Field(
+        default=None, description="fullyAsync: pulls of the trainer between two publications of weights."
     )
-    require_batches: int | None = Field(
-        default=None,
-        ge=1,
-        le=1024,
-        description="fullyAsync: mini-batches the trainer waits for in one pull. Default: 1.",
+    require_batches: Annotated[int | None, Fallback(1)] = Field(
+        default=None, ge=1, le=1024, description="fullyAsync: mini-batches the trainer waits for in one pull."
     )
     staleness: Annotated[Staleness, LIVE] = Field(
         default=Staleness(), description="fullyAsync: how old samples may be."
     )
-    partial_rollout: PartialRollout | None = Field(
+    partial_rollout: Annotated[PartialRollout | None, Fallback("none")] = Field(
         default=None,
         description="fullyAsync: what a publication does to running requests. none: it waits for them. keepCache: they "
-        "go on under the new weights with their old KV cache. recompute: the cache is computed again. "
-        "Default: none.",
+        "go on under the new weights with their old KV cache. recompute: the cache is computed again.",
     )
+
+
+class LiveSettings(Staleness):
+    """All of spec.pipeline that may change while a job runs, as the operator sends it to the driver."""
+
+    sync_every: Annotated[SyncEvery | None, Fallback(1)] = Field(default=None, description="pipeline.syncEvery.")
 
 
 class Stop(SpecModel):

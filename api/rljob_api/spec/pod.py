@@ -27,14 +27,14 @@ LabelMap = Annotated[dict[LabelKey, LabelValue], Field(max_length=64), NullIsAbs
 
 
 class Resources(SpecModel):
-    """Of the Ray container. GPUs come from gpusPerReplica."""
+    """What the Ray container asks for and may use. GPUs come from gpusPerReplica."""
 
     requests: ResourceMap = Field(default={}, description="Such as {cpu: 8, memory: 64Gi}.")
     limits: ResourceMap = Field(default={}, description="The most it may use.")
 
 
 class Toleration(SpecModel):
-    """As a pod's toleration."""
+    """A taint that the pod tolerates."""
 
     key: Annotated[str, Field(max_length=317)] | None = Field(default=None, description="Taint key. Default: all.")
     operator: Literal["Exists", "Equal"] = Field(default="Equal", description="How it is compared.")

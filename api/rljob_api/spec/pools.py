@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.spec.base import LIVE, SUSPENDED, EnvMap, FreeForm, SpecModel
-from rljob_api.spec.data import Sampling
+from rljob_api.spec.base import LIVE, SUSPENDED, EnvMap, Fallback, FreeForm, SpecModel
+from rljob_api.spec.data import SamplingSpec
 from rljob_api.spec.pod import Pod
 
 Engine = Literal["vllm", "torch"]
@@ -22,18 +22,18 @@ class RolloutParallelism(SpecModel):
     tensor: int = Field(default=1, ge=1, le=1024, description="Tensor parallel size of one engine.")
 
 
-class Rollout(SpecModel):
+class RolloutSpec(SpecModel):
     """The pool of engines that sample responses."""
 
     engine: Engine = Field(
         default="vllm",
         description="vllm: for real models. torch: a small batched generator for small models and CPUs.",
     )
-    replicas: Annotated[int | None, LIVE] = Field(
+    replicas: Annotated[int | None, LIVE, Fallback(1)] = Field(
         default=None,
         ge=1,
         le=4096,
-        description="Number of engines (placement separate; colocated takes the trainer's devices). Default: 1.",
+        description="Number of engines (placement separate; colocated takes the trainer's devices).",
     )
     min_replicas: Annotated[int | None, LIVE] = Field(
         default=None, ge=1, le=4096, description="Training goes on while this many engines serve. Default: replicas."
@@ -48,7 +48,7 @@ class Rollout(SpecModel):
         default=RolloutParallelism(), description="How one engine is spread over GPUs."
     )
     max_response_tokens: int = Field(default=512, ge=1, le=16777216, description="Longest response, tokens.")
-    sampling: Sampling = Field(default=Sampling(), description="How tokens are drawn in training.")
+    sampling: SamplingSpec = Field(default=SamplingSpec(), description="How tokens are drawn in training.")
     max_concurrent: Annotated[int | None, SUSPENDED] = Field(
         default=None, ge=1, le=100000, description="Requests that run at once in one engine. Default: the engine's own."
     )
@@ -71,7 +71,7 @@ class TrainerParallelism(SpecModel):
     replicate: int = Field(default=1, ge=1, le=65536, description="Copies of the weights (hybrid sharding).")
 
 
-class Optimizer(SpecModel):
+class OptimizerSpec(SpecModel):
     """An optimizer and its schedule. A step is one version of the policy, as everywhere."""
 
     type: Literal["adamw", "muon"] = Field(
@@ -98,7 +98,7 @@ class Optimizer(SpecModel):
     )
 
 
-class Trainer(SpecModel):
+class TrainerSpec(SpecModel):
     """The pool of ranks that train."""
 
     backend: Backend = Field(
@@ -113,7 +113,7 @@ class Trainer(SpecModel):
     parallelism: Annotated[TrainerParallelism, SUSPENDED] = Field(
         default=TrainerParallelism(), description="How the ranks share the work."
     )
-    optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer and schedule.")
+    optimizer: OptimizerSpec = Field(default=OptimizerSpec(), description="Optimizer and schedule.")
     micro_batch_tokens: Annotated[int, SUSPENDED] = Field(
         default=16384,
         ge=1,
@@ -136,7 +136,7 @@ class Trainer(SpecModel):
     pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")
 
 
-class Weights(SpecModel):
+class WeightsSpec(SpecModel):
     """How weights go from trainer to engines."""
 
     bucket_megabytes: int = Field(

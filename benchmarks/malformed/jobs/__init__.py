@@ -4,7 +4,7 @@
 validate`` says; what the API server says of the RLJob in a dry run; and what it says of the pods and the RayCluster
 that the operator would make of it. A fault is a job that one side takes and the other refuses, or that both refuse and
 whose field is named by the server and not by ``validate``. What only ``validate`` can see has to have its reason
-written down (``rljob_api.crd.checks.NOT_IN_CEL``).
+written down beside the rule (``not_in_cel``).
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from benchmarks.environments import ROOT
 from benchmarks.malformed.jobs.mistakes import Mistake, Schemas, make
 from benchmarks.malformed.jobs.parts import Document, sound_job
 from rljob_api import Readable, RLJob, Violation, resolve
-from rljob_api.crd.checks import NOT_IN_CEL, ON_THE_PODS, PARTLY_IN_CEL
 from rljob_operator import objects
 from rljob_operator.settings import Settings
 
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
 sys.path.insert(0, str(ROOT / "deploy"))
 
-from verdicts import Verdict, differences, of_ours_on, of_the_server, rules_broken_by, verdict_of
+from verdicts import NOT_IN_CEL, Verdict, differences, of_ours_on, of_the_server, rules_broken_by, verdict_of
 
 if TYPE_CHECKING:
     from kube.control_plane import ControlPlane
@@ -43,6 +42,8 @@ ASKING = 3
 """Threads that ask the API server."""
 PROMPTS = "the tokenizer does not know every character of the prompt"
 """What `validate` says of a row of a built-in task, and no schema can, which makes none."""
+ON_THE_PODS = frozenset({"pods_pass_a_dry_run"})
+"""Rules about what the API server refuses in the pods of a job, if not in the job."""
 FILES = re.compile(r"(source|uri|from|function|tokenizer|revision)$")
 """Fields that name files of the machine that validates, of which the API server knows nothing."""
 
@@ -57,7 +58,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class JobRecord:
     """What became of one job."""
 
     number: int
@@ -72,7 +73,7 @@ class Record:
         return f"job {self.number}: {'; '.join(map(str, self.mistakes))}\n{self.says}"
 
 
-def run(plane: ControlPlane, count: int, seed: int) -> list[Record]:
+def run(plane: ControlPlane, count: int, seed: int) -> list[JobRecord]:
     """The records of ``count`` jobs."""
     schemas = published(plane)
     drawn = [draw(number, f"{seed} {number}", schemas) for number in range(count)]
@@ -95,7 +96,7 @@ def draw(number: int, seed: str, schemas: Schemas) -> Drawn:
     return Drawn(number, document, mistakes)
 
 
-def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
+def judged(plane: ControlPlane, job: Drawn, folder: Path) -> JobRecord:
     """One job before all three judges."""
     text = json.dumps(job.document, ensure_ascii=False)
     ours, theirs = of_ours_on(job.document), of_the_server(plane, NAMESPACE, text)
@@ -104,8 +105,8 @@ def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
     pod = _first_refusal(plane, made) if theirs.accepted else None
     kind = job.mistakes[-1].kind if job.mistakes else "none"
 
-    def record(outcome: str, says: str = "") -> Record:
-        return Record(job.number, kind, outcome, says, job.document, job.mistakes)
+    def record(outcome: str, says: str = "") -> JobRecord:
+        return JobRecord(job.number, kind, outcome, says, job.document, job.mistakes)
 
     if beyond:
         ours = Verdict(False, frozenset(violation.path for violation in beyond), "\n".join(map(str, beyond)))
@@ -116,7 +117,7 @@ def judged(plane: ControlPlane, job: Drawn, folder: Path) -> Record:
             return record(ALONE, "prompts")
         broken = rules_broken_by(job.document)
         # Of pods that cannot be made the API server says nothing.
-        if broken and broken <= {*NOT_IN_CEL, *PARTLY_IN_CEL} - (ON_THE_PODS if made else frozenset()):
+        if broken and broken <= NOT_IN_CEL - (ON_THE_PODS if made else frozenset()):
             return record(ALONE, ", ".join(sorted(broken)))
         return record(FAULT, f"the servers accept, validate says: {ours.message}")
     if ours.accepted:

@@ -23,11 +23,11 @@ from rljob_api.status import (
     Desired,
     DriverStatus,
     End,
-    EngineStatus,
     LastCheckpoint,
     Pools,
-    Rewards,
+    ReplicaStatus,
     RolloutStatus,
+    Scores,
     TrainerStatus,
 )
 from rljob_operator import names
@@ -247,7 +247,7 @@ class FakeHeads:
             while len(mine) - len(driver.drained & set(mine)) > wanted:
                 driver.drained.add(next(name for name in mine if name not in driver.drained))
         engines = tuple(
-            EngineStatus(
+            ReplicaStatus(
                 name=f"engine {index}",
                 pod=name,
                 state="drained" if name in driver.drained else "serving",
@@ -270,7 +270,7 @@ class FakeHeads:
                 trainer=TrainerStatus(desired=1, ready=1),
             ),
             ages=Ages(mean=0.5, max=1, bound=1),
-            rewards=Rewards(mean=0.25 * driver.step),
+            rewards=Scores(mean=0.25 * driver.step),
             checkpoint=checkpoint,
             unsaved=play.unsaved,
             end=driver.end,

@@ -39,8 +39,8 @@ def test_files_are_looked_at_also_when_rules_are_broken(edited: Edit, capsys: py
     edited("{type: gsm8k}", "{type: pattern}, {type: custom, function: 'absent_rewards:score'}")
     edited("preset: grpo", "preset: grpo, critic: {learningRate: 1.0e-5}")
     assert paths(capsys) == [
-        "spec.algorithm.critic",
         "spec.reward.functions[0].pattern",
+        "spec.algorithm.critic",
         "spec.data.train.source",
         "spec.reward.functions[1].function",
     ]

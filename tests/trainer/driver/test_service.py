@@ -9,25 +9,44 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 
-from rljob_api.status import Desired, DriverStatus, End, LiveSettings, Pools, RolloutStatus, TrainerStatus
+from rljob_api import load_jobs, resolve
+from rljob_api.resolved import ResolvedSpec
+from rljob_api.spec.pipeline import LiveSettings
+from rljob_api.status import Desired, DriverStatus, End, Pools, RolloutStatus, TrainerStatus
 from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.driver.service import Answers, Listening, ServiceError, serving
 from rljob_trainer.driver.signals import StopRequest
 from rljob_trainer.driver.steering import Steering
-from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
+from rljob_trainer.pipeline.schedule import Schedule
+from rljob_trainer.pipeline.shape import schedule_settings
 
 TOKEN = "0123456789abcdef"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
-def spec(mode: str = "fullyAsync", placement: str = "separate") -> Any:
-    return SimpleNamespace(placement=placement, pipeline=SimpleNamespace(mode=mode), trainer=SimpleNamespace(ranks=2))
+JOB = """
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: tiny}
+spec:
+  model: {source: org/model}
+  data: {train: {source: train.jsonl}, prompt: question, answer: answer}
+  reward: {functions: [{type: gsm8k}]}
+  algorithm: {preset: grpo}
+  trainer: {replicas: 2}
+  placement: separate
+"""
+ASYNC = "  batch: {miniBatchGroups: 2}\n  pipeline: {mode: fullyAsync, syncEvery: 2}\n"
+
+
+def spec(mode: str = "fullyAsync") -> ResolvedSpec:
+    (job,) = load_jobs(JOB + (ASYNC if mode == "fullyAsync" else ""))
+    return resolve(job).spec
 
 
 class Engines:
@@ -43,7 +62,7 @@ class Driver:
     def __init__(self, mode: str = "fullyAsync") -> None:
         self.stop = StopRequest()
         self.steering = Steering(spec(mode), self.stop, attempt=3, generation=1)
-        self.steering.schedule = Schedule(ScheduleSettings(4, 2, max_age=1, ordered=False))
+        self.steering.schedule = Schedule(schedule_settings(spec()))
         self.engines = Engines()
         self.steering.engines = self.engines  # type: ignore[assignment]
 
@@ -101,6 +120,16 @@ async def test_a_command_is_fulfilled_echoed_and_may_be_repeated() -> None:
     schedule.published()
     assert schedule.settings.groups_per_version == 6
     assert not driver.stop
+
+
+async def test_what_the_job_no_longer_says_no_longer_counts() -> None:
+    driver = Driver()
+    async with driver.client() as session:
+        for generation, settings in enumerate((LiveSettings(fraction=0.5), LiveSettings(max_age=2), LiveSettings()), 2):
+            assert (await tell(session, generation=generation, settings=settings))[0] == 200
+    assert driver.steering.schedule is not None
+    now = driver.steering.schedule.settings
+    assert (now.max_age, now.fraction) == (2, None), "the last command has no settings, and changes none"
 
 
 async def test_every_command_is_in_the_ledger_also_one_that_comes_before_it_is_open(tmp_path: Path) -> None:

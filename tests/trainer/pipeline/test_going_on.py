@@ -93,7 +93,7 @@ def test_every_prompt_ends_once_whenever_the_process_ended(
             schedule = Schedule(ScheduleSettings(pull * before, pull, max_age, None, ordered), version)
             for prompt, deadline in opened:
                 schedule.restored(prompt.ordinal, deadline)
-            schedule.change(groups_per_version=pull * size)
+            schedule.change(ScheduleSettings(pull * size, pull, max_age, None, ordered))
             steps = rng.randint(1, 6) if number < len(sizes) - 1 else 10_000
 
             async def after_step(record: StepRecord, last: int = steps) -> bool:

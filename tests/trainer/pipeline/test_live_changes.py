@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,12 +57,18 @@ def test_every_prompt_is_trained_once_within_the_bound_it_was_admitted_under(
         schedule = pipeline.schedule
 
         async def steer() -> None:
+            wanted = shape
             for step, age, size in sorted(changes, key=lambda change: change[0]):
                 while len(sizes) < step:
                     stepped.clear()
                     await stepped.wait()
                 await asyncio.sleep(rng.random())
-                schedule.change(max_age=age, groups_per_version=None if size is None else size * pull)
+                wanted = replace(
+                    wanted,
+                    max_age=wanted.max_age if age is None else age,
+                    groups_per_version=wanted.groups_per_version if size is None else size * pull,
+                )
+                schedule.change(wanted)
 
         steering = asyncio.create_task(steer())
         await pipeline.run()
@@ -78,7 +85,7 @@ def test_a_smaller_version_waits_until_what_is_open_can_be_trained_in_time() -> 
         assert schedule.admissible(0) == 16 - ordinal
         schedule.admitted(ordinal, 0)
     assert schedule.admissible(0) == 0
-    schedule.change(groups_per_version=2)
+    schedule.change(replace(schedule.settings, groups_per_version=2))
     sizes = []
     for _ in range(4):
         sizes.append(schedule.settings.groups_per_version)
@@ -97,9 +104,9 @@ def test_a_smaller_version_waits_until_what_is_open_can_be_trained_in_time() -> 
 
 def test_a_change_of_mind_counts_and_a_bad_size_is_refused() -> None:
     schedule = Schedule(ScheduleSettings(2, 2, max_age=0, ordered=False))
-    schedule.change(groups_per_version=8)
-    schedule.change(groups_per_version=4)
-    with pytest.raises(ValueError, match="not a multiple of a pull of 2"):
-        schedule.change(groups_per_version=3)
+    for size in (8, 4):
+        schedule.change(replace(schedule.settings, groups_per_version=size))
+    with pytest.raises(ValueError, match="not a multiple of a pull of 4"):
+        schedule.change(ScheduleSettings(4, 4, max_age=0, ordered=False))
     schedule.published()
     assert schedule.settings.groups_per_version == 4

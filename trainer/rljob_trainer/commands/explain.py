@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api import API_VERSION, KIND, schema
-from rljob_api.method import Method
+from rljob_api.method import MethodSpec
 from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.presets import PRESETS, Preset
 from rljob_api.problems import did_you_mean
@@ -26,7 +26,7 @@ from rljob_api.schema import Node
 
 WIDTH = 100
 UNKNOWN = 2
-_METHODS: Mapping[str, Mapping[Any, Method]] = {
+_METHODS: Mapping[str, Mapping[Any, MethodSpec]] = {
     "spec.algorithm.advantage": ESTIMATORS,
     "spec.algorithm.policyLoss": POLICY_LOSSES,
 }
@@ -137,7 +137,7 @@ def _tree(node: Node, indent: str = "  ") -> Iterator[str]:
         yield from _tree(child, indent + "  ")
 
 
-def _parameters(method: Method, node: Node) -> str:
+def _parameters(method: MethodSpec, node: Node) -> str:
     names = {field.replace("_", "").lower(): field for field in node.fields}
     said = []
     for attribute, default in method.parameters.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rljob_api.status import STATUS_PATH, DriverStatus, EngineStatus
+from rljob_api.status import STATUS_PATH, DriverStatus, ReplicaStatus
 from rljob_trainer.errors import RLJobError
 from rljob_trainer.telemetry import run_folder
 from rljob_trainer.telemetry.figures import duration, percent
@@ -93,7 +93,7 @@ def lines(status: DriverStatus, now: datetime) -> Iterator[str]:
         yield f"last checkpoint: step {status.checkpoint.step}, {status.checkpoint.uri}"
 
 
-def _engine(engine: EngineStatus) -> str:
+def _engine(engine: ReplicaStatus) -> str:
     place = f" in {engine.pod}" if engine.pod else ""
     return f"engine {engine.name}{place}: {engine.state}" + (f", {engine.doing}" if engine.doing else "")
 

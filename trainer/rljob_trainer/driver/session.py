@@ -392,7 +392,7 @@ class Session:
         for prompt, deadline in self._restored:
             schedule.restored(prompt.ordinal, deadline)
         if size != settings.groups_per_version:
-            schedule.change(groups_per_version=settings.groups_per_version)
+            schedule.change(settings)
         return schedule
 
     def _schedule_settings(self) -> ScheduleSettings:

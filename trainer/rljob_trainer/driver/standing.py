@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Self
 
 from rljob_api.status import (
     Ages,
+    CurrentWait,
     DriverStatus,
     End,
     EndKind,
     EngineState,
-    EngineStatus,
     LastCheckpoint,
     Pools,
-    Rewards,
+    ReplicaStatus,
     RolloutStatus,
+    Scores,
     Throughput,
     TrainerStatus,
-    Waiting,
 )
 from rljob_trainer.checkpoints.checkpoint import Checkpoint
 from rljob_trainer.driver.engines import Engines
@@ -204,7 +204,7 @@ class RunStanding:
             ),
             ages=self._ages(),
             throughput=self._throughput(),
-            rewards=Rewards(
+            rewards=Scores(
                 mean=_finite(self._metrics.get("reward/mean")), best=self._best, validation=self._validation
             ),
             checkpoint=None
@@ -243,17 +243,17 @@ class RunStanding:
 
     # --- parts of the answer
 
-    def _waiting(self, now: datetime) -> Waiting | None:
+    def _waiting(self, now: datetime) -> CurrentWait | None:
         wait = self._waits.latest
         return None if wait is None or self._end is not None else self._told(wait, now)
 
-    def _beside(self, now: datetime) -> tuple[Waiting, ...]:
+    def _beside(self, now: datetime) -> tuple[CurrentWait, ...]:
         others = [wait for who, wait in self._waits.beside.items() if not who.startswith(_ENGINE)]
         return tuple(self._told(wait, now) for wait in others[:_MOST_WAITS])
 
-    def _told(self, wait: Wait, now: datetime) -> Waiting:
+    def _told(self, wait: Wait, now: datetime) -> CurrentWait:
         left = self._waits.left(wait)
-        return Waiting(
+        return CurrentWait(
             who=wait.who,
             reason=_short(wait.reason()),
             since=now - timedelta(seconds=self._waits.seconds(wait)),
@@ -293,12 +293,12 @@ class RunStanding:
         if count is not None:
             here = {standing.name for standing in standings}
             engines += [
-                EngineStatus(name=name, state="starting", doing=self._engine_waits(name, "starts"))
+                ReplicaStatus(name=name, state="starting", doing=self._engine_waits(name, "starts"))
                 for name in count.starting
                 if name not in here
             ]
             engines += [
-                EngineStatus(
+                ReplicaStatus(
                     name=gone.name, pod=gone.place.pod if gone.place else None, state="drained", safe_to_delete=True
                 )
                 for gone in count.drained
@@ -320,7 +320,7 @@ class RunStanding:
         lines = [_line(doing, engines) for doing, engines in alike.items()]
         return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], "other engines: see rljob status"]
 
-    def _engine(self, standing: Standing, brief: bool) -> EngineStatus:
+    def _engine(self, standing: Standing, brief: bool) -> ReplicaStatus:
         assert self.engines is not None
         pool = self.engines.pool
         states: dict[str, EngineState] = {"joining": "loading", "leaving": "draining", "lent": "validating"}
@@ -337,7 +337,7 @@ class RunStanding:
             doing = "waits for its share of the queue"
         else:
             doing = "waits for prompts: the trainer has as many groups ahead as the schedule allows"
-        return EngineStatus(
+        return ReplicaStatus(
             name=standing.name,
             pod=standing.place.pod if standing.place is not None else None,
             state=state,

@@ -10,10 +10,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rljob_api.status import Desired, LiveSettings
+from rljob_api.resolution import with_live_settings
+from rljob_api.spec.pipeline import LiveSettings
+from rljob_api.status import Desired
 from rljob_trainer.driver.signals import StopRequest
 from rljob_trainer.driver.sizing import EngineCount
 from rljob_trainer.pipeline.schedule import Schedule
+from rljob_trainer.pipeline.shape import schedule_settings
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedSpec
@@ -73,14 +76,8 @@ class Steering:
             return
         if desired.rollout_replicas is not None and self.engines is not None:
             self.engines.want(desired.rollout_replicas)
-        settings = desired.settings
-        if self.schedule is not None and settings != LiveSettings():
-            pull = self.schedule.settings.groups_per_pull
-            self.schedule.change(
-                max_age=settings.max_age,
-                fraction=settings.fraction,
-                groups_per_version=None if settings.sync_every is None else settings.sync_every * pull,
-            )
+        if self.schedule is not None and desired.settings != LiveSettings():
+            self.schedule.change(schedule_settings(with_live_settings(self._spec, desired.settings)))
         if desired.suspend:
             self._stop.suspend()
 

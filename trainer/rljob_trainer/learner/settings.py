@@ -10,7 +10,7 @@ import torch
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
-    from rljob_api.spec.pools import Optimizer
+    from rljob_api.spec.pools import OptimizerSpec
 
 Schedule = Literal["constant", "cosine", "linear"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -32,7 +32,7 @@ class OptimizerSettings:
     gradient_clip: float = 1.0
 
     @classmethod
-    def from_spec(cls, spec: Optimizer) -> OptimizerSettings:
+    def from_spec(cls, spec: OptimizerSpec) -> OptimizerSettings:
         return cls(
             kind=spec.type,
             learning_rate=spec.learning_rate,

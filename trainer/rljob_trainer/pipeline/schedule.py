@@ -71,25 +71,17 @@ class Schedule:
         self._sizes: list[tuple[int, int]] = []
         """Groups per version that are to come: (version from which on, G), in order."""
 
-    def change(
-        self, *, max_age: int | None = None, fraction: float | None = None, groups_per_version: int | None = None
-    ) -> None:
-        """Live settings; None leaves one as it is. Raises ``ValueError`` for a G that is no multiple of a pull."""
-        now = self.settings
-        if groups_per_version is not None:
-            replace(now, groups_per_version=groups_per_version)  # checks it
-            planned, start, last = self._sizes, self.version + 1, max(self._per_deadline, default=0)
-            while True:
-                self._sizes = [*(step for step in planned if step[0] < start), (start, groups_per_version)]
-                # (1) holds as things are planned, so at the latest it holds behind the last deadline.
-                if start > last or self._holds(self._per_deadline, self.trained_in_version):
-                    break
-                start += 1
-        self.settings = replace(
-            now,
-            max_age=now.max_age if max_age is None else max_age,
-            fraction=now.fraction if fraction is None else fraction,
-        )
+    def change(self, wanted: ScheduleSettings) -> None:
+        """Live settings: a new G from the publication on that allows it, all others at once. Raises ``ValueError`` if
+        the present G is no multiple of another pull."""
+        self.settings = replace(wanted, groups_per_version=self.settings.groups_per_version)
+        planned, start, last = self._sizes, self.version + 1, max(self._per_deadline, default=0)
+        while True:
+            self._sizes = [*(step for step in planned if step[0] < start), (start, wanted.groups_per_version)]
+            # (1) holds as things are planned, so at the latest it holds behind the last deadline.
+            if start > last or self._holds(self._per_deadline, self.trained_in_version):
+                break
+            start += 1
 
     # --- what happened
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.resolved import ResolvedSpec
-from rljob_api.spec.pools import Rollout
+from rljob_api.spec.pools import RolloutSpec
 
 _TORCH_CONCURRENT = 512
 """Small models, which the torch engine is for, profit from wide batches."""
@@ -25,7 +25,7 @@ def response_lengths(spec: ResolvedSpec) -> dict[str, int]:
     return lengths
 
 
-def max_concurrent(rollout: Rollout) -> int:
+def max_concurrent(rollout: RolloutSpec) -> int:
     """Sequences that are sampled side by side in one engine."""
     return rollout.max_concurrent or (_TORCH_CONCURRENT if rollout.engine == "torch" else _VLLM_CONCURRENT)
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from rljob_api.resolved import ResolvedAlgorithm, ResolvedBatch
+from rljob_api.spec.pipeline import OLDEST_AGE
 from rljob_api.spec.reward import Reward
 from rljob_trainer.algorithms import (
     AdvantageInputs,
@@ -68,9 +69,6 @@ from rljob_trainer.training.settings import (
 )
 
 _log = logging.getLogger(__name__)
-
-_OLDEST_AGE = 64
-"""The largest ``staleness.maxAge``."""
 
 _GROWN = 3.0
 """Times by which a gap between trainer and engines has to grow to be looked into once more."""
@@ -146,7 +144,7 @@ class TrainingStep:
         mini_batches = self._mini_batches(len(groups), batch, number)
         continues = version == self._trained_version
         if not continues:
-            self._steps_taken = [*self._steps_taken[-_OLDEST_AGE:], 0]
+            self._steps_taken = [*self._steps_taken[-OLDEST_AGE:], 0]
         scored, own = await self._score(batch, optimizer_steps=len(mini_batches), continues=continues)
         check_scored(replace(scored, log_probs=own), batch, number)
         if scored.log_probs is not None and (not continues or self._anchors):

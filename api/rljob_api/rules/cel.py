@@ -1,28 +1,79 @@
-"""Pieces of CEL that several validations share: what a preset, a method or a default makes of an absent field.
+"""The vocabulary of the rules' CEL: what an entry is, the places where entries stand, and shared expressions.
 
-They mirror ``rljob_api.resolution``; a test sends the same jobs to both. The parameters ``algorithm`` and ``trainer``
-are the expressions of spec.algorithm and spec.trainer, which differ with the place of a rule.
+The expressions say what a preset, a method or a default makes of an absent field. They mirror ``rljob_api.resolution``;
+a test sends the same jobs to both. The parameters ``algorithm`` and ``trainer`` are the expressions of spec.algorithm
+and spec.trainer, which differ with the place of a rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.crd.structural import text
-from rljob_api.method import Method
+from rljob_api.method import MethodSpec
 from rljob_api.methods import ESTIMATORS, POLICY_LOSSES
 from rljob_api.presets import PRESETS, Preset
-from rljob_api.resolution import DEFAULT_ASYNC_MINI_BATCH_GROUPS, DEFAULT_GROUPS
+from rljob_api.schema import find
+from rljob_api.spec.pipeline import DEFAULT_ASYNC_MINI_BATCH_GROUPS, DEFAULT_GROUPS
+
+Path = tuple[str, ...]
+"""Names of fields; ``[]`` stands for the items of a list, ``{}`` for the values of a map."""
+
+
+@dataclass(frozen=True)
+class Cel:
+    """One entry of x-kubernetes-validations: where it stands, what has to be true there, and the field it blames."""
+
+    at: Path
+    expression: str
+    message: str
+    """The problem and the remedy, as the API server tells it; without values, which CEL's messages can't carry here."""
+    field: str = ""
+    """Its path from ``at``, with a leading point; empty: ``at`` itself."""
+
+
+ROOT: Path = ()
+SPEC: Path = ("spec",)
+MODEL: Path = ("spec", "model")
+RANDOM: Path = (*MODEL, "random")
+DATA: Path = ("spec", "data")
+TRAIN: Path = ("spec", "data", "train")
+VALIDATION: Path = ("spec", "data", "validation", "[]")
+REWARD: Path = ("spec", "reward")
+FUNCTION: Path = (*REWARD, "functions", "[]")
+ALGORITHM: Path = ("spec", "algorithm")
+CORRECTION: Path = (*ALGORITHM, "rolloutCorrection")
+TRAINER: Path = ("spec", "trainer")
+PODS: tuple[Path, ...] = (("spec", "rollout", "pod"), ("spec", "trainer", "pod"), ("spec", "head", "pod"))
 
 COMPARING = [name for name, method in ESTIMATORS.items() if method.compares_samples]
 WITH_CRITIC = [name for name, method in ESTIMATORS.items() if method.needs_critic]
 BYPASSING = [name for name, method in POLICY_LOSSES.items() if method.needs_bypass]
 
 
+def text(value: str) -> str:
+    """A CEL string."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 def given(field: str, otherwise: str) -> str:
     """The field if it is there, else another expression."""
     return f"(has({field}) ? {field} : {otherwise})"
+
+
+def in_force(field: str) -> str:
+    """A number of spec as resolution has it: the field if it is there, else what its absence means."""
+    node = find(["spec", *field.split(".")[1:]])
+    assert node is not None, field
+    assert node.fallback is not None, f"{field} has no one fallback"
+    return given(field, str(node.fallback))
+
+
+def exactly_one(*fields: str) -> str:
+    """Whether just one of several fields is there."""
+    listed = ", ".join(f"has({field})" for field in fields)
+    return f"[{listed}].filter(x, x).size() == 1"
 
 
 def brief(path: str, expression: str, name: str = "c") -> str:
@@ -72,7 +123,7 @@ def loss_in(algorithm: str, names: Iterable[str]) -> str:
     return _in_force(field, names, preset_in(algorithm, lambda preset: preset.algorithm.policy_loss.type in names))
 
 
-def takers(parameter: str, methods: Mapping[Any, Method]) -> list[str]:
+def takers(parameter: str, methods: Mapping[Any, MethodSpec]) -> list[str]:
     """The methods that take a parameter (snake_case)."""
     return [name for name, method in methods.items() if parameter in method.parameters]
 
@@ -128,16 +179,15 @@ MINI = (
 )
 GROUPS = given("self.batch.groups", str(DEFAULT_GROUPS))
 UPDATE = (
-    f"({IS_ASYNC} ? {given('self.pipeline.requireBatches', '1')} * "
+    f"({IS_ASYNC} ? {in_force('self.pipeline.requireBatches')} * "
     f"{given('self.batch.miniBatchGroups', str(DEFAULT_ASYNC_MINI_BATCH_GROUPS))} : {GROUPS})"
 )
-PULL = f"{given('self.pipeline.syncEvery', '1')} * {given('self.pipeline.requireBatches', '1')} * {MINI}"
-MAX_AGE = given("self.pipeline.staleness.maxAge", "1")
+PULL = f"{in_force('self.pipeline.syncEvery')} * {in_force('self.pipeline.requireBatches')} * {MINI}"
 IS_COLOCATED = (
     "(has(self.placement) ? self.placement == 'colocated' : "
     "self.pipeline.mode == 'sync' && !has(self.rollout.replicas))"
 )
-REPLICAS = given("self.rollout.replicas", "1")
+REPLICAS = in_force("self.rollout.replicas")
 _MODE = "self.algorithm.rolloutCorrection.mode"
 _NAMED = "self.algorithm.rolloutCorrection.preset"
 IS_WITHOUT_CORRECTION = (

@@ -1,0 +1,160 @@
+"""Rules about spec.model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rljob_api.rules.cel import MODEL, RANDOM, SPEC, Cel
+from rljob_api.rules.registry import Job, exactly_one, rule
+from rljob_api.violations import Violation
+
+SMALLEST_VLLM_HEAD = 32
+
+
+@rule(cel=Cel(MODEL, "has(self.source) != has(self.random)", "needs exactly one of source and random"))
+def model_is_source_or_random(job: Job) -> Iterator[Violation]:
+    model = job.spec.model
+    yield from exactly_one("spec.model", ("source", "random"), (model.source, model.random))
+
+
+@rule(
+    cel=[
+        Cel(
+            MODEL, f"!has(self.random) || !has(self.{name})", "has no meaning for a random model; remove it", f".{name}"
+        )
+        for name in ("revision", "tokenizer")
+    ]
+)
+def random_model_has_no_source_settings(job: Job) -> Iterator[Violation]:
+    model = job.spec.model
+    if model.random is None:
+        return
+    for name, value in (("revision", model.revision), ("tokenizer", model.tokenizer)):
+        if value is not None:
+            yield Violation(
+                f"spec.model.{name}",
+                "has no meaning for a random model",
+                "remove it" if name == "revision" else "use spec.model.random.tokenizer",
+            )
+
+
+@rule(
+    cel=Cel(
+        (*RANDOM, "tokenizer"), "has(self.characters) != has(self.source)", "needs exactly one of characters and source"
+    )
+)
+def random_tokenizer_is_characters_or_source(job: Job) -> Iterator[Violation]:
+    if random := job.spec.model.random:
+        tokenizer = random.tokenizer
+        path = "spec.model.random.tokenizer"
+        yield from exactly_one(path, ("characters", "source"), (tokenizer.characters, tokenizer.source))
+
+
+@rule(not_in_cel="CEL cannot take text apart into characters at a bounded cost")
+def tokenizer_characters_differ(job: Job) -> Iterator[Violation]:
+    random = job.spec.model.random
+    characters = (random.tokenizer.characters or "") if random else ""
+    if twice := sorted({c for c in characters if characters.count(c) > 1}):
+        yield Violation(
+            "spec.model.random.tokenizer.characters",
+            f"has {', '.join(map(repr, twice))} more than once",
+            "name each character once",
+        )
+
+
+@rule(
+    cel=Cel(
+        RANDOM, "self.hiddenSize % self.heads == 0", "must divide hiddenSize; choose heads that divide it", ".heads"
+    )
+)
+def heads_divide_hidden_size(job: Job) -> Iterator[Violation]:
+    random = job.spec.model.random
+    if random and random.hidden_size % random.heads:
+        yield Violation(
+            "spec.model.random.heads",
+            f"{random.heads} does not divide hiddenSize = {random.hidden_size}",
+            "choose heads that divide it",
+        )
+
+
+@rule(
+    cel=Cel(
+        RANDOM,
+        "!has(self.kvHeads) || self.heads % self.kvHeads == 0",
+        "must divide heads; choose a divisor",
+        ".kvHeads",
+    )
+)
+def kv_heads_divide_heads(job: Job) -> Iterator[Violation]:
+    random = job.spec.model.random
+    if random and random.kv_heads and random.heads % random.kv_heads:
+        yield Violation(
+            "spec.model.random.kvHeads",
+            f"{random.kv_heads} does not divide heads = {random.heads}",
+            "choose a divisor of heads",
+        )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.model.random) || self.rollout.engine != 'vllm' || "
+        f"self.model.random.hiddenSize >= {SMALLEST_VLLM_HEAD} * self.model.random.heads",
+        f"hiddenSize / heads must be {SMALLEST_VLLM_HEAD} or more for vLLM; use fewer heads or rollout.engine: torch",
+        ".model.random.heads",
+    )
+)
+def vllm_needs_wide_heads(job: Job) -> Iterator[Violation]:
+    random = job.spec.model.random
+    if random and job.spec.rollout.engine == "vllm" and random.hidden_size < SMALLEST_VLLM_HEAD * random.heads:
+        yield Violation(
+            "spec.model.random.heads",
+            f"hiddenSize / heads = {random.hidden_size / random.heads:g} is less than {SMALLEST_VLLM_HEAD}, "
+            "which vLLM cannot run",
+            "use fewer heads, a larger hiddenSize, or rollout.engine: torch",
+        )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.model.random) || "
+        "self.data.maxPromptTokens + self.rollout.maxResponseTokens <= self.model.random.contextLength",
+        "is less than data.maxPromptTokens + rollout.maxResponseTokens; raise it, or lower one of the two",
+        ".model.random.contextLength",
+    )
+)
+def lengths_fit_the_random_models_context(job: Job) -> Iterator[Violation]:
+    random = job.spec.model.random
+    if random is None:
+        return
+    prompt, response = job.spec.data.max_prompt_tokens, job.spec.rollout.max_response_tokens
+    if prompt + response > random.context_length:
+        yield Violation(
+            "spec.model.random.contextLength",
+            f"{random.context_length} is less than data.maxPromptTokens + rollout.maxResponseTokens = "
+            f"{prompt} + {response}",
+            f"raise it to {prompt + response}, or lower one of the two",
+        )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.model.random) || !has(self.data.validation) || self.data.validation.all(v, "
+        "!has(v.sampling.maxResponseTokens) || "
+        "self.data.maxPromptTokens + v.sampling.maxResponseTokens <= self.model.random.contextLength)",
+        "sampling.maxResponseTokens and data.maxPromptTokens together exceed the model's context; lower one of them",
+        ".data.validation",
+    )
+)
+def validation_lengths_fit_the_random_models_context(job: Job) -> Iterator[Violation]:
+    random = job.spec.model.random
+    for index, part in enumerate(job.spec.data.validation):
+        longest, prompt = part.sampling.max_response_tokens, job.spec.data.max_prompt_tokens
+        if random and longest and prompt + longest > random.context_length:
+            yield Violation(
+                f"spec.data.validation[{index}].sampling.maxResponseTokens",
+                f"with data.maxPromptTokens = {prompt} it exceeds the model's context of {random.context_length}",
+                f"lower it to {max(1, random.context_length - prompt)}",
+            )

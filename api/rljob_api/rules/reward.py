@@ -1,0 +1,180 @@
+"""Rules about spec.reward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rljob_api.rules.cel import FUNCTION, REWARD, SPEC, Cel, text
+from rljob_api.rules.registry import Job, rule
+from rljob_api.violations import Violation
+
+COMMON = r"^([^\\]|\\[dDwWsSbBnrt]|\\[!-/:-@\[-`{-~])*\\?$"
+"""Matches regular expressions whose escapes Python and CEL (RE2) share."""
+PYTHON_ONLY = r"\(\?[^:]|\{,|\{[0-9]*,?[0-9]{3,}|\{(.|\n)*\{|[*+?}]\+|\[\[|\[[^\]]*\\[bB]"
+"""Finds what only Python may take in a regular expression: assertions, possessive and large repetitions, sets."""
+
+
+@rule(
+    cel=Cel(
+        FUNCTION,
+        # `function` is a reserved word of CEL; Kubernetes escapes it.
+        "(self.type == 'custom') == has(self.__function__)",
+        "belongs to type custom, which needs it; write module:function",
+        ".function",
+    )
+)
+def custom_rewards_name_a_function(job: Job) -> Iterator[Violation]:
+    for index, function in enumerate(job.spec.reward.functions):
+        path = f"spec.reward.functions[{index}].function"
+        if function.type == "custom" and function.function is None:
+            yield Violation(path, "is required by type custom", "write module:function, for example my_rewards:score")
+        if function.type != "custom" and function.function is not None:
+            yield Violation(path, f"has no meaning for type {function.type}", "remove it, or use type: custom")
+
+
+@rule(
+    cel=Cel(
+        FUNCTION,
+        "(self.type == 'pattern') == has(self.pattern)",
+        "belongs to type pattern, which needs it; write a regular expression",
+        ".pattern",
+    )
+)
+def pattern_rewards_have_a_pattern(job: Job) -> Iterator[Violation]:
+    for index, function in enumerate(job.spec.reward.functions):
+        path = f"spec.reward.functions[{index}].pattern"
+        if function.type == "pattern" and function.pattern is None:
+            yield Violation(path, "is required by type pattern", "write a regular expression")
+        if function.type != "pattern" and function.pattern is not None:
+            yield Violation(path, f"has no meaning for type {function.type}", "remove it, or use type: pattern")
+
+
+@rule(
+    cel=Cel(
+        (*FUNCTION, "pattern"),
+        # A regular expression that is none ends the evaluation with an error, which refuses the job.
+        f"!self.matches({text(COMMON)}) || self.matches({text(PYTHON_ONLY)}) ? true : [''.matches(self)].size() == 1",
+        "is not a regular expression",
+    ),
+    not_in_cel="Python's regular expressions have more than those of CEL, which judges what they share",
+)
+def patterns_compile(job: Job) -> Iterator[Violation]:
+    for index, function in enumerate(job.spec.reward.functions):
+        if function.pattern is None:
+            continue
+        try:
+            re.compile(function.pattern)
+        except re.error as problem:
+            path = f"spec.reward.functions[{index}].pattern"
+            yield Violation(path, f"is not a regular expression: {problem}", "mend it, in Python's syntax")
+
+
+@rule(
+    cel=Cel(
+        REWARD,
+        "self.functions.all(f, self.functions.filter(g, "
+        "(has(g.name) ? g.name : g.type) == (has(f.name) ? f.name : f.type)).size() == 1)",
+        "two functions have the same name (or, without names, the same type); give each its own name",
+        ".functions",
+    )
+)
+def reward_names_differ(job: Job) -> Iterator[Violation]:
+    names: set[str] = set()
+    for index, function in enumerate(job.spec.reward.functions):
+        name = function.name or function.type
+        if name in names:
+            yield Violation(
+                f"spec.reward.functions[{index}].name",
+                f'"{name}" is the name of another function too',
+                "give each function its own name",
+            )
+        names.add(name)
+
+
+@rule(not_in_cel="the default names of sources are made from paths")
+def reward_sources_exist(job: Job) -> Iterator[Violation]:
+    known = {part.label for _, part in job.train_parts} | {part.name for part in job.spec.data.validation}
+    for index, function in enumerate(job.spec.reward.functions):
+        for position, source in enumerate(function.sources):
+            if source not in known:
+                yield Violation(
+                    f"spec.reward.functions[{index}].sources[{position}]",
+                    f'there is no data source "{source}"',
+                    f"use one of {', '.join(sorted(known))}",
+                )
+
+
+@rule(not_in_cel="the default names of sources are made from paths")
+def every_source_has_a_reward(job: Job) -> Iterator[Violation]:
+    functions = job.spec.reward.functions
+    covered = {source for function in functions for source in function.sources}
+    if any(not function.sources for function in functions):
+        return
+    places = [(path, part.label) for path, part in job.train_parts]
+    places += [(f"spec.data.validation[{i}]", part.name) for i, part in enumerate(job.spec.data.validation)]
+    for path, name in places:
+        if name not in covered:
+            yield Violation(
+                path,
+                f'no reward function applies to the source "{name}"',
+                "add it to a function's sources, or leave sources out",
+            )
+
+
+@rule(
+    cel=Cel(
+        REWARD,
+        "self.functions.exists(f, f.weight != 0.0)",
+        "all weights are 0, so every sample scores 0; give one a weight",
+        ".functions",
+    )
+)
+def some_reward_counts(job: Job) -> Iterator[Violation]:
+    if all(function.weight == 0 for function in job.spec.reward.functions):
+        yield Violation("spec.reward.functions", "all weights are 0, so every sample scores 0", "give one a weight")
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.reward.overlong) || self.reward.overlong.bufferTokens < self.rollout.maxResponseTokens",
+        "must be less than rollout.maxResponseTokens; lower it (a fifth is usual)",
+        ".reward.overlong.bufferTokens",
+    )
+)
+def overlong_buffer_is_shorter_than_the_response(job: Job) -> Iterator[Violation]:
+    overlong, longest = job.spec.reward.overlong, job.spec.rollout.max_response_tokens
+    if overlong and overlong.buffer_tokens >= longest:
+        yield Violation(
+            "spec.reward.overlong.bufferTokens",
+            f"{overlong.buffer_tokens} is not less than rollout.maxResponseTokens = {longest}",
+            "lower it (a fifth of maxResponseTokens is usual)",
+        )
+
+
+@rule(cel=Cel((*REWARD, "clip"), "self.low < self.high", "must be below high; lower it", ".low"))
+def reward_clip_is_a_range(job: Job) -> Iterator[Violation]:
+    clip = job.spec.reward.clip
+    if clip and clip.low >= clip.high:
+        yield Violation(
+            "spec.reward.clip.low", f"{clip.low:g} is not below high = {clip.high:g}", "lower it, or raise high"
+        )
+
+
+@rule(
+    cel=Cel(
+        REWARD,
+        "self.errorScore == 0.0 || self.onError == 'score'",
+        "has no meaning without onError: score; set that, or remove it",
+        ".errorScore",
+    )
+)
+def error_score_belongs_to_on_error_score(job: Job) -> Iterator[Violation]:
+    reward = job.spec.reward
+    if reward.error_score != 0 and reward.on_error != "score":
+        yield Violation(
+            "spec.reward.errorScore",
+            f"has no meaning with onError: {reward.on_error}",
+            "set onError: score, or remove it",
+        )
