@@ -79,22 +79,25 @@ def on_nodes(role: str, by_role: bool) -> dict[str, Any]:
 
 
 def learner_options(spec: ResolvedSpec, by_role: bool = False) -> GroupOptions:
-    """What Ray is asked for, for each rank. One with a GPU has a bundle of its own (``learner/bundles.py``), in which a
-    device that is shared with an engine counts half. ``by_role``: Ray's nodes carry the label that says what they are
+    """What Ray is asked for, for each rank. Those with GPUs live in bundles (``learner/bundles.py``), where colocated
+    with those whose devices the same engine takes. ``by_role``: Ray's nodes carry the label that says what they are
     for."""
     own = dict(_RANK_ALLOCATOR) if spec.trainer.gpus_per_replica else {}
     resources: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": own | spec.trainer.env}}
     nodes = on_nodes(cluster.TRAINER, by_role)
     bundle: dict[str, float] = {}
+    together = 1
     if spec.trainer.gpus_per_replica:
-        shared = spec.placement == "colocated" and not inside_ranks(spec)
-        resources["num_gpus"] = 0.5 if shared else 1
-        bundle = {"CPU": 2 if shared else 1, "GPU": 1}
+        engines = 1 if spec.placement == "colocated" and not inside_ranks(spec) else 0
+        together = spec.rollout.parallelism.tensor if engines else 1
+        resources["num_gpus"] = 1
+        bundle = {"CPU": together + engines, "GPU": together}
     else:
         resources |= nodes
     return GroupOptions(
         resources=resources,
         bundle=bundle,
+        together=together,
         nodes=nodes.get("label_selector", {}),
         start_seconds=float(spec.deadlines.start_seconds),
         call_seconds=float(spec.deadlines.progress_seconds),
@@ -288,8 +291,8 @@ async def start_pool(
 
 
 def engine_options(spec: ResolvedSpec, by_role: bool, beside: Bundles | None, name: str) -> dict[str, Any]:
-    """What Ray is asked for, for one engine. ``beside``: the ranks' bundles. Engine i shares the device of rank i, and
-    so does the one that replaces it: its ``name`` begins with i."""
+    """What Ray is asked for, for one engine. ``beside``: the ranks' bundles. Engine i shares the devices of the ranks
+    in bundle i, in their order, and so does the one that replaces it: its ``name`` begins with i."""
     options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": dict(spec.rollout.env)}}
     if spec.placement == "separate":
         options |= on_nodes(cluster.ROLLOUT, by_role)
@@ -300,10 +303,14 @@ def engine_options(spec: ResolvedSpec, by_role: bool, beside: Bundles | None, na
     elif beside is None:
         # Nobody else is on the devices (evaluation).
         options |= on_nodes(cluster.TRAINER, by_role)
-        options["num_gpus"] = 1
+        options["num_gpus"] = spec.rollout.parallelism.tensor
     else:
-        options |= beside.options(int(name.partition(".")[0]))
-        options["num_gpus"] = 0.5
+        # Ray has given the devices to the ranks. It leaves the variable alone where no GPU is asked for.
+        size = spec.rollout.parallelism.tensor
+        first = int(name.partition(".")[0]) * size
+        options |= beside.options(first)
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(beside.devices[first : first + size])}
+        options["runtime_env"] = {"env_vars": spec.rollout.env | own}
     return options
 
 

@@ -39,8 +39,8 @@ def checks() -> Iterator[Check]:
     yield Check(
         "colocated_engines_fill_the_ranks",
         SPEC,
-        f"!{cel.IS_COLOCATED} || self.trainer.gpusPerReplica == 0 || {cel.ranks('self.trainer')} % {engine} == 0",
-        "parallelism.tensor must divide the trainer's GPUs; choose a divisor",
+        f"!{cel.IS_COLOCATED} || self.trainer.gpusPerReplica % {engine} == 0",
+        "parallelism.tensor must divide trainer.gpusPerReplica; choose a divisor",
         ".rollout.parallelism",
     )
     yield Check(
