@@ -319,9 +319,14 @@ def test_weights_wake_for_an_update_before_the_cache_does(
     monkeypatch.setattr(engine, "_can_sleep", True)
     inner: Any = engine._engine
     asleep = inner.engine_core.engine_core.model_executor.sleeping_tags
+    levels: list[int] = []
+    sleep = inner.sleep
+    monkeypatch.setattr(inner, "sleep", lambda level: (levels.append(level), sleep(level)))
     engine.add(ask("a", seed=1))
     engine.step()
-    engine.sleep()
+    engine.sleep(keep_weights=False)
+    # By level 1 they would be copied to the host and back, though others come.
+    assert levels == [2]
     assert asleep == {"weights", "kv_cache"}
     engine.wake_weights()
     engine.wake_weights()

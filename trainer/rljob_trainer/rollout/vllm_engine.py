@@ -377,13 +377,13 @@ class VLLMEngine:
 
     # ------------------------------------------------------------------ memory
 
-    def sleep(self) -> None:
-        """On a GPU frees weights and cache (vLLM's level 1: weights go to host memory). On a CPU vLLM cannot; the
-        requests are set aside all the same."""
+    def sleep(self, keep_weights: bool = True) -> None:
+        """On a GPU frees weights and cache: by vLLM's level 1 weights go to host memory, by its level 2 they are gone
+        until the next update, and copied neither way. On a CPU vLLM cannot; the requests are set aside all the same."""
         self._take_in()
         self._take_back(list(self._requests))
         if self._can_sleep:
-            self._engine.sleep(level=1)
+            self._engine.sleep(level=1 if keep_weights else 2)
         self._asleep = self._weights_away = True
 
     def wake_weights(self) -> None:
