@@ -3,7 +3,7 @@
 placement   engine   lives in                      weights
 separate    both     actors of their own           broadcast, bucket by bucket
 colocated   torch    the learner ranks' processes  shared (one rank), or gathered beside each rank
-colocated   vllm     actors on the same devices    broadcast
+colocated   vllm     actors on the same devices    handed over on the device (CPU: broadcast)
 
 Colocated engines and ranks take turns with a GPU's memory: ``turns.py``.
 """
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob, ResolvedSpec
 
 _RANK_ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""Rows of every length leave memory in pieces otherwise. For ranks alone: an engine that sleeps cannot have it, and
-memory that is handed to another process by CUDA IPC cannot be of it (today none is: weights are broadcast)."""
+"""Rows of every length leave memory in pieces otherwise. For ranks alone: an engine that sleeps cannot have it. What a
+rank hands over to an engine on its device is taken from elsewhere (``weights/ipc.py``)."""
 
 Starting = Coroutine[Any, Any, RayEngine]
 
@@ -276,6 +276,7 @@ async def start_pool(
             host=None if "RAY_ADDRESS" in os.environ else "127.0.0.1",
             # NCCL refuses two processes on one GPU.
             backend="nccl" if built.device == "cuda" and spec.placement == "separate" else "gloo",
+            beside=ranks_beside if built.device == "cuda" and spec.placement == "colocated" else None,
             holds=holds,
             waits=waits,
         )
@@ -290,9 +291,16 @@ async def start_pool(
     return Engines(pool, publication, undisturbed=between, count=count, resend=publication.resend)
 
 
+def ranks_beside(name: str, size: int) -> range:
+    """The ranks whose ``size`` devices a colocated engine has. The name of engine i, and of the one that replaces it,
+    begins with i."""
+    first = int(name.partition(".")[0]) * size
+    return range(first, first + size)
+
+
 def engine_options(spec: ResolvedSpec, by_role: bool, beside: Bundles | None, name: str) -> dict[str, Any]:
     """What Ray is asked for, for one engine. ``beside``: the ranks' bundles. Engine i shares the devices of the ranks
-    in bundle i, in their order, and so does the one that replaces it: its ``name`` begins with i."""
+    in bundle i, in their order."""
     options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": dict(spec.rollout.env)}}
     if spec.placement == "separate":
         options |= on_nodes(cluster.ROLLOUT, by_role)
@@ -307,9 +315,9 @@ def engine_options(spec: ResolvedSpec, by_role: bool, beside: Bundles | None, na
     else:
         # Ray has given the devices to the ranks. It leaves the variable alone where no GPU is asked for.
         size = spec.rollout.parallelism.tensor
-        first = int(name.partition(".")[0]) * size
-        options |= beside.options(first)
-        own = {"CUDA_VISIBLE_DEVICES": ",".join(beside.devices[first : first + size])}
+        ranks = ranks_beside(name, size)
+        options |= beside.options(ranks[0])
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(beside.devices[rank] for rank in ranks)}
         options["runtime_env"] = {"env_vars": spec.rollout.env | own}
     return options
 
