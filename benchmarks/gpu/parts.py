@@ -41,6 +41,7 @@ PARTS = (
     Part("engine", "tokens/s of our engine beside bare vLLM", 120, ENGINE),
     Part("step-colocated", "GRPO steps, engine and learner on one GPU", 115, RUN),
     Part("step-separate", "GRPO steps, engine and learner on a GPU each", 120, RUN, gpus=2),
+    Part("step-deterministic", "the steps of step-colocated with deterministic: true", 115, RUN),
     Part("step-trl", "the steps of step-colocated by TRL with vLLM", 120, LEARNER),
 )
 BY_NAME = {part.name: part for part in PARTS}

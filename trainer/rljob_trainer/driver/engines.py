@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 _RANK_ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """Rows of every length leave memory in pieces otherwise. For ranks alone: an engine that sleeps cannot have it. What a
 rank hands over to an engine on its device is taken from elsewhere (``weights/ipc.py``)."""
+_DETERMINISTIC_RANK = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""cuBLAS picks its kernels by the workspace that is free otherwise, and torch refuses to call it deterministic."""
+_DETERMINISTIC_ENGINE = {"VLLM_BATCH_INVARIANT": "1"}
+"""vLLM's log-probs do not depend on what else is in a batch then."""
 
 Starting = Coroutine[Any, Any, RayEngine]
 
@@ -82,7 +86,7 @@ def learner_options(spec: ResolvedSpec, by_role: bool = False) -> GroupOptions:
     """What Ray is asked for, for each rank. Those with GPUs live in bundles (``learner/bundles.py``), where colocated
     with those whose devices the same engine takes. ``by_role``: Ray's nodes carry the label that says what they are
     for."""
-    own = dict(_RANK_ALLOCATOR) if spec.trainer.gpus_per_replica else {}
+    own = _RANK_ALLOCATOR | (_DETERMINISTIC_RANK if spec.deterministic else {}) if spec.trainer.gpus_per_replica else {}
     resources: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": own | spec.trainer.env}}
     nodes = on_nodes(cluster.TRAINER, by_role)
     bundle: dict[str, float] = {}
@@ -116,18 +120,21 @@ def learner_lanes(spec: ResolvedSpec, cores: int | None) -> Literal[1, 2]:
     return 1 if too_few or spec.trainer.env.get("OMP_NUM_THREADS") == "1" else 2
 
 
+def _engines_have_gpus(spec: ResolvedSpec) -> bool:
+    return bool(spec.trainer.gpus_per_replica if spec.placement == "colocated" else spec.rollout.gpus_per_replica)
+
+
 def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> EngineSpec:
     """How each engine is built. Its context holds the longest prompt and response of training and validation."""
     spec = job.spec
     rollout = spec.rollout
     longest = max(response_lengths(spec).values())
-    on_gpu = spec.trainer.gpus_per_replica if spec.placement == "colocated" else rollout.gpus_per_replica
     return EngineSpec(
         kind=rollout.engine,
         folder=str(model.path),
         address=model.address,
         dtype=LearnerSettings.from_job(job, model.path).dtype,
-        device="cuda" if on_gpu else "cpu",
+        device="cuda" if _engines_have_gpus(spec) else "cpu",
         max_context=min(model.context_length, spec.data.max_prompt_tokens + longest),
         max_concurrent=max_concurrent(rollout),
         version=version,
@@ -301,7 +308,8 @@ def ranks_beside(name: str, size: int) -> range:
 def engine_options(spec: ResolvedSpec, by_role: bool, beside: Bundles | None, name: str) -> dict[str, Any]:
     """What Ray is asked for, for one engine. ``beside``: the ranks' bundles. Engine i shares the devices of the ranks
     in bundle i, in their order."""
-    options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": dict(spec.rollout.env)}}
+    own = dict(_DETERMINISTIC_ENGINE) if spec.deterministic and _engines_have_gpus(spec) else {}
+    options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": own | spec.rollout.env}}
     if spec.placement == "separate":
         options |= on_nodes(cluster.ROLLOUT, by_role)
         if spec.rollout.gpus_per_replica:
@@ -317,8 +325,7 @@ def engine_options(spec: ResolvedSpec, by_role: bool, beside: Bundles | None, na
         size = spec.rollout.parallelism.tensor
         ranks = ranks_beside(name, size)
         options |= beside.options(ranks[0])
-        own = {"CUDA_VISIBLE_DEVICES": ",".join(beside.devices[rank] for rank in ranks)}
-        options["runtime_env"] = {"env_vars": spec.rollout.env | own}
+        options["runtime_env"]["env_vars"]["CUDA_VISIBLE_DEVICES"] = ",".join(beside.devices[rank] for rank in ranks)
     return options
 
 
