@@ -4,6 +4,7 @@ the parts that a CPU can try."""
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import accept, parts
 from benchmarks.gpu.figures import Writer, read
 from benchmarks.gpu.step import JOB, SEPARATE
-from benchmarks.gpu.wheels import own
+from benchmarks.gpu.wheels import beside_torch, own
 
 from rljob_api import load_jobs
 
@@ -27,7 +28,12 @@ def figures(outcome: command.Outcome) -> dict[str, float]:
     return {figure.name: figure.value for figure in outcome.figures}
 
 
-def test_the_parts_that_want_torch_alone_run_on_a_cpu_and_meet_their_goals(cache: Path, tmp_path: Path) -> None:
+def test_the_parts_that_want_torch_alone_run_without_ray_and_vllm_and_meet_their_goals(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ray", "vllm"):
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('there is no {name} here')")
+    monkeypatch.setattr(command, "IMPORTABLE", os.pathsep.join([str(tmp_path), command.IMPORTABLE]))
     names = ["attention", "learner", "publication", "publication-ipc", "killed"]
     outcomes = command.check(names, "cpu", cache, tmp_path, command.SECONDS)
     assert {name: outcome.reason for name, outcome in outcomes.items()} == dict.fromkeys(names, "")
@@ -136,10 +142,22 @@ def test_the_jobs_that_are_run_are_valid(job: Path, settings: dict[str, object])
     assert load_jobs(job, [f"{path}={value}" for path, value in settings.items()])
 
 
-def test_every_wheel_of_ours_that_is_fetched_has_a_hash() -> None:
-    entries = own().replace("\\\n", "").splitlines()
-    pinned = [entry for entry in entries if "==" in entry]
+def fetched(requirements: str) -> set[str]:
+    """The packages, each of which has a hash."""
+    pinned = [entry for entry in requirements.replace("\\\n", "").splitlines() if "==" in entry]
     assert all("--hash=sha256:" in entry for entry in pinned)
-    names = {entry.partition("==")[0].strip() for entry in pinned}
+    return {entry.partition("==")[0].strip() for entry in pinned}
+
+
+def test_every_wheel_of_ours_that_is_fetched_has_a_hash() -> None:
+    names = fetched(own())
     # What trains, what installs, and what makes the project's own wheel.
     assert {"torch", "vllm", "ray", "transformers", "uv", "hatchling", "editables"} <= names
+
+
+def test_what_the_parts_that_want_torch_alone_need_beside_it_is_small() -> None:
+    names = fetched(beside_torch())
+    assert {"transformers", "tokenizers", "safetensors", "numpy", "pydantic"} <= names
+    # 44 MiB as wheels, of which transformers and numpy are 28.
+    assert not {"torch", "triton", "vllm", "ray", "scipy", "pyarrow"} & names
+    assert not [name for name in names if name.startswith(("nvidia", "cuda"))]
