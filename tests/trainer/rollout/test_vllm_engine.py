@@ -364,6 +364,17 @@ def test_a_second_one_in_the_process_is_refused(engine: VLLMEngine, llama_folder
     assert len(run(engine, ask("still works"))["still works"].token_ids) == 20
 
 
+def test_vllm_in_a_process_of_its_own_is_refused_with_the_variable_that_asks_for_it(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rljob_trainer.rollout.vllm_engine import VLLMEngine
+
+    monkeypatch.setattr(VLLMEngine, "_open", False)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with pytest.raises(EngineError, match=r"VLLM_ENABLE_V1_MULTIPROCESSING is set.*remove it from rollout\.env"):
+        VLLMEngine(llama_folder)
+
+
 def test_vllm_s_defaults_are_those_that_the_engine_was_written_for(
     engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
