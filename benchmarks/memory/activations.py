@@ -38,7 +38,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self, *known: torch.Tensor) -> None:
         """``known``: those that do not count."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
 
@@ -107,7 +107,8 @@ def peak_bytes(
                 ActorGradient(module, None, work.shares[0], 0, loss, place, 0)(module, 0)
             else:
                 CriticGradient(work.shares[0], 0, loss, place)(module, 0)
-    return live.peak
+    peak: int = live.peak
+    return peak
 
 
 @contextmanager

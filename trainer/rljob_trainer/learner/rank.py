@@ -77,7 +77,8 @@ class LearnerRank:
         if settings.deterministic:
             # Not "warn only": flash attention's backward pass would stay as it is.
             torch.use_deterministic_algorithms(True)
-            torch.utils.deterministic.fill_uninitialized_memory = False
+            details: Any = torch.utils.deterministic
+            details.fill_uninitialized_memory = False
         self.mesh = parallel.join(settings, rank, address, timeout_seconds)
         self._cores = SideBySide(allowed=settings.two_lanes)
 
