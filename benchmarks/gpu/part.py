@@ -30,7 +30,7 @@ def main() -> None:
     elif name.startswith("publication"):
         from benchmarks.gpu import publication
 
-        publication.measure(writer, device, "nccl" if name.endswith("nccl") else "gloo")
+        publication.measure(writer, device, name.removeprefix("publication").removeprefix("-") or "gloo")
     elif name.startswith("killed"):
         from benchmarks.gpu import publication
 

@@ -27,22 +27,21 @@ class Part:
     gpus: int = 1
     on_cpu: bool = False
     """Whether ``--device cpu`` runs it unless told which parts to run."""
-    absent: str | None = None
-    """Why it can be measured nowhere yet."""
 
 
 PARTS = (
     Part("attention", "flash attention, forward and backward, against float32", 30, LEARNER, on_cpu=True),
     Part("learner", "log-probs against float32, reference KL, MFU by stage, 0.5B and 1.5B", 70, LEARNER, on_cpu=True),
-    Part("publication", "weights into an engine's process by gloo, beside a bare broadcast", 30, LEARNER, on_cpu=True),
+    Part("publication", "weights into an engine's process by gloo, beside a bare broadcast", 25, LEARNER, on_cpu=True),
     Part("publication-nccl", "the same by NCCL, from GPU to GPU", 30, LEARNER, gpus=2),
-    Part("publication-ipc", "the same within a GPU by CUDA IPC", 30, LEARNER, absent="the trainer has no such path"),
-    Part("killed", "an engine killed inside a gloo broadcast", 25, LEARNER, on_cpu=True),
+    Part("publication-ipc", "the same within a GPU by CUDA IPC, beside a bare copy", 20, LEARNER, on_cpu=True),
+    Part("killed", "an engine killed inside a gloo broadcast", 20, LEARNER, on_cpu=True),
     Part("killed-nccl", "an engine killed inside an NCCL broadcast", 40, LEARNER, gpus=2),
     Part("agreement", "log-probs of engine and learner; sleep, wake, and the memory between", 80, ENGINE, on_cpu=True),
-    Part("engine", "tokens/s of our engine beside bare vLLM", 125, ENGINE),
-    Part("step-colocated", "GRPO steps, engine and learner on one GPU", 120, RUN),
+    Part("engine", "tokens/s of our engine beside bare vLLM", 120, ENGINE),
+    Part("step-colocated", "GRPO steps, engine and learner on one GPU", 115, RUN),
     Part("step-separate", "GRPO steps, engine and learner on a GPU each", 120, RUN, gpus=2),
+    Part("step-deterministic", "the steps of step-colocated with deterministic: true", 115, RUN),
     Part("step-trl", "the steps of step-colocated by TRL with vLLM", 120, LEARNER),
 )
 BY_NAME = {part.name: part for part in PARTS}
@@ -51,8 +50,6 @@ _INSTALL = "`python3.12 requirements/install.py --accelerator gpu` makes .venv w
 
 def lacking(part: Part, device: str, gpus: int, cache: Path) -> str | None:
     """Why ``part`` cannot be measured here, with the remedy where there is one; None: it can."""
-    if part.absent is not None:
-        return f"not there yet: {part.absent}"
     if absent := [name for name in part.packages if find_spec(name) is None]:
         return f"this Python has no {' and no '.join(absent)}: {_INSTALL} (benchmarks/gpu/README.md: without a network)"
     if device == "cpu":

@@ -1,5 +1,5 @@
-"""Weights from a learner's process into an engine's, by gloo or NCCL: GB/s beside a bare broadcast of the same bytes,
-and what becomes of the learner when the engine dies while they travel."""
+"""Weights from a learner's process into an engine's, by gloo, NCCL or CUDA IPC: GB/s beside a bare broadcast (IPC: a
+copy) of the same bytes, and what becomes of the learner when the engine dies while they travel."""
 
 from __future__ import annotations
 
@@ -44,11 +44,13 @@ def weights(device: torch.device, layers: int, width: int, inner: int, vocabular
 
 
 class Pair:
-    """The sender, in this process, and a receiver in one of its own, which with NCCL has the second GPU."""
+    """The sender, in this process, and a receiver in one of its own: with NCCL on the second GPU, with IPC on the
+    same."""
 
     def __init__(self, device: str, backend: str, *, dies: bool) -> None:
         self.backend = backend
-        self.device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
+        on_device = backend == "nccl" or (backend == "ipc" and device == "cuda")
+        self.device = torch.device("cuda", 0) if on_device else torch.device("cpu")
         shape = (28, 1536, 8960, 151936) if device == "cuda" else (2, 512, 2048, 65536)
         self.named = weights(torch.device("cuda", 0) if device == "cuda" else self.device, *shape)
         self.metas = describe(self.named.items())
@@ -58,7 +60,7 @@ class Pair:
         self.publisher = Publisher(256 << 20, "127.0.0.1", self.device)
         self.link = WeightLink(self.publisher.address, 1, (SENDER, "the engine"), backend)
         self._bare_store, bare_address = serve_store("127.0.0.1")
-        arguments = (far_end, self.link, bare_address, self.nbytes, dies)
+        arguments = (far_end, self.link, bare_address, self.nbytes, str(self.device), dies)
         self.process = spawn.Process(target=receiver_process, args=arguments, daemon=True)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         try:
@@ -75,6 +77,8 @@ class Pair:
 
     def bare(self) -> float:
         """Seconds of one broadcast of all bytes; the median of some."""
+        if self.backend == "ipc":
+            return copies(self.device, self.nbytes)
         group = new_group(self._bare_store, 0, self.backend)
         return broadcasts(group, self.device, self.nbytes)
 
@@ -82,9 +86,11 @@ class Pair:
         return self.publisher.publish(self.metas, self.named.items(), version, SECONDS).seconds
 
 
-def receiver_process(pipe: Connection, link: WeightLink, bare_address: str, nbytes: int, dies: bool) -> None:
+def receiver_process(
+    pipe: Connection, link: WeightLink, bare_address: str, nbytes: int, place: str, dies: bool
+) -> None:
     """Receives ``ROUNDS`` publications into memory of its own, or kills itself when the first bytes have come."""
-    device = torch.device("cuda", 0) if link.backend == "nccl" else torch.device("cpu")
+    device = torch.device(place)
     receiver = Receiver(link, 1, timeout=SECONDS, device=device)
 
     def load(tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -95,7 +101,7 @@ def receiver_process(pipe: Connection, link: WeightLink, bare_address: str, nbyt
             pass
 
     with suppress(EOFError):
-        if not dies:
+        if not dies and link.backend != "ipc":
             group = new_group(reach_store(bare_address, timedelta(seconds=SECONDS)), 1, link.backend)
             broadcasts(group, device, nbytes)
         for version in range(1, ROUNDS + 2):
@@ -133,6 +139,19 @@ def broadcasts(group: Any, device: torch.device, nbytes: int) -> float:
     return median(seconds[1:])
 
 
+def copies(device: torch.device, nbytes: int) -> float:
+    """Median seconds of a copy of one buffer, after one that is not counted."""
+    source, target = (torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+    seconds = []
+    for _ in range(1 + ROUNDS):
+        _settle(device)
+        started = time.perf_counter()
+        target.copy_(source)
+        _settle(device)
+        seconds.append(time.perf_counter() - started)
+    return median(seconds[1:])
+
+
 def _settle(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -141,10 +160,11 @@ def _settle(device: torch.device) -> None:
 def measure(writer: Writer, device: str, backend: str) -> None:
     pair = Pair(device, backend, dies=False)
     bare = pair.bare()
-    writer.plain(f"bare broadcast by {backend}", pair.nbytes / 1e9 / bare, "GB/s")
+    what = "copy" if backend == "ipc" else f"broadcast by {backend}"
+    writer.plain(f"bare {what}", pair.nbytes / 1e9 / bare, "GB/s")
     seconds = [pair.publish(version) for version in range(1, ROUNDS + 2)][1:]
     writer.plain(f"publication by {backend}", pair.nbytes / 1e9 / median(seconds), "GB/s")
-    writer.plain(f"publication by {backend}, share of the bare broadcast", bare / median(seconds))
+    writer.plain(f"publication by {backend}, share of the bare {what.split()[0]}", bare / median(seconds))
     pair.pipe.send("end")
     pair.process.join(5)
 

@@ -44,6 +44,12 @@ def colocated(writer: Writer, cache: Path) -> None:
     (cache / OURS).write_text(str(measure_ours(writer, cache, {}, "colocated")))
 
 
+def deterministic(writer: Writer, cache: Path) -> None:
+    seconds = measure_ours(writer, cache, {"deterministic": True}, "deterministic")
+    if (cache / OURS).exists():
+        writer.plain("GRPO step, deterministic over as it is", seconds / float((cache / OURS).read_text()))
+
+
 def separate(writer: Writer, cache: Path) -> None:
     measure_ours(writer, cache, SEPARATE, "separate")
 
@@ -68,5 +74,6 @@ def _seconds(steps: Sequence[Step]) -> float:
 MEASURES: Mapping[str, Callable[[Writer, Path], None]] = {
     "step-colocated": colocated,
     "step-separate": separate,
+    "step-deterministic": deterministic,
     "step-trl": peer,
 }

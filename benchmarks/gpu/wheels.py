@@ -1,6 +1,7 @@
 """All that is to be installed for this benchmark, as wheels in a folder that can be carried to where no index is:
 
-.venv/bin/python -m benchmarks.gpu.wheels FOLDER     # where there is an index; Linux on x86-64, Python 3.12
+.venv/bin/python -m benchmarks.gpu.wheels FOLDER          # where there is an index; Linux on x86-64, Python 3.12
+.venv/bin/python -m benchmarks.gpu.wheels FOLDER --beside-torch    # for a machine that has torch: under 64 MiB
 
 The project's packages have the hashes of requirements/, those of TRL with vLLM what the index says now.
 """
@@ -12,11 +13,16 @@ import re
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import requires
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from benchmarks.environments import PEERS, ROOT, VERSION, uv
 from benchmarks.gpu.parts import PEER
 
+IMPORTED = ("transformers", "numpy", "psutil", "pyyaml", "pydantic")
+"""By the parts that want torch alone, beside torch."""
 REQUIREMENTS = ROOT / "requirements"
 
 
@@ -25,6 +31,22 @@ def own() -> str:
     texts = [(REQUIREMENTS / f"{name}.txt").read_text() for name in ("gpu", "torch", "uv", "build")]
     # gpu.txt names torch without hashes, which are in torch.txt.
     return "".join([re.sub(r"^torch==\S+\n", "", texts[0], flags=re.MULTILINE), *texts[1:]])
+
+
+def beside_torch() -> str:
+    """Of those what the parts that want torch alone need beside torch: what is imported, and what that requires."""
+    entries = {
+        entry.partition("==")[0]: entry for entry in re.split(r"^(?=\S)", own(), flags=re.MULTILINE) if "==" in entry
+    }
+    found: set[str] = set()
+    coming = list(IMPORTED)
+    while coming:
+        name = re.sub(r"[-_.]+", "-", coming.pop()).lower()
+        if name not in found and name != "torch":
+            found.add(name)
+            asked = (Requirement(line) for line in requires(name) or ())
+            coming += [one.name for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return "".join(entries[name] for name in sorted(found))
 
 
 def peers() -> str:
@@ -51,8 +73,17 @@ def download(requirements: str, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="about 12 GB")
-    folder: Path = parser.parse_args().folder
+    parser.add_argument("--beside-torch", action="store_true", help="what parts that want torch alone need beside it")
+    asked = parser.parse_args()
+    folder: Path = asked.folder
     folder.mkdir(parents=True, exist_ok=True)
+    if asked.beside_torch:
+        download(beside_torch(), folder)
+        size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
+        print(f"""{size / 2**20:.0f} MiB in {folder}. Carry it and this checkout over, and there, in the checkout:
+python3 -m pip install --no-index --find-links /where/it/is transformers psutil pyyaml pydantic
+python3 -m benchmarks.gpu --only attention learner publication publication-ipc killed""")
+        return
     for what, requirements in (("rljob with its GPU packages", own()), ("TRL with vLLM", peers())):
         print(f"fetching {what}: {requirements.count('==')} wheels", flush=True)
         download(requirements, folder)

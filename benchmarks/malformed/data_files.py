@@ -103,9 +103,9 @@ def _one(number: int, seed: int, folder: Path, tokenizers: dict[str, PreTrainedT
 
 
 def _judged(folder: Path, file: Path, model: str, prompt: str, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    from rljob_trainer.commands.job_file import beyond_the_schema
     from rljob_trainer.data import training_feed, validation_sets
     from rljob_trainer.errors import RLJobError
+    from rljob_trainer.preflight import preflight
 
     document = {
         "apiVersion": "rljob.dev/v1alpha1",
@@ -129,7 +129,7 @@ def _judged(folder: Path, file: Path, model: str, prompt: str, tokenizer: PreTra
     }
     job = RLJob.model_validate(document)
     try:
-        if found := beyond_the_schema(Readable(job), folder, [folder]):
+        if found := preflight(Readable(job), base=folder, code=[folder]):
             text = "\n".join(map(str, found))
             named = all(violation.path.startswith("spec.") and violation.remedy for violation in found)
             return (REFUSED if named and file.name in text else FAULT), text

@@ -73,15 +73,15 @@ def _one(number: int, seed: int, bases: list[Path], folder: Path) -> FolderRecor
 def _judged(folder: Path) -> tuple[str, str]:
     import torch
 
-    from rljob_trainer.commands.job_file import beyond_the_schema
     from rljob_trainer.driver.assemble import read_inputs
     from rljob_trainer.errors import RLJobError
     from rljob_trainer.learner.models import load_policy
+    from rljob_trainer.preflight import preflight
     from rljob_trainer.rollout.decoder import Decoder, read_folder
 
     job = RLJob.model_validate(JOB)
     try:
-        if found := beyond_the_schema(Readable(job), folder, [folder]):
+        if found := preflight(Readable(job), base=folder, code=[folder]):
             text = "\n".join(map(str, found))
             named = all(violation.path.startswith("spec.") and violation.remedy for violation in found)
             # What is said of a model's files names the file; other fields of the job name themselves.

@@ -31,10 +31,10 @@ def tell(line: str) -> None:
         file.write(line)
 
 
-async def told(turns: engines.SharedDevices, engine: EngineHandle, method: str, what: str) -> None:
+async def told(turns: engines.SharedDevices, engine: EngineHandle, method: str, what: str, *args: Any) -> None:
     learner: Any = turns._learner
     [before] = await learner.run(cache_bytes)
-    await moved(turns, engine, method, what)
+    await moved(turns, engine, method, what, *args)
     [after] = await learner.run(cache_bytes)
     tell(f"{method} {before} {after}\n")
 

@@ -63,18 +63,18 @@ def colocated_engines_need_turns(job: Job) -> Iterator[Violation]:
 @rule(
     cel=Cel(
         SPEC,
-        f"!{cel.IS_COLOCATED} || self.trainer.gpusPerReplica == 0 || "
-        f"{cel.ranks('self.trainer')} % self.rollout.parallelism.tensor == 0",
-        "parallelism.tensor must divide the trainer's GPUs; choose a divisor",
+        f"!{cel.IS_COLOCATED} || self.trainer.gpusPerReplica % self.rollout.parallelism.tensor == 0",
+        "parallelism.tensor must divide trainer.gpusPerReplica; choose a divisor",
         ".rollout.parallelism",
     )
 )
 def colocated_engines_fill_the_ranks(job: Job) -> Iterator[Violation]:
-    size, ranks = job.spec.rollout.parallelism.tensor, job.resolved.trainer.ranks
-    if job.resolved.placement == "colocated" and job.spec.trainer.gpus_per_replica and ranks % size:
+    size, gpus = job.spec.rollout.parallelism.tensor, job.spec.trainer.gpus_per_replica
+    if job.resolved.placement == "colocated" and gpus % size:
         yield Violation(
             "spec.rollout.parallelism",
-            f"an engine takes tensor = {size} devices, which does not divide the trainer's {ranks}",
+            f"a colocated engine takes tensor = {size} GPUs of one trainer pod, which does not divide "
+            f"trainer.gpusPerReplica = {gpus}",
             "choose a divisor",
         )
 

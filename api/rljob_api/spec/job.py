@@ -98,6 +98,11 @@ class Spec(SpecModel):
     seed: int = Field(
         default=0, ge=0, le=2147483647, description="Seed of sampling and of everything else without a seed of its own."
     )
+    deterministic: Annotated[bool, SUSPENDED] = Field(
+        default=False,
+        description="On GPUs: kernels that give the same bits each time, in trainer and engines. They are slower, and "
+        "vLLM's want compute capability 9.0 (H100). CPUs give the same bits either way.",
+    )
 
 
 class RLJob(SpecModel):

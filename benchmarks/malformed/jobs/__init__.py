@@ -137,9 +137,9 @@ def judged(plane: ControlPlane, job: Drawn, folder: Path) -> JobRecord:
 
 def _beyond(document: Document, folder: Path) -> list[Violation]:
     """What validate says of more than the document, but for files of the machine."""
-    from rljob_trainer.commands.job_file import beyond_the_schema
+    from rljob_trainer.preflight import preflight
 
-    found = beyond_the_schema(Readable(RLJob.model_validate(document)), folder, [folder])
+    found = preflight(Readable(RLJob.model_validate(document)), base=folder, code=[folder])
     return [violation for violation in found if not FILES.search(violation.path)]
 
 

@@ -216,13 +216,3 @@ def test_the_installed_command_ends_with_the_code_and_without_a_traceback(edited
     assert process.returncode == 64
     assert "Traceback" not in process.stdout + process.stderr
     assert process.stdout.startswith("spec.algorithm.preset: ")
-
-
-def test_what_this_version_does_not_train_is_said_before_the_run_says_it(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    change = ["--set", "rollout={engine: vllm, parallelism: {tensor: 2}}", "--set", "trainer.gpusPerReplica=2"]
-    assert main(["validate", "job.yaml", *change]) == 64
-    assert "spec.rollout.parallelism.tensor: a colocated vLLM engine has one GPU" in capsys.readouterr().out
-    # The API server knows of fields and rules alone.
-    assert main(["validate", "--schema-only", "job.yaml", *change]) == 0

@@ -55,3 +55,23 @@ def test_collectives_of_the_ranks_end_later_than_every_wait_of_ours() -> None:
     assert options.call_seconds == 600
     assert options.collective_seconds > 900
     assert options.collective_seconds > 600 + 30 + 10
+
+
+def test_one_setting_makes_trainer_and_engines_on_gpus_deterministic() -> None:
+    def environments(**sections: object) -> tuple[set[str], set[str]]:
+        rollout = {"engine": "vllm", "maxResponseTokens": 3}
+        [job] = load_jobs(yaml.safe_dump(copy_job(placement="colocated", rollout=rollout, **sections)))
+        spec = resolve(job).spec
+        options = learner_options(spec).resources, engine_options(spec, False, None, "0")
+        rank, engine = (set(part["runtime_env"]["env_vars"].items()) for part in options)
+        return rank, engine
+
+    on_gpu = {"trainer": {"gpusPerReplica": 1}}
+    asked = environments(deterministic=True, **on_gpu)
+    plain = environments(**on_gpu)
+    assert [part - before for part, before in zip(asked, plain, strict=True)] == [
+        {("CUBLAS_WORKSPACE_CONFIG", ":4096:8")},
+        {("VLLM_BATCH_INVARIANT", "1")},
+    ]
+    # CPUs are as they are.
+    assert environments(deterministic=True) == environments()

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +21,7 @@ from rljob_api import load_jobs, resolve
 from rljob_api.cluster import ROLE_LABEL, ROLLOUT, TRAINER
 from rljob_trainer.driver.engines import engine_options, learner_options
 from rljob_trainer.learner.bundles import reserve
+from rljob_trainer.rollout.size import engine_count
 
 Place = tuple[str, tuple[str, ...]]
 """A node and the GPUs on it."""
@@ -70,26 +72,30 @@ def nodes(request: pytest.FixtureRequest, forked_workers: None) -> Iterator[int]
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def places(placement: str, engine: str, tensor: int = 1) -> tuple[list[Place], list[Place]]:
-    """Where four ranks and the engines of a job live."""
+def places(placement: str, tensor: int) -> tuple[list[Place], list[Place]]:
+    """Where four ranks and the engines of a job live, engines of ``tensor`` GPUs each."""
     separate = placement == "separate"
-    rollout: dict[str, Any] = {"engine": engine, "maxResponseTokens": 3}
+    rollout: dict[str, Any] = {"engine": "vllm", "maxResponseTokens": 3, "parallelism": {"tensor": tensor}}
     if separate:
-        rollout |= {"replicas": 4 // tensor, "gpusPerReplica": tensor, "parallelism": {"tensor": tensor}}
+        rollout |= {"replicas": 4 // tensor, "gpusPerReplica": tensor}
     sections = {"placement": placement, "trainer": {"gpusPerReplica": 4}, "rollout": rollout}
     [job] = load_jobs(yaml.safe_dump(copy_job(**sections)))
     spec = resolve(job).spec
+    assert engine_count(spec) == 4 // tensor
     asked = learner_options(spec, by_role=True)
-    bundles = asyncio.run(reserve(4, asked.bundle, 60.0, asked.nodes))
+    bundles = asyncio.run(reserve(4, asked.bundle, 60.0, asked.nodes, together=asked.together))
     assert bundles is not None
     process = stand_in()
     ranks = [process.options(**asked.resources, **bundles.options(rank)).remote() for rank in range(4)]
+    where = ray.get([rank.place.remote() for rank in ranks], timeout=60)
+    # As LearnerGroup does.
+    bundles = replace(bundles, devices=tuple(gpu for _, (gpu,) in where))
     engines = [
         process.options(**engine_options(spec, True, None if separate else bundles, f"{number}.1")).remote()
         for number in range(4 // tensor)
     ]
     try:
-        where = ray.get([actor.place.remote() for actor in [*ranks, *engines]], timeout=60)
+        where += ray.get([engine.place.remote() for engine in engines], timeout=60)
     finally:
         for actor in [*ranks, *engines]:
             ray.kill(actor)
@@ -101,18 +107,22 @@ def devices(where: list[Place]) -> list[tuple[str, str]]:
     return [(node, gpu) for node, gpus in where for gpu in gpus]
 
 
-def test_colocated_engine_i_has_the_gpu_of_rank_i_and_no_two_ranks_share_one(nodes: int) -> None:
-    ranks, engines = places("colocated", "vllm")
-    assert engines == ranks
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_colocated_engine_has_the_gpus_of_its_ranks_in_their_order_and_no_two_ranks_share_one(
+    nodes: int, tensor: int
+) -> None:
+    ranks, engines = places("colocated", tensor)
     assert len(set(devices(ranks))) == 4
-    assert all(len(gpus) == 1 for _, gpus in ranks)
+    # vLLM's worker w takes the w-th of the GPUs that its engine sees.
+    assert devices(engines) == devices(ranks)
+    assert all(len(gpus) == tensor for _, gpus in engines)
     # Ranks 0 and 1 are one shard group where there are two nodes, 2 and 3 the other.
     assert [ranks[0][0] == node for node, _ in ranks] == [True, True, nodes == 1, nodes == 1]
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_separate_engines_have_gpus_of_their_own_together_on_a_node(nodes: int, tensor: int) -> None:
-    ranks, engines = places("separate", "vllm", tensor)
+    ranks, engines = places("separate", tensor)
     assert len(set(devices(ranks))) == len(set(devices(engines))) == 4
     assert all(len(gpus) == tensor for _, gpus in engines)
     assert not {node for node, _ in ranks} & {node for node, _ in engines}

@@ -98,6 +98,8 @@ class Engine:
             await asyncio.Event().wait()
         self.device.happens(method)
         if method == "sleep":
+            # Their weights need not be kept: new ones come before they wake.
+            assert args == (False,)
             self.device.there -= {WEIGHTS, CACHE}
         elif method == "wake_weights":
             self.device.there |= self.weights

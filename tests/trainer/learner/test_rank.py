@@ -61,6 +61,24 @@ def test_the_actor_makes_good_tokens_likelier(
     assert gain[batch.advantages[batch.mask] < 0].mean() < -0.05
 
 
+def test_a_whole_update_runs_where_only_deterministic_kernels_may(
+    settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    """Torch refuses others by name; the kernels of a GPU are gpu-check's to try."""
+    losses = LossSettings(entropy_coefficient=0.01)
+    results = []
+    try:
+        for deterministic in (False, True):
+            rank = LearnerRank(replace(settings, deterministic=deterministic))
+            assert torch.are_deterministic_algorithms_enabled() == deterministic
+            update(rank, make_batch(), loss=losses)
+            results.append(score(rank, make_batch(), log_probs=True)["log_probs"])
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+    np.testing.assert_array_equal(*results)
+
+
 def test_the_critic_learns_a_constant(settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]) -> None:
     batch = make_batch()
     batch.returns = np.full(len(batch.mask), 0.7, dtype=np.float32)

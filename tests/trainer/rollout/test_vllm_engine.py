@@ -327,9 +327,14 @@ def test_weights_wake_for_an_update_before_the_cache_does(
     monkeypatch.setattr(engine, "_can_sleep", True)
     inner: Any = engine._engine
     asleep = inner.engine_core.engine_core.model_executor.sleeping_tags
+    levels: list[int] = []
+    sleep = inner.sleep
+    monkeypatch.setattr(inner, "sleep", lambda level: (levels.append(level), sleep(level)))
     engine.add(ask("a", seed=1))
     engine.step()
-    engine.sleep()
+    engine.sleep(keep_weights=False)
+    # By level 1 they would be copied to the host and back, though others come.
+    assert levels == [2]
     assert asleep == {"weights", "kv_cache"}
     engine.wake_weights()
     engine.wake_weights()
@@ -363,3 +368,51 @@ def test_a_second_one_in_the_process_is_refused(engine: VLLMEngine, llama_folder
     with pytest.raises(EngineError, match=r"another one is open in this process; close\(\)"):
         type(engine)(llama_folder)
     assert len(run(engine, ask("still works"))["still works"].tokens.ids) == 20
+
+
+def test_vllm_in_a_process_of_its_own_is_refused_with_the_variable_that_asks_for_it(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rljob_trainer.rollout.vllm_engine import VLLMEngine
+
+    monkeypatch.setattr(VLLMEngine, "_open", False)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with pytest.raises(EngineError, match=r"VLLM_ENABLE_V1_MULTIPROCESSING is set.*remove it from rollout\.env"):
+        VLLMEngine(llama_folder)
+
+
+def test_vllm_s_defaults_are_those_that_the_engine_was_written_for(
+    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails here after an upgrade has moved: see what the engine makes of it, then write the new value."""
+    from vllm import EngineArgs
+    from vllm.config import SchedulerConfig
+    from vllm.engine import arg_utils
+    from vllm.usage.usage_lib import UsageContext
+
+    defaults = {field.name: field.default for field in dataclasses.fields(EngineArgs)}
+    expected = {
+        "async_scheduling": None,  # decided by vLLM: on for CUDA, so that a batch is under way when weights come
+        "enable_chunked_prefill": None,  # on, but for what we turn off on CPUs
+        "gpu_memory_utilization": 0.92,
+        "logprobs_mode": "raw_logprobs",  # ours are "processed_logprobs"
+        "max_num_batched_tokens": None,
+        "scheduling_policy": "fcfs",  # requests enter in the order in which they were submitted
+        "kv_cache_dtype": "auto",
+        "enable_sleep_mode": False,
+    }
+    assert {name: defaults[name] for name in expected} == expected
+    # An engine in our process has no number of its own for what a step reads.
+    assert SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS == 2048
+    monkeypatch.setattr(arg_utils.current_platform, "is_cpu", lambda: False)
+    for gigabytes, card, bare in ((80, "NVIDIA H100 80GB HBM3", 16384), (40, "NVIDIA A100-SXM4-40GB", 8192)):
+        monkeypatch.setattr(arg_utils.current_platform, "get_device_total_memory", lambda size=gigabytes: size << 30)
+        monkeypatch.setattr(arg_utils.current_platform, "get_device_name", lambda name=card: name)
+        tokens, _ = EngineArgs.get_batch_defaults(1)
+        assert tokens.get(UsageContext.ENGINE_CONTEXT) is None
+        assert tokens[UsageContext.LLM_CLASS] == bare
+    config = engine._engine.vllm_config
+    # Both are on unless told: prompts are cached, and the cache is reset with each update.
+    assert config.cache_config.enable_prefix_caching
+    assert config.model_config.logprobs_mode == "processed_logprobs"
+    assert config.scheduler_config.max_num_batched_tokens == 200

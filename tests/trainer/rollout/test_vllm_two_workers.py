@@ -88,6 +88,29 @@ def test_both_workers_take_what_is_published_and_compute_the_new_model_together(
         )
 
 
+def test_each_worker_may_have_a_sender_of_its_own(
+    engine: VLLMEngine,
+    make_model: Callable[..., PreTrainedModel],
+    log_probs_of: Callable[..., np.ndarray],
+) -> None:
+    """As where workers share their devices with learner ranks; here they share the host's memory."""
+    new = make_model("llama", seed=7)
+    named = dict(new.named_parameters())
+    publishers = [Publisher(1 << 16, "127.0.0.1") for _ in range(2)]
+    addresses = tuple(publisher.address for publisher in publishers)
+    link = WeightLink(addresses[0], 2, WORKERS, "ipc", senders=addresses)
+    with ThreadPoolExecutor(2) as ranks:
+        connected = [ranks.submit(p.connect, link.seat(worker + 1)[0], 60) for worker, p in enumerate(publishers)]
+        engine.join_weights(link, 1, 60)
+        for connecting in connected:
+            connecting.result(60)
+        sent = [ranks.submit(p.publish, describe(named.items()), named.items(), 5, 60) for p in publishers]
+        engine.receive_weights(5, 60)
+        assert [sending.result(60).version for sending in sent] == [5, 5]
+    pair = (PROMPTS[0], (3, 1, 4, 1, 5))
+    np.testing.assert_allclose(engine.score([pair], 1.0)[0], log_probs_of(new, *pair), atol=1e-5)
+
+
 def test_tensors_of_this_process_do_not_reach_them(engine: VLLMEngine, llama: PreTrainedModel) -> None:
     engine.begin_update()
     with pytest.raises(EngineError, match=r"cannot reach workers in other processes; use receive_weights\(\)"):

@@ -43,7 +43,7 @@ def test_the_pools_are_those_of_the_job() -> None:
     assert own_split(job().spec) == Split(engines=4, devices_per_engine=2, ranks=8)
     assert str(own_split(job().spec)) == "8:8"
     sync = job("pipeline.mode=sync", "rollout.replicas=null", "rollout.gpusPerReplica=0")
-    assert own_split(sync.spec) == Split(engines=8, devices_per_engine=1, ranks=8, colocated=True)
+    assert own_split(sync.spec) == Split(engines=4, devices_per_engine=2, ranks=8, colocated=True)
     assert own_split(sync.spec).devices == 8
 
 

@@ -12,7 +12,9 @@ from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.simulation.clock import run_virtual
+from rljob_trainer.stores import serve_store
 from rljob_trainer.waits import Waits
+from rljob_trainer.weights.learner_side import Failure
 from rljob_trainer.weights.publication import WeightPublication
 
 
@@ -124,3 +126,33 @@ def test_a_publication_waits_for_successors_of_the_last_engine_but_not_for_ever(
         await pool.close()
 
     run_virtual(main())
+
+
+class WithoutIpc(Ranks):
+    """Ranks on a machine that lets no process reach another's device memory."""
+
+    def __init__(self) -> None:
+        self.backends: list[str] = []
+        self.store, self.address = serve_store("127.0.0.1")
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        if function.__name__ == "connect":
+            self.backends.append(args[0].backend)
+            if args[0].backend == "ipc":
+                return [Failure("invalid device context")]
+        return [self.address] if function.__name__ == "open_publisher" else [None]
+
+
+async def test_where_devices_cannot_be_shared_weights_go_by_broadcast_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool, ranks = RolloutPool(), WithoutIpc()
+    pool.add(Engine())
+    publication = WeightPublication(ranks, pool, bucket_bytes=1, beside=lambda name, workers: range(workers))
+    await publication.publish(1)
+    await publication.publish(2)
+    assert ranks.backends == ["ipc", "gloo"]
+    await pool.close()
+    (said,) = [record.getMessage() for record in caplog.records if "handed over" in record.getMessage()]
+    assert "invalid device context" in said
+    assert "they go by gloo, through host memory" in said

@@ -17,6 +17,9 @@ from rljob_trainer.errors import EngineError
 from rljob_trainer.stores import reach_store, serve_store
 from rljob_trainer.weights import group as module
 from rljob_trainer.weights.group import CalledOffError, WeightGroup, WeightLink, call_off
+from rljob_trainer.weights.plan import describe
+from rljob_trainer.weights.receiver import Receiver
+from rljob_trainer.weights.sender import Publisher
 
 DEADLINE = 30.0
 NOTICED = 5.0
@@ -125,6 +128,43 @@ def test_opening_a_group_connects_its_members(store: tuple[Any, WeightLink]) -> 
     assert [tensor.nbytes for tensor in sent] == [1, 1]
     for group in opened:
         group.close()
+
+
+def test_under_the_name_of_nccl_a_publication_differs_in_its_process_group_alone(
+    store: tuple[Any, WeightLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch makes no NCCL group without a GPU: gloo's stands in for it, and all else is what runs on GPUs."""
+    made: list[int] = []
+
+    class StandsIn:
+        Options = type("Options", (), {})
+
+        def __new__(cls, place: Any, rank: int, size: int, options: Any) -> Any:
+            made.append(rank)
+            gloo = module.dist.ProcessGroupGloo
+            settings = gloo._Options()
+            settings._timeout = options._timeout
+            settings._devices = [gloo.create_device(hostname="127.0.0.1")]
+            return gloo(place, rank, size, settings)
+
+    monkeypatch.setattr(module.dist, "ProcessGroupNCCL", StandsIn)
+    # Both members are in this process, whose variables the two would set and take back beside each other.
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
+    publisher = Publisher(1 << 20, "127.0.0.1")
+    link = WeightLink(publisher.address, 1, ("the learner", "engine 0"), "nccl")
+    named = {f"w{number}": torch.randn(300, 1000 * number + 1) for number in range(4)}
+    arrived: dict[str, torch.Tensor] = {}
+    with ThreadPoolExecutor(1) as other:
+        joins = other.submit(Receiver, link, 1, timeout=DEADLINE)
+        publisher.connect(link, DEADLINE)
+        receiver = joins.result(DEADLINE)
+        takes = other.submit(receiver.receive, 1, arrived.update, lambda name: None, DEADLINE)
+        publisher.publish(describe(named.items()), named.items(), 1, DEADLINE)
+        takes.result(DEADLINE)
+    assert sorted(made) == [0, 1]
+    assert all(torch.equal(arrived[name], tensor) for name, tensor in named.items())
+    receiver.close()
+    publisher.disconnect()
 
 
 def test_an_nccl_group_gets_no_watchdog_and_others_keep_theirs(store: tuple[Any, WeightLink]) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from rljob_trainer.driver.canaries import Canaries, GuardedPublication
+from rljob_trainer.driver.engines import ranks_beside
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.episodes.episode import Group
@@ -30,7 +31,8 @@ from rljob_trainer.rollout.handle import EngineHandle, RayEngine
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.telemetry.names import check_all
-from rljob_trainer.weights.publication import WeightPublication
+from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.publication import Beside, WeightPublication
 
 PAIR = ((1, 2, 3), (4, 5, 6, 7, 8))
 
@@ -74,14 +76,16 @@ async def served(engine: EngineHandle) -> np.ndarray:
 
 
 @asynccontextmanager
-async def run_of(folder: Path, *, ranks: int, engines: int, **options: Any) -> AsyncIterator[tuple[Any, Any, Any]]:
+async def run_of(
+    folder: Path, *, ranks: int, engines: int, beside: Beside | None = None, **options: Any
+) -> AsyncIterator[tuple[Any, Any, Any]]:
     learner = await LearnerGroup.start(LearnerSettings(folder, ranks=ranks), GroupOptions({"num_cpus": 0}))
     try:
         async with RolloutPool(**options) as pool:
             spec = EngineSpec("torch", str(folder), max_concurrent=4)
             for handle in await asyncio.gather(*(RayEngine.start(str(i), spec, num_cpus=0) for i in range(engines))):
                 pool.add(handle)
-            yield learner, pool, WeightPublication(learner, pool, bucket_bytes=1 << 20, seconds=30)
+            yield learner, pool, WeightPublication(learner, pool, bucket_bytes=1 << 20, seconds=30, beside=beside)
     finally:
         await learner.close()
 
@@ -111,6 +115,37 @@ async def test_two_ranks_publish_to_engines_that_come_and_go(folder: Path) -> No
         for engine in pool.engines:
             np.testing.assert_allclose(await served(engine), scores_of(folder, 1.0), atol=1e-5)
         assert [engine.name for engine in pool.engines] == ["1", "late"]
+
+
+async def test_each_rank_hands_the_weights_to_the_engine_beside_it_also_to_the_one_that_replaces_it(
+    folder: Path,
+) -> None:
+    async with run_of(folder, ranks=2, engines=2, beside=ranks_beside) as (learner, pool, publication):
+        await learner.run(multiply, 1.25)
+        await publication.publish(1)
+        assert {member for link in senders(publication) for member in link.names} == {
+            "the learner",
+            "engine 0",
+            "engine 1",
+        }
+        await pool.remove("1")
+        replaced = await RayEngine.start("1.1", EngineSpec("torch", str(folder)), num_cpus=0)
+        pool.add(replaced)
+        await publication.bring_up(replaced)
+        for engine in pool.serving:
+            np.testing.assert_allclose(await served(engine), scores_of(folder, 1.25), atol=1e-5)
+        assert [link.names for link in senders(publication)] == [("the learner", "engine 1.1")]
+        await learner.run(multiply, 0.8)
+        await publication.publish(2)
+        for engine in pool.engines:
+            np.testing.assert_allclose(await served(engine), scores_of(folder, 1.0), atol=1e-5)
+
+
+def senders(publication: WeightPublication) -> list[WeightLink]:
+    """The pairs of the last meeting."""
+    link = publication._link
+    assert link.backend == "ipc"
+    return [link.seat(rank)[0] for rank in range(1, len(link.names))]
 
 
 async def test_between_two_pulls_an_engine_that_joins_gets_the_weights_that_the_version_began_with(

@@ -84,8 +84,9 @@ def processes() -> Iterator[Callable[[int], list[Member]]]:
 class Meeting:
     """A publisher and receivers that have joined it."""
 
-    def __init__(self, members: list[Member], **join: Any) -> None:
+    def __init__(self, members: list[Member], backend: str = "gloo", **join: Any) -> None:
         self.members = members
+        self.backend = backend
         self.publisher = Publisher(BUCKET, "127.0.0.1")
         self.generation = 0
         self.pool = ThreadPoolExecutor(1)
@@ -94,14 +95,14 @@ class Meeting:
     def connect(self, members: list[Member], **join: Any) -> None:
         self.members = members
         self.generation += 1
-        self.link = WeightLink(
-            self.publisher.address, self.generation, ("the learner", *(f"engine {i}" for i in range(len(members))))
-        )
+        names = ("the learner", *(f"engine {i}" for i in range(len(members))))
+        self.link = WeightLink(self.publisher.address, self.generation, names, self.backend)
         for rank, member in enumerate(members, 1):
             order = {
                 "address": self.link.address,
                 "generation": self.generation,
                 "names": self.link.names,
+                "backend": self.backend,
                 "rank": rank,
             }
             member.tell(do="join", timeout=20, **order, **join)
@@ -123,14 +124,15 @@ class Meeting:
 
 
 @pytest.mark.parametrize("way", [{}, {"in_place": True}])
+@pytest.mark.parametrize(("backend", "receivers"), [("gloo", 2), ("ipc", 1)])
 def test_every_byte_arrives_at_every_receiver_for_every_version(
-    processes: Callable[[int], list[Member]], way: dict[str, Any]
+    processes: Callable[[int], list[Member]], backend: str, receivers: int, way: dict[str, Any]
 ) -> None:
-    meeting = Meeting(processes(2))
+    meeting = Meeting(processes(receivers), backend)
     for version in (3, 4, 4, 9):
         report, answers = meeting.publish(version, **way)
         expected = weight_member.fingerprint(weight_member.model(version))
-        assert [answer["fingerprint"] for answer in answers] == [expected, expected]
+        assert [answer["fingerprint"] for answer in answers] == [expected] * receivers
         assert report.nbytes == sum(tensor.nbytes for tensor in weight_member.model(0).values())
 
 
@@ -231,6 +233,20 @@ def test_a_receiver_that_dies_on_the_way_is_named_in_time(processes: Callable[[i
     assert time.monotonic() - started < 30, "a death was noticed by the deadline only"
     assert survivor.hear()["error"] in ("CalledOffError", "EngineError")
     meeting.connect([survivor])
+    meeting.publish(2)
+
+
+def test_one_that_dies_while_it_is_handed_weights_is_not_waited_for(processes: Callable[[int], list[Member]]) -> None:
+    meeting = Meeting(processes(1), "ipc")
+    (victim,) = meeting.members
+    victim.tell(do="receive", version=1, timeout=60, hang_at="embed.weight")
+    sending = meeting.send(1, timeout=60)
+    assert victim.hear() == {"hangs": True}
+    victim.end()
+    call_off(meeting.link, "engine 0 died")  # as the driver does, whom Ray tells
+    with pytest.raises(EngineError, match="called off, because engine 0 died"):
+        sending.result(30)
+    meeting.connect(processes(1))
     meeting.publish(2)
 
 

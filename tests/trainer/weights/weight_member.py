@@ -81,7 +81,7 @@ def main() -> None:
         order = json.loads(line)
         try:
             if order["do"] == "join":
-                link = WeightLink(order["address"], order["generation"], tuple(order["names"]))
+                link = WeightLink(order["address"], order["generation"], tuple(order["names"]), order["backend"])
                 receiver = Receiver(link, order["rank"], timeout=order["timeout"])
                 answer: dict[str, Any] = {"joined": True}
             else:

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rljob_api import JobInvalid, Readable, RLJob, Violation, load_jobs, resolve
+from rljob_api import JobInvalid, Readable, RLJob, load_jobs, resolve
 from rljob_api.resolved import ResolvedJob
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.preflight import preflight
@@ -53,15 +53,10 @@ def read_job(args: argparse.Namespace) -> tuple[ResolvedJob, Path]:
 
 def checked_job(job: RLJob, base: Path, code: Sequence[Path]) -> ResolvedJob:
     """A valid job against its files, and everything filled in. Raises ``JobInvalid``."""
-    violations = beyond_the_schema(Readable(job), base, code)
+    violations = preflight(Readable(job), base=base, code=code)
     if violations:
         raise JobInvalid(violations)
     return resolve(job)
-
-
-def beyond_the_schema(found: Readable, base: Path, code: Sequence[Path]) -> list[Violation]:
-    """What is wrong with the files of a job, and what this version of the trainer does not do for it."""
-    return [*preflight(found, base=base, code=code), *_not_yet(found)]
 
 
 def _one_job(args: argparse.Namespace) -> RLJob:
@@ -72,24 +67,3 @@ def _one_job(args: argparse.Namespace) -> RLJob:
     if len(jobs) != 1:
         raise JobFileError(f"{args.file} holds {len(jobs)} jobs; put the one to be run into a file of its own")
     return jobs[0]
-
-
-def _not_yet(found: Readable) -> list[Violation]:
-    """What the job format foresees and this version of the trainer does not do."""
-    spec = resolve(found.job).spec
-    colocated = spec.placement == "colocated" and found.says(
-        "spec.placement", "spec.pipeline.mode", "spec.rollout.replicas", "spec.rollout.engine"
-    )
-    unsupported = [
-        (
-            colocated and spec.rollout.engine == "vllm" and spec.rollout.parallelism.tensor > 1,
-            "rollout.parallelism.tensor",
-            "a colocated vLLM engine has one GPU",
-            "write 1, or placement: separate",
-        ),
-    ]
-    return [
-        Violation(f"spec.{path}", f"{problem} in this version", remedy)
-        for holds, path, problem, remedy in unsupported
-        if holds and found.says(f"spec.{path}")
-    ]

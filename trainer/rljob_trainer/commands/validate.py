@@ -92,7 +92,7 @@ def _violations(
 
 
 def _beyond_the_schema(found: Readable, file: str) -> list[Violation]:
-    from rljob_trainer.commands.job_file import beyond_the_schema
+    from rljob_trainer.preflight import preflight
 
     folder = Path.cwd() if file == "-" else Path(file).resolve().parent
-    return beyond_the_schema(found, folder, code=[folder])
+    return preflight(found, base=folder, code=[folder])

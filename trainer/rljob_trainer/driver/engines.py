@@ -3,7 +3,7 @@
 placement   engine   lives in                      weights
 separate    both     actors of their own           broadcast, bucket by bucket
 colocated   torch    the learner ranks' processes  shared (one rank), or gathered beside each rank
-colocated   vllm     actors on the same devices    broadcast
+colocated   vllm     actors on the same devices    handed over on the device (CPU: broadcast)
 
 Colocated engines and ranks take turns with a GPU's memory: ``turns.py``.
 """
@@ -39,8 +39,12 @@ if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob, ResolvedSpec
 
 _RANK_ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""Rows of every length leave memory in pieces otherwise. For ranks alone: an engine that sleeps cannot have it, and
-memory that is handed to another process by CUDA IPC cannot be of it (today none is: weights are broadcast)."""
+"""Rows of every length leave memory in pieces otherwise. For ranks alone: an engine that sleeps cannot have it. What a
+rank hands over to an engine on its device is taken from elsewhere (``weights/ipc.py``)."""
+_DETERMINISTIC_RANK = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""cuBLAS picks its kernels by the workspace that is free otherwise, and torch refuses to call it deterministic."""
+_DETERMINISTIC_ENGINE = {"VLLM_BATCH_INVARIANT": "1"}
+"""vLLM's log-probs do not depend on what else is in a batch then."""
 
 Starting = Coroutine[Any, Any, RayEngine]
 
@@ -79,22 +83,25 @@ def on_nodes(role: str, by_role: bool) -> dict[str, Any]:
 
 
 def learner_options(spec: ResolvedSpec, by_role: bool = False) -> GroupOptions:
-    """What Ray is asked for, for each rank. One with a GPU has a bundle of its own (``learner/bundles.py``), in which a
-    device that is shared with an engine counts half. ``by_role``: Ray's nodes carry the label that says what they are
+    """What Ray is asked for, for each rank. Those with GPUs live in bundles (``learner/bundles.py``), where colocated
+    with those whose devices the same engine takes. ``by_role``: Ray's nodes carry the label that says what they are
     for."""
-    own = dict(_RANK_ALLOCATOR) if spec.trainer.gpus_per_replica else {}
+    own = _RANK_ALLOCATOR | (_DETERMINISTIC_RANK if spec.deterministic else {}) if spec.trainer.gpus_per_replica else {}
     resources: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": own | spec.trainer.env}}
     nodes = on_nodes(cluster.TRAINER, by_role)
     bundle: dict[str, float] = {}
+    together = 1
     if spec.trainer.gpus_per_replica:
-        shared = spec.placement == "colocated" and not inside_ranks(spec)
-        resources["num_gpus"] = 0.5 if shared else 1
-        bundle = {"CPU": 2 if shared else 1, "GPU": 1}
+        engines = 1 if spec.placement == "colocated" and not inside_ranks(spec) else 0
+        together = spec.rollout.parallelism.tensor if engines else 1
+        resources["num_gpus"] = 1
+        bundle = {"CPU": together + engines, "GPU": together}
     else:
         resources |= nodes
     return GroupOptions(
         resources=resources,
         bundle=bundle,
+        together=together,
         nodes=nodes.get("label_selector", {}),
         start_seconds=float(spec.deadlines.start_seconds),
         call_seconds=float(spec.deadlines.progress_seconds),
@@ -113,18 +120,21 @@ def learner_lanes(spec: ResolvedSpec, cores: int | None) -> Literal[1, 2]:
     return 1 if too_few or spec.trainer.env.get("OMP_NUM_THREADS") == "1" else 2
 
 
+def _engines_have_gpus(spec: ResolvedSpec) -> bool:
+    return bool(spec.trainer.gpus_per_replica if spec.placement == "colocated" else spec.rollout.gpus_per_replica)
+
+
 def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> EngineSpec:
     """How each engine is built. Its context holds the longest prompt and response of training and validation."""
     spec = job.spec
     rollout = spec.rollout
     longest = max(response_lengths(spec).values())
-    on_gpu = spec.trainer.gpus_per_replica if spec.placement == "colocated" else rollout.gpus_per_replica
     return EngineSpec(
         kind=rollout.engine,
         folder=str(model.path),
         address=model.address,
         dtype=LearnerSettings.from_job(job, model.path).dtype,
-        device="cuda" if on_gpu else "cpu",
+        device="cuda" if _engines_have_gpus(spec) else "cpu",
         max_context=min(model.context_length, spec.data.max_prompt_tokens + longest),
         max_concurrent=max_concurrent(rollout),
         version=version,
@@ -273,6 +283,7 @@ async def start_pool(
             host=None if "RAY_ADDRESS" in os.environ else "127.0.0.1",
             # NCCL refuses two processes on one GPU.
             backend="nccl" if built.device == "cuda" and spec.placement == "separate" else "gloo",
+            beside=ranks_beside if built.device == "cuda" and spec.placement == "colocated" else None,
             holds=holds,
             waits=waits,
         )
@@ -287,10 +298,18 @@ async def start_pool(
     return Engines(pool, publication, undisturbed=between, count=count, resend=publication.resend)
 
 
+def ranks_beside(name: str, size: int) -> range:
+    """The ranks whose ``size`` devices a colocated engine has. The name of engine i, and of the one that replaces it,
+    begins with i."""
+    first = int(name.partition(".")[0]) * size
+    return range(first, first + size)
+
+
 def engine_options(spec: ResolvedSpec, by_role: bool, beside: Bundles | None, name: str) -> dict[str, Any]:
-    """What Ray is asked for, for one engine. ``beside``: the ranks' bundles. Engine i shares the device of rank i, and
-    so does the one that replaces it: its ``name`` begins with i."""
-    options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": dict(spec.rollout.env)}}
+    """What Ray is asked for, for one engine. ``beside``: the ranks' bundles. Engine i shares the devices of the ranks
+    in bundle i, in their order."""
+    own = dict(_DETERMINISTIC_ENGINE) if spec.deterministic and _engines_have_gpus(spec) else {}
+    options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": own | spec.rollout.env}}
     if spec.placement == "separate":
         options |= on_nodes(cluster.ROLLOUT, by_role)
         if spec.rollout.gpus_per_replica:
@@ -300,10 +319,13 @@ def engine_options(spec: ResolvedSpec, by_role: bool, beside: Bundles | None, na
     elif beside is None:
         # Nobody else is on the devices (evaluation).
         options |= on_nodes(cluster.TRAINER, by_role)
-        options["num_gpus"] = 1
+        options["num_gpus"] = spec.rollout.parallelism.tensor
     else:
-        options |= beside.options(int(name.partition(".")[0]))
-        options["num_gpus"] = 0.5
+        # Ray has given the devices to the ranks. It leaves the variable alone where no GPU is asked for.
+        size = spec.rollout.parallelism.tensor
+        ranks = ranks_beside(name, size)
+        options |= beside.options(ranks[0])
+        options["runtime_env"]["env_vars"]["CUDA_VISIBLE_DEVICES"] = ",".join(beside.devices[rank] for rank in ranks)
     return options
 
 

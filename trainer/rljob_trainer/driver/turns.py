@@ -9,7 +9,8 @@ to_engines       the actor's parameters and the engine's weights         the pub
 published        the engine's weights and KV cache                       sampling, validation, a checkpoint
 
 So the two halves that need most, optimizer state and KV cache, are never there together, and the engine's weights meet
-nothing but the actor's. In host memory meanwhile: the engine's weights (vLLM's sleep level 1), the learner's state.
+nothing but the actor's. In host memory meanwhile: the learner's state. The engine's weights are nowhere while the
+learner works (vLLM's sleep level 2): a publication follows each time, before the engine wakes.
 
 Two things are otherwise where the job says so. With ``rollout.freeCacheEngine: false`` engines never sleep: weights and
 cache stay through all of it, as with the setting of that name elsewhere, and the learner moves all the same. An engine
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rljob_trainer.driver.training import Publication, Turns
 from rljob_trainer.rollout.handle import EngineHandle
@@ -81,7 +82,8 @@ class SharedDevices:
         await self._offload(actor=not self._actor_stays)
 
     async def to_learner(self) -> None:
-        await self._engines("sleep", "to free the device")
+        # What comes next is an update or a checkpoint that is read, and then new weights.
+        await self._engines("sleep", "to free the device", False)
         with self._waits.wait("trainer", "the learner's state on the device", self._seconds):
             await self._learner.onload()
 
@@ -97,14 +99,14 @@ class SharedDevices:
         with self._waits.wait("trainer", "the learner to free the device", self._seconds):
             await self._learner.offload(actor=actor)
 
-    async def _engines(self, method: str, what: str) -> None:
-        """Each has a device of its own: all at once."""
+    async def _engines(self, method: str, what: str, *args: Any) -> None:
+        """Each has devices of its own: all at once."""
         if self._engines_sleep:
-            await asyncio.gather(*(self._call(engine, method, what) for engine in self._pool.engines))
+            await asyncio.gather(*(self._call(engine, method, what, *args) for engine in self._pool.engines))
 
-    async def _call(self, engine: EngineHandle, method: str, what: str) -> None:
+    async def _call(self, engine: EngineHandle, method: str, what: str, *args: Any) -> None:
         with self._waits.wait("trainer", f"engine {engine.name} {what}", _TURN_SECONDS):
-            await engine.call(method, seconds=_TURN_SECONDS)
+            await engine.call(method, *args, seconds=_TURN_SECONDS)
 
 
 async def _nothing() -> None:

@@ -1,7 +1,8 @@
-"""Where ranks live: one bundle of a Ray placement group each, with room for the engine that shares its device.
+"""Where ranks live: bundles of a Ray placement group, each with room for the engine that shares its devices.
 
-Without one Ray puts two halves of a device side by side as it likes: two ranks on one GPU ("Duplicate GPU detected"
-says NCCL), and an engine beside another rank than the one that it takes turns with.
+An engine takes all devices of one bundle, and as many ranks live there, one a device. Without bundles Ray puts shares
+of a device side by side as it likes: two ranks on one GPU ("Duplicate GPU detected" says NCCL), and an engine beside
+other ranks than those that it takes turns with.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Bundles:
     group: Any
     order: tuple[int, ...]
     """The bundle of each rank."""
+    devices: tuple[str, ...] = ()
+    """The GPU of each rank, as CUDA_VISIBLE_DEVICES names it on its node; known once the ranks are there."""
 
     def options(self, rank: int) -> dict[str, Any]:
         """Ray's options of an actor that lives where this rank lives."""
@@ -51,14 +54,21 @@ def _remove(group: Any) -> None:
 
 
 async def reserve(
-    ranks: int, each: Mapping[str, float], seconds: float, selector: Mapping[str, str] | None = None
+    ranks: int,
+    each: Mapping[str, float],
+    seconds: float,
+    selector: Mapping[str, str] | None = None,
+    *,
+    together: int = 1,
 ) -> Bundles | None:
-    """A bundle of ``each`` for every rank, on as few nodes as can be. None when the cluster has no room in time.
+    """A bundle of ``each`` for every ``together`` ranks, on as few nodes as can be; what is in one bundle is on one
+    node. None when the cluster has no room in time.
 
     ``selector``: labels of the nodes that may be used.
     """
-    selectors = [dict(selector) for _ in range(ranks)] if selector else None
-    bundles = [dict(each) for _ in range(ranks)]
+    count = ranks // together
+    selectors = [dict(selector) for _ in range(count)] if selector else None
+    bundles = [dict(each) for _ in range(count)]
     # Ray asks its head each time, which may be gone: never on the event loop.
     group = await aside(lambda: placement_group(bundles, strategy="PACK", bundle_label_selector=selectors))
     try:
@@ -73,4 +83,5 @@ async def reserve(
     first: dict[str, int] = {}
     for bundle in sorted(nodes):
         first.setdefault(nodes[bundle], bundle)
-    return Bundles(group, tuple(sorted(nodes, key=lambda bundle: (first[nodes[bundle]], bundle))))
+    by_node = sorted(nodes, key=lambda bundle: (first[nodes[bundle]], bundle))
+    return Bundles(group, tuple(bundle for bundle in by_node for _ in range(together)))

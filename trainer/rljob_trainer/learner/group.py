@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,10 @@ class RankActor:
             probe.bind(("", 0))
             return f"{host}:{probe.getsockname()[1]}"
 
+    def device(self) -> str:
+        """The GPU that Ray gave this rank."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
     def fabric(self) -> tuple[str, tuple[str, ...]]:
         """This host and its RDMA adapters."""
         return str(ray.util.get_node_ip_address()), adapters()
@@ -113,7 +118,10 @@ class GroupOptions:
     resources: Mapping[str, Any] = field(default_factory=lambda: {"num_cpus": 1})
     """Ray options of each actor: num_cpus, num_gpus, runtime_env ..."""
     bundle: Mapping[str, float] = field(default_factory=dict)
-    """What is reserved for each rank and whoever shares its device, on as few nodes as can be; empty: nothing is."""
+    """What is reserved for ``together`` ranks and whoever shares their devices, on as few nodes as can be; empty:
+    nothing is."""
+    together: int = 1
+    """Ranks that one bundle is for: those whose devices one engine takes."""
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Labels of the nodes on which bundles may be."""
     start_seconds: float = 600.0
@@ -159,7 +167,11 @@ class LearnerGroup:
         what = f"start ({group.options.bundle or asked} each; does the cluster have that?)"
         if group.options.bundle:
             group.bundles = await reserve(
-                settings.ranks, group.options.bundle, group.options.start_seconds, group.options.nodes
+                settings.ranks,
+                group.options.bundle,
+                group.options.start_seconds,
+                group.options.nodes,
+                together=group.options.together,
             )
             if group.bundles is None:
                 raise LearnerError(
@@ -177,6 +189,9 @@ class LearnerGroup:
             )
             bound = group.options.collective_seconds
             left = deadline - time.monotonic()
+            if group.bundles is not None:
+                devices = await group._gather(what, [actor.device.remote() for actor in group.actors], left)
+                group.bundles = replace(group.bundles, devices=tuple(devices))
             if settings.device == "cuda" and settings.ranks > 1:
                 seen = await group._gather(what, [actor.fabric.remote() for actor in group.actors], left)
                 if (missing := missing_fabric(seen)) is not None:

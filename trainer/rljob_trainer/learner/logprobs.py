@@ -26,16 +26,20 @@ _KEPT_BYTES = 16 << 20
 """More is fresh memory from the operating system each time, which costs more than the product that it saves."""
 
 
+def device_chunk(vocabulary: int, memory: int) -> int:
+    """Tokens whose float32 logits take a 64th of a GPU's ``memory`` bytes, and 1 GiB at most."""
+    return max(1, min(_MOST_DEVICE_BYTES, memory // _DEVICE_SHARE) // (4 * vocabulary))
+
+
 def default_chunk(weight: torch.Tensor) -> int:
-    """Tokens whose float32 logits take a 64th of a GPU's memory, and 1 GiB at most.
+    """On a GPU by its memory (``device_chunk``).
 
     A CPU is twice as fast when a chunk stays in its cache (2 MiB). An output layer that does not fit into that cache
     itself is read anew for every chunk: 512 tokens make up for it.
     """
     per_token = 4 * weight.shape[0]
     if weight.device.type != "cpu":
-        memory = torch.cuda.get_device_properties(weight.device).total_memory
-        return max(1, min(_MOST_DEVICE_BYTES, memory // _DEVICE_SHARE) // per_token)
+        return device_chunk(weight.shape[0], torch.cuda.get_device_properties(weight.device).total_memory)
     if weight.nbytes > _LARGE_WEIGHT_BYTES:
         return _TOKENS_OF_A_LARGE_WEIGHT
     return max(_FEWEST_TOKENS, _CACHE_BYTES // per_token)

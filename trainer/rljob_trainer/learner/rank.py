@@ -74,6 +74,11 @@ class LearnerRank:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         torch.manual_seed(settings.seed)
+        if settings.deterministic:
+            # Not "warn only": flash attention's backward pass would stay as it is.
+            torch.use_deterministic_algorithms(True)
+            details: Any = torch.utils.deterministic
+            details.fill_uninitialized_memory = False
         self.mesh = parallel.join(settings, rank, address, timeout_seconds)
         self._cores = SideBySide(allowed=settings.two_lanes)
 

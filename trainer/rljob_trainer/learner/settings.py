@@ -82,6 +82,8 @@ class LearnerSettings:
     """The first of them, which are the critic's alone: the actor's schedule begins after them, and ends with the
     critic's."""
     seed: int = 0
+    deterministic: bool = False
+    """Whether only kernels may run that give the same bits each time. On a CPU they all do."""
     trust_remote_code: bool = False
     model_address: str | None = None
     """Where a node that has no ``model_path`` takes it from."""
@@ -129,6 +131,7 @@ class LearnerSettings:
             total_updates=spec.stop.steps or total_updates,
             critic_warmup_updates=0 if critic is None else critic.warmup_steps,
             seed=spec.seed,
+            deterministic=spec.deterministic,
             trust_remote_code=spec.model.trust_remote_code,
             model_address=model_address,
         )

@@ -136,8 +136,8 @@ class EngineActor:
     def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
         return self._loop.digests(in_any_order)
 
-    def sleep(self) -> None:
-        self._loop.sleep()
+    def sleep(self, keep_weights: bool = True) -> None:
+        self._loop.sleep(keep_weights)
 
     def wake_weights(self) -> None:
         self._loop.wake_weights()

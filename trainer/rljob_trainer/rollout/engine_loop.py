@@ -145,10 +145,10 @@ class EngineLoop:
         """Of the weights (``Engine.digests``)."""
         return self.call(lambda engine: engine.digests(in_any_order))
 
-    def sleep(self) -> None:
+    def sleep(self, keep_weights: bool = True) -> None:
         def fall_asleep(engine: Engine) -> None:
             self._asleep = True
-            engine.sleep()
+            engine.sleep(keep_weights)
 
         self.call(fall_asleep)
 

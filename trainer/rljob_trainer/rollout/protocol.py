@@ -105,10 +105,11 @@ class Engine(Protocol):
         keeps them in a layout of its own."""
         ...
 
-    def sleep(self) -> None:
+    def sleep(self, keep_weights: bool = True) -> None:
         """Frees the KV cache and, where the engine owns them, the weights' device memory.
 
-        Running requests wait and are prefilled again after ``wake``; no ``step`` until then.
+        Running requests wait and are prefilled again after ``wake``; no ``step`` until then. With ``keep_weights``
+        False an update comes before ``wake``: the weights need not be kept anywhere.
         """
         ...
 

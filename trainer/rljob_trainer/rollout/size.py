@@ -11,8 +11,8 @@ _VLLM_CONCURRENT = 256
 
 
 def engine_count(spec: ResolvedSpec) -> int:
-    """Colocated engines are as many as ranks."""
-    return spec.trainer.ranks if spec.placement == "colocated" else spec.rollout.replicas
+    """Colocated engines are as many as fill the ranks' devices."""
+    return spec.rollout.replicas
 
 
 def response_lengths(spec: ResolvedSpec) -> dict[str, int]:

@@ -445,9 +445,9 @@ class TorchEngine:
             self._rows.widen(response)
 
     @torch.inference_mode()
-    def sleep(self) -> None:
-        """Frees the cache; weights of its own go to host memory. Running requests keep their tokens and are prefilled
-        again after ``wake``."""
+    def sleep(self, keep_weights: bool = True) -> None:
+        """Frees the cache; weights of its own go to host memory, where they are kept in any case. Running requests keep
+        their tokens and are prefilled again after ``wake``."""
         requests = {entry.request.id: entry.request for entry in self._running}
         for partial in reversed(self._leave(dict.fromkeys(range(len(self._running)), "aborted"))):
             self._waiting.appendleft(continued(requests[partial.id], partial))

@@ -35,14 +35,15 @@ from rljob_trainer.errors import EngineError
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import ReceiveReport
 
+_OWN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 _CPU_ENVIRONMENT = {
     # One process and no compilation: 3 s to start instead of 30, and calls instead of messages.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    _OWN_PROCESS: "0",
     "TORCH_COMPILE_DISABLE": "1",
     # Ray and the job decide about cores; a second thread on a busy machine makes everything slower.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-_GPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+_GPU_ENVIRONMENT = {_OWN_PROCESS: "0"}
 _CPU_ARGUMENTS: Mapping[str, Any] = {
     "enforce_eager": True,
     "kv_cache_memory_bytes": 256 << 20,
@@ -85,13 +86,19 @@ class VLLMEngine:
         prefilled anew). What is cached between two updates is then salted with their count, so that nothing later
         meets it.
         ``request_seeds`` False lets vLLM draw from one generator for all requests: faster on a GPU with hundreds of
-        requests, and not repeatable. Raises ``EngineError`` while another is open in this process.
+        requests, and not repeatable. Raises ``EngineError`` while another is open in this process, and where vLLM is
+        told to have a process of its own.
         """
         if VLLMEngine._open:
             raise EngineError("vLLM engine: another one is open in this process; close() it first")
         on_cpu = device.startswith("cpu")
         for name, value in (_CPU_ENVIRONMENT if on_cpu else _GPU_ENVIRONMENT).items():
             os.environ.setdefault(name, value)
+        if os.environ[_OWN_PROCESS] != "0":
+            raise EngineError(
+                f"vLLM engine: {_OWN_PROCESS} is set, but updates need vLLM's core in this process, where they know "
+                "which batch is under way; remove it from rollout.env"
+            )
         # Only now: vLLM reads its environment when it is imported.
         from vllm import EngineArgs
         from vllm.config import WeightTransferConfig
@@ -332,9 +339,9 @@ class VLLMEngine:
         """
         from vllm.v1.core.sched.interface import PauseState
 
-        # With VLLM_ENABLE_V1_MULTIPROCESSING=1 the core is another process, which drives itself.
-        core: Any = getattr(self._engine.engine_core, "engine_core", None)
-        if core is None or not core.batch_queue:
+        in_process: Any = self._engine.engine_core
+        core = in_process.engine_core
+        if not core.batch_queue:
             return
         core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
         try:
@@ -379,13 +386,13 @@ class VLLMEngine:
 
     # ------------------------------------------------------------------ memory
 
-    def sleep(self) -> None:
-        """On a GPU frees weights and cache (vLLM's level 1: weights go to host memory). On a CPU vLLM cannot; the
-        requests are set aside all the same."""
+    def sleep(self, keep_weights: bool = True) -> None:
+        """On a GPU frees weights and cache: by vLLM's level 1 weights go to host memory, by its level 2 they are gone
+        until the next update, and copied neither way. On a CPU vLLM cannot; the requests are set aside all the same."""
         self._take_in()
         self._take_back(list(self._requests))
         if self._can_sleep:
-            self._engine.sleep(level=1)
+            self._engine.sleep(level=1 if keep_weights else 2)
         self._asleep = self._weights_away = True
 
     def wake_weights(self) -> None:

@@ -175,11 +175,13 @@ class Planner:
 
 def own_split(spec: ResolvedSpec) -> Split:
     """The job as it is written."""
+    colocated = spec.placement == "colocated"
+    devices = spec.trainer.ranks // engine_count(spec) if colocated else spec.rollout.gpus_per_replica
     return Split(
         engines=engine_count(spec),
-        devices_per_engine=max(1, spec.rollout.gpus_per_replica),
+        devices_per_engine=max(1, devices),
         ranks=spec.trainer.ranks,
-        colocated=spec.placement == "colocated",
+        colocated=colocated,
     )
 
 

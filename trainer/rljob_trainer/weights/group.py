@@ -1,6 +1,7 @@
 """The processes of a weight broadcast: how they find each other, wait for each other and notice who is missing.
 
-The sender is rank 0 and serves a small key-value store; members meet there and then open a process group of their own.
+The sender is rank 0 and serves a small key-value store; members meet there and then open a process group of their own:
+of gloo, of NCCL, or for two on one device what ``ipc.py`` puts in its place. All else is the same for the three.
 The learner's default process group is not touched. A group has a generation: when the set of engines changes (or
 anybody has failed) the next generation is opened on the same store and the old one forgotten.
 """
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.stores import reach_store
+from rljob_trainer.weights import ipc
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ INTERRUPTED = "interrupted"
 _POLL_SECONDS = 0.002
 _LOOK_UP_SECONDS = 0.1
 """Between two looks at whether a meeting was called off, while bytes travel."""
-_ABORT_SECONDS = {"nccl": 10.0, "gloo": 1.0}
+_ABORT_SECONDS = {"nccl": 10.0, "gloo": 1.0, ipc.BACKEND: 1.0}
 """For a broken group to be taken down: NCCL may wait for a device that hangs. Gloo leaves nothing on one behind."""
 _REACH_SECONDS = 5.0
 """For somebody outside the group to reach the sender's store."""
@@ -64,7 +66,22 @@ class WeightLink:
     names: tuple[str, ...]
     """Who the ranks are, in words for error messages; rank 0 is the sender."""
     backend: str = "gloo"
-    """``gloo``, or ``nccl`` where every member has a GPU of its own."""
+    """``gloo``; ``nccl`` where every member has a GPU of its own; ``ipc`` where each receiver has a device in common
+    with a sender of its own."""
+    senders: tuple[str, ...] = ()
+    """``ipc``: the address of each receiver's sender, beginning with that of rank 1. Each pair is a group."""
+
+    def seat(self, rank: int) -> tuple[WeightLink, int]:
+        """The group that receiver ``rank`` is in, and as whom: this one, or the pair that it makes with its sender."""
+        if not self.senders:
+            return self, rank
+        return WeightLink(self.senders[rank - 1], self.generation, (self.names[0], self.names[rank]), self.backend), 1
+
+    def of_sender(self, address: str) -> WeightLink | None:
+        """The group of the sender whose store has this address; None for one without a receiver."""
+        if not self.senders:
+            return self
+        return self.seat(self.senders.index(address) + 1)[0] if address in self.senders else None
 
 
 def call_off(link: WeightLink, reason: str) -> None:
@@ -72,9 +89,10 @@ def call_off(link: WeightLink, reason: str) -> None:
 
     When it was the sender that failed, its store may be gone with it: then the members' own connections have broken.
     """
-    with suppress(dist.DistError):
-        store = reach_store(link.address, timedelta(seconds=_REACH_SECONDS))
-        dist.PrefixStore(_prefix(link), store).set("called off", reason)
+    for address in link.senders or (link.address,):
+        with suppress(dist.DistError):
+            store = reach_store(address, timedelta(seconds=_REACH_SECONDS))
+            dist.PrefixStore(_prefix(link), store).set("called off", reason)
 
 
 def _prefix(link: WeightLink) -> str:
@@ -163,6 +181,8 @@ class WeightGroup:
     def _new_group(self, timeout: float) -> Any:
         # Of its own: a store answers one question at a time, and this one is waited for.
         store = dist.PrefixStore("pg", self._store.clone())
+        if self.link.backend == ipc.BACKEND:
+            return ipc.HandOver(store, self.rank, self.device)
         if self.link.backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=timeout)
@@ -253,6 +273,11 @@ class WeightGroup:
             work.wait()
         except RuntimeError as error:
             raise ConnectionError(_reason(error)) from error
+
+    def rest(self) -> None:
+        """Nothing travels until the next publication: what is held for the way is given back, by receivers first."""
+        if isinstance(self._group, ipc.HandOver):
+            self._group.rest()
 
     def blame(self, key: str, problem: str) -> EngineError:
         """After a failed broadcast: calls the meeting off, hears the others under ``key``, names who is to blame."""

@@ -46,6 +46,8 @@ class _Side:
     """A rank's part, kept between calls."""
 
     publisher: Publisher | None
+    sends: bool = False
+    """Whether anybody receives from it at present."""
     metas: list[TensorMeta] | None = None
 
 
@@ -56,11 +58,11 @@ class Failure:
     message: str
 
 
-def open_publisher(rank: Rank, bucket_bytes: int, host: str | None = None) -> str | None:
-    """Prepares publication; rank 0 returns the address of its store. ``host``: where it listens, by default this
-    node's address within the Ray cluster."""
+def open_publisher(rank: Rank, bucket_bytes: int, host: str | None = None, every_rank: bool = False) -> str | None:
+    """Prepares publication by rank 0, or by every rank to who shares its device; who sends returns the address of its
+    store. ``host``: where it listens, by default this node's address within the Ray cluster."""
     publisher = None
-    if rank.rank == 0:
+    if rank.rank == 0 or every_rank:
         if host is None:
             import ray
 
@@ -71,18 +73,24 @@ def open_publisher(rank: Rank, bucket_bytes: int, host: str | None = None) -> st
 
 
 def connect(rank: Rank, link: WeightLink, timeout: float) -> Failure | None:
-    """Opens the weight group on rank 0, while all engines join it."""
-    publisher = _side(rank).publisher
-    if publisher is not None:
-        try:
-            publisher.connect(link, timeout)
-        except (DeadlineError, EngineError) as error:
-            return Failure(str(error))
+    """Opens the weight group on rank 0, or on each rank the one with who shares its device, while all engines join."""
+    side = _side(rank)
+    own = None if side.publisher is None else link.of_sender(side.publisher.address)
+    # By ipc every rank has a publisher, which a broadcast does not need.
+    side.sends = own is not None and (rank.rank == 0 or bool(link.senders))
+    if side.publisher is not None:
+        side.publisher.disconnect()
+    if side.publisher is None or own is None or not side.sends:
+        return None
+    try:
+        side.publisher.connect(own, timeout)
+    except (DeadlineError, EngineError) as error:
+        return Failure(str(error))
     return None
 
 
 def publish(rank: Rank, version: int, timeout: float, is_new: bool) -> SendReport | Failure | None:
-    """Sends the policy's parameters from rank 0, which returns what it cost or why it failed. ``is_new``: the present
+    """Sends the policy's parameters; a rank that sends returns what it cost or why it failed. ``is_new``: the present
     weights become ``version``; otherwise those that are it already are sent.
 
     Raises ``LearnerError`` on all ranks when they have no weights of that version.
@@ -111,7 +119,7 @@ def _publish(rank: Rank, version: int, timeout: float) -> SendReport | Failure |
             rank.lay_out_for_publish(WeightPlan(side.metas, side.publisher.bucket_bytes).packs)
     parameters = rank.named_parameters_for_publish()
     result: SendReport | Failure | None = None
-    if side.publisher is not None:
+    if side.publisher is not None and side.sends:
         try:
             result = side.publisher.publish(side.metas, parameters, version, timeout)
         except (DeadlineError, EngineError) as error:

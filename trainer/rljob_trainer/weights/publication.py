@@ -17,13 +17,16 @@ from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.waits import Turn, Waits
-from rljob_trainer.weights import learner_side
+from rljob_trainer.weights import ipc, learner_side
 from rljob_trainer.weights.group import WeightLink, call_off
 from rljob_trainer.weights.learner_side import Failure
 from rljob_trainer.weights.receiver import ReceiveReport
 from rljob_trainer.weights.sender import SENDER, SendReport
 
 log = logging.getLogger(__name__)
+
+Beside = Callable[[str, int], Sequence[int]]
+"""Which learner ranks have the devices of an engine's workers: from its name and their number, in their order."""
 
 Holds = Callable[[], Collection[int]]
 """The policy versions whose weights the learner can send just now: none while it updates."""
@@ -57,15 +60,23 @@ class WeightPublication:
         seconds: float = 300.0,
         host: str | None = None,
         backend: str = "gloo",
+        beside: Beside | None = None,
         holds: Holds | None = None,
         waits: Waits | None = None,
     ) -> None:
         """``seconds``: deadline of each part, and of an engine's wait for its first weights. ``host``: where the
-        learner listens, by default its address in Ray. ``holds``: by default always the pool's version."""
+        learner listens, by default its address in Ray. ``holds``: by default always the pool's version.
+
+        ``backend``: what rank 0 broadcasts by. Engines that are ``beside`` ranks get their weights on the device, from
+        the rank that they share it with; by broadcast where a machine does not allow that."""
         self._ranks, self._pool = ranks, pool
         self._bucket_bytes, self._seconds, self._host, self._backend = bucket_bytes, seconds, host, backend
         self._holds: Holds = holds or (lambda: (pool.version,))
-        self._address: str | None = None
+        self._beside = beside
+        self._shares_devices = False
+        """Whether weights were handed over on a device before: then it is no matter of the machine when it fails."""
+        self._addresses: list[str] = []
+        """Of those who can send."""
         self._generations = itertools.count(1)
         self._connected: tuple[EngineHandle, ...] = ()
         self._waits = waits or Waits()
@@ -189,18 +200,24 @@ class WeightPublication:
 
     async def _connect(self, engines: tuple[EngineHandle, ...]) -> str | None:
         """Opens a group of the learner and these engines; returns what went wrong."""
-        if self._address is None:
-            opened = await self._ranks.run(learner_side.open_publisher, self._bucket_bytes, self._host)
-            self._address = next(address for address in opened if address is not None)
+        if not self._addresses:
+            every_rank = self._beside is not None
+            opened = await self._ranks.run(learner_side.open_publisher, self._bucket_bytes, self._host, every_rank)
+            self._addresses = [address for address in opened if address is not None]
         try:
             workers = [await engine.call("weight_ranks", seconds=self._seconds) for engine in engines]
         except (EngineError, DeadlineError) as error:
             return str(error)
-        names, first_ranks = [SENDER], []
+        names, first_ranks, senders = [SENDER], [], []
         for engine, count in zip(engines, workers, strict=True):
             first_ranks.append(len(names))
             names += [f"engine {engine.name}" + (f" worker {w}" if count > 1 else "") for w in range(count)]
-        self._link = WeightLink(self._address, next(self._generations), tuple(names), self._backend)
+            if self._beside is not None:
+                senders += [self._addresses[rank] for rank in self._beside(engine.name, count)]
+        backend = self._backend if self._beside is None else ipc.BACKEND
+        self._link = WeightLink(
+            self._addresses[0], next(self._generations), tuple(names), backend, senders=tuple(senders)
+        )
         joins = [
             engine.call("join_weights", self._link, first, self._seconds, seconds=self._seconds + _SLACK_SECONDS)
             for engine, first in zip(engines, first_ranks, strict=True)
@@ -210,6 +227,15 @@ class WeightPublication:
         )
         if failure is None:
             self._connected = engines
+            self._shares_devices = self._beside is not None
+        elif self._beside is not None and not self._shares_devices:
+            log.warning(
+                "weights cannot be handed over on the devices that engines and learner share (%s): they go by %s, "
+                "through host memory, which takes many times as long",
+                failure,
+                self._backend,
+            )
+            self._beside = None
         return failure
 
     async def _publish(self, engines: tuple[EngineHandle, ...], version: int, is_new: bool) -> str | None:
@@ -227,9 +253,9 @@ class WeightPublication:
 
     async def _together(
         self, sending: Coroutine[Any, Any, list[Any]], receiving: Sequence[Coroutine[Any, Any, Any]], link: WeightLink
-    ) -> tuple[str | None, Any, list[Any]]:
-        """Both sides of a meeting: what went wrong in words (the learner's if it has any), rank 0's result, and those
-        of the engines.
+    ) -> tuple[str | None, SendReport | None, list[Any]]:
+        """Both sides of a meeting: what went wrong in words (the learner's if it has any), the result of the rank that
+        took longest to send, and those of the engines.
 
         Raises only what the learner raises.
         """
@@ -243,7 +269,7 @@ class WeightPublication:
                 if sender in done and sender.exception() is not None:
                     # The store is gone with the learner: engines that look for it would do so until the deadline.
                     break
-                failed = next((str(task.exception()) for task in done if task.exception() is not None), None)
+                failed = next((problem for task in done if (problem := _problem(task)) is not None), None)
                 if failed is not None and not called_off:
                     called_off = True
                     # Whoever waits for the failed one would wait until the deadline.
@@ -251,13 +277,13 @@ class WeightPublication:
         finally:
             for task in (sender, *receivers):
                 task.cancel()
-        result = sender.result()[0]
-        if isinstance(result, Failure):
-            return result.message, result, []
-        errors = [error for task in receivers if (error := task.exception()) is not None]
-        if errors:
-            return str(errors[0]), result, []
-        return None, result, [task.result() for task in receivers]
+        results = sender.result()
+        for task in (sender, *receivers):
+            if (problem := _problem(task)) is not None:
+                return problem, None, []
+        reports = [result for result in results if isinstance(result, SendReport)]
+        slowest = max(reports, key=lambda report: report.seconds, default=None)
+        return None, slowest, [task.result() for task in receivers]
 
     async def _find_the_lost(self, engines: Sequence[EngineHandle]) -> None:
         """Takes engines that no longer answer out of the pool."""
@@ -266,6 +292,14 @@ class WeightPublication:
                 await engine.call("status", seconds=_SLACK_SECONDS)
             except (EngineError, DeadlineError) as error:
                 self._pool.report_lost(engine.name, str(error))
+
+
+def _problem(task: asyncio.Task[Any]) -> str | None:
+    """What went wrong on one side of a meeting, which is through."""
+    if (error := task.exception()) is not None:
+        return str(error)
+    results = task.result() if isinstance(task.result(), list) else []
+    return next((result.message for result in results if isinstance(result, Failure)), None)
 
 
 async def _anyone(_: EngineHandle) -> bool:

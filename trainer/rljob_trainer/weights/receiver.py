@@ -46,8 +46,8 @@ class Receiver:
     def __init__(self, link: WeightLink, rank: int, *, timeout: float, device: torch.device | str = "cpu") -> None:
         """Joins the group. Raises ``DeadlineError`` when the others do not."""
         self._device = torch.device(device)
-        self._group = WeightGroup(link, rank, timeout=timeout, device=self._device)
         self._name = link.names[rank]
+        self._group = WeightGroup(*link.seat(rank), timeout=timeout, device=self._device)
         self._plan: WeightPlan | None = None
         self._round = 0
 
@@ -70,6 +70,7 @@ class Receiver:
             incoming = _Incoming(group, self._plan, destination, self._device)
             for tensors in incoming.receive(deadline):
                 load(tensors)
+            group.rest()
             self._compare(
                 self._plan, incoming.sums, group.read(f"{self._round}/sums", deadline, "the sender's checksums")
             )

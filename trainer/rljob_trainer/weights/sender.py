@@ -99,6 +99,7 @@ class Publisher:
                 raise group.blame(f"{self._round}/done", str(error)) from error
             group.announce(f"{self._round}/sums", json.dumps(outgoing.sums))
             answers = group.gather(f"{self._round}/done", deadline, f"finish loading version {version}")
+            group.rest()
         except BaseException:
             self.disconnect()
             raise
