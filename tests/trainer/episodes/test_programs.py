@@ -188,6 +188,35 @@ async def test_what_newer_weights_made_is_cut_and_the_world_s_answer_before_it_s
     assert EpisodeLog(tmp_path / "episodes").records == {}
 
 
+async def test_a_process_that_dies_while_it_restores_leaves_one_time_s_numbers_or_the_other_s(
+    engine: TorchEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "episodes"
+    log = EpisodeLog(folder)
+    await play(engine, log, Sums())
+    log.close()
+
+    def versions(of: EpisodeLog) -> set[int]:
+        turns = [call.turn for record in of.records.values() for call in record.calls.values()]
+        return {version for turn in turns if turn is not None for version in turn.tokens.versions.tolist()}
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    for method, expected in (("replace", 3), ("unlink", 8)):
+        dying = EpisodeLog(folder)
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            patched.setattr(Path, method, killed)
+            dying.restore([PROMPT.ordinal], step=2, version=3, published_as=8)
+        after = EpisodeLog(folder)
+        assert versions(after) == {expected}
+        assert len(after.records) == 3
+    # Whatever the last one left, the next one moves it from where it is.
+    after.restore([PROMPT.ordinal], step=2, version=3, published_as=11)
+    assert versions(EpisodeLog(folder)) == {11}
+    assert [path.suffix for path in folder.iterdir()] == [".log"]
+
+
 async def test_a_turn_that_was_cut_goes_on_from_the_tokens_that_survive(model: Any, tmp_path: Path) -> None:
     log = EpisodeLog(tmp_path / "episodes")
     expected = await play(TorchEngine.from_model(model, version=3), log, Sums())

@@ -112,6 +112,9 @@ class EpisodeLog:
         left: dict[EpisodeId, BegunTurn] = {}
         known = self._in_here(step, version)
         if known is None:
+            _log.warning(
+                "%s: written after step %d, from which the run goes on: episodes begin anew", self._folder, step
+            )
             self.records = {}
         else:
             later = published_as - known
@@ -122,16 +125,28 @@ class EpisodeLog:
                 if cut is not None and len(cut.tokens):
                     left[id._replace(turn=record.turns)] = cut._replace(tokens=cut.tokens.later(later))
         self._base = Base(step, published_as)
-        for id, record in self.records.items():
-            self._put(id, _encoded(id, {"program": record.program}))
-            for call in record.calls.values():
-                self._put(id, _line(id, call))
-        # What was there is in the new segments now, and they are on the disk.
-        self.synced().result()
-        for path in self._old:
-            path.unlink()
-        self._old = []
+        self._write_anew()
         return left
+
+    def _write_anew(self) -> None:
+        """All that is open into one segment, which is there whole or not at all, and takes the place of those before:
+        numbers of two times in one log could not be told apart."""
+        path = self._next_segment()
+        beside = path.with_suffix(".new")
+        with beside.open("wb") as file:
+            file.write(_encoded(None, {"format": _FORMAT, "base": self._base, "anew": True}))
+            for id, record in self.records.items():
+                file.write(_encoded(id, {"program": record.program}))
+                for call in record.calls.values():
+                    file.write(_line(id, call))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        for old in self._old:
+            old.unlink()
+        self._old = []
+        self._of_segment = {path: set(self.records)} if self.records else {}
+        self._filled = self._segment_bytes  # the next line begins another one
 
     def _in_here(self, step: int, version: int) -> int | None:
         """The number of a checkpoint's weights in what is on record; None: it is not known any more.
@@ -152,9 +167,8 @@ class EpisodeLog:
     def _put(self, id: EpisodeId, line: bytes) -> None:
         self._check()
         if self._current is None or self._filled + len(line) > self._segment_bytes:
-            self._number += 1
             self._filled = 0
-            path = self._folder / f"{self._number:08}.log"
+            path = self._next_segment()
             self._of_segment[path] = set()
             self._work.put(_Command(open=path))
             self._work.put(_encoded(None, {"format": _FORMAT, "base": self._base}))
@@ -162,6 +176,10 @@ class EpisodeLog:
         if id in self.records:
             self._of_segment[self._current].add(id)  # type: ignore[index]
         self._work.put(line)
+
+    def _next_segment(self) -> Path:
+        self._number += 1
+        return self._folder / f"{self._number:08}.log"
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -271,6 +289,8 @@ def _read(path: Path, records: dict[EpisodeId, EpisodeRecord]) -> Base | None:
                 _take_in(records, told, body[header:])
             elif told["format"] == _FORMAT:
                 base = told["base"] and Base(*told["base"])
+                if told.get("anew"):
+                    records.clear()  # what was in earlier segments is in this one, as far as it counts
             else:
                 _log.warning("%s is of another version of rljob: its episodes begin anew", path)
                 break
