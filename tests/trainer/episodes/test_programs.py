@@ -205,9 +205,10 @@ async def test_a_process_that_dies_while_it_restores_leaves_one_time_s_numbers_o
 
     for method, expected in (("replace", 3), ("unlink", 8)):
         dying = EpisodeLog(folder)
-        with monkeypatch.context() as patched, pytest.raises(Killed):
-            patched.setattr(Path, method, killed)
+        monkeypatch.setattr(Path, method, killed)
+        with pytest.raises(Killed):
             dying.restore([PROMPT.ordinal], step=2, version=3, published_as=8)
+        monkeypatch.undo()
         after = EpisodeLog(folder)
         assert versions(after) == {expected}
         assert len(after.records) == 3
