@@ -269,6 +269,37 @@ async def test_a_failure_of_the_world_is_no_reward(
     assert len(service.asked) == 2
 
 
+async def test_a_program_that_catches_everything_does_not_hide_what_it_must_not_go_on_from(
+    engine: TorchEngine, log: EpisodeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rljob_trainer.episodes.programs._PAUSE_SECONDS", 0.001)
+    number = [1]
+
+    async def fails() -> None:
+        raise WorldError("gone")
+
+    async def careless(task: Task, model: Voice, world: World) -> None:
+        first = await model.ask(task.prompt.token_ids)
+        with suppress(Exception):
+            await model.ask([*first.context, number[0]])
+        if number[0] == 3:
+            with suppress(Exception):
+                await world.call("service", fails)
+
+    async def playing() -> tuple[Programs, list[Episode]]:
+        environment = Programs(careless, log)
+        return environment, await environment.play(tasks(1), Played(engine))
+
+    await playing()
+    number[0] = 2
+    environment, (episode,) = await playing()
+    assert environment.diverged == 1
+    assert int(episode.leaves[0].tokens.ids[6]) == 2
+    number[0] = 3
+    with pytest.raises(UnreachableError, match=r"service .* failed 4 times, the last time with: gone"):
+        await playing()
+
+
 async def test_a_history_that_was_rewritten_is_another_leaf(engine: TorchEngine, log: EpisodeLog) -> None:
     async def forgetful(task: Task, model: Voice, world: World) -> None:
         first = await model.ask(task.prompt.token_ids)

@@ -1,11 +1,13 @@
 """Episodes of many turns: programs that ask the model and call the world, and go on after a kill. docs/episodes.md.
 
-async def episode(task: Task, model: Voice, world: World) -> None:
-    answer = await model.ask(task.prompt.token_ids)
-    result = await world.call("add", add, 2, 2)
-    await model.ask([*answer.context, *encode(result)])
+    async def episode(task: Task, model: Voice, world: World) -> None:
+        answer = await model.ask(task.prompt.token_ids)
+        result = await world.call("add", add, 2, 2)
+        await model.ask([*answer.context, *encode(result)])
 
-environment = Programs(episode, log)
+    environment = Programs(episode, log)
+
+A program may catch what it likes: what it must not go on from is raised again when it has ended.
 """
 
 from __future__ import annotations
@@ -109,7 +111,11 @@ class Programs:
 
     async def _run(self, task: Task, siblings: Siblings, record: EpisodeRecord) -> Episode:
         play = Play(task, record, self._log, siblings, self._tries)
-        await self._program(task, Voice(play), Calls(play))
+        try:
+            await self._program(task, Voice(play), Calls(play))
+        finally:
+            if play.fault is not None:
+                raise play.fault
         record.check_over(play.made)
         return play.episode()
 
@@ -132,6 +138,8 @@ class Play:
     ) -> None:
         self.task = task
         self.made: set[Place] = set()
+        self.fault: Exception | None = None
+        """What ended a call that is no matter of the program's: of the engines, of the world, of the record."""
         self._record, self._log, self._siblings, self._tries = record, log, siblings, tries
         self._leaves: list[Leaf] = []
         self._turns = 0
@@ -140,19 +148,27 @@ class Play:
 
     async def ask(self, place: Place, context: Sequence[int], max_tokens: int | None) -> Answer:
         ids = tuple(context)
-        call = self._at(place, what := What(ASK, prompt_digest(ids)))
+        kind = ASK if max_tokens is None else f"{ASK} for {max_tokens} tokens"
+        call = self._at(place, what := What(kind, prompt_digest(ids)))
         turn = None if call is None else call.turn
         number, self._turns = self._turns, self._turns + 1
         if turn is None:
             sampling = self.task.sampling
             if max_tokens is not None:
                 sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
-            result = await self._siblings.ask(self.task.request(number, ids, sampling))
+            result = await self._ask(self.task.request(number, ids, sampling))
             turn = RecordedTurn(result.tokens, result.finish, result.seconds, result.receipt)
             self._log.put(self.task.id, RecordedCall(place, what, True, turn=turn))
         self._add(ids, turn)
         said = tuple(turn.tokens.ids.tolist())
         return Answer((*ids, *said), said, turn.finish)
+
+    async def _ask(self, request: GenerationRequest) -> GenerationResult:
+        try:
+            return await self._siblings.ask(request)
+        except Exception as error:
+            self.fault = error
+            raise
 
     async def call(
         self, place: Place, kind: str, function: Callable[..., Awaitable[Json]], arguments: tuple[Json, ...]
@@ -178,7 +194,11 @@ class Play:
 
     def _at(self, place: Place, what: What) -> RecordedCall | None:
         self.made.add(place)
-        return self._record.at(place, what)
+        try:
+            return self._record.at(place, what)
+        except DivergedError as error:
+            self.fault = error
+            raise
 
     async def _patiently(
         self, place: Place, kind: str, function: Callable[..., Awaitable[Json]], arguments: tuple[Json, ...]
@@ -188,10 +208,11 @@ class Play:
                 return await function(*arguments)
             except WorldError as error:
                 if attempt + 1 == self._tries:
-                    raise UnreachableError(
+                    self.fault = UnreachableError(
                         f"{self.task.id}: {kind} ({place}) failed {self._tries} times, the last time with: {error}. "
                         "The episode has no reward; start again when what it calls is there"
-                    ) from error
+                    )
+                    raise self.fault from error
                 _log.warning("%s: %s failed and is called again: %s", self.task.id, kind, error)
                 await asyncio.sleep(_PAUSE_SECONDS * 2**attempt)
         raise AssertionError
