@@ -7,6 +7,7 @@ two places to change.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import pairwise
@@ -112,8 +113,9 @@ def words(stream: str) -> str:
     return _WORDS[stream]
 
 
+@functools.lru_cache(maxsize=4096)
 def all_true(count: int) -> BoolArray:
-    """``[count]``, of one byte in memory."""
+    """``[count]``, of one byte in memory; the same array for all of this length, which nobody can write."""
     return np.ndarray((count,), np.bool_, _MASK, strides=(0,))
 
 

@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 
 from rljob_trainer.episodes.requests import GenerationResult
-from rljob_trainer.episodes.tokens import Tokens, is_constant
+from rljob_trainer.episodes.tokens import Tokens, all_true, is_constant
 
 Array = np.ndarray[Any, Any]
 
@@ -57,6 +57,8 @@ class Shelf:
         streams = tokens.streams()
         kept = {name: stream for name, stream in streams.items() if is_constant(stream)}
         moving = {name: stream for name, stream in streams.items() if name not in kept}
+        if "mask" in kept and kept["mask"][0]:
+            kept["mask"] = all_true(len(tokens))  # of which there is one, where a view is one for each response
         return Tokens(**kept, **dict(zip(moving, self._put(list(moving.values())), strict=True)))
 
     def _put(self, arrays: Sequence[Array]) -> Sequence[Array]:
