@@ -6,8 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,21 +235,28 @@ def _pids_of(program: str, folder: Path) -> list[int]:
     return found
 
 
-def test_nothing_is_left_of_a_cluster_that_ended(tmp_path: Path) -> None:
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """The kubelet's sockets lie in it, and paths of sockets have to be short."""
+    with tempfile.TemporaryDirectory(prefix="rljob-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_nothing_is_left_of_a_cluster_that_ended(short_folder: Path) -> None:
     programs = find(build=False, cluster=True)
     assert programs.debian is not None
     nft, libraries = programs.debian / "usr/sbin/nft", programs.debian / "usr/lib/x86_64-linux-gnu"
-    cgroup = Cluster(tmp_path, 1, 0, programs).cgroup
-    before = traces(nft, libraries, tmp_path, cgroup)
+    cgroup = Cluster(short_folder, 1, 0, programs).cgroup
+    before = traces(nft, libraries, short_folder, cgroup)
     assert before["processes"] == []
-    made = life.up(tmp_path, workers=1, say=lambda _line: None)
+    made = life.up(short_folder, workers=1, say=lambda _line: None)
     Kubectl(made).apply(pod("busy", "worker1", "sleep 1000"))
     Kubectl(made)("wait", "pod/busy", "--for=condition=Ready", "--timeout=60s")
-    while_it_runs = traces(nft, libraries, tmp_path, cgroup)
+    while_it_runs = traces(nft, libraries, short_folder, cgroup)
     # The pod's own process is found, so one that stays behind would be.
     assert any("sleep 1000" in process for process in while_it_runs["processes"])
     for kind in ("mounts", "links", "addresses", "routes", "firewall", "settings"):
         assert while_it_runs[kind] == before[kind]
-    assert life.down(tmp_path)
-    assert traces(nft, libraries, tmp_path, cgroup) == before
-    assert not life.down(tmp_path)
+    assert life.down(short_folder)
+    assert traces(nft, libraries, short_folder, cgroup) == before
+    assert not life.down(short_folder)
