@@ -26,7 +26,6 @@ import numpy as np
 
 from benchmarks.machine import Hardware
 from benchmarks.measuring import MeasuredSpread, table, write_results
-from rljob_trainer.driver.ledger import Ledger
 from rljob_trainer.episodes.episode import Episode, Group, Prompt, RewardResult, single_turn
 from rljob_trainer.episodes.group import GenerationSettings, GroupRollout
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
@@ -37,6 +36,7 @@ from rljob_trainer.garbage import settle
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
+from rljob_trainer.record.ledger import Ledger
 from rljob_trainer.rollout.shelf import Shelf
 
 HERE = Path(__file__).parent

@@ -24,9 +24,9 @@ from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.learner.optim import Optimizer, StepOutcome
 from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.pools.dispatch import Dispatch
 from rljob_trainer.rewards.frames import Scored
 from rljob_trainer.rewards.process import _Progress
-from rljob_trainer.rollout.dispatch import Dispatch
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.training import step as training_step

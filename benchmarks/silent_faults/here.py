@@ -31,10 +31,10 @@ from rljob_trainer.errors import DeadlineError
 from rljob_trainer.learner.group import LearnerGroup
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.pools.size import engine_count
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle, EngineLostError
-from rljob_trainer.rollout.size import engine_count
 from rljob_trainer.telemetry.view import JobSummary, Present, StepRecord
 
 

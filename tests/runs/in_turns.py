@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer import cli
-from rljob_trainer.driver import colocated, engines
+from rljob_trainer.driver import engines
 from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.publish import colocated
 from rljob_trainer.rollout.handle import EngineHandle
 
 TOLD = Path(os.environ["IN_TURNS"])

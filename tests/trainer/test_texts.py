@@ -16,11 +16,11 @@ from tests.support.tiny_job import copy_job
 from rljob_api.loading import load_jobs
 from rljob_api.violations import JobInvalid
 from rljob_trainer.cli import main
+from rljob_trainer.control.standing import _short
 from rljob_trainer.data.columns import column
 from rljob_trainer.data.sources import open_rows
 from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
 from rljob_trainer.driver.run import _described
-from rljob_trainer.driver.standing import _short
 from rljob_trainer.errors import DataError
 from rljob_trainer.models.tokenizer import character_tokenizer
 from rljob_trainer.telemetry.logs import logs_shown

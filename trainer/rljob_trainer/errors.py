@@ -18,7 +18,7 @@ NO_ROOM = 73
 fail alike. EX_CANTCREAT of sysexits.h."""
 
 CHANGED_JOB = "in a job with another output that starts from this run's checkpoint (restore.from, or --resume here)"
-"""Where a field can be changed that must stay what it is in a run that has begun (``driver/same_job.py``)."""
+"""Where a field can be changed that must stay what it is in a run that has begun (``record/same_job.py``)."""
 
 
 class RLJobError(Exception):

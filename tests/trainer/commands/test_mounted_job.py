@@ -13,7 +13,7 @@ import pytest
 
 from rljob_api import JobInvalid, cluster
 from rljob_trainer.commands.mounted_job import mounted_job, options_of
-from rljob_trainer.driver.service import Listening
+from rljob_trainer.control.http import Listening
 from rljob_trainer.errors import DeadlineError, JobFileError
 from rljob_trainer.storage.bucket import Bucket
 

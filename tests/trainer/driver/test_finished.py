@@ -13,10 +13,10 @@ from rljob_api.spec.model import Model, RandomModel, RandomTokenizer
 from rljob_trainer.checkpoints.folder import FolderCheckpoints
 from rljob_trainer.cli import main
 from rljob_trainer.driver.finished import find_trained, load_actor
-from rljob_trainer.driver.output import MODEL
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.models import materialise
+from rljob_trainer.record.output import MODEL
 from rljob_trainer.telemetry.run_folder import JOB
 
 NOT_DRAWN = 0.375

@@ -21,7 +21,7 @@ from rljob_api import load_jobs, resolve
 from rljob_api.cluster import ROLE_LABEL, ROLLOUT, TRAINER
 from rljob_trainer.driver.engines import engine_options, learner_options
 from rljob_trainer.learner.bundles import reserve
-from rljob_trainer.rollout.size import engine_count
+from rljob_trainer.pools.size import engine_count
 
 Place = tuple[str, tuple[str, ...]]
 """A node and the GPUs on it."""

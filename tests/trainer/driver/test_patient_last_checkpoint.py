@@ -48,7 +48,7 @@ def ended(store: Away, stop: list[None]) -> Session:
         view=SimpleNamespace(message=lambda _: None),
         waits=Waits(),
     )
-    standing = SimpleNamespace(checkpointed=lambda *_: None, unsaved=None)
+    standing = SimpleNamespace(checkpointed=lambda *_: None, not_saved=lambda _: None)
     after = Session(parts, SimpleNamespace(stop=stop, end=None, standing=standing))  # type: ignore[arg-type]
     after._boundary = {"run": "a run", "step": 7, "version": 7}
     return after

@@ -12,8 +12,8 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
+from rljob_trainer.control.signals import listening
 from rljob_trainer.driver.ray_beside import RayLostError, ray_beside
-from rljob_trainer.driver.signals import listening
 from rljob_trainer.errors import LearnerError
 
 

@@ -14,7 +14,7 @@ from tests.support.tiny_job import copy_job
 
 from rljob_api import RLJob, resolve
 from rljob_trainer.driver import run
-from rljob_trainer.driver.fence import FILE, Fence, RemovedError
+from rljob_trainer.record.fence import FILE, Fence, RemovedError
 from rljob_trainer.storage.small import LocalFile
 from rljob_trainer.telemetry.plain import PlainView
 from rljob_trainer.telemetry.run_folder import SampleRow

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from small_episodes import named, same_tokens
 
-from rljob_trainer.driver import unfinished
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.episodes.receipts import ReceiptError, Receipts, check_answer
@@ -24,6 +23,7 @@ from rljob_trainer.episodes.requests import (
     continued,
 )
 from rljob_trainer.episodes.tokens import NOTHING, Tokens, is_constant, stream_types
+from rljob_trainer.record import unfinished
 from rljob_trainer.rollout.columns import Requests, Results
 from rljob_trainer.rollout.shelf import Shelf
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rljob_trainer.driver import colocated
 from rljob_trainer.errors import LearnerError, StepGivenUpError
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.learner.work import Share, cut
+from rljob_trainer.publish import colocated
 from rljob_trainer.rollout.actor import EngineSpec
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from virtual_engine import VirtualEngine
 
 from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
-from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.pools.pool import RolloutPool
 
 LONG = SamplingSettings(max_tokens=1_000_000)
 

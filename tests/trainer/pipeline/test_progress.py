@@ -9,8 +9,6 @@ from types import SimpleNamespace
 import pytest
 from in_turn import LONG, InTurn, pool_with
 
-from rljob_trainer.driver.training import QuietPublication
-from rljob_trainer.driver.validating import HeldOut, Validator
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.episodes.group import GenerationSettings, GroupRollout, Scoring
 from rljob_trainer.episodes.identity import EpisodeId
@@ -20,9 +18,11 @@ from rljob_trainer.errors import DeadlineError
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
-from rljob_trainer.rollout import members
-from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.pools import members
+from rljob_trainer.pools.pool import RolloutPool
+from rljob_trainer.publish.quiet import QuietPublication
 from rljob_trainer.simulation.clock import run_virtual
+from rljob_trainer.validation.validator import HeldOut, Validator
 from rljob_trainer.waits import Waits
 
 

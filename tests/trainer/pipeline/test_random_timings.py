@@ -27,7 +27,6 @@ import numpy as np
 import pytest
 from virtual_engine import VirtualEngine
 
-from rljob_trainer.driver.training import Publication, QuietPublication
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.episodes.group import GenerationSettings, GroupRollout
 from rljob_trainer.episodes.requests import SamplingSettings
@@ -35,7 +34,8 @@ from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.pipeline.loop import Pipeline
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
-from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.pools.pool import RolloutPool
+from rljob_trainer.publish.quiet import Publication, QuietPublication
 from rljob_trainer.simulation.clock import run_virtual
 
 SCENARIOS = int(os.environ.get("RLJOB_TIMINGS", "240"))

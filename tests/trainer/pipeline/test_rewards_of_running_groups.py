@@ -11,7 +11,7 @@ from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.episodes.group import GREEDY_INDEX, GenerationSettings, GroupRollout
 from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.errors import RewardError
-from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.simulation.clock import run_virtual
 
 PROMPT = Prompt(7, 0, 7, "test", "", (1,), None)

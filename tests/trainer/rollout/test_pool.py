@@ -20,13 +20,13 @@ from small_episodes import named
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.errors import DeadlineError, EngineError
-from rljob_trainer.rollout import dispatch
+from rljob_trainer.pools import dispatch
+from rljob_trainer.pools.pool import RolloutPool
+from rljob_trainer.pools.size import in_hand
 from rljob_trainer.rollout.actor import EnginePlace, EngineSpec
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle, EngineLostError, RayEngine
-from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.rollout.size import in_hand
 from rljob_trainer.rollout.torch_engine import TorchEngine
 
 

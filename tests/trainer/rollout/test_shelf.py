@@ -97,7 +97,7 @@ MEMORY = """
 import re, sys
 from pathlib import Path
 import numpy as np
-from rljob_trainer.driver import unfinished
+from rljob_trainer.record import unfinished
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.episodes.requests import BegunTurn, GenerationResult

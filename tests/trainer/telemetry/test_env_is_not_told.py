@@ -10,7 +10,7 @@ from tiny_job import copy_job
 
 from rljob_api import resolve
 from rljob_api.loading import load_jobs
-from rljob_trainer.driver.written_job import write_job
+from rljob_trainer.record.written_job import write_job
 from rljob_trainer.telemetry.trackers import without_env_values
 
 

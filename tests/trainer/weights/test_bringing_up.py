@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.pools.pool import RolloutPool
+from rljob_trainer.publish.publication import WeightPublication
 from rljob_trainer.rollout.actor import EnginePlace
-from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.stores import serve_store
 from rljob_trainer.waits import Waits
 from rljob_trainer.weights.learner_side import Failure
-from rljob_trainer.weights.publication import WeightPublication
 
 
 class Ranks:

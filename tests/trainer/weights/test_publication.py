@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from rljob_trainer.driver.canaries import Canaries, GuardedPublication
 from rljob_trainer.driver.engines import ranks_beside
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.driver.training import PipelineTrainer
@@ -26,13 +25,14 @@ from rljob_trainer.learner.group import GroupOptions, LearnerGroup
 from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.pools.pool import RolloutPool
+from rljob_trainer.publish.canaries import Canaries, GuardedPublication
+from rljob_trainer.publish.publication import Beside, WeightPublication
 from rljob_trainer.rollout.actor import EngineSpec
 from rljob_trainer.rollout.handle import EngineHandle, RayEngine
-from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.weights.group import WeightLink
-from rljob_trainer.weights.publication import Beside, WeightPublication
 
 PAIR = ((1, 2, 3), (4, 5, 6, 7, 8))
 

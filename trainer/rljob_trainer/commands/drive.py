@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from rljob_trainer.commands.mounted_job import mounted_job, options_of
+    from rljob_trainer.control.http import Listening, read_token
     from rljob_trainer.driver.run import run_job
-    from rljob_trainer.driver.service import Listening, read_token
     from rljob_trainer.errors import RLJobError
     from rljob_trainer.telemetry.logs import logs_shown
     from rljob_trainer.telemetry.mirror import mirrored

@@ -19,7 +19,7 @@ from rljob_trainer.driver.run import RunOptions
 from rljob_trainer.errors import DeadlineError, JobFileError
 
 if TYPE_CHECKING:
-    from rljob_trainer.driver.service import Listening
+    from rljob_trainer.control.http import Listening
 
 _MOUNT_SECONDS = 180.0
 """How long the kubelet may take to bring a changed ConfigMap into the pod (a minute or two by default)."""

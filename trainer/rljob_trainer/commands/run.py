@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     job, base = _job(args)
     import asyncio
 
+    from rljob_trainer.control.http import Listening, read_token
     from rljob_trainer.driver.run import RunOptions, run_job
-    from rljob_trainer.driver.service import Listening, read_token
     from rljob_trainer.telemetry.logs import logs_shown
     from rljob_trainer.telemetry.open_view import open_view
 

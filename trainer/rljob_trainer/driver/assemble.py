@@ -12,22 +12,14 @@ from typing import TYPE_CHECKING
 from rljob_trainer.algorithms import advantage_estimators
 from rljob_trainer.aside import aside
 from rljob_trainer.checkpoints.checkpoint import Checkpoints
+from rljob_trainer.control.mismatch_limits import Limits
 from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.tokenisation import response_decoder
-from rljob_trainer.driver.canaries import Canaries, GuardedPublication
 from rljob_trainer.driver.engines import Engines
-from rljob_trainer.driver.fence import Fence
-from rljob_trainer.driver.ledger import ENGINE_LOST, Ledger
-from rljob_trainer.driver.limits import Limits
 from rljob_trainer.driver.parts import Parts
-from rljob_trainer.driver.same_weights import ComparedPublication, SameWeights
-from rljob_trainer.driver.start_model import Description
 from rljob_trainer.driver.starting import start_learner_and_engines
 from rljob_trainer.driver.step_speed import StepSpeed
-from rljob_trainer.driver.training import PipelineTrainer, Publication, QuietPublication
-from rljob_trainer.driver.turns import PublicationInTurns
-from rljob_trainer.driver.validating import Validator, held_out
-from rljob_trainer.driver.validation_beside import ValidationBeside
+from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.episodes.environment import Environment
 from rljob_trainer.episodes.episode import Group
 from rljob_trainer.episodes.group import Decode, GenerationSettings, GroupRollout, Scoring
@@ -43,17 +35,26 @@ from rljob_trainer.models.tokenizer import check_embedded, load_tokenizer
 from rljob_trainer.models.weights import check_values
 from rljob_trainer.pipeline.loop import Keep, Stage, keep_all
 from rljob_trainer.pipeline.shape import schedule_settings
+from rljob_trainer.pools.size import engine_count, response_lengths
+from rljob_trainer.publish.canaries import Canaries, GuardedPublication
+from rljob_trainer.publish.publication import WeightPublication
+from rljob_trainer.publish.quiet import Publication, QuietPublication
+from rljob_trainer.publish.same_weights import ComparedPublication, SameWeights
+from rljob_trainer.publish.turns import PublicationInTurns
+from rljob_trainer.record.fence import Fence
+from rljob_trainer.record.ledger import ENGINE_LOST, Ledger
+from rljob_trainer.record.start_model import Description
 from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.rollout.size import engine_count, response_lengths
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
 from rljob_trainer.training.checks import TrainedPrompts
 from rljob_trainer.training.step import TrainingStep
+from rljob_trainer.validation.beside import ValidationBeside
+from rljob_trainer.validation.validator import Validator, held_out
 from rljob_trainer.waits import Waits
-from rljob_trainer.weights.publication import WeightPublication
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

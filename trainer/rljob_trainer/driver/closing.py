@@ -11,8 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
-from rljob_trainer.driver.fence import Fence
-from rljob_trainer.driver.ledger import Ledger
+from rljob_trainer.record.fence import Fence
+from rljob_trainer.record.ledger import Ledger
 
 _log = logging.getLogger(__name__)
 

@@ -17,23 +17,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_api import cluster
-from rljob_trainer.driver import colocated
-from rljob_trainer.driver.canaries import Resend
-from rljob_trainer.driver.sizing import EngineCount
 from rljob_trainer.driver.together import together
-from rljob_trainer.driver.training import Publication, Turns
-from rljob_trainer.driver.turns import SharedDevices, takes_turns
 from rljob_trainer.learner.bundles import Bundles
 from rljob_trainer.learner.group import GroupOptions, LearnerGroup
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
+from rljob_trainer.pools.engine_count import EngineCount
+from rljob_trainer.pools.pool import RolloutPool
+from rljob_trainer.pools.size import engine_count, in_hand, max_concurrent, response_lengths
+from rljob_trainer.publish import colocated
+from rljob_trainer.publish.canaries import Resend
+from rljob_trainer.publish.publication import Holds, WeightPublication
+from rljob_trainer.publish.quiet import Publication
+from rljob_trainer.publish.turns import SharedDevices, Turns, takes_turns
 from rljob_trainer.rollout.actor import EngineSpec
 from rljob_trainer.rollout.handle import RayEngine
-from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.rollout.size import engine_count, in_hand, max_concurrent, response_lengths
 from rljob_trainer.waits import Taken, Waits
-from rljob_trainer.weights.publication import Holds, WeightPublication
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob, ResolvedSpec

@@ -14,8 +14,8 @@ from rljob_trainer.driver.feeding import date_of_prompts
 from rljob_trainer.driver.finished import find_trained, load_actor
 from rljob_trainer.driver.ray_beside import ray_beside
 from rljob_trainer.episodes.single_turn import SingleTurn
+from rljob_trainer.pools.size import engine_count
 from rljob_trainer.rewards.pool import RewardPool
-from rljob_trainer.rollout.size import engine_count
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob

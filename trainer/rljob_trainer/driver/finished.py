@@ -10,9 +10,9 @@ import yaml
 
 from rljob_trainer.checkpoints.checkpoint import Checkpoint, Report
 from rljob_trainer.checkpoints.finding import find_checkpoint
-from rljob_trainer.driver.output import MODEL
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.models.sharing import fetch_model
+from rljob_trainer.record.output import MODEL
 from rljob_trainer.storage import is_address
 from rljob_trainer.storage.bucket import Bucket
 from rljob_trainer.storage.small import BucketFile, LocalFile, SmallFile

@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rljob_trainer.control.mismatch_limits import Limits
 from rljob_trainer.driver.engines import Engines
-from rljob_trainer.driver.fence import Fence
-from rljob_trainer.driver.ledger import Ledger
-from rljob_trainer.driver.limits import Limits
-from rljob_trainer.driver.start_model import Description
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer
-from rljob_trainer.driver.validating import Validator
-from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.episodes.group import Decode, GroupRollout
 from rljob_trainer.learner.protocol import Learner
 from rljob_trainer.pipeline.loop import Keep, Pipeline, keep_all
 from rljob_trainer.pipeline.schedule import ScheduleSettings
+from rljob_trainer.record.fence import Fence
+from rljob_trainer.record.ledger import Ledger
+from rljob_trainer.record.start_model import Description
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
 from rljob_trainer.training.step import TrainingStep
+from rljob_trainer.validation.beside import ValidationBeside
+from rljob_trainer.validation.validator import Validator
 from rljob_trainer.waits import Waits
 
 if TYPE_CHECKING:

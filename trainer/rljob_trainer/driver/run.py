@@ -21,36 +21,36 @@ from typing import TYPE_CHECKING, Any, Literal
 from rljob_api import cluster
 from rljob_api.status import STATUS_PATH, EndKind
 from rljob_trainer.aside import Threads
-from rljob_trainer.driver import start_model
-from rljob_trainer.driver.account import Account
+from rljob_trainer.control.controls import Controls
+from rljob_trainer.control.http import Answers, Listening, serving
+from rljob_trainer.control.mismatch_limits import RollBackError, start_again
+from rljob_trainer.control.signals import StopRequest
+from rljob_trainer.control.signals import listening as listening_to_signals
+from rljob_trainer.control.standing import RunStanding
+from rljob_trainer.control.steering import Steering
+from rljob_trainer.control.stop_conditions import RunEnd
 from rljob_trainer.driver.assemble import Inputs, assemble, read_inputs
 from rljob_trainer.driver.closing import closing, closing_ledger
-from rljob_trainer.driver.controls import Controls
 from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.engines import inside_ranks
 from rljob_trainer.driver.feeding import date_of_prompts
-from rljob_trainer.driver.fence import Fence, FencedError, RemovedError
-from rljob_trainer.driver.ledger import FILE as LEDGER
-from rljob_trainer.driver.ledger import Ledger
-from rljob_trainer.driver.limits import RollBackError, start_again
-from rljob_trainer.driver.output import OutputFolder
 from rljob_trainer.driver.ray_beside import ray_beside
-from rljob_trainer.driver.resuming import Start, where_to_start
-from rljob_trainer.driver.same_job import check_unchanged
-from rljob_trainer.driver.service import Answers, Listening, serving
 from rljob_trainer.driver.session import Session
-from rljob_trainer.driver.signals import StopRequest
-from rljob_trainer.driver.signals import listening as listening_to_signals
-from rljob_trainer.driver.standing import RunStanding
-from rljob_trainer.driver.state import State, kept_up_to_date, state_of
-from rljob_trainer.driver.steering import Steering
-from rljob_trainer.driver.stopping import RunEnd
-from rljob_trainer.driver.written_job import write_job
 from rljob_trainer.errors import CheckpointError, DeadlineError, OutputError, RLJobError, exit_code_of
 from rljob_trainer.garbage import seldom, settle
 from rljob_trainer.models.sharing import is_below, on_shared_storage, send_model
+from rljob_trainer.pools.size import engine_count
+from rljob_trainer.record import start_model
+from rljob_trainer.record.account import Account
+from rljob_trainer.record.fence import Fence, FencedError, RemovedError
+from rljob_trainer.record.ledger import FILE as LEDGER
+from rljob_trainer.record.ledger import Ledger
+from rljob_trainer.record.output import OutputFolder
+from rljob_trainer.record.place import State, kept_up_to_date, state_of
+from rljob_trainer.record.resuming import Start, where_to_start
+from rljob_trainer.record.same_job import check_unchanged
+from rljob_trainer.record.written_job import write_job
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.rollout.size import engine_count
 from rljob_trainer.telemetry import run_folder
 from rljob_trainer.telemetry.report import write_report
 from rljob_trainer.telemetry.sinks import Sinks, open_sinks
@@ -238,7 +238,7 @@ async def _unless_stopped_early(
                     raise error
                 _log.error("status is not shown any more: %r", error)
                 continue
-            if record.session is None or not record.session.trains:
+            if not record.trains:
                 await _cancelled(training)
                 status: Literal["stopped", "suspended"] = "suspended" if stop.suspended else "stopped"
                 return Ending(status, f"{stop.sentence} before the first step", stop.signal)
@@ -283,8 +283,8 @@ async def _train_within_limits(held: _Held, start: Start) -> Ending:
         now = time.time()
         controls.times.trace.span("limits", f"rolled back to step {held.record.begins_again(start)}", now, now)
         controls.times.lap()
-        controls.standing.engines, controls.standing.ranks_ready = None, 0
-        controls.steering.engines, controls.steering.schedule = None, None
+        controls.standing.taken_down()
+        controls.steering.taken_down()
 
 
 async def _train(held: _Held, start: Start, *, roll_backs: int) -> Ending:
@@ -311,7 +311,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
         await asyncio.to_thread(start_model.check_same, start.checkpoint, model, own=start.own)
     inputs = replace(inputs, model=await _seen_by_all(inputs.model, held))
     await asyncio.to_thread(output.point_to_model, inputs.model.path)
-    held.record.model = _model_of(inputs)
+    held.record.reads(_model_of(inputs))
     engines = 0 if inside_ranks(spec) else engine_count(spec)
     if roll_backs == 0:
         controls.view.start(_summary_of(job, inputs, output, start, controls.end))
@@ -322,7 +322,8 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
     stack.push_async_exit(closing_ledger(ledger, held.fence))
     controls.steering.record_with(ledger.command)
     stack.callback(controls.steering.record_with, None)
-    held.record.ledger = controls.standing.ledger = ledger
+    held.record.counted_by(ledger)
+    controls.standing.counted_by(ledger)
     shelf = Shelf(ledger.path.parent)
     stack.push_async_exit(closing(shelf.close))
     stack.push_async_exit(closing(held.state.checkpoints.clean_own))  # when the ranks have ended
@@ -344,8 +345,9 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
         start_model=model,
     )
     parts.limits.roll_backs = roll_backs
-    controls.standing.engines, controls.standing.ranks_ready = parts.engines, spec.trainer.ranks
-    held.record.session = session = Session(parts, controls)
+    controls.standing.built(parts.engines.pool, parts.engines.count, spec.trainer.ranks)
+    session = Session(parts, controls)
+    held.record.lives_in(session)
     return session
 
 
@@ -398,9 +400,9 @@ class _Record:
         start: Start,
         controls: Controls,
     ) -> None:
-        self.model = ""
-        self.session: Session | None = None
-        self.ledger: Ledger | None = None
+        self._model = ""
+        self._session: Session | None = None
+        self._ledger: Ledger | None = None
         """Closed, perhaps; its account stays."""
         self._controls = controls
         self._job = job
@@ -409,10 +411,27 @@ class _Record:
         self._start = start
         self._began = datetime.datetime.now(datetime.UTC)
 
+    @property
+    def trains(self) -> bool:
+        """Whether training has begun: until then there is nothing to save."""
+        return self._session is not None and self._session.trains
+
+    def reads(self, model: str) -> None:
+        """``model``: what is trained, in words."""
+        self._model = model
+
+    def counted_by(self, ledger: Ledger) -> None:
+        """From now on ``ledger`` says what became of the prompts; also when it is closed."""
+        self._ledger = ledger
+
+    def lives_in(self, session: Session) -> None:
+        """The parts are there, and ``session`` is about to train."""
+        self._session = session
+
     def begins_again(self, start: Start) -> int:
         """The run goes on from a checkpoint of its own; returns its step."""
         assert start.checkpoint is not None
-        self.session, self._start = None, start
+        self._session, self._start = None, start
         return start.checkpoint.step
 
     def write(self, outcome: Outcome, reason: str) -> None:
@@ -425,18 +444,18 @@ class _Record:
                 _log.error("%s", error)
 
     def _write(self, outcome: Outcome, reason: str) -> None:
-        folder, session = self._output.path, self.session
+        folder, session = self._output.path, self._session
         ended = datetime.datetime.now(datetime.UTC)
         totals = None if session is None else session.totals
         checkpoint = self._start.checkpoint if session is None else session.checkpoint or self._start.checkpoint
-        account = Account() if self.ledger is None else self.ledger.account
+        account = Account() if self._ledger is None else self._ledger.account
         trained, dropped = account.ended
         Summary(
             outcome=outcome,
             reason=reason,
             job=self._job.metadata.name,
             algorithm=self._job.spec.algorithm.preset,
-            model=self.model,
+            model=self._model,
             started_at=self._began,
             ended_at=ended,
             seconds=(ended - self._began).total_seconds(),

@@ -20,15 +20,12 @@ from typing import Any, Literal
 
 from rljob_trainer.aside import aside
 from rljob_trainer.checkpoints.checkpoint import Checkpoint, driver_state
-from rljob_trainer.driver import ledger, start_model, unfinished
-from rljob_trainer.driver.controls import Controls
+from rljob_trainer.control.controls import Controls
+from rljob_trainer.control.stop_conditions import Progress
 from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.feeding import RunFeed
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.step_speed import sequence_lengths
-from rljob_trainer.driver.stopping import Progress
-from rljob_trainer.driver.validating import ValidationResult, sample_rows
-from rljob_trainer.driver.validation_beside import ValidationBeside
 from rljob_trainer.episodes.episode import Prompt
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.requests import BegunTurn
@@ -43,8 +40,11 @@ from rljob_trainer.errors import (
 from rljob_trainer.pipeline.loop import Pipeline, Stage
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
+from rljob_trainer.record import ledger, start_model, unfinished
 from rljob_trainer.telemetry.run_folder import VALIDATION_STEP
 from rljob_trainer.telemetry.view import StepRecord as ShownStep
+from rljob_trainer.validation.beside import ValidationBeside
+from rljob_trainer.validation.validator import ValidationResult, sample_rows
 
 _COLLECT_SECONDS = 2.0
 """How long engines may take, then, to hand over what their requests have so far."""
@@ -156,8 +156,7 @@ class Session:
             sample_deadline_seconds=spec.deadlines.progress_seconds,
         )
         steering = self._controls.steering
-        steering.schedule, steering.engines = schedule, parts.engines.count
-        steering.fulfil()
+        steering.steers(schedule, parts.engines.count)
         self._step_began = time.monotonic()
         training = asyncio.create_task(self._pipeline.run(self.totals.step + 1))
         beside: list[asyncio.Task[Any]] = [asyncio.create_task(self._stop.asked.wait())]
@@ -224,7 +223,7 @@ class Session:
         try:
             metrics |= parts.limits.look(record.step, metrics, parts.step.most_apart)
         finally:
-            self._controls.standing.mismatch = parts.limits.sentence
+            self._controls.standing.apart(parts.limits.sentence)
         self._unwritten = (record.step, metrics)
         self._boundary = self._state()
         parts.ledger.write()
@@ -558,7 +557,7 @@ class Session:
                 if must:
                     raise
                 self.parts.view.message(f"{error} Training goes on; {self._last_saved}.")
-                self._controls.standing.unsaved = str(error)
+                self._controls.standing.not_saved(str(error))
                 return
         self._controls.standing.checkpointed(self.checkpoint, int(self._boundary["version"]))
 

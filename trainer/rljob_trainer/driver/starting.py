@@ -13,11 +13,11 @@ from rljob_trainer.driver.together import together
 from rljob_trainer.learner.group import LearnerGroup
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
+from rljob_trainer.pools.size import engine_count
+from rljob_trainer.publish.publication import Holds
 from rljob_trainer.rollout.handle import RayEngine
 from rljob_trainer.rollout.shelf import Shelf
-from rljob_trainer.rollout.size import engine_count
 from rljob_trainer.waits import Waits
-from rljob_trainer.weights.publication import Holds
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob

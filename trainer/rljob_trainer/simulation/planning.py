@@ -15,7 +15,7 @@ from rljob_api.resolved import ResolvedJob, ResolvedSpec
 from rljob_api.spec.pipeline import PipelineMode
 from rljob_trainer.pipeline.schedule import ScheduleSettings
 from rljob_trainer.pipeline.shape import schedule_settings
-from rljob_trainer.rollout.size import engine_count, max_concurrent
+from rljob_trainer.pools.size import engine_count, max_concurrent
 from rljob_trainer.simulation.engine import DecodeSpeed
 from rljob_trainer.simulation.forecast import Forecast, Setup, simulate
 from rljob_trainer.simulation.lengths import LengthDistribution

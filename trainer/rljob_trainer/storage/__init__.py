@@ -5,7 +5,7 @@ renames nor locks nor appending, so the run works in a local folder and
 
 - a checkpoint goes up as it is made: each rank writes its own shards, the driver its part, and ``manifest.json`` last
   (``checkpoints/bucket.py``). A checkpoint is one that has a manifest; its objects are compared with what it lists;
-- ``attempt.json`` is one object, read and written there (``driver/fence.py``);
+- ``attempt.json`` is one object, read and written there (``record/fence.py``);
 - the run's own files (metrics, report, samples, logs) are copied once a minute and before each checkpoint becomes one,
   and brought back where the next attempt starts (``copies.py``);
 - the model is copied once, and each node that has not got it takes it from there (``models/nodes.py``).

@@ -1,0 +1,47 @@
+"""The output folder's job.yaml means the same job, wherever it lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rljob_api import resolve
+from rljob_api.loading import load_jobs
+from rljob_trainer.record.written_job import write_job
+
+JOB = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: tiny}
+spec:
+  model: {source: SOURCE}
+  data:
+    train: {source: data/train-*.jsonl}
+    validation:
+      - {name: held-out, source: ./test.jsonl}
+      - {name: hub, source: openai/gsm8k, split: test}
+    prompt: question
+    answer: answer
+  reward: {functions: [{type: gsm8k}]}
+  algorithm: {preset: grpo}
+"""
+
+
+@pytest.mark.parametrize("model", ["model", "org/model", "s3://bucket/model"])
+def test_paths_of_files_that_are_there_become_absolute(tmp_path: Path, model: str) -> None:
+    base, output = tmp_path / "jobs", tmp_path / "runs" / "tiny"
+    for folder in (base / "data", base / "model", output):
+        folder.mkdir(parents=True)
+    for file in ("data/train-0.jsonl", "test.jsonl"):
+        (base / file).touch()
+    (job,) = load_jobs(JOB.replace("SOURCE", model))
+    write_job(output / "job.yaml", resolve(job), base)
+    (written,) = load_jobs(output / "job.yaml")
+    spec = written.spec
+    assert spec.model.source == (str(base / "model") if model == "model" else model)
+    assert spec.data.train.source == str(base / "data" / "train-*.jsonl")
+    assert [held_out.source for held_out in spec.data.validation] == [str(base / "test.jsonl"), "openai/gsm8k"]
+    # And nothing else was changed.
+    sources = {"model": job.spec.model, "data": job.spec.data}
+    assert resolve(written.model_copy(update={"spec": spec.model_copy(update=sources)})) == resolve(job)

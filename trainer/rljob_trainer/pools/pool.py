@@ -1,0 +1,258 @@
+"""The engines as one: groups of requests in, results out, whatever happens to an engine on the way.
+
+Engines may join, leave, be lost or be lent at any time; a new one serves only after ``activate``, once it has the
+present weights. Which engine gets which requests is ``dispatch.py``'s part, loading weights that of
+``publish/publication.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult
+from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.pools.dispatch import CALL_SECONDS, Dispatch
+from rljob_trainer.pools.lent import Lent
+from rljob_trainer.pools.members import Member, pending_of
+from rljob_trainer.rollout.engine_loop import EngineStatus
+from rljob_trainer.rollout.handle import EngineHandle
+from rljob_trainer.rollout.shelf import Shelf
+
+log = logging.getLogger(__name__)
+
+Replace = Callable[[str], Awaitable[EngineHandle]]
+"""Starts an engine in place of the named one."""
+BringUp = Callable[[EngineHandle], Awaitable[None]]
+"""Gives a new engine the present weights."""
+
+
+class RolloutPool(Dispatch):
+    """A changing set of engines behind ``generate``.
+
+    Usage::
+
+        async with RolloutPool(version=0) as pool:
+            pool.add(await RayEngine.start("0", spec))
+            pool.activate(["0"])
+            results = await pool.generate(requests_of_one_prompt)
+    """
+
+    def __init__(
+        self,
+        *,
+        version: int = 0,
+        fixed_dispatch: bool = False,
+        max_outstanding: int = 512,
+        replace: Replace | None = None,
+        bring_up: BringUp | None = None,
+        shelf: Shelf | None = None,
+    ) -> None:
+        """``replace`` starts an engine for a lost one and ``bring_up`` gives it weights; the rest is ``Dispatch``'s."""
+        super().__init__(version=version, fixed_dispatch=fixed_dispatch, max_outstanding=max_outstanding, shelf=shelf)
+        self._replace, self.bring_up = replace, bring_up
+        self.replacing = 0
+        """Replacements of lost engines that are being started."""
+        self._replaced = asyncio.Event()
+        """Set when the start of a replacement has succeeded or failed."""
+        self.lost: list[str] = []
+        """Names of the engines lost so far."""
+        self.reissued: Callable[[Sequence[EpisodeId]], None] | None = None
+        """Called with the requests that are made again for want of their engine."""
+        self._closing = False
+
+    async def __aenter__(self) -> RolloutPool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------------ members
+
+    @property
+    def engines(self) -> list[EngineHandle]:
+        """All engines that are to get new weights, in the order of their names."""
+        return [member.handle for member in self._members.sorted() if member.state not in ("leaving", "lent")]
+
+    @property
+    def serving(self) -> list[EngineHandle]:
+        """Those that get requests."""
+        return [member.handle for member in self._members.serving]
+
+    @property
+    def lent(self) -> list[EngineHandle]:
+        """Those that somebody has borrowed."""
+        return [member.handle for member in self._members.sorted() if member.state == "lent"]
+
+    def add(self, handle: EngineHandle) -> None:
+        """A new engine. It serves from ``activate`` on."""
+        if handle.name in self._members:
+            raise ValueError(f"the pool already has an engine {handle.name}")
+        member = Member(handle)
+        self._members[handle.name] = member
+        member.followers = [self._spawn(self._collect(member))]
+        # A rank answers one call at a time, and its death is the learner's to notice.
+        if handle.place is not None:
+            member.followers.append(self._spawn(self._watch(member)))
+
+    def activate(self, names: Iterable[str], version: int | None = None) -> None:
+        """The named engines hold ``version`` (by default the present one) and may serve."""
+        if version is not None:
+            self.version = version
+        for name in names:
+            member = self._members.get(name)
+            if member is not None and member.state == "joining":
+                member.state = "serving"
+        for member in self._members.values():
+            self._follow(member)
+        self._wake()
+
+    async def hold(self, name: str) -> None:
+        """No more requests for an engine that is not trusted, until ``activate``. What it has in hand goes on
+        elsewhere, without the tokens of the present version."""
+        member = self._members.get(name)
+        if member is not None and member.state == "serving":
+            member.state = "joining"
+            await self._dispatched()
+            await self._take_back(member, before_version=self.version)
+
+    async def remove(self, name: str, *, drain: bool = True) -> None:
+        """Takes an engine out and ends it. ``drain``: its requests go on elsewhere from where they are; else they start
+        again."""
+        member = self._members[name]
+        member.state = "leaving"
+        if drain:
+            await self._dispatched()
+            await self._take_back(member)
+        self._drop(member)
+
+    def report_lost(self, name: str, reason: str) -> None:
+        """An engine is gone: its requests are made again elsewhere, and a new one is started if the pool can."""
+        member = self._members.get(name)
+        if member is None or self._closing:  # it was ended, and somebody had still asked it something
+            return
+        again = [request for request, pending in member.pending.items() if not pending.done.done()]
+        is_lent = member.state == "lent"
+        then = "requests of its borrower fail" if is_lent else "requests are made again"
+        log.warning("engine %s is lost (%s); %d %s", name, reason, len(again), then)
+        self.lost.append(name)
+        if again and not is_lent and self.reissued is not None:
+            self.reissued(again)
+        replaceable = self._replace is not None and member.state != "leaving"
+        self._drop(member)
+        if replaceable:
+            self.replacing += 1
+            self._spawn(self._start_replacement(name))
+        elif not self._members:
+            self._fail(EngineError(f"no engine is left: {name} was the last one ({reason})"))
+
+    async def wait_for_replacement(self) -> None:
+        """While no engine is left: until a replacement has started, or none is being started any more. The starts have
+        a deadline of their own."""
+        while not self._members and self.replacing:
+            self._replaced.clear()
+            await self._replaced.wait()
+
+    async def _start_replacement(self, name: str) -> None:
+        assert self._replace is not None
+        try:
+            try:
+                handle = await self._replace(name)
+            finally:
+                self.replacing -= 1
+                self._replaced.set()
+            self.add(handle)
+            if self.bring_up is not None:
+                await self.bring_up(handle)
+            else:
+                self.activate([handle.name])
+        except (EngineError, DeadlineError) as error:
+            log.warning("no replacement for engine %s: %s", name, error)
+            if not self._members:
+                self._fail(error)
+
+    def _drop(self, member: Member) -> None:
+        """Ends a member's process and returns what it had in hand to the queue."""
+        if self._members.pop(member.handle.name, None) is None:
+            return
+        member.unfollow()
+        member.handle.kill()
+        self._return_all(member)
+        member.state = "leaving"
+        self.activity.forget(member.handle.name)
+
+    async def status(self) -> list[EngineStatus]:
+        """Every engine's own account."""
+        calls = [m.handle.call("status", seconds=CALL_SECONDS) for m in self._members.values()]
+        return [status for status in await asyncio.gather(*calls) if isinstance(status, EngineStatus)]
+
+    async def close(self) -> None:
+        """Ends all engines; requests that are under way fail."""
+        self._closing = True
+        self._fail(EngineError("the pool has been closed"))
+        # First who might still start an engine.
+        await self._end_tasks()
+        for member in list(self._members.values()):
+            with suppress(EngineError, DeadlineError):
+                await member.handle.call("close", seconds=5.0)
+            self._drop(member)
+        await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------ lending
+
+    async def lend(self, count: int) -> Lent | None:
+        """Borrows up to ``count`` engines, those with the least in hand, whose requests go on elsewhere; at least one
+        stays. None when none can be spared. They keep their weights until ``Lent.give_back``. Not while a publication
+        is under way."""
+        serving = sorted(self._members.serving, key=lambda member: member.budget)
+        chosen = serving[: min(count, len(serving) - 1)]
+        for member in chosen:
+            member.state = "joining"
+        await self._dispatched()
+        for member in chosen:
+            await self._take_back(member)
+        lent = [member for member in chosen if self._members.get(member.handle.name) is member]
+        for member in lent:
+            member.state, member.kept_version = "lent", self.version
+        return Lent(lent, self._ask, self._take_home) if lent else None
+
+    async def _ask(
+        self, member: Member, requests: Sequence[GenerationRequest], finished: Finished | None = None
+    ) -> list[GenerationResult]:
+        """The results from this engine and no other."""
+        group = pending_of(requests, finished)
+        for pending in group:
+            pending.placed()
+            member.pending[pending.request.id] = pending
+        try:
+            await self._submit(member, [group])
+            self._follow(member)
+            return [await pending.done for pending in group]
+        except BaseException:
+            self._forget(group)
+            raise
+
+    def _take_home(self, member: Member) -> None:
+        """A lent engine serves again, with weights that may be newer by now."""
+        if self._members.get(member.handle.name) is not member or member.state != "lent":
+            return
+        kept, member.kept_version, member.state = member.kept_version, None, "joining"
+        if kept == self.version or self.bring_up is None:
+            self.activate([member.handle.name])
+        else:
+            self._spawn(self._bring_home(member, self.bring_up))
+
+    async def _bring_home(self, member: Member, bring_up: BringUp) -> None:
+        try:
+            await bring_up(member.handle)
+        except (EngineError, DeadlineError) as error:
+            self.report_lost(member.handle.name, str(error))

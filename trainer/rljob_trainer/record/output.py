@@ -1,0 +1,128 @@
+"""The output folder of one run: who may write into it, what an earlier run left there, and where things are.
+
+    DIR/job.yaml  metrics.jsonl  summary.json  report.html  timeline.json
+    DIR/samples/  tensorboard/  checkpoints/  model/  logs/
+
+``samples/step-000000.jsonl`` is what the model generated before it was trained: for held-out prompts if the job
+validates it, else in the first batch. The last step's are there too, whatever ``logging.samplesEvery``
+says (but for 0).
+
+One run at a time: the folder is locked while a run is under way (the kernel drops the lock of a process that dies).
+A folder with files in which no run has ever been is somebody's for something else (``--output .``), and is left alone:
+what a run finds in its folder it moves aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from pathlib import Path
+from types import TracebackType
+
+from rljob_trainer.errors import OutputError
+from rljob_trainer.record import fence
+from rljob_trainer.telemetry import run_folder
+
+MODEL = "model"
+_LOCK = ".lock"
+_LOGS = "logs"
+_EARLIER = re.compile(r"earlier-([0-9]+)")
+_BEFORE_ANY_RUN = (_LOGS, "lost+found")
+"""What may be in a folder in which no run has been yet: log lines on a cluster, and what a new disk comes with."""
+
+
+def _open_for_owner(path: Path) -> int:
+    """Whoever may open the file, if only for reading, may lock it, and so keep the run out: only its owner may."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with contextlib.suppress(PermissionError):  # a file of somebody else, who lets us write
+        os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+class OutputFolder:
+    """``with OutputFolder(path) as output``: made when missing, locked, unlocked at the end.
+
+    Raises ``OutputError`` when another run holds it, it cannot be written, is a file, or holds files of somebody else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._lock: int | None = None
+
+    def __enter__(self) -> OutputFolder:
+        if self.path.exists() and not self.path.is_dir():
+            raise OutputError(f"{self.path} is a file; give --output a folder")
+        with run_folder.writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._refuse_files_of_others()
+            self._lock = _open_for_owner(self.path / _LOCK)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            self._lock = None
+            raise OutputError(
+                f"another run is writing into {self.path}; wait for it, stop it, or give --output another folder"
+            ) from None
+        return self
+
+    def _refuse_files_of_others(self) -> None:
+        found = sorted(path.name for path in self.path.iterdir())
+        if _LOCK in found or fence.FILE in found:
+            return
+        if others := [name for name in found if name not in _BEFORE_ANY_RUN]:
+            some = ", ".join(others[:3]) + (" ..." if len(others) > 3 else "")
+            raise OutputError(
+                f"{self.path} is not empty ({some}) and no run has been there; give --output a new or an empty folder"
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unlocks it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face folder the run starts from."""
+        return self.path / MODEL
+
+    def point_to_model(self, path: Path) -> None:
+        """Makes ``model`` lead to a folder that lies elsewhere, so that the output folder can be used on its own."""
+        if path.resolve() == self.model.resolve():
+            return
+        with run_folder.writing(self.model):
+            self.model.unlink(missing_ok=True)
+            self.model.symlink_to(path.resolve(), target_is_directory=True)
+
+    @property
+    def logs(self) -> Path:
+        """Log lines of attempts on a cluster; they stay whatever else is set aside."""
+        return self.path / _LOGS
+
+    @property
+    def holds_a_run(self) -> bool:
+        return (self.path / run_folder.JOB).exists()
+
+    def set_aside(self) -> Path | None:
+        """Moves what an earlier run left into ``DIR/earlier-N`` and returns that folder; None when there is nothing."""
+        kept = (_LOCK, self.logs.name, fence.FILE)
+        found = list(self.path.iterdir())
+        numbers = [int(match[1]) for p in found if (match := _EARLIER.fullmatch(p.name))]
+        left = [p for p in found if p.name not in kept and not _EARLIER.fullmatch(p.name)]
+        if not left:
+            return None
+        number = 1 + max(numbers, default=0)
+        aside = self.path / f"earlier-{number}"
+        with run_folder.writing(aside):
+            aside.mkdir()
+            for path in left:
+                path.rename(aside / path.name)
+        return aside
