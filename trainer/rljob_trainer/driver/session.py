@@ -218,7 +218,7 @@ class Session:
         assert pipeline is not None
         metrics = {name: float(value) for name, value in record.metrics.items()} | parts.pipeline_metrics(pipeline)
         try:
-            metrics |= parts.limits.look(record.step, metrics, parts.step.most_apart)
+            metrics |= parts.limits.look(record.step, record.apart)
         finally:
             self._controls.standing.apart(parts.limits.sentence)
         self._unwritten = (record.step, metrics)

@@ -37,16 +37,13 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True)
-class ValidationResult:
+class HeldOutScores:
     """Metrics under their public names, and the groups behind them by set."""
 
     metrics: dict[str, float]
     groups: Mapping[str, Sequence[Group]]
-
-    @property
-    def mean(self) -> float:
-        """The mean over sets of their mean score."""
-        return self.metrics["validation/mean"]
+    mean: float
+    """Over sets, of their mean score."""
 
 
 def held_out(spec: ValidationSet, prompts: Sequence[Prompt], training: SamplingSettings) -> HeldOut:
@@ -103,7 +100,7 @@ class Validator:
         total = sum(len(held.prompts) for held in self._sets)
         return f"validation: {self._scored} of {total} prompts are scored; {self._asked.waiting_for()}"
 
-    async def run(self, lent: Engines | None = None) -> ValidationResult:
+    async def run(self, lent: Engines | None = None) -> HeldOutScores:
         """On all engines while training waits, or on the ``lent`` ones.
 
         Raises ``EngineError``, ``RewardError`` and ``DeadlineError``.
@@ -129,7 +126,7 @@ class Validator:
         """Inside, the trainer waits for the validation that is under way."""
         return self._waits.wait("trainer", self.progress, self.patience_seconds, progress=lambda: self.scored_at)
 
-    async def _score_all(self, engines: Engines) -> ValidationResult:
+    async def _score_all(self, engines: Engines) -> HeldOutScores:
         metrics: dict[str, float] = {}
         groups: dict[str, list[Group]] = {}
         for held in self._sets:
@@ -140,11 +137,13 @@ class Validator:
                 for task in scoring:
                     task.cancel()
             metrics.update(summarise(held.name, groups[held.name], bootstrap=self._bootstrap))
+        # Every prompt has the same number of samples, so a set's mean score is that of its prompts.
         means = [
-            metrics[metric("validation/<source>/mean@<n>", source=h.name, n=h.samples_per_prompt)] for h in self._sets
+            [group.mean_score for group in groups[held.name] if group.mean_score is not None] for held in self._sets
         ]
-        metrics["validation/mean"] = float(np.mean(means))
-        return ValidationResult(metrics, groups)
+        mean = float(np.mean([np.mean(scores) for scores in means]))
+        metrics["validation/mean"] = mean
+        return HeldOutScores(metrics, groups, mean)
 
     async def _group(self, held: HeldOut, prompt: Prompt, engines: Engines) -> Group:
         samples = range(held.samples_per_prompt)
