@@ -36,7 +36,7 @@ from rljob_trainer.pools.size import engine_count
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle, EngineLostError
-from rljob_trainer.telemetry.view import JobSummary, Present, StepRecord
+from rljob_trainer.telemetry.view import JobSummary, Present, ShownStep
 
 
 def job(**spec: Any) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class _Ears:
     def start(self, job: JobSummary) -> None:
         """Nothing to see."""
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: ShownStep) -> None:
         """Nothing to see."""
 
     def message(self, text: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rljob_api.spec.algorithm import MismatchLimits
 from rljob_trainer.checkpoints.folder import FolderCheckpoints
-from rljob_trainer.control.mismatch_limits import Limits, MismatchError, RollBackError, start_again
+from rljob_trainer.control.mismatch_limits import MismatchError, MismatchWatch, RollBackError, start_again
 from rljob_trainer.pipeline.parts import Apart
 
 FINE = Apart("mismatch", kl=0.01, chi_square=0.02, effective_sample_size=0.98)
@@ -23,7 +23,7 @@ class World:
         self.said: list[str] = []
         self.corrected = 0
         given = MismatchLimits(**({"kl": 0.1} | limits))
-        self.limits = Limits(given, correct=self.correct, report=self.said.append)
+        self.limits = MismatchWatch(given, correct=self.correct, report=self.said.append)
         self.steps: Iterator[int] = iter(range(1, 1000))
 
     def correct(self) -> None:

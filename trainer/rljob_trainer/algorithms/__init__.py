@@ -32,7 +32,7 @@ from rljob_trainer.algorithms.correction import (
 from rljob_trainer.algorithms.estimators import AdvantageInputs, AdvantageOutput, advantage_estimators, advantages
 from rljob_trainer.algorithms.gradient_noise import gradient_noise
 from rljob_trainer.algorithms.kl import kl_estimators, kl_penalised_rewards
-from rljob_trainer.algorithms.losses import Loss, LossSettings, actor_loss, critic_loss
+from rljob_trainer.algorithms.losses import ActorLossSettings, Loss, actor_loss, critic_loss
 from rljob_trainer.algorithms.mismatch import PolicyDistance, agreement_metrics, most_apart, policy_distance
 from rljob_trainer.algorithms.policy_losses import PolicyInputs, PolicyLossOutput, policy_losses
 from rljob_trainer.algorithms.rejection import Rejection, veto
@@ -57,7 +57,7 @@ __all__ = [
     "KlController",
     "Loss",
     "LossCounts",
-    "LossSettings",
+    "ActorLossSettings",
     "NotFiniteError",
     "PolicyDistance",
     "PolicyInputs",

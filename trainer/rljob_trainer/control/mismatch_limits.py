@@ -47,7 +47,7 @@ class RollBackError(RLJobError):
     exit_code = 75
 
 
-class Limits:
+class MismatchWatch:
     """Judges each step. Inert without limits in the job."""
 
     def __init__(

@@ -39,7 +39,7 @@ from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.record import ledger, unfinished
 from rljob_trainer.record.boundary import Boundary, OpenGroup, Totals
-from rljob_trainer.telemetry.view import StepRecord as ShownStep
+from rljob_trainer.telemetry.view import ShownStep
 from rljob_trainer.validation.validator import sample_rows
 
 _COLLECT_SECONDS = 2.0
