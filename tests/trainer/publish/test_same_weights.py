@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from rljob_trainer.weights.digests import digests_of
 
 from rljob_trainer.errors import EngineError
 from rljob_trainer.publish.same_weights import SameWeights
-from rljob_trainer.weights.digests import digests_of
 
 Model = dict[str, torch.Tensor]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from rljob_trainer.weights.checksum import checksum, sum_in_any_order
 from rljob_trainer.weights.digests import cause_of, differing, digests_of
 

@@ -17,10 +17,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from rljob_trainer.weights.checksum import checksum
 
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.weights.blocks import block_of, lay_out
-from rljob_trainer.weights.checksum import checksum
 from rljob_trainer.weights.group import WeightGroup, WeightLink, call_off
 from rljob_trainer.weights.plan import TensorMeta, WeightPlan, describe
 from rljob_trainer.weights.sender import Publisher, SendReport

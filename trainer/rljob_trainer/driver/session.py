@@ -40,7 +40,7 @@ from rljob_trainer.errors import (
 from rljob_trainer.pipeline.loop import Pipeline, Stage
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
-from rljob_trainer.record import ledger, start_model, unfinished
+from rljob_trainer.record import ledger, start_model, unfinished, weights
 from rljob_trainer.telemetry.run_folder import VALIDATION_STEP
 from rljob_trainer.telemetry.view import StepRecord as ShownStep
 from rljob_trainer.validation.beside import ValidationBeside
@@ -122,6 +122,7 @@ class Session:
             reward = await self._make_up_validation() if own else None
         else:
             await self._feed.begin()
+            await self._publish_first()
             self._boundary = self._state()
         if self.totals.step == 0 and self.parts.job.spec.validation.at_start:
             await self._validate_at_start()
@@ -132,6 +133,12 @@ class Session:
         if stopped is None:
             return Ending("succeeded", self._reason)
         return stopped if self._is_saved else replace(stopped, reason=f"{stopped.reason}; {self._last_saved}")
+
+    async def _publish_first(self) -> None:
+        """The model that a job begins with is a version like those to come: nobody serves it without its manifest."""
+        if self.parts.engines.turns is not None:
+            await self.parts.engines.turns.to_learner()
+        await self.parts.trainer.publish(self.totals.version)
 
     async def _train(self, reward: float | None) -> Ending | None:
         """Runs the pipeline to its end, or until a request to stop, of which the ending then tells. ``reward``: what a
@@ -377,6 +384,7 @@ class Session:
             "open": [[p.ordinal, p.epoch, p.source, p.row, deadline] for p, deadline in self._open()],
             "groups_per_version": self._schedule_settings().groups_per_version,
             "training": self.parts.step.state_dict(),
+            weights.STATE: weights.state_of(self.parts.engines.pool.published, self.parts.learner.settings.dtype),
             "unvalidated": None,
         }
 
@@ -440,7 +448,7 @@ class Session:
             belongs_to = _owner(state)
             await aside(lambda: self.parts.feed.load_state_dict(state["feed"]))
             self.parts.step.load_state_dict(state["training"], own=own)
-            opened, size = state["open"], int(state["groups_per_version"])
+            opened, size, kept = state["open"], int(state["groups_per_version"]), state[weights.STATE]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint {checkpoint.place} was written by another version: {error!r}") from error
         self._feed = RunFeed(self.parts.feed)
@@ -474,12 +482,14 @@ class Session:
             report=self.parts.view.message,
         )
         self._restored_size = size
-        self._boundary = self._state() | {"unvalidated": state.get("unvalidated") if own else None}
+        unvalidated = state.get("unvalidated") if own else None
+        self._boundary = self._state() | {weights.STATE: kept, "unvalidated": unvalidated}
         self.checkpoint = checkpoint
         self._controls.standing.checkpointed(checkpoint, self.totals.version)
         if self.parts.engines.turns is not None:
             await self.parts.engines.turns.to_learner()
         await self.parts.trainer.restore(lambda: self._read_learner(checkpoint, belongs_to), self.totals.version)
+        weights.check(state, self.parts.engines.pool.published, self.parts.learner.settings.dtype, checkpoint.place)
 
     async def _read_learner(self, checkpoint: Checkpoint, belongs_to: str) -> None:
         seconds = float(self.parts.job.spec.deadlines.progress_seconds)
