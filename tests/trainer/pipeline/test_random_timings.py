@@ -37,6 +37,7 @@ from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish.quiet import Publication, QuietPublication
 from rljob_trainer.simulation.clock import run_virtual
+from rljob_trainer.weights.manifest import Version
 
 SCENARIOS = int(os.environ.get("RLJOB_TIMINGS", "240"))
 PATIENCE = 2000.0
@@ -140,7 +141,10 @@ class World:
                 names.append(engine.name)
                 if self.scenario.partial == "keepCache":
                     await asyncio.sleep(0.01)  # not all at the same moment
-            self.pool.activate(names, version)
+            delivered = Version(version, "")
+            self.pool.delivered(names, delivered)
+            self.pool.present(delivered)
+            self.pool.activate(names)
         return {}
 
     async def trouble(self) -> None:

@@ -22,6 +22,7 @@ from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import EngineError, JobFileError
 from rljob_trainer.rollout import scoring
 from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.weights.manifest import Manifest
 
 VOCABULARY = 97
 FAMILIES = ["llama", "llama3", "qwen2", "qwen3"]
@@ -313,7 +314,7 @@ def test_tokens_carry_the_version_that_made_them(llama_folder: Path) -> None:
     with pytest.raises(EngineError, match="finish_update"):
         engine.step()
     engine.load((name, tensor * 1.01) for name, tensor in list(engine.parameters.items()))
-    engine.finish_update(5)
+    engine.finish_update(5, Manifest([]))
     assert engine.version == 5
     assert run(engine)["a"].tokens.versions.tolist() == [0] * 4 + [5] * 6
 
@@ -384,7 +385,7 @@ def test_a_shared_model_s_optimizer_step_is_seen_at_once(make_model: MakeModel, 
     model(torch.tensor([[1, 2, 3, 4]])).logits.logsumexp(-1).sum().backward()
     engine.begin_update()
     optimizer.step()
-    engine.finish_update(1)
+    engine.finish_update(1, Manifest([]))
     after = engine.score([pair], 1.0)[0]
     assert np.abs(after - before).max() > 1e-2
     np.testing.assert_allclose(after, log_probs_of(model, *pair), atol=1e-5)
@@ -400,7 +401,7 @@ def test_loaded_weights_are_the_new_model(llama_folder: Path, make_model: MakeMo
     named = list(new.named_parameters())
     engine.load(named[:5])
     engine.load(named[5:])
-    engine.finish_update(1)
+    engine.finish_update(1, Manifest([]))
     pair = ((1, 2, 3), (4, 5, 6, 7))
     np.testing.assert_allclose(engine.score([pair], 1.0)[0], log_probs_of(new, *pair), atol=1e-5)
 
@@ -416,7 +417,7 @@ def test_an_update_that_does_not_fit_names_the_parameter(llama_folder: Path, lla
         engine.load([("unknown.weight", torch.ones(3))])
     engine.load(list(llama.named_parameters())[1:])
     with pytest.raises(EngineError, match=r"lacks 1 parameters, first model\.embed_tokens\.weight"):
-        engine.finish_update(1)
+        engine.finish_update(1, Manifest([]))
 
 
 def test_an_architecture_it_does_not_know_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.work import cut
 from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.manifest import Manifest
 from rljob_trainer.weights.plan import describe
 from rljob_trainer.weights.sender import Publisher
 
@@ -61,7 +62,7 @@ def update(engine: VLLMEngine, model: PreTrainedModel, version: int) -> None:
     # In two parts that tear a layer's fused matrices apart.
     engine.load(named[:4])
     engine.load(named[4:])
-    engine.finish_update(version)
+    engine.finish_update(version, Manifest([]))
 
 
 def ask(

@@ -33,6 +33,7 @@ from rljob_trainer.rollout.handle import EngineHandle, RayEngine
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.manifest import Manifest
 
 PAIR = ((1, 2, 3), (4, 5, 6, 7, 8))
 
@@ -65,7 +66,7 @@ def scores_of(folder: Path, factor: float) -> np.ndarray:
     engine = TorchEngine.from_folder(folder)
     engine.begin_update()
     engine.load([(name, tensor * factor) for name, tensor in engine.parameters.items()])
-    engine.finish_update(1)
+    engine.finish_update(1, Manifest([]))
     return engine.score([PAIR], 1.0)[0]
 
 

@@ -177,6 +177,7 @@ async def assemble(
         engines=engines,
         rollout=rollout,
         learner=learner,
+        dtype=learner.settings.dtype,
         step=step,
         trainer=trainer,
         validator=validator,

@@ -384,7 +384,7 @@ class Session:
             "open": [[p.ordinal, p.epoch, p.source, p.row, deadline] for p, deadline in self._open()],
             "groups_per_version": self._schedule_settings().groups_per_version,
             "training": self.parts.step.state_dict(),
-            weights.STATE: weights.state_of(self.parts.engines.pool.published, self.parts.learner.settings.dtype),
+            weights.STATE: weights.state_of(self.parts.engines.pool.published, self.parts.dtype),
             "unvalidated": None,
         }
 
@@ -489,7 +489,7 @@ class Session:
         if self.parts.engines.turns is not None:
             await self.parts.engines.turns.to_learner()
         await self.parts.trainer.restore(lambda: self._read_learner(checkpoint, belongs_to), self.totals.version)
-        weights.check(state, self.parts.engines.pool.published, self.parts.learner.settings.dtype, checkpoint.place)
+        weights.check(state, self.parts.engines.pool.published, self.parts.dtype, checkpoint.place)
 
     async def _read_learner(self, checkpoint: Checkpoint, belongs_to: str) -> None:
         seconds = float(self.parts.job.spec.deadlines.progress_seconds)

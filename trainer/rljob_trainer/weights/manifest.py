@@ -51,6 +51,10 @@ class AdapterManifest:
         text = json.dumps(["adapter", self.base_sha256, self.adapter.sha256, float(self.scale).hex()])
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def version(self, number: int) -> Version:
+        """The version that has this number and these weights."""
+        return Version(number, self.sha256)
+
 
 class Manifest:
     """The lines of all tensors, in the order of their names. Immutable."""

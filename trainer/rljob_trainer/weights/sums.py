@@ -6,7 +6,7 @@ its own. i counts through the whole tensor, wherever the word lies: a shard's wo
 the whole, and bytes that are only part of a word count as a word whose other bytes are zero. So the sum of a tensor is
 the sum over its parts, however it is cut, and a change of some words changes it by the sum of the differences.
 
-*Weights.* Words are laid out in rows of 2,048. A word has the product of its row's weight and its column's, which are
+*Weights.* Words are laid out in rows of 2,040. A word has the product of its row's weight and its column's, which are
 mixed odd numbers: one dot product for each row, nothing to be made for each word. The upper half is there because
 whatever an odd weight does to the uppermost bit of a word, it stays the uppermost bit modulo 2^64, and of two that
 change nothing would be left. Its weight is the product of the column's and of one for 32 rows together: these are added
@@ -16,9 +16,9 @@ up first, which saves the products.
 fewer. *What shows up to chance* (one miss in 2^31 or fewer): numbers, rows and blocks that change places, are shifted,
 doubled, stale or zero, and bits that flip in any number of places. *What does not show*: bytes of zero more or fewer at
 the end (the shape, which stands beside a sum, says how many there are), and one sign that changes places with another
-when both are the uppermost bits of words in the same column of the same 32 rows, a multiple of 16 KiB apart; of other
-exchanges of the uppermost 16 bits of two such words one in 2^15 is missed. It is arithmetic against mistakes: somebody
-who wants to can change words so that the sum stays.
+when both are the uppermost bits of words in the same column of the same 32 rows, a multiple of 16,320 bytes apart; of
+other exchanges of the uppermost 16 bits of two such words one in 2^15 is missed. It is arithmetic against mistakes:
+somebody who wants to can change words so that the sum stays.
 
 Memory is read once. Pieces that a CPU's cache holds are read again there; the same operations work on a GPU.
 """
@@ -33,12 +33,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-_COLUMNS = 2048
+_COLUMNS = 2040
+"""A multiple of what a CPU takes at a time, and no power of two: matrices have rows of such sizes."""
 _ROW_BYTES = 8 * _COLUMNS
 _ROWS = 32
-"""Rows whose upper halves are added up before they are weighed: 512 KiB, which a CPU's cache holds."""
+"""Rows whose upper halves are added up before they are weighed: 522 kB, which a CPU's cache holds."""
 _BLOCKS_AT_ONCE = 64
-"""On a GPU: 32 MiB, and intermediate results of the same size."""
+"""On a GPU: 33 MB, and intermediate results of the same size."""
 _RUN_BYTES = 4 * _ROW_BYTES
 """Runs of bytes of a shard that are at least this long are added up one by one."""
 _CANVAS_BYTES = {"cpu": 1 << 19, "cuda": 1 << 25}
