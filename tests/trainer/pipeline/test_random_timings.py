@@ -180,6 +180,8 @@ class World:
         async with self._sending:
             if handle in self.pool.engines and handle not in self.pool.serving:
                 handle.version = self.pool.version
+                if self.pool.published is not None:
+                    self.pool.delivered([handle.name], self.pool.published)
                 self.pool.activate([handle.name])
 
 
