@@ -387,6 +387,23 @@ async def test_an_engine_that_joins_serves_once_it_is_activated(spec: EngineSpec
             pool.add(pool.engines[0])
 
 
+async def test_an_engine_without_the_manifest_of_what_was_published_serves_nothing(spec: EngineSpec) -> None:
+    async with pool_of(spec, 2) as pool:
+        deliver(pool, Version(1, "ab"))
+        await pool.hold("0")
+        # The number is the same; what it has is not.
+        pool.delivered(["0"], Version(1, "cd"))
+        with pytest.raises(EngineError, match=r"engine 0 cannot serve version 1 \(manifest ab\): it holds version 1 "):
+            pool.activate(["0"])
+        assert [engine.name for engine in pool.serving] == ["1"]
+        pool.add(await RayEngine.start("2", spec, num_cpus=0))
+        with pytest.raises(EngineError, match="it holds the manifest of no version"):
+            pool.activate(["2"])
+        pool.delivered(["0", "2"], Version(1, "ab"))
+        pool.activate(["0", "2"])
+        assert [engine.name for engine in pool.serving] == ["0", "1", "2"]
+
+
 async def test_interrupted_requests_keep_their_tokens_and_go_on_after_the_pause(slow: EngineSpec) -> None:
     groups = [group(number, length=200) for number in range(4)]
     async with pool_of(slow, 2) as pool:

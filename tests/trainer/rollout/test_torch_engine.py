@@ -22,7 +22,7 @@ from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import EngineError, JobFileError
 from rljob_trainer.rollout import scoring
 from rljob_trainer.rollout.torch_engine import TorchEngine
-from rljob_trainer.weights.manifest import Manifest
+from rljob_trainer.weights.manifest import Manifest, manifest_of
 
 VOCABULARY = 97
 FAMILIES = ["llama", "llama3", "qwen2", "qwen3"]
@@ -334,6 +334,29 @@ def test_sleep_keeps_the_tokens_and_wake_goes_on(llama: PreTrainedModel) -> None
     assert {n: r.tokens.ids.tolist() for n, r in results.items()} == {
         n: r.tokens.ids.tolist() for n, r in expected.items()
     }
+
+
+def test_an_engine_holds_a_manifest_from_an_update_on_until_its_weights_are_given_up(llama_folder: Path) -> None:
+    engine = TorchEngine.from_folder(llama_folder)
+    assert engine.manifest is None
+    named = dict(engine.parameters)
+    manifest = manifest_of(named.items())
+    engine.begin_update()
+    engine.load(named.items())
+    engine.finish_update(1, manifest)
+    engine.sleep()
+    engine.wake()
+    assert engine.manifest == manifest
+    engine.sleep(keep_weights=False)
+    assert engine.manifest is None
+    with pytest.raises(EngineError, match="before the update"):
+        engine.wake()
+    engine.begin_update()
+    engine.finish_update(2, manifest)
+    engine.wake()
+    assert (engine.version, engine.manifest) == (2, manifest)
+    engine.begin_update()
+    assert engine.manifest is None
 
 
 def bytes_of_tensors() -> int:

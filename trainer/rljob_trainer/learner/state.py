@@ -2,7 +2,7 @@
 
     learner.json      format, ranks that wrote it, updates done by each model, run and step it belongs to
     random-0003.pt    random states of rank 3
-    digests-0003.json checksums of the parts of all tensors that rank 3 wrote
+    digests-0003.json sums of the parts of all tensors that rank 3 wrote
     .metadata, *.distcp   parameters and optimizer moments, each shard once
 
 Each rank writes its own shards where they belong and reads the parts of shards that it needs: no rank, and no node,
