@@ -13,13 +13,14 @@ import pytest
 from rljob_trainer.checkpoints.checkpoint import DRIVER, Checkpoint
 from rljob_trainer.driver.session import Session
 from rljob_trainer.errors import CheckpointError
+from rljob_trainer.record.weights import Published
 from rljob_trainer.waits import Waits
 from rljob_trainer.weights.manifest import Version
 
 OWED = {"reward/mean": 0.5}
 STATE = {
     **{"step": 7, "version": 7, "groups": 56, "samples": 112, "tokens": 900, "response_tokens": 400, "seconds": 60.0},
-    **{"run": "a run", "feed": {"ordinal": 56}, "training": {}, "open": [], "groups_per_version": 8},
+    **{"run": "a run", "model": {}, "feed": {"ordinal": 56}, "training": {}, "open": [], "groups_per_version": 8},
     **{"unvalidated": OWED, "weights": {"manifest": "5a" * 32, "dtype": "float32"}},
 }
 
@@ -34,7 +35,7 @@ def session(read: list[str], manifest: str = "5a" * 32, dtype: str = "float32") 
     async def load(_: str, belongs_to: str) -> None:
         read.append(belongs_to)
 
-    async def restore(reading: Any, _: int) -> None:
+    async def restore(reading: Any, _: int, steps: int) -> None:
         await reading()
         pool.published = Version(7, manifest)
 
@@ -46,7 +47,7 @@ def session(read: list[str], manifest: str = "5a" * 32, dtype: str = "float32") 
         ledger=SimpleNamespace(roll_back=nothing, fresh=False, account=SimpleNamespace()),
         view=SimpleNamespace(message=None),
         shelf=SimpleNamespace(put=lambda *arrays: arrays),
-        rollout=SimpleNamespace(),
+        rollout=SimpleNamespace(goes_on_from=lambda _: None),
         model={},
         schedule=SimpleNamespace(groups_per_version=8),
         engines=SimpleNamespace(turns=None, pool=pool),
@@ -68,10 +69,10 @@ def test_a_run_keeps_its_name_and_what_it_owes_and_takes_neither_from_another(tm
     asyncio.run(resumed._restore(Checkpoint(7, "somewhere", lambda: tmp_path), own=own))
     assert read == ["run a run, step 7"]
     assert (resumed.totals.step, resumed.totals.samples) == (7, 112)
-    state = resumed._boundary
-    assert (state["run"] == "a run") == own
-    assert state["unvalidated"] == (OWED if own else None)
-    assert state["weights"] == STATE["weights"]
+    now = resumed._settled
+    assert (now.run == "a run") == own
+    assert now.unvalidated == (OWED if own else None)
+    assert now.weights == Published("5a" * 32, "float32")
 
 
 def test_weights_that_are_not_those_of_the_checkpoint_are_told_with_both_manifests(tmp_path: Path) -> None:

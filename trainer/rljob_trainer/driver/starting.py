@@ -8,7 +8,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
 from typing import TYPE_CHECKING
 
-from rljob_trainer.driver.engines import Engines, learner_lanes, learner_options, start_actors, start_engines
+from rljob_trainer.driver.engines import (
+    NOBODY_TOLD,
+    Engines,
+    PoolTold,
+    learner_lanes,
+    learner_options,
+    start_actors,
+    start_engines,
+)
 from rljob_trainer.driver.together import together
 from rljob_trainer.learner.group import LearnerGroup
 from rljob_trainer.learner.settings import LearnerSettings
@@ -31,6 +39,7 @@ async def start_learner_and_engines(
     shelf: Shelf,
     waits: Waits,
     stack: AsyncExitStack,
+    told: PoolTold = NOBODY_TOLD,
     by_role: bool,
     report: Callable[[str], None],
 ) -> tuple[LearnerGroup, Engines]:
@@ -70,7 +79,7 @@ async def start_learner_and_engines(
         learner = await start_learner()
     with engines_wait():
         engines = await start_engines(
-            job, model, learner, holds, shelf=shelf, waits=waits, by_role=by_role, actors=actors
+            job, model, learner, holds, shelf=shelf, waits=waits, told=told, by_role=by_role, actors=actors
         )
     stack.push_async_callback(engines.close)
     engines_after = engines_after or time.monotonic() - begun

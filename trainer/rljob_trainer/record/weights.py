@@ -6,30 +6,34 @@ that what is published after a restart is what was published before it, is said 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.weights.manifest import Version
 
-STATE = "weights"
-"""Where it is in the driver's state."""
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The weights at a boundary, as they were published."""
+
+    manifest: str
+    """SHA-256."""
+    dtype: str
+    """In which they were published: the manifest depends on it."""
 
 
-def state_of(published: Version | None, dtype: str) -> dict[str, str] | None:
-    """``dtype``: that in which weights are published, which the manifest depends on."""
-    return None if published is None else {"manifest": published.manifest_sha256, "dtype": dtype}
+def published(version: Version | None, dtype: str) -> Published | None:
+    """None: nothing has been published."""
+    return None if version is None else Published(version.manifest_sha256, dtype)
 
 
-def check(state: Mapping[str, Any], published: Version | None, dtype: str, place: str) -> None:
-    """Raises ``CheckpointError`` when the weights that were read from ``place`` and published are others than those of
-    the checkpoint. Published in another dtype, as another job may, they cannot be compared."""
-    kept = state[STATE]
-    if kept is None or published is None or kept["dtype"] != dtype:
+def check(saved: Published | None, read: Published | None, place: str) -> None:
+    """Raises ``CheckpointError`` when the weights that were ``read`` from ``place`` and published are others than those
+    that the checkpoint was ``saved`` with. In another dtype, as another job may publish, they cannot be compared."""
+    if saved is None or read is None or saved.dtype != read.dtype or saved.manifest == read.manifest:
         return
-    if kept["manifest"] != published.manifest_sha256:
-        raise CheckpointError(
-            f"the weights in {place} are not those that the step was saved with: they have the manifest "
-            f"{published.manifest_sha256[:12]}, the checkpoint's is {kept['manifest'][:12]}. The learner's part was "
-            "damaged or is another step's: use another checkpoint (`rljob run --resume PLACE`), as it was written"
-        )
+    raise CheckpointError(
+        f"the weights in {place} are not those that the step was saved with: they have the manifest "
+        f"{read.manifest[:12]}, the checkpoint's is {saved.manifest[:12]}. The learner's part was damaged or is another"
+        " step's: use another checkpoint (`rljob run --resume PLACE`), as it was written"
+    )
