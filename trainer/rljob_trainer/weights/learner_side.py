@@ -16,7 +16,6 @@ from torch import Tensor
 
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.weights.group import WeightLink
-from rljob_trainer.weights.owners import owned, sums_of_owned
 from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan, describe
 from rljob_trainer.weights.residence import sums_in_any_order
 from rljob_trainer.weights.sender import Publisher, SendReport
@@ -107,6 +106,9 @@ def publish(rank: Rank, version: int, timeout: float, is_new: bool) -> SendRepor
 def sums(rank: Rank, in_any_order: bool = False) -> Mapping[str, int]:
     """What the rank's own shards contribute to the sums that an engine must have after a publication: taken from the
     parameters that are trained, by another way than that of the publication. Nothing is gathered."""
+    # Only here: the driver, which imports this module too, needs no distributed tensors, half a second of every start.
+    from rljob_trainer.weights.owners import owned, sums_of_owned
+
     named = rank.named_shards()
     if in_any_order:
         parts = ((name, owned(tensor, rank.rank)) for name, tensor in named)
