@@ -25,7 +25,7 @@ from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.learner.work import cut
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 State = dict[str, torch.Tensor]
 
@@ -296,7 +296,7 @@ def load_alone(rank: int, address: str, settings: LearnerSettings, folder: Path)
 def test_a_lost_object_is_a_checkpoint_error(
     lost: str, message: str, saved: Path, settings: LearnerSettings, object_store: Any
 ) -> None:
-    bucket = Bucket(object_store.place())
+    bucket = ObjectBucket(object_store.place())
     for file in saved.iterdir():
         if not file.name.endswith(lost):
             bucket.upload(file, file.name)

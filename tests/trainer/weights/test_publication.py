@@ -25,6 +25,7 @@ from rljob_trainer.learner.group import GroupOptions, LearnerGroup
 from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.pipeline.parts import TrainedBatch
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish.canaries import Canaries, GuardedPublication
 from rljob_trainer.publish.held_weights import HeldWeights
@@ -194,7 +195,7 @@ class Pull:
     def __init__(self, learner: LearnerGroup) -> None:
         self._learner = learner
 
-    async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
+    async def run(self, groups: Sequence[Group], *, number: int, version: int) -> TrainedBatch:
         count = len(PAIR[1])
         batch = SequenceBatch(
             token_ids=np.array([*PAIR[0], *PAIR[1]], dtype=np.int32),
@@ -205,7 +206,7 @@ class Pull:
         )
         await self._learner.update(batch, LossSettings(), [[0]], keep_anchor=True)
         await self._learner.run(multiply, 1.25)
-        return {}
+        return TrainedBatch()
 
 
 class SlowToScore:

@@ -25,7 +25,7 @@ from rljob_trainer.algorithms.policy_losses import (
 from rljob_trainer.algorithms.segments import Segments, kept_only, wide
 
 
-class LossSettings(Protocol):
+class ActorLossSettings(Protocol):
     """The part of `learner.protocol.LossSettings` that the mathematics reads."""
 
     @property
@@ -61,7 +61,7 @@ class Loss:
     extremes: dict[str, Tensor] = field(default_factory=dict)
 
 
-def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts) -> Loss:
+def actor_loss(inputs: PolicyInputs, settings: ActorLossSettings, counts: LossCounts) -> Loss:
     """policy loss + kl_coefficient * KL(pi_theta, pi_ref) - entropy_coefficient * entropy, each aggregated alike.
 
     ``counts`` are those of the whole mini-batch over all ranks. ``inputs.weights`` multiply the policy loss only. With
@@ -153,7 +153,7 @@ def critic_loss(
     returns: Tensor,
     mask: Tensor,
     segments: Segments,
-    settings: LossSettings,
+    settings: ActorLossSettings,
     counts: LossCounts,
     old_values: Tensor | None = None,
 ) -> Loss:

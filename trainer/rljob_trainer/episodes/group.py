@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from rljob_trainer.episodes.environment import Environment, Model, Task, tasks_of
+from rljob_trainer.episodes.environment import Environment, LanguageModel, Task, tasks_of
 from rljob_trainer.episodes.episode import Episode, Group, Prompt, RewardResult
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.receipts import prompt_digest
@@ -21,7 +21,7 @@ GREEDY_INDEX = 1 << 20
 """Index of a prompt's greedy response (remax): far above any samplesPerPrompt."""
 
 
-class Engines(Model, Protocol):
+class AskedEngines(LanguageModel, Protocol):
     """The engines, as one."""
 
     @property
@@ -100,7 +100,7 @@ class GroupRollout:
     def __init__(
         self,
         environment: Environment,
-        engines: Engines,
+        engines: AskedEngines,
         rewards: Rewards,
         decode: Decode,
         settings: GenerationSettings,

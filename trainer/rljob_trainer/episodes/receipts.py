@@ -32,7 +32,7 @@ class Sampling(Protocol):
     def temperature(self) -> float: ...
 
 
-class Request(Protocol):
+class ReceiptedRequest(Protocol):
     """What an engine is asked for."""
 
     @property
@@ -48,7 +48,7 @@ class Request(Protocol):
     def seed(self) -> int: ...
 
 
-class Answer(Protocol):
+class ReceiptedAnswer(Protocol):
     """A response."""
 
     id: EpisodeId
@@ -124,13 +124,13 @@ class Receipts:
         self._asked: dict[EpisodeId, tuple[int, float, int]] = {}
         self._last: tuple[Sequence[int], int] = ((), 0)
 
-    def take(self, request: Request) -> None:
+    def take(self, request: ReceiptedRequest) -> None:
         """The engine has been given a request."""
         if request.prompt_ids is not self._last[0]:  # siblings share it
             self._last = request.prompt_ids, prompt_digest(request.prompt_ids)
         self._asked[request.id] = self._last[1], request.sampling.temperature, request.seed
 
-    def write(self, results: Sequence[Answer]) -> None:
+    def write(self, results: Sequence[ReceiptedAnswer]) -> None:
         """The engine has ended requests."""
         for result in results:
             asked = self._asked.pop(result.id, None)
@@ -138,7 +138,7 @@ class Receipts:
                 result.receipt = Receipt(result.id, *asked, stream_digests(result.tokens))
 
 
-def check_answer(request: Request, result: Answer) -> None:
+def check_answer(request: ReceiptedRequest, result: ReceiptedAnswer) -> None:
     """A response has arrived. Raises ``ReceiptError`` saying what is wrong with it; one without receipt is not
     looked at."""
     receipt = result.receipt

@@ -57,7 +57,7 @@ class Movable(Protocol):
     async def onload(self) -> None: ...
 
 
-class Members(Protocol):
+class TurnMembers(Protocol):
     """The engines of a run (``RolloutPool``)."""
 
     @property
@@ -74,7 +74,7 @@ class SharedDevices:
 
     def __init__(
         self,
-        pool: Members,
+        pool: TurnMembers,
         learner: Movable,
         waits: Waits,
         *,

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 
 class Copies:
     """Copies of the files in ``folder``; ``own`` are names of files and folders that are somebody else's business,
     also where an earlier run was set aside."""
 
-    def __init__(self, folder: Path, bucket: Bucket, own: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, bucket: ObjectBucket, own: tuple[str, ...]) -> None:
         self._folder, self._bucket, self._own = folder, bucket, own
         self._seen: dict[str, tuple[int, int]] = {}
         """Size and time of change (ns) of the files as they are in the bucket."""
