@@ -233,11 +233,8 @@ async def _inside_ranks(
     if turns is not None:
         await turns.at_start()
     await learner.run(colocated.start_engine, engine_spec(job, model))
-    names = []
     for number, actor in enumerate(learner.actors):
-        names.append(str(number))
         pool.add(RayEngine(str(number), _beside(actor), kill=lambda: None))
-    pool.activate(names)
     publication = colocated.ColocatedPublication(learner, pool, waits)
     # On one rank the engine samples from the learner's own weights.
     return Engines(pool, publication, turns, resend=publication.resend if len(learner.actors) > 1 else None)
@@ -301,8 +298,8 @@ async def start_pool(
         for engine in actors or await start_actors(job, model, waits=waits, by_role=by_role, learner=learner):
             pool.add(engine)
         names = [engine.name for engine in pool.engines]
-        pool.activate(names)
         if learner is None:
+            pool.activate(names)
             return Engines(pool, _Nothing())
         publication = WeightPublication(
             learner,

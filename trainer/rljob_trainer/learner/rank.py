@@ -36,6 +36,7 @@ from rljob_trainer.learner.protocol import LearnerFacts, LossSettings
 from rljob_trainer.learner.reference import Reference
 from rljob_trainer.learner.residence import Residence
 from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.learner.shards import like, local
 from rljob_trainer.learner.side_by_side import SideBySide
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.learner.untouched import Untouched
@@ -433,9 +434,11 @@ class LearnerRank:
         for name, parameter in self._policy.published():
             yield name, parallel.full(parameter, self._dtype)
 
-    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same, not for sending: what a publication is compared with."""
-        return ((name, parallel.full(parameter, self._dtype)) for name, parameter in self._policy.published())
+    def named_shards(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same, not gathered and not for sending: what a publication is compared with."""
+        for name, parameter in self._policy.published():
+            value = parameter.detach()
+            yield name, like(local(value).to(self._dtype), value)
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None:
         """Moves the actor's parameters together as the packs want them, where the live tensors are what is published.

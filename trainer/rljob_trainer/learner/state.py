@@ -2,7 +2,7 @@
 
     learner.json      format, ranks that wrote it, updates done by each model, run and step it belongs to
     random-0003.pt    random states of rank 3
-    digests-0003.json checksums of the parts of all tensors that rank 3 wrote
+    digests-0003.json sums of the parts of all tensors that rank 3 wrote
     .metadata, *.distcp   parameters and optimizer moments, each shard once
 
 Each rank writes its own shards where they belong and reads the parts of shards that it needs: no rank, and no node,
@@ -41,7 +41,7 @@ from rljob_trainer.learner.state_files import StateFiles, state_files
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.storage import is_address
 from rljob_trainer.storage.bucket import REMEDY, refused
-from rljob_trainer.weights.checksum import checksum
+from rljob_trainer.weights.manifest import manifest_of
 
 FORMAT = 1
 _DESCRIPTION = "learner.json"
@@ -214,7 +214,7 @@ def _described(files: StateFiles, place: str | Path) -> dict[str, Any]:
 
 def _digests(models: Sequence[Trained]) -> dict[str, int]:
     """Of this rank's part of every tensor."""
-    return {name: checksum(local(tensor).contiguous()) for name, tensor in _tensors(models).items()}
+    return dict(manifest_of((name, local(tensor)) for name, tensor in _tensors(models).items()).sums)
 
 
 def _check(saved: dict[str, int], read: dict[str, int], place: str | Path) -> None:

@@ -18,7 +18,7 @@ from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner.parallel import reshard
 from rljob_trainer.learner.shards import local
 from rljob_trainer.learner.trained import Trained
-from rljob_trainer.weights.checksum import checksum
+from rljob_trainer.weights.manifest import manifest_of
 
 _NAMED = 3
 _RARELY = 32
@@ -113,13 +113,13 @@ class Untouched:
     @staticmethod
     def _look(work: Sequence[Trained]) -> dict[str, int]:
         states = [trained.state() for trained in work]
-        return {name: checksum(local(tensor).contiguous()) for state in states for name, tensor in state.items()}
+        return dict(manifest_of((name, local(tensor)) for state in states for name, tensor in state.items()).sums)
 
     def _look_at_reference(self) -> dict[str, int]:
         if self._reference is None:
             return {}
         reshard(self._reference)
-        return {name: checksum(local(p.detach()).contiguous()) for name, p in self._reference.named_parameters()}
+        return dict(manifest_of((name, local(p)) for name, p in self._reference.named_parameters()).sums)
 
 
 def _is_to_move(parameter: torch.Tensor, rate: float) -> bool:

@@ -6,7 +6,7 @@ them whatever becomes of the broadcast, and an engine's failure is not the learn
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.errors import DeadlineError, EngineError
-from rljob_trainer.weights.digests import digests_of
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan, describe
+from rljob_trainer.weights.residence import sums_in_any_order
 from rljob_trainer.weights.sender import Publisher, SendReport
 
 _KEY = "weights"
@@ -36,7 +36,9 @@ class Rank(Protocol):
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, Tensor]]: ...
 
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
+    def named_shards(self) -> Iterator[tuple[str, Tensor]]:
+        """What is published, in its dtype, not gathered: distributed tensors, or whole ones that all ranks have."""
+        ...
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None: ...
 
@@ -101,14 +103,17 @@ def publish(rank: Rank, version: int, timeout: float, is_new: bool) -> SendRepor
         return _publish(rank, version, timeout)
 
 
-def digests(rank: Rank, in_any_order: bool = False) -> dict[str, int] | None:
-    """What an engine must hold after a publication, from rank 0. Taken from the parameters that are trained, by another
-    way than that of the publication. Ranks gather in step."""
-    named = rank.named_parameters()
-    result = digests_of(named, in_any_order=in_any_order) if rank.rank == 0 else None
-    for _ in named:
-        pass
-    return result
+def sums(rank: Rank, in_any_order: bool = False) -> Mapping[str, int]:
+    """What the rank's own shards contribute to the sums that an engine must have after a publication: taken from the
+    parameters that are trained, by another way than that of the publication. Nothing is gathered."""
+    # Only here: the driver, which imports this module too, needs no distributed tensors, half a second of every start.
+    from rljob_trainer.weights.owners import owned, sums_of_owned
+
+    named = rank.named_shards()
+    if in_any_order:
+        parts = ((name, owned(tensor, rank.rank)) for name, tensor in named)
+        return sums_in_any_order((name, part) for name, part in parts if part is not None)
+    return sums_of_owned(named, rank.rank)
 
 
 def _publish(rank: Rank, version: int, timeout: float) -> SendReport | Failure | None:
