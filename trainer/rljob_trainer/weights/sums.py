@@ -26,6 +26,7 @@ Memory is read once. Pieces that a CPU's cache holds are read again there; the s
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,6 +39,8 @@ _COLUMNS = 2040
 _ROW_BYTES = 8 * _COLUMNS
 _ROWS = 32
 """Rows whose upper halves are added up before they are weighed: 522 kB, which a CPU's cache holds."""
+_FIRST_ROWS = 1 << 14
+"""Their weights are kept: 267 MB of a tensor."""
 _BLOCKS_AT_ONCE = 64
 """On a GPU: 33 MB, and intermediate results of the same size."""
 _RUN_BYTES = 4 * _ROW_BYTES
@@ -76,16 +79,22 @@ def sums_at(parts: Sequence[tuple[Tensor, int]]) -> Tensor:
     pieces: list[_Piece] = []
     for owner, (tensor, first) in enumerate(parts):
         data = tensor.detach().reshape(-1).view(torch.uint8)
+        size = data.numel()
         row, within = divmod(first, _ROW_BYTES)
-        head = min(data.numel(), -within % _ROW_BYTES)
+        if within + size <= _ROW_BYTES:  # most tensors of a model are as small as that
+            if size:
+                pieces.append(_Piece(owner, data, size, row, within))
+            continue
+        head = -within % _ROW_BYTES
         if head:
-            pieces.append(_Piece(owner, data[:head], row, within))
+            pieces.append(_Piece(owner, data[:head], head, row, within))
             row += 1
-        rows = (data.numel() - head) // _ROW_BYTES
+        rows = (size - head) // _ROW_BYTES
+        end = head + rows * _ROW_BYTES
         if rows:
-            totals[owner] = _sum_of_rows(data[head : head + rows * _ROW_BYTES], row)
-        if head + rows * _ROW_BYTES < data.numel():
-            pieces.append(_Piece(owner, data[head + rows * _ROW_BYTES :], row + rows, 0))
+            totals[owner] = _sum_of_rows(data[head:end], row)
+        if end < size:
+            pieces.append(_Piece(owner, data[end:], size - end, row + rows, 0))
     if pieces:
         owners = torch.tensor([piece.owner for piece in pieces], device=device)
         totals.index_add_(0, owners, _sums_of_pieces(pieces, device))
@@ -145,12 +154,38 @@ def _of_columns(device: torch.device) -> Tensor:
     return _odd(torch.arange(_COLUMNS, device=device) + _OF_COLUMNS)
 
 
-def _of_rows(rows: Tensor) -> Tensor:
-    return _odd(rows + _OF_ROWS)
+@lru_cache(maxsize=16)
+def _of_first_rows(device: torch.device) -> Tensor:
+    return _odd(torch.arange(_FIRST_ROWS, device=device) + _OF_ROWS)
 
 
-def _of_blocks(rows: Tensor) -> Tensor:
-    return _odd(rows.div(_ROWS, rounding_mode="floor") + _OF_BLOCKS)
+@lru_cache(maxsize=16)
+def _of_first_blocks(device: torch.device) -> Tensor:
+    return _odd(torch.arange(_FIRST_ROWS // _ROWS, device=device) + _OF_BLOCKS)
+
+
+def _of_rows(rows: Tensor, last: int) -> Tensor:
+    """Of rows of which none is beyond the ``last``. Most tensors have few: looked up, not made."""
+    return _of_first_rows(rows.device)[rows] if last < _FIRST_ROWS else _odd(rows + _OF_ROWS)
+
+
+def _of_blocks(rows: Tensor, last: int) -> Tensor:
+    """Of the blocks in which these rows are."""
+    blocks = rows >> _ROWS.bit_length() - 1
+    return _of_first_blocks(rows.device)[blocks] if last < _FIRST_ROWS else _odd(blocks + _OF_BLOCKS)
+
+
+class _Scratch(threading.local):
+    """Intermediate results on a CPU, of each thread: memory that is new costs more than what is done in it."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(mode=False):  # what is made inside of it cannot be written to outside
+            self.halves = torch.empty(_ROWS, _COLUMNS, dtype=torch.int64)
+            self.half = torch.empty(_COLUMNS, dtype=torch.int64)
+            self.upper = torch.empty(_COLUMNS, dtype=torch.int64)
+
+
+_scratch = _Scratch()
 
 
 # ---------------------------------------------------------------------- whole rows
@@ -179,10 +214,10 @@ def _sum_on_cpu(blocks: Tensor, first: int) -> Tensor:
     count, rows = len(blocks), blocks.shape[1] // _ROW_BYTES
     columns = _of_columns(blocks.device)
     numbers = torch.arange(first, first + count * rows)
-    uppers = _of_blocks(numbers[::rows]).tolist()
+    last = first + count * rows
+    uppers = _of_blocks(numbers[::rows], last).tolist()
     sums = torch.empty(count, rows, dtype=torch.int64)
-    halves = torch.empty(rows, _COLUMNS, dtype=torch.int64)
-    half, upper = torch.empty(_COLUMNS, dtype=torch.int64), torch.zeros(_COLUMNS, dtype=torch.int64)
+    halves, half, upper = _scratch.halves[:rows], _scratch.half, _scratch.upper.zero_()
     in_place = blocks.storage_offset() % 8 == 0
     pieces = (blocks.view(torch.int64) if in_place else blocks).unbind(0)
     for piece, here, weight in zip(pieces, sums.unbind(0), uppers, strict=True):
@@ -191,7 +226,7 @@ def _sum_on_cpu(blocks: Tensor, first: int) -> Tensor:
         torch.bitwise_right_shift(words, 32, out=halves)
         torch.sum(halves, 0, out=half)
         upper.add_(half, alpha=weight)
-    return (sums.view(-1) * _of_rows(numbers)).sum() + (upper * columns).sum()
+    return (sums.view(-1) * _of_rows(numbers, last)).sum() + (upper * columns).sum()
 
 
 def _sum_elsewhere(blocks: Tensor, first: int) -> Tensor:
@@ -201,11 +236,12 @@ def _sum_elsewhere(blocks: Tensor, first: int) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=blocks.device)
     for some in blocks.split(_BLOCKS_AT_ONCE):
         words = _words(some).view(len(some), rows, _COLUMNS)
-        numbers = torch.arange(first, first + len(some) * rows, device=blocks.device)
-        total += ((words * columns).sum(-1).view(-1) * _of_rows(numbers)).sum()
+        last = first + len(some) * rows
+        numbers = torch.arange(first, last, device=blocks.device)
+        total += ((words * columns).sum(-1).view(-1) * _of_rows(numbers, last)).sum()
         upper = ((words >> 32).sum(1) * columns).sum(-1)
-        total += (upper * _of_blocks(numbers[::rows])).sum()
-        first += len(some) * rows
+        total += (upper * _of_blocks(numbers[::rows], last)).sum()
+        first = last
     return total
 
 
@@ -218,6 +254,7 @@ class _Piece:
 
     owner: int
     data: Tensor
+    size: int
     row: int
     within: int
 
@@ -226,25 +263,27 @@ def _sums_of_pieces(pieces: Sequence[_Piece], device: torch.device) -> Tensor:
     """``[n]``, with a handful of operations for all of them."""
     zeros = torch.zeros(8, dtype=torch.uint8, device=device)
     filled: list[Tensor] = []
-    weights: list[Tensor] = []
-    ends, end = [], 0
-    columns = _of_columns(device)
+    ends, shifts, counts, end = [], [], [], 0
     for piece in pieces:
         column, lead = divmod(piece.within, 8)
-        count = (lead + len(piece.data) + 7) // 8
+        count = (lead + piece.size + 7) // 8
         if lead:
             filled.append(zeros[:lead])
         filled.append(piece.data)
-        if rest := 8 * count - lead - len(piece.data):
+        if rest := 8 * count - lead - piece.size:
             filled.append(zeros[:rest])
-        weights.append(columns[column : column + count])
+        shifts.append(column - end)
+        counts.append(count)
         end += count
         ends.append(end)
     words = _words(torch.cat(filled) if len(filled) > 1 else filled[0])
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-    rows = torch.tensor([piece.row for piece in pieces], device=device)
-    last = torch.tensor(ends, device=device) - 1
-    return _between(words * weight, last) * _of_rows(rows) + _between((words >> 32) * weight, last) * _of_blocks(rows)
+    rows = [piece.row for piece in pieces]
+    row, shift, repeats, last = torch.tensor([rows, shifts, counts, ends], device=device)
+    column_of = torch.arange(end, device=device) + shift.repeat_interleave(repeats, output_size=end)
+    weight = _of_columns(device)[column_of]
+    last -= 1
+    whole, upper = _between(words * weight, last), _between((words >> 32) * weight, last)
+    return whole * _of_rows(row, max(rows)) + upper * _of_blocks(row, max(rows))
 
 
 def _between(values: Tensor, last: Tensor) -> Tensor:
@@ -266,4 +305,5 @@ def _sum_of_runs(runs: Tensor, starts: Tensor) -> Tensor:
     number = starts[:, None] // 8 + torch.arange(words.shape[1], device=runs.device)
     row = number // _COLUMNS
     column = _of_columns(runs.device)[number % _COLUMNS]
-    return ((words * _of_rows(row) + (words >> 32) * _of_blocks(row)) * column).sum()
+    last = _FIRST_ROWS if runs.device.type != "cpu" else int(row.max())  # a GPU is not waited for
+    return ((words * _of_rows(row, last) + (words >> 32) * _of_blocks(row, last)) * column).sum()
