@@ -30,6 +30,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -193,15 +194,7 @@ _scratch = _Scratch()
 
 def _sum_of_rows(data: Tensor, first: int) -> Tensor:
     """Of the bytes of whole rows, the first of which has this number: a number on the device."""
-    rows = len(data) // _ROW_BYTES
-    ahead = min(rows, -first % _ROWS)
-    end = ahead + (rows - ahead) // _ROWS * _ROWS
-    total = torch.zeros((), dtype=torch.int64, device=data.device)
-    for start, stop in ((0, ahead), (ahead, end), (end, rows)):
-        if start < stop:
-            part = data[start * _ROW_BYTES : stop * _ROW_BYTES].view(-1, min(_ROWS, stop - start) * _ROW_BYTES)
-            total += (_sum_on_cpu if data.device.type == "cpu" else _sum_elsewhere)(part, first + start)
-    return total
+    return _sum_on_cpu(data, first) if data.device.type == "cpu" else _sum_elsewhere(data, first)
 
 
 def _words(data: Tensor) -> Tensor:
@@ -209,39 +202,51 @@ def _words(data: Tensor) -> Tensor:
     return (data if data.storage_offset() % 8 == 0 else data.clone()).view(torch.int64)
 
 
-def _sum_on_cpu(blocks: Tensor, first: int) -> Tensor:
-    """Of ``blocks`` ``[b, bytes]``, none of which goes across a multiple of 32 rows; ``first`` is the first row."""
-    count, rows = len(blocks), blocks.shape[1] // _ROW_BYTES
-    columns = _of_columns(blocks.device)
-    numbers = torch.arange(first, first + count * rows)
-    last = first + count * rows
-    uppers = _of_blocks(numbers[::rows], last).tolist()
-    sums = torch.empty(count, rows, dtype=torch.int64)
-    halves, half, upper = _scratch.halves[:rows], _scratch.half, _scratch.upper.zero_()
-    in_place = blocks.storage_offset() % 8 == 0
-    pieces = (blocks.view(torch.int64) if in_place else blocks).unbind(0)
-    for piece, here, weight in zip(pieces, sums.unbind(0), uppers, strict=True):
-        words = (piece if in_place else _words(piece)).view(rows, _COLUMNS)
+def _sizes_of_blocks(first: int, rows: int) -> list[int]:
+    """How many of ``rows`` that begin with ``first`` are in each block: 32 but for the first and the last."""
+    ahead = min(rows, -first % _ROWS)
+    whole, rest = divmod(rows - ahead, _ROWS)
+    return [*([ahead] if ahead else []), *[_ROWS] * whole, *([rest] if rest else [])]
+
+
+def _sum_on_cpu(data: Tensor, first: int) -> Tensor:
+    rows = len(data) // _ROW_BYTES
+    sizes = _sizes_of_blocks(first, rows)
+    columns = _of_columns(data.device)
+    numbers = torch.arange(first, first + rows)
+    uppers = _of_blocks(numbers[torch.tensor([0, *accumulate(sizes[:-1])])], first + rows).tolist()
+    sums = torch.empty(rows, dtype=torch.int64)
+    half, upper = _scratch.half, _scratch.upper.zero_()
+    in_place = data.storage_offset() % 8 == 0
+    bytes_of_blocks = data.split([size * _ROW_BYTES for size in sizes])
+    for piece, here, weight, size in zip(bytes_of_blocks, sums.split(sizes), uppers, sizes, strict=True):
+        words = (piece if in_place else piece.clone()).view(torch.int64).view(size, _COLUMNS)
+        halves = _scratch.halves if size == _ROWS else _scratch.halves[:size]
         torch.mv(words, columns, out=here)
         torch.bitwise_right_shift(words, 32, out=halves)
         torch.sum(halves, 0, out=half)
         upper.add_(half, alpha=weight)
-    return (sums.view(-1) * _of_rows(numbers, last)).sum() + (upper * columns).sum()
+    return torch.dot(sums, _of_rows(numbers, first + rows)) + torch.dot(upper, columns)
 
 
-def _sum_elsewhere(blocks: Tensor, first: int) -> Tensor:
+def _sum_elsewhere(data: Tensor, first: int) -> Tensor:
     """The same by operations that there are on every device: a dot product of integers is not among them."""
-    rows = blocks.shape[1] // _ROW_BYTES
-    columns = _of_columns(blocks.device)
-    total = torch.zeros((), dtype=torch.int64, device=blocks.device)
-    for some in blocks.split(_BLOCKS_AT_ONCE):
-        words = _words(some).view(len(some), rows, _COLUMNS)
-        last = first + len(some) * rows
-        numbers = torch.arange(first, last, device=blocks.device)
-        total += ((words * columns).sum(-1).view(-1) * _of_rows(numbers, last)).sum()
-        upper = ((words >> 32).sum(1) * columns).sum(-1)
-        total += (upper * _of_blocks(numbers[::rows], last)).sum()
-        first = last
+    columns = _of_columns(data.device)
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    sizes = _sizes_of_blocks(first, len(data) // _ROW_BYTES)
+    row = 0
+    for size, alike in groupby(sizes):
+        blocks = len(list(alike))
+        part = data[row * _ROW_BYTES : (row + blocks * size) * _ROW_BYTES].view(blocks, -1)
+        row += blocks * size
+        for some in part.split(_BLOCKS_AT_ONCE):
+            last = first + len(some) * size
+            words = _words(some).view(len(some), size, _COLUMNS)
+            numbers = torch.arange(first, last, device=data.device)
+            total += ((words * columns).sum(-1).view(-1) * _of_rows(numbers, last)).sum()
+            upper = ((words >> 32).sum(1) * columns).sum(-1)
+            total += (upper * _of_blocks(numbers[::size], last)).sum()
+            first = last
     return total
 
 
