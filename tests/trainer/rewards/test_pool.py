@@ -328,10 +328,8 @@ def test_workers_die_with_a_killed_driver(tmp_path: Path) -> None:
     program = f"""
 import asyncio
 from rljob_api.spec.reward import Reward
-from rljob_trainer.rewards.frames import Scored, Unframing, frame
 from rljob_trainer.rewards.pool import RewardPool
-from rljob_trainer.rewards.rules import Verdict
-from rljob_trainer.rewards.terms import Failure, Outcome, Response, Term, term_specs
+from rljob_trainer.rewards.terms import Response
 
 async def main():
     spec = Reward.model_validate({{

@@ -47,6 +47,7 @@ from rljob_trainer.algorithms.vocabulary_kl import chunked_kl, exact_kl
 from rljob_trainer.algorithms.weights import Weights
 
 __all__ = [
+    "ActorLossSettings",
     "AdaptiveKl",
     "AdvantageInputs",
     "AdvantageOutput",
@@ -57,7 +58,6 @@ __all__ = [
     "KlController",
     "Loss",
     "LossCounts",
-    "ActorLossSettings",
     "NotFiniteError",
     "PolicyDistance",
     "PolicyInputs",

@@ -105,7 +105,7 @@ def actor_loss(inputs: PolicyInputs, settings: ActorLossSettings, counts: LossCo
 
 
 def _spoiling(loss: Tensor) -> Tensor:
-    """The same, with a gradient that is NaN where the loss is no finite number.
+    """The per-token loss, with a gradient that is NaN where the loss is no finite number.
 
     A clamp or an absolute value passes the gradient 0 for a NaN: the optimizer, which refuses a step by its gradient,
     would not see it.
@@ -116,7 +116,7 @@ def _spoiling(loss: Tensor) -> Tensor:
 def _interpolated(
     inputs: PolicyInputs, share: Tensor, correction: Correction
 ) -> tuple[PolicyInputs, dict[str, Tensor]]:
-    """The same with pi_old and its weights, and sums over masked tokens for the metrics."""
+    """The inputs with pi_old and its weights filled in, and sums over masked tokens for the metrics."""
     rollout, mask = inputs.rollout("with an interpolated pi_old"), inputs.mask
     old = interpolated_log_probs(rollout, inputs.log_probs, share)
     weights, gone = corrected_in_loss(old, rollout, mask, inputs.segments, correction)

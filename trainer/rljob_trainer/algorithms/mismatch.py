@@ -190,7 +190,7 @@ class RuleSeen:
         return self.values.metrics(root) | shares | of_sequences
 
     def _of_sequences(self, root: str, rule: Rejection) -> Metrics:
-        """Of the sequences' means; how far they are from 0, where equal policies are, and beyond the bounds."""
+        """Metrics of the sequences' means: how far they are from 0, where equal policies are, and beyond the bounds."""
         present, (low, high) = self.counts > 0, rule.bounds
         metrics = Moments.of(self.sequences, present).metrics(root)
         deviation = torch.where(present, self.sequences.abs(), 0)
@@ -290,8 +290,8 @@ class PolicyDistance:
 def policy_distance(
     trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, segments: Segments
 ) -> PolicyDistance:
-    """Of the trainer's weights and those that sampled; all ``[tokens]``. Where tokens are of other versions, what the
-    policy has learned since is in it, beside what engine and trainer disagree about."""
+    """Distance of the trainer's policy from the one that sampled; all ``[tokens]``. Where tokens are of other versions,
+    what the policy has learned since is in it, beside what engine and trainer disagree about."""
     log_ratio = kept_only(trainer_log_probs.double() - engine_log_probs.double(), mask)
     clamped = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     excess = torch.expm1(clamped)

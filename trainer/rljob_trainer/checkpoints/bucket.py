@@ -141,8 +141,8 @@ class BucketCheckpoints:
         return Checkpoint(step, target.address, cache(partial(_fetched, target, self._scratch)))
 
     def _remove_old(self, newest: str) -> None:
-        """Those beyond ``keep``, also of those set aside, and others of the newest one's step: that of an attempt which
-        this one replaced."""
+        """Removes the checkpoints beyond ``keep``, also of those set aside, and others of the newest one's step: that
+        of an attempt which this one replaced."""
         found = self.bucket.files()
         whole = self._whole(found)
         aside = [name for name in _with(_ASIDE, found) if name not in whole]

@@ -187,7 +187,7 @@ class RunStanding:
         self._store(next(self._numbers), self._text())
 
     async def write_aside(self) -> None:
-        """The same, with the writing itself in a thread. A later status is never replaced by an earlier one."""
+        """Writes ``status.json`` like ``write``, in a thread. A later status is never replaced by an earlier one."""
         await asyncio.to_thread(self._store, next(self._numbers), self._text())
 
     def _text(self) -> str:

@@ -473,6 +473,6 @@ class Session:
 
 
 def mean_score(groups: Sequence[Group]) -> float | None:
-    """Of all episodes that have a reward; None: none has."""
+    """The mean score of all episodes that have a reward; None: none has."""
     scores = [episode.reward.score for group in groups for episode in group.episodes if episode.reward is not None]
     return sum(scores) / len(scores) if scores else None

@@ -52,7 +52,7 @@ class PipelineTrainer:
 
     @property
     def seconds_left(self) -> float:
-        """Of the update that is under way, if it takes as long as the last one; 0 without one to go by."""
+        """Seconds until the update under way ends, if it takes as long as the last one; 0 without one to go by."""
         return max(0.0, self._began + self._took - time.monotonic()) if self._held.updating else 0.0
 
     async def give_up(self) -> None:

@@ -39,7 +39,7 @@ class AskedEngines(LanguageModel, Protocol):
         ...
 
     def progress(self) -> list[int]:
-        """Of each group that is under way, how many of its requests are finished."""
+        """For each group under way, how many of its requests are finished."""
         ...
 
     def waiting_for(self) -> str:
@@ -75,7 +75,7 @@ class GenerationSettings:
 
 
 def greedy(sampling: SamplingSettings) -> SamplingSettings:
-    """The same lengths and stop tokens, always the likeliest token."""
+    """Greedy sampling with the lengths and stop tokens of ``sampling``: always the likeliest token."""
     return SamplingSettings(0.0, max_tokens=sampling.max_tokens, stop_token_ids=sampling.stop_token_ids)
 
 

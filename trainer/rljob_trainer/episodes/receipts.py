@@ -57,7 +57,7 @@ class ReceiptedAnswer(Protocol):
 
 
 class Receipt(NamedTuple):
-    """Of one response, by the engine that finished it."""
+    """What the engine that finished a response says of it."""
 
     id: EpisodeId
     prompt: int
@@ -97,8 +97,9 @@ def prompt_digest(token_ids: Sequence[int]) -> int:
 
 
 def stream_digests(tokens: Tokens) -> bytes:
-    """Of every stream, in the type that it travels in: five bytes for each that there can be, whether it is there and
-    its digest. A driver that waits for many groups has a receipt for each response, so it is one small object."""
+    """Digests of every stream in the type that it travels in: five bytes for each that there can be, whether it is
+    there and its digest. A driver that waits for many groups has a receipt for each response, so it is one small
+    object."""
     streams = tokens.streams()
     return b"".join(
         _DIGEST.pack(True, digest(np.asarray(streams[name], dtype))) if name in streams else _NO_DIGEST
@@ -113,7 +114,7 @@ def with_digest(streams: bytes, name: str, array: npt.NDArray[Any]) -> bytes:
 
 
 def digest_of(episode: Episode) -> int:
-    """Of the token ids of all its leaves: what was scored."""
+    """A digest of the token ids of all leaves: what was scored."""
     return functools.reduce(lambda so_far, leaf: zlib.crc32(leaf.tokens.ids.tobytes(), so_far), episode.leaves, 0)
 
 

@@ -124,7 +124,7 @@ class SharedDevices:
 
 
 async def _nothing() -> None:
-    """Nobody else needs the learner."""
+    """Does nothing: nobody else needs the learner."""
 
 
 class PublicationInTurns:

@@ -166,7 +166,7 @@ class RewardPool:
         ]
 
     async def score_responses(self, responses: Sequence[Response]) -> list[RewardResult]:
-        """As ``score``, for responses that are no group."""
+        """Scores like ``score``, for responses that are no group."""
         routes = [self._route(response.source) for response in responses]
         outcomes: list[Outcome] = [
             {term.spec.name: term.score(response) for term in route.inline}

@@ -151,8 +151,8 @@ class Term:
         return self._judged(returned)
 
     async def score_async(self, response: Response) -> RewardVerdict | RewardFailure:
-        """As ``score``, for an async function. Whoever awaits it in a task of its own and cancels that task must not
-        expect it to end as cancelled."""
+        """Scores like ``score``, by an async function. Whoever awaits it in a task of its own and cancels that task
+        must not expect it to end as cancelled."""
         try:
             called: Awaitable[Any] = self._function(**self._arguments(response))
             returned = await called

@@ -34,7 +34,7 @@ class Copies:
             self._send()
 
     def send_all(self) -> None:
-        """The same, and objects whose files are gone are removed."""
+        """Sends what ``send`` does, and objects whose files are gone are removed."""
         with self._busy:
             self._send()
             gone = [name for name in self._bucket.files() if self._is_ours(name) and name not in self._seen]
