@@ -323,6 +323,7 @@ async def test_a_lent_engine_answers_only_its_borrower_and_gets_no_weights(slow:
 
         async def bring_up(handle: EngineHandle) -> None:
             brought.append(handle.name)
+            pool.delivered([handle.name], Version(1, "ab"))
             pool.activate([handle.name])
 
         pool.bring_up_by(bring_up)
