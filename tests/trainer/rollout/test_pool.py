@@ -324,6 +324,7 @@ async def test_a_lent_engine_answers_only_its_borrower_and_gets_no_weights(slow:
 
         async def bring_up(handle: EngineHandle) -> None:
             brought.append(handle.name)
+            pool.delivered([handle.name], Version(1, "ab"))
             pool.activate([handle.name])
 
         pool.bring_up_by(bring_up)
@@ -444,7 +445,7 @@ async def test_interrupted_responses_wait_on_the_shelf(slow: EngineSpec, tmp_pat
             await pool.pause(interrupt=True)
             begun = [request.begun for request in await pool.begun() if len(request.begun)]
             assert begun
-            # Their versions are all the same, so they are no array of their own.
+            # Versions are all the same here: one array for all responses, and none of them on the shelf.
             arrays = [array for one in begun for array in (one.ids, one.log_probs)]
             assert all(np.may_share_memory(array, shelf._bytes) for array in arrays)
             written.append(shelf._end)

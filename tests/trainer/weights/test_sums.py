@@ -64,6 +64,14 @@ def test_it_is_the_same_by_the_operations_of_other_devices(monkeypatch: pytest.M
     assert total(data) == expected
 
 
+def test_weights_of_rows_far_on_are_those_that_a_table_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = some_bytes(70 * ROW + 11)
+    matrix = data[: 70 * ROW].view(700, -1)
+    expected = total(data), unsigned(int(sum_of_box(matrix[:, 9:].clone(), matrix.shape, (0, 9))))
+    monkeypatch.setattr(sums, "_FIRST_ROWS", 0)
+    assert (total(data), unsigned(int(sum_of_box(matrix[:, 9:].clone(), matrix.shape, (0, 9))))) == expected
+
+
 def test_many_tensors_have_the_sums_that_each_has_alone() -> None:
     tensors = [some_bytes(size) for size in SIZES] + [torch.randn(17).bfloat16(), torch.tensor(3.5), torch.ones(5, 3).T]
     assert [unsigned(number) for number in sums_of(tensors).tolist()] == [total(tensor) for tensor in tensors]

@@ -26,9 +26,11 @@ Memory is read once. Pieces that a CPU's cache holds are read again there; the s
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -38,6 +40,8 @@ _COLUMNS = 2040
 _ROW_BYTES = 8 * _COLUMNS
 _ROWS = 32
 """Rows whose upper halves are added up before they are weighed: 522 kB, which a CPU's cache holds."""
+_FIRST_ROWS = 1 << 14
+"""Their weights are kept: 267 MB of a tensor."""
 _BLOCKS_AT_ONCE = 64
 """On a GPU: 33 MB, and intermediate results of the same size."""
 _RUN_BYTES = 4 * _ROW_BYTES
@@ -76,16 +80,22 @@ def sums_at(parts: Sequence[tuple[Tensor, int]]) -> Tensor:
     pieces: list[_Piece] = []
     for owner, (tensor, first) in enumerate(parts):
         data = tensor.detach().reshape(-1).view(torch.uint8)
+        size = data.numel()
         row, within = divmod(first, _ROW_BYTES)
-        head = min(data.numel(), -within % _ROW_BYTES)
+        if within + size <= _ROW_BYTES:  # most tensors of a model are as small as that
+            if size:
+                pieces.append(_Piece(owner, data, size, row, within))
+            continue
+        head = -within % _ROW_BYTES
         if head:
-            pieces.append(_Piece(owner, data[:head], row, within))
+            pieces.append(_Piece(owner, data[:head], head, row, within))
             row += 1
-        rows = (data.numel() - head) // _ROW_BYTES
+        rows = (size - head) // _ROW_BYTES
+        end = head + rows * _ROW_BYTES
         if rows:
-            totals[owner] = _sum_of_rows(data[head : head + rows * _ROW_BYTES], row)
-        if head + rows * _ROW_BYTES < data.numel():
-            pieces.append(_Piece(owner, data[head + rows * _ROW_BYTES :], row + rows, 0))
+            totals[owner] = _sum_of_rows(data[head:end], row)
+        if end < size:
+            pieces.append(_Piece(owner, data[end:], size - end, row + rows, 0))
     if pieces:
         owners = torch.tensor([piece.owner for piece in pieces], device=device)
         totals.index_add_(0, owners, _sums_of_pieces(pieces, device))
@@ -145,12 +155,38 @@ def _of_columns(device: torch.device) -> Tensor:
     return _odd(torch.arange(_COLUMNS, device=device) + _OF_COLUMNS)
 
 
-def _of_rows(rows: Tensor) -> Tensor:
-    return _odd(rows + _OF_ROWS)
+@lru_cache(maxsize=16)
+def _of_first_rows(device: torch.device) -> Tensor:
+    return _odd(torch.arange(_FIRST_ROWS, device=device) + _OF_ROWS)
 
 
-def _of_blocks(rows: Tensor) -> Tensor:
-    return _odd(rows.div(_ROWS, rounding_mode="floor") + _OF_BLOCKS)
+@lru_cache(maxsize=16)
+def _of_first_blocks(device: torch.device) -> Tensor:
+    return _odd(torch.arange(_FIRST_ROWS // _ROWS, device=device) + _OF_BLOCKS)
+
+
+def _of_rows(rows: Tensor, last: int) -> Tensor:
+    """Of rows of which none is beyond the ``last``. Most tensors have few: looked up, not made."""
+    return _of_first_rows(rows.device)[rows] if last < _FIRST_ROWS else _odd(rows + _OF_ROWS)
+
+
+def _of_blocks(rows: Tensor, last: int) -> Tensor:
+    """Of the blocks in which these rows are."""
+    blocks = rows >> _ROWS.bit_length() - 1
+    return _of_first_blocks(rows.device)[blocks] if last < _FIRST_ROWS else _odd(blocks + _OF_BLOCKS)
+
+
+class _Scratch(threading.local):
+    """Intermediate results on a CPU, of each thread: memory that is new costs more than what is done in it."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(mode=False):  # what is made inside of it cannot be written to outside
+            self.halves = torch.empty(_ROWS, _COLUMNS, dtype=torch.int64)
+            self.half = torch.empty(_COLUMNS, dtype=torch.int64)
+            self.upper = torch.empty(_COLUMNS, dtype=torch.int64)
+
+
+_scratch = _Scratch()
 
 
 # ---------------------------------------------------------------------- whole rows
@@ -158,15 +194,7 @@ def _of_blocks(rows: Tensor) -> Tensor:
 
 def _sum_of_rows(data: Tensor, first: int) -> Tensor:
     """Of the bytes of whole rows, the first of which has this number: a number on the device."""
-    rows = len(data) // _ROW_BYTES
-    ahead = min(rows, -first % _ROWS)
-    end = ahead + (rows - ahead) // _ROWS * _ROWS
-    total = torch.zeros((), dtype=torch.int64, device=data.device)
-    for start, stop in ((0, ahead), (ahead, end), (end, rows)):
-        if start < stop:
-            part = data[start * _ROW_BYTES : stop * _ROW_BYTES].view(-1, min(_ROWS, stop - start) * _ROW_BYTES)
-            total += (_sum_on_cpu if data.device.type == "cpu" else _sum_elsewhere)(part, first + start)
-    return total
+    return _sum_on_cpu(data, first) if data.device.type == "cpu" else _sum_elsewhere(data, first)
 
 
 def _words(data: Tensor) -> Tensor:
@@ -174,38 +202,51 @@ def _words(data: Tensor) -> Tensor:
     return (data if data.storage_offset() % 8 == 0 else data.clone()).view(torch.int64)
 
 
-def _sum_on_cpu(blocks: Tensor, first: int) -> Tensor:
-    """Of ``blocks`` ``[b, bytes]``, none of which goes across a multiple of 32 rows; ``first`` is the first row."""
-    count, rows = len(blocks), blocks.shape[1] // _ROW_BYTES
-    columns = _of_columns(blocks.device)
-    numbers = torch.arange(first, first + count * rows)
-    uppers = _of_blocks(numbers[::rows]).tolist()
-    sums = torch.empty(count, rows, dtype=torch.int64)
-    halves = torch.empty(rows, _COLUMNS, dtype=torch.int64)
-    half, upper = torch.empty(_COLUMNS, dtype=torch.int64), torch.zeros(_COLUMNS, dtype=torch.int64)
-    in_place = blocks.storage_offset() % 8 == 0
-    pieces = (blocks.view(torch.int64) if in_place else blocks).unbind(0)
-    for piece, here, weight in zip(pieces, sums.unbind(0), uppers, strict=True):
-        words = (piece if in_place else _words(piece)).view(rows, _COLUMNS)
+def _sizes_of_blocks(first: int, rows: int) -> list[int]:
+    """How many of ``rows`` that begin with ``first`` are in each block: 32 but for the first and the last."""
+    ahead = min(rows, -first % _ROWS)
+    whole, rest = divmod(rows - ahead, _ROWS)
+    return [*([ahead] if ahead else []), *[_ROWS] * whole, *([rest] if rest else [])]
+
+
+def _sum_on_cpu(data: Tensor, first: int) -> Tensor:
+    rows = len(data) // _ROW_BYTES
+    sizes = _sizes_of_blocks(first, rows)
+    columns = _of_columns(data.device)
+    numbers = torch.arange(first, first + rows)
+    uppers = _of_blocks(numbers[torch.tensor([0, *accumulate(sizes[:-1])])], first + rows).tolist()
+    sums = torch.empty(rows, dtype=torch.int64)
+    half, upper = _scratch.half, _scratch.upper.zero_()
+    in_place = data.storage_offset() % 8 == 0
+    bytes_of_blocks = data.split([size * _ROW_BYTES for size in sizes])
+    for piece, here, weight, size in zip(bytes_of_blocks, sums.split(sizes), uppers, sizes, strict=True):
+        words = (piece if in_place else piece.clone()).view(torch.int64).view(size, _COLUMNS)
+        halves = _scratch.halves if size == _ROWS else _scratch.halves[:size]
         torch.mv(words, columns, out=here)
         torch.bitwise_right_shift(words, 32, out=halves)
         torch.sum(halves, 0, out=half)
         upper.add_(half, alpha=weight)
-    return (sums.view(-1) * _of_rows(numbers)).sum() + (upper * columns).sum()
+    return torch.dot(sums, _of_rows(numbers, first + rows)) + torch.dot(upper, columns)
 
 
-def _sum_elsewhere(blocks: Tensor, first: int) -> Tensor:
+def _sum_elsewhere(data: Tensor, first: int) -> Tensor:
     """The same by operations that there are on every device: a dot product of integers is not among them."""
-    rows = blocks.shape[1] // _ROW_BYTES
-    columns = _of_columns(blocks.device)
-    total = torch.zeros((), dtype=torch.int64, device=blocks.device)
-    for some in blocks.split(_BLOCKS_AT_ONCE):
-        words = _words(some).view(len(some), rows, _COLUMNS)
-        numbers = torch.arange(first, first + len(some) * rows, device=blocks.device)
-        total += ((words * columns).sum(-1).view(-1) * _of_rows(numbers)).sum()
-        upper = ((words >> 32).sum(1) * columns).sum(-1)
-        total += (upper * _of_blocks(numbers[::rows])).sum()
-        first += len(some) * rows
+    columns = _of_columns(data.device)
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    sizes = _sizes_of_blocks(first, len(data) // _ROW_BYTES)
+    row = 0
+    for size, alike in groupby(sizes):
+        blocks = len(list(alike))
+        part = data[row * _ROW_BYTES : (row + blocks * size) * _ROW_BYTES].view(blocks, -1)
+        row += blocks * size
+        for some in part.split(_BLOCKS_AT_ONCE):
+            last = first + len(some) * size
+            words = _words(some).view(len(some), size, _COLUMNS)
+            numbers = torch.arange(first, last, device=data.device)
+            total += ((words * columns).sum(-1).view(-1) * _of_rows(numbers, last)).sum()
+            upper = ((words >> 32).sum(1) * columns).sum(-1)
+            total += (upper * _of_blocks(numbers[::size], last)).sum()
+            first = last
     return total
 
 
@@ -218,6 +259,7 @@ class _Piece:
 
     owner: int
     data: Tensor
+    size: int
     row: int
     within: int
 
@@ -226,25 +268,27 @@ def _sums_of_pieces(pieces: Sequence[_Piece], device: torch.device) -> Tensor:
     """``[n]``, with a handful of operations for all of them."""
     zeros = torch.zeros(8, dtype=torch.uint8, device=device)
     filled: list[Tensor] = []
-    weights: list[Tensor] = []
-    ends, end = [], 0
-    columns = _of_columns(device)
+    ends, shifts, counts, end = [], [], [], 0
     for piece in pieces:
         column, lead = divmod(piece.within, 8)
-        count = (lead + len(piece.data) + 7) // 8
+        count = (lead + piece.size + 7) // 8
         if lead:
             filled.append(zeros[:lead])
         filled.append(piece.data)
-        if rest := 8 * count - lead - len(piece.data):
+        if rest := 8 * count - lead - piece.size:
             filled.append(zeros[:rest])
-        weights.append(columns[column : column + count])
+        shifts.append(column - end)
+        counts.append(count)
         end += count
         ends.append(end)
     words = _words(torch.cat(filled) if len(filled) > 1 else filled[0])
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-    rows = torch.tensor([piece.row for piece in pieces], device=device)
-    last = torch.tensor(ends, device=device) - 1
-    return _between(words * weight, last) * _of_rows(rows) + _between((words >> 32) * weight, last) * _of_blocks(rows)
+    rows = [piece.row for piece in pieces]
+    row, shift, repeats, last = torch.tensor([rows, shifts, counts, ends], device=device)
+    column_of = torch.arange(end, device=device) + shift.repeat_interleave(repeats, output_size=end)
+    weight = _of_columns(device)[column_of]
+    last -= 1
+    whole, upper = _between(words * weight, last), _between((words >> 32) * weight, last)
+    return whole * _of_rows(row, max(rows)) + upper * _of_blocks(row, max(rows))
 
 
 def _between(values: Tensor, last: Tensor) -> Tensor:
@@ -266,4 +310,5 @@ def _sum_of_runs(runs: Tensor, starts: Tensor) -> Tensor:
     number = starts[:, None] // 8 + torch.arange(words.shape[1], device=runs.device)
     row = number // _COLUMNS
     column = _of_columns(runs.device)[number % _COLUMNS]
-    return ((words * _of_rows(row) + (words >> 32) * _of_blocks(row)) * column).sum()
+    last = _FIRST_ROWS if runs.device.type != "cpu" else int(row.max())  # a GPU is not waited for
+    return ((words * _of_rows(row, last) + (words >> 32) * _of_blocks(row, last)) * column).sum()
