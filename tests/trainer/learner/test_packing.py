@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from cut_for import cut_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from rljob_trainer.learner.packing import (
     take,
 )
 from rljob_trainer.learner.protocol import SequenceBatch
-from rljob_trainer.learner.work import cut
 
 GROUPS = st.lists(
     st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=5)), min_size=1, max_size=9
@@ -156,7 +156,7 @@ def test_take_and_merge_are_inverse(make_batch: Callable[..., SequenceBatch]) ->
     np.testing.assert_array_equal(
         part.advantages, np.concatenate([batch.advantages[offsets[i] : offsets[i + 1]] for i in order])
     )
-    work = cut(batch, [range(len(batch))], ranks=3, token_budget=50)
+    work = cut_for(batch, [range(len(batch))], ranks=3, token_budget=50)
     streams, finals = [], []
     for share in work.shares:
         done = [m for mini in share.micro_batches for m in mini]
@@ -168,7 +168,7 @@ def test_take_and_merge_are_inverse(make_batch: Callable[..., SequenceBatch]) ->
 
 def test_counts_are_those_of_all_ranks(make_batch: Callable[..., SequenceBatch]) -> None:
     batch = make_batch()
-    work = cut(batch, [[0, 1, 2], [5]], ranks=2, token_budget=50)
+    work = cut_for(batch, [[0, 1, 2], [5]], ranks=2, token_budget=50)
     offsets = offsets_of(batch.response_lengths)
     masks = [batch.mask[offsets[i] : offsets[i + 1]] for i in range(len(batch))]
     for mini, counts in zip(([0, 1, 2], [5]), work.shares[1].counts, strict=True):
@@ -180,10 +180,10 @@ def test_malformed_batches_are_refused(make_batch: Callable[..., SequenceBatch])
     batch = make_batch()
     batch.advantages = batch.advantages[:-1]
     with pytest.raises(ValueError, match=r"advantages has \d+ entries but there are"):
-        cut(batch, [[0]], ranks=1, token_budget=100)
+        cut_for(batch, [[0]], ranks=1, token_budget=100)
     batch = make_batch()
     with pytest.raises(ValueError, match="mini-batch 1 names sequences outside"):
-        cut(batch, [[0], [99]], ranks=1, token_budget=100)
+        cut_for(batch, [[0], [99]], ranks=1, token_budget=100)
     batch.prompt_lengths = np.where(np.arange(len(batch)) == 3, 0, batch.prompt_lengths)
     with pytest.raises(ValueError, match="sequence 3 has no prompt"):
-        cut(batch, [[0]], ranks=1, token_budget=100)
+        cut_for(batch, [[0]], ranks=1, token_budget=100)

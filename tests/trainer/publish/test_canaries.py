@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rljob_trainer.errors import EngineError
-from rljob_trainer.learner.protocol import ScoreResult, SequenceBatch
+from rljob_trainer.learner.protocol import ScoreRequest, ScoreResult, SequenceBatch
 from rljob_trainer.publish.canaries import Canaries, GuardedPublication
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.torch_engine import TorchEngine
@@ -58,11 +58,11 @@ class Learner:
     def __init__(self, engine: TorchEngine) -> None:
         self.engine = engine
 
-    async def score(self, batch: SequenceBatch, *, temperature: float, log_probs: bool) -> ScoreResult:
+    async def score(self, batch: SequenceBatch, request: ScoreRequest) -> ScoreResult:
         ends = np.cumsum(batch.prompt_lengths + batch.response_lengths)
         rows = np.split(batch.token_ids, ends[:-1])
         pairs = [(r[:p].tolist(), r[p:].tolist()) for r, p in zip(rows, batch.prompt_lengths, strict=True)]
-        return ScoreResult(log_probs=np.concatenate(self.engine.score(pairs, temperature)))
+        return ScoreResult(log_probs=np.concatenate(self.engine.score(pairs, request.temperature)))
 
 
 class World:

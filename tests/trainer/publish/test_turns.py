@@ -65,10 +65,10 @@ class Learner:
 
         self.residence = Residence(GPU, {name: mover(name) for name in LEARNER}, idle_in_host=False)
 
-    async def offload(self, *, actor: bool = True) -> None:
+    async def rest(self, *, actor: bool = True) -> None:
         self.residence.evict(actor=actor)
 
-    async def onload(self) -> None:
+    async def wake(self) -> None:
         self.residence.settle()
 
     async def ask(self) -> None:

@@ -27,7 +27,7 @@ from rljob_trainer.episodes.identity import ordinals_of
 from rljob_trainer.episodes.requests import SamplingSettings
 from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.models.building import check_builds
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.models.materialise import materialise
@@ -126,6 +126,7 @@ async def assemble(
     learner, engines = await start_learner_and_engines(
         job,
         inputs.model,
+        base=base,
         holds=lambda: () if trainer is None else trainer.holds,
         shelf=shelf,
         waits=waits,
@@ -235,7 +236,7 @@ def devices(spec: ResolvedSpec) -> int:
 async def canaries_of(
     spec: ResolvedSpec,
     inputs: Inputs,
-    learner: LearnerGroup,
+    learner: RankedLearner,
     engines: Engines,
     report: Callable[[str], None],
     waits: Waits,
@@ -271,7 +272,7 @@ def admitted_by(
 
 
 def same_weights_of(
-    spec: ResolvedSpec, learner: LearnerGroup, engines: Engines, report: Callable[[str], None], waits: Waits
+    spec: ResolvedSpec, learner: RankedLearner, engines: Engines, report: Callable[[str], None], waits: Waits
 ) -> SameWeights | None:
     """None for engines without weights of their own, and for those that take turns on a GPU with the learner."""
     if engines.resend is None or engines.turns is not None:

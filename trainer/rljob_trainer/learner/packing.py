@@ -1,4 +1,4 @@
-"""Which rank trains which sequences, in which micro-batches, and how a micro-batch becomes one packed row.
+"""Which data index trains which sequences, in which micro-batches, and how a micro-batch becomes one packed row.
 
 Pure numpy, no torch. A micro-batch is one row of tokens ``[N]`` without padding. Two things make the row shorter than
 the sum of its sequences: a prompt that several of them share stands there once, and the last response token, whose
@@ -116,20 +116,24 @@ class Lengths:
         return int(self.prompts[indices[first]].sum() + self.responses[indices].sum())
 
 
-def plan(lengths: Lengths, ranks: int, token_budget: int, halved_from: int | None = None) -> list[Bins]:
-    """Cuts one mini-batch: micro-batches ``[rank][micro-batch]``, each an array of positions (empty ones allowed).
+def plan(
+    lengths: Lengths, data_indices: int, token_budget: int, halved_from: int | None = None, count_multiple: int = 1
+) -> list[Bins]:
+    """Cuts one mini-batch: micro-batches ``[data index][micro-batch]``, each an array of positions (empty ones
+    allowed).
 
-    Ranks get about equal numbers of tokens; every rank has the same number of micro-batches, so collectives inside the
-    model always meet; no micro-batch exceeds ``token_budget`` unless one sequence alone does. From ``halved_from`` row
-    tokens on there are two micro-batches at least.
+    Data indices get about equal numbers of tokens; all have the same number of micro-batches, a multiple of
+    ``count_multiple``, so collectives inside the model always meet; no micro-batch exceeds ``token_budget`` unless one
+    sequence alone does. From ``halved_from`` row tokens on there are two micro-batches at least.
     """
     everything = np.arange(len(lengths.keys), dtype=np.int64)
-    shares = balance(lengths, everything, ranks)
+    shares = balance(lengths, everything, data_indices)
     halved = halved_from is not None and len(everything) > 1 and lengths.row_tokens(everything) >= halved_from
     packed: list[Bins] = []
-    # Asked for more bins, a rank cuts its groups finer and may then need even more: until all agree.
-    while not packed or len({len(bins) for bins in packed}) > 1:
-        count = max((len(bins) for bins in packed), default=2 if halved else 1)
+    count = 2 if halved else 1
+    # Asked for more bins, a data index cuts its groups finer and may then need even more: until all agree.
+    while not packed or len({len(bins) for bins in packed}) > 1 or len(packed[0]) % count_multiple:
+        count = -(-max(count, *map(len, packed), 0) // count_multiple) * count_multiple
         packed = [pack(lengths, share, token_budget, at_least=count) for share in shares]
     return packed
 
@@ -153,7 +157,7 @@ def balance(lengths: Lengths, indices: Int64Array, bins: int) -> Bins:
 
 
 def pack(lengths: Lengths, indices: Int64Array, token_budget: int, at_least: int = 1) -> Bins:
-    """Splits a rank's sequences into micro-batches under the budget, as few as that takes, evenly filled."""
+    """Splits a data index's sequences into micro-batches under the budget, as few as that takes, evenly filled."""
     total = lengths.row_tokens(indices) if len(indices) else 0
     if total <= token_budget and at_least == 1:
         return [indices]

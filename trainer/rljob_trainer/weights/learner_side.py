@@ -1,4 +1,4 @@
-"""What learner ranks do in a publication: functions for ``LearnerGroup.run``, which call them in every rank's process.
+"""What learner ranks do in a publication: functions for ``RankedLearner.run``, which call them in every rank's process.
 
 Nothing is raised here because of an engine: ranks gather their parameters in step, so each must walk through all of
 them whatever becomes of the broadcast, and an engine's failure is not the learner's. It is returned instead.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,15 @@ from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan, describe
 from rljob_trainer.weights.sender import Publisher, SendReport
 
-_KEY = "weights"
+T = TypeVar("T")
+
+
+class Attached(Protocol):
+    """Where objects live beside a rank's models, one of each type."""
+
+    def put(self, thing: object) -> None: ...
+
+    def get(self, kind: type[T]) -> T: ...
 
 
 class Rank(Protocol):
@@ -28,7 +36,9 @@ class Rank(Protocol):
 
     rank: int
     device: torch.device
-    attachments: dict[str, Any]
+
+    @property
+    def attachments(self) -> Attached: ...
 
     def call_present(self, version: int) -> None: ...
 
@@ -68,7 +78,7 @@ def open_publisher(rank: Rank, bucket_bytes: int, host: str | None = None, every
 
             host = str(ray.util.get_node_ip_address())
         publisher = Publisher(bucket_bytes, host, rank.device)
-    rank.attachments[_KEY] = _Side(publisher)
+    rank.attachments.put(_Side(publisher))
     return publisher.address if publisher else None
 
 
@@ -130,5 +140,4 @@ def _publish(rank: Rank, version: int, timeout: float) -> SendReport | Failure |
 
 
 def _side(rank: Rank) -> _Side:
-    side: _Side = rank.attachments[_KEY]
-    return side
+    return rank.attachments.get(_Side)
