@@ -197,9 +197,9 @@ async def test_one_that_joins_is_not_held_against_older_weights(world: World) ->
     late = world.engines[2]
     score = world.canaries._learner.score
 
-    async def joins_meanwhile(batch: SequenceBatch, **options: Any) -> ScoreResult:
+    async def joins_meanwhile(batch: SequenceBatch, request: ScoreRequest) -> ScoreResult:
         assert await world.canaries.admits(late)  # type: ignore[arg-type]
-        return await score(batch, **options)
+        return await score(batch, request)
 
     world.canaries._learner.score = joins_meanwhile  # type: ignore[method-assign]
     await world.canaries.check()

@@ -638,8 +638,8 @@ async def test_token_baselines_train_with_what_the_learner_scores(folder: Path, 
     spec = spec_of(kl=NO_KL, advantage={"estimator": estimator}, rolloutCorrection={"mode": mode})
     _, batch = await trained(spec, folder)
     work = step_of(spec_of(), folder)[1]
-    scored = await work.score(layout(groups_of(SCORES)).sequences, temperature=1.0, log_probs=True,
-                              sum_squared_probs=True)  # fmt: skip
+    wanted = ScoreRequest(log_probs=True, sum_squared_probs=True)
+    scored = await work.score(layout(groups_of(SCORES)).sequences, wanted)
     assert scored.log_probs is not None
     assert scored.sum_squared_probs is not None
     cuts = np.cumsum(batch.response_lengths)[:-1]
@@ -706,8 +706,8 @@ def spoil(learner: Watched, stream: str, value: float) -> None:
     """Its scores of the last sample end with ``value``."""
     score = learner.score
 
-    async def broken(batch: SequenceBatch, **wanted: Any) -> Any:
-        scored = await score(batch, **wanted)
+    async def broken(batch: SequenceBatch, request: ScoreRequest) -> Any:
+        scored = await score(batch, request)
         getattr(scored, stream)[-1] = value
         return scored
 
