@@ -29,6 +29,7 @@ from benchmarks.measuring import MeasuredSpread, table, write_results
 from rljob_trainer.episodes.episode import Episode, Group, Prompt, RewardResult, single_turn
 from rljob_trainer.episodes.group import GenerationSettings, GroupRollout
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.receipts import Receipts
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.episodes.tokens import Tokens
@@ -170,6 +171,7 @@ class AtOnce:
 
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
+        self._receipts = Receipts()
 
     async def generate(
         self, requests: Sequence[GenerationRequest], finished: Callable[[int, GenerationResult], None] | None = None
@@ -180,6 +182,8 @@ class AtOnce:
             ids = np.arange(tokens, dtype=np.int32)
             made = Tokens.sampled(ids, np.ones(tokens, np.float32), ids // tokens)
             result = GenerationResult(request.id, made, "length")
+            self._receipts.take(request)
+            self._receipts.write([result])
             self._shelf.keep(result)  # as ``RolloutPool`` does with what arrives
             results.append(result)
         return results

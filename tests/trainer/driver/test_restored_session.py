@@ -17,7 +17,7 @@ from rljob_trainer.waits import Waits
 OWED = {"reward/mean": 0.5}
 STATE = {
     **{"step": 7, "version": 7, "groups": 56, "samples": 112, "tokens": 900, "response_tokens": 400, "seconds": 60.0},
-    **{"run": "a run", "feed": {"ordinal": 56}, "training": {}, "open": [], "groups_per_version": 8},
+    **{"run": "a run", "model": {}, "feed": {"ordinal": 56}, "training": {}, "open": [], "groups_per_version": 8},
     "unvalidated": OWED,
 }
 
@@ -30,7 +30,7 @@ def session(read: list[str]) -> Session:
     async def load(_: str, belongs_to: str) -> None:
         read.append(belongs_to)
 
-    async def restore(reading: Any, _: int) -> None:
+    async def restore(reading: Any, _: int, steps: int) -> None:
         await reading()
 
     parts: Any = SimpleNamespace(
@@ -41,7 +41,7 @@ def session(read: list[str]) -> Session:
         ledger=SimpleNamespace(roll_back=nothing, fresh=False, account=SimpleNamespace()),
         view=SimpleNamespace(message=None),
         shelf=SimpleNamespace(put=lambda *arrays: arrays),
-        rollout=SimpleNamespace(),
+        rollout=SimpleNamespace(goes_on_from=lambda _: None),
         model={},
         schedule=SimpleNamespace(groups_per_version=8),
         engines=SimpleNamespace(turns=None),
@@ -62,6 +62,6 @@ def test_a_run_keeps_its_name_and_what_it_owes_and_takes_neither_from_another(tm
     asyncio.run(resumed._restore(Checkpoint(7, "somewhere", lambda: tmp_path), own=own))
     assert read == ["run a run, step 7"]
     assert (resumed.totals.step, resumed.totals.samples) == (7, 112)
-    state = resumed._boundary
-    assert (state["run"] == "a run") == own
-    assert state["unvalidated"] == (OWED if own else None)
+    now = resumed._settled
+    assert (now.run == "a run") == own
+    assert now.unvalidated == (OWED if own else None)

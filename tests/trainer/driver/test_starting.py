@@ -78,7 +78,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     parts = Played()
     monkeypatch.setattr(starting.starting, "start_learner", parts.start_learner)
     monkeypatch.setattr(engines_of_run.RayEngine, "start", parts.start_engine)
-    publication = SimpleNamespace(between=None, resend=None, bring_up=None)
+    publication = SimpleNamespace(between=None, resend=None, bring_up=None, admit_by=None)
     monkeypatch.setattr(engines_of_run, "WeightPublication", lambda *_, **__: publication)
     return parts
 

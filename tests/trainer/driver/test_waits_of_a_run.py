@@ -14,8 +14,9 @@ from tiny_job import copy_job
 from rljob_api import load_jobs, resolve
 from rljob_trainer.checkpoints.checkpoint import Checkpoint
 from rljob_trainer.driver.assemble import learner_stages
-from rljob_trainer.driver.session import Session
+from rljob_trainer.driver.saving import BegunGroups, Saving
 from rljob_trainer.errors import DeadlineError
+from rljob_trainer.record.boundary import Boundary, Totals
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.waits import Waits
@@ -54,28 +55,33 @@ class Storage:
         await asyncio.sleep(1e9)
 
 
-def session_on(storage: Storage, waits: Waits) -> Session:
+AT_STEP_7 = Boundary("a run", Totals(step=7, version=7), {}, {}, (), 8, {})
+
+
+def saving_into(storage: Storage, waits: Waits) -> Saving:
     parts: Any = SimpleNamespace(
         job=resolved(),
-        feed=None,
         waits=waits,
         times=StageTimes(),
-        schedule=SimpleNamespace(groups_per_version=8),
         trainer=SimpleNamespace(busy=False),
         limits=SimpleNamespace(suspect=False),
         learner=SimpleNamespace(save=storage.write),
         fence=SimpleNamespace(check=None),
         checkpoints=storage,
     )
-    session = Session(parts, SimpleNamespace(stop=None, end=None))  # type: ignore[arg-type]
-    session._boundary = {"step": 7, "run": "a run"}
-    return session
+    return Saving(parts, SimpleNamespace(stop=None, standing=None))  # type: ignore[arg-type]
+
+
+async def nothing_begun() -> BegunGroups:
+    return {}
 
 
 def test_a_checkpoint_that_the_storage_never_takes_ends_at_the_deadline() -> None:
     async def main() -> None:
         waits = Waits(asyncio.get_running_loop().time)
-        writing = asyncio.create_task(session_on(Storage(), waits)._checkpoint_boundary(last=False, must=False))
+        writing = asyncio.create_task(
+            saving_into(Storage(), waits).save(AT_STEP_7, nothing_begun, last=False, must=False)
+        )
         await asyncio.sleep(100)
         wait = waits.latest
         assert wait is not None

@@ -148,6 +148,24 @@ def test_a_mask_that_is_true_throughout_weighs_nothing(tmp_path: Path) -> None:
     assert not is_constant(Tokens.joined([made, replace(made, mask=np.zeros(100_000, np.bool_))]).mask)
 
 
+def test_versions_that_are_all_equal_are_one_object_on_the_shelf_and_log_probs_keep_their_bytes(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+
+    def made(version: int) -> Tokens:
+        zeros = np.zeros(1000, np.float32)
+        zeros[1::2] = -0.0
+        return Tokens.sampled(np.arange(1000, dtype=np.int32), zeros, np.full(1000, version, np.int32))
+
+    one, two, other = (shelf.put(made(version)) for version in (7, 7, 8))
+    assert one.versions is two.versions
+    assert [set(tokens.versions.tolist()) for tokens in (one, other)] == [{7}, {8}]
+    assert one.log_probs.tobytes() == made(7).log_probs.tobytes(), "equal numbers, other bytes"
+    mixed = replace(made(7), versions=np.array([7] * 999 + [8], np.int32))
+    back_again = replace(made(7), versions=np.array([7, 8] * 499 + [7, 7], np.int32))
+    for tokens in (mixed, back_again):
+        assert same_tokens(shelf.put(tokens), tokens)
+
+
 def test_tokens_before_a_version_end_at_the_first_that_is_newer() -> None:
     tokens = replace(whole(6), versions=np.array([1, 1, 2, 3, 3, 3], np.int32))
     assert [len(tokens.before(version)) for version in (1, 2, 3, 4)] == [0, 2, 3, 6]

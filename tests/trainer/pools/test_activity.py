@@ -10,8 +10,7 @@ from rljob_trainer.pools.activity import Activity
 def test_a_span_is_the_time_with_work_under_one_version() -> None:
     now = 99.0
     spans: list[tuple[str, str, float, float]] = []
-    activity = Activity(clock=lambda: now)
-    activity.report = lambda *span: spans.append(span)
+    activity = Activity(lambda *span: spans.append(span), clock=lambda: now)
     activity.follow("0", 1, busy=False)  # nothing to do, nothing to tell
     now = 100.0
     activity.follow("0", 1, busy=True)

@@ -251,7 +251,7 @@ async def test_which_engines_take_turns(
 class FakePublication:
     """Opens no connection."""
 
-    between = resend = bring_up = None
+    between = resend = bring_up = admit_by = None
 
 
 @asynccontextmanager

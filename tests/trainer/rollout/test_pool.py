@@ -150,8 +150,7 @@ async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_
         return await RayEngine.start(f"{name} again", slow, num_cpus=0)
 
     groups = [group(number, length=200) for number in range(6)]
-    async with pool_of(slow, 2, replace=replace) as pool:
-        pool.reissued = reissued.extend
+    async with pool_of(slow, 2, replace=replace, made_again=reissued.extend) as pool:
         victim = pool.engines[0]
         process = await process_of(victim)
         running = asyncio.gather(*map(pool.generate, groups))
@@ -317,7 +316,7 @@ async def test_a_lent_engine_answers_only_its_borrower_and_gets_no_weights(slow:
             brought.append(handle.name)
             pool.activate([handle.name])
 
-        pool.bring_up = bring_up
+        pool.bring_up_by(bring_up)
         running = asyncio.gather(*map(pool.generate, groups))
         await made_by("0", pool)
         lent = await pool.lend(2)

@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def step_of(
-    spec: ResolvedSpec, folder: Path, *, several_pulls: bool = False, learning_rate: float = 1e-6
+    spec: ResolvedSpec, folder: Path, *, keeps_first_weights: bool = False, learning_rate: float = 1e-6
 ) -> tuple[TrainingStep, Watched]:
     algorithm = spec.algorithm
     settings = LearnerSettings(
@@ -60,7 +60,7 @@ def step_of(
         learner,
         temperature=1.0,
         seed=0,
-        several_pulls=several_pulls,  # type: ignore[arg-type]
+        keeps_first_weights=keeps_first_weights,  # type: ignore[arg-type]
         reward=spec.reward,
     )
     return step, learner
@@ -439,7 +439,7 @@ DECOUPLED = {"mode": "decoupled", "weights": {"level": "token", "high": 2.0}}
 
 
 async def test_pulls_of_one_version_are_one_update_to_the_schedule(folder: Path) -> None:
-    step, learner = step_of(spec_of(rolloutCorrection={"mode": "bypass"}), folder, several_pulls=True)
+    step, learner = step_of(spec_of(rolloutCorrection={"mode": "bypass"}), folder, keeps_first_weights=True)
     for number, version in PULLS:
         await step.run(groups_of(SCORES), number=number, version=version)
     assert learner.continued == [False, True, False, True, True]
@@ -450,7 +450,7 @@ async def test_pulls_of_one_version_are_one_update_to_the_schedule(folder: Path)
 
 async def test_pulls_of_one_version_have_the_policy_that_it_began_with_as_their_anchor(folder: Path) -> None:
     spec = spec_of(preset="grpo", kl=NO_KL, rolloutCorrection=DECOUPLED)
-    step, learner = step_of(spec, folder, several_pulls=True)
+    step, learner = step_of(spec, folder, keeps_first_weights=True)
     groups = groups_of(SCORES)
     told = [await step.run(groups, number=number, version=version) for number, version in PULLS]
     assert learner.kept == [True, False, True, False, False]
@@ -467,7 +467,7 @@ async def test_pulls_of_one_version_have_the_policy_that_it_began_with_as_their_
 async def test_without_a_correction_later_pulls_are_scored_with_the_first_weights(folder: Path) -> None:
     """The first one needs no forward pass: its single optimizer step begins there."""
     spec = spec_of(preset="grpo", kl=NO_KL, rolloutCorrection={"mode": "none"})
-    step, learner = step_of(spec, folder, several_pulls=True)
+    step, learner = step_of(spec, folder, keeps_first_weights=True)
     for number, version in PULLS[:2]:
         await step.run(groups_of(SCORES), number=number, version=version)
     assert learner.scored == [{"log_probs", "anchored"}]
@@ -675,7 +675,7 @@ async def test_age_counts_the_optimizer_steps_since_the_oldest_token(folder: Pat
     """Two pulls a version, two epochs, a mini-batch a group: six steps a pull, twelve a version. By hand."""
     spec = spec_of(kl=NO_KL)
     spec = spec.model_copy(update={"batch": spec.batch.model_copy(update={"epochs": 2, "mini_batch_groups": 1})})
-    step, _ = step_of(spec, folder, several_pulls=True)
+    step, _ = step_of(spec, folder, keeps_first_weights=True)
 
     async def moved(number: int, version: int, oldest: int, of: TrainingStep = step) -> tuple[float, float]:
         metrics = await of.run(groups_of(SCORES, version=oldest), number=number, version=version)
@@ -686,7 +686,7 @@ async def test_age_counts_the_optimizer_steps_since_the_oldest_token(folder: Pat
     assert await moved(2, version=1, oldest=1) == (2.5, 5)
     assert await moved(2, version=1, oldest=0) == (12 + 6 + 2.5, 12 + 6 + 5)
     # A resumed run counts its versions from elsewhere; its steps are those of the surviving weights.
-    resumed, _ = step_of(spec, folder, several_pulls=True)
+    resumed, _ = step_of(spec, folder, keeps_first_weights=True)
     resumed.load_state_dict(step.state_dict())
     assert await moved(3, version=9, oldest=7, of=resumed) == (24 + 2.5, 24 + 5)
     assert await moved(4, version=10, oldest=8, of=resumed) == (12 + 6 + 2.5, 12 + 6 + 5)

@@ -111,7 +111,7 @@ def test_a_publication_waits_for_successors_of_the_last_engine_but_not_for_ever(
         pool = RolloutPool(replace=replace)
         pool.add(Dying("3"))
         publication = WeightPublication(Ranks(), pool, bucket_bytes=1, seconds=300, waits=waits)
-        pool.bring_up = publication.bring_up
+        pool.bring_up_by(publication.bring_up)
         publishing = asyncio.create_task(publication.publish(1))
         await asyncio.sleep(110)
         assert waits.latest is not None

@@ -27,6 +27,7 @@ from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish.canaries import Canaries, GuardedPublication
+from rljob_trainer.publish.held_weights import HeldWeights
 from rljob_trainer.publish.publication import Beside, WeightPublication
 from rljob_trainer.rollout.actor import EngineSpec
 from rljob_trainer.rollout.handle import EngineHandle, RayEngine
@@ -172,8 +173,6 @@ class Pull:
     """A training step: an update that keeps what the version began with (and has nothing to learn), and then a move of
     all weights."""
 
-    keeps_first_weights = True
-
     def __init__(self, learner: LearnerGroup) -> None:
         self._learner = learner
 
@@ -207,9 +206,9 @@ class SlowToScore:
 async def test_who_joins_or_comes_back_while_a_publication_is_checked_gets_what_was_published(folder: Path) -> None:
     async with run_of(folder, ranks=1, engines=2) as (learner, pool, _):
         said: list[str] = []
-        scorer = SlowToScore(learner)
+        scorer, held = SlowToScore(learner), HeldWeights(keeps_first=True)
         publication = WeightPublication(
-            learner, pool, bucket_bytes=1 << 20, seconds=30, host="127.0.0.1", holds=lambda: trainer.holds
+            learner, pool, bucket_bytes=1 << 20, seconds=30, host="127.0.0.1", holds=lambda: held.versions
         )
         canaries: Any = Canaries(
             scorer,  # type: ignore[arg-type]
@@ -220,8 +219,9 @@ async def test_who_joins_or_comes_back_while_a_publication_is_checked_gets_what_
             seconds=60,
             report=said.append,
         )
-        pool.bring_up, publication.admits = publication.bring_up, canaries.admits
-        trainer = PipelineTrainer(Pull(learner), GuardedPublication(publication, canaries))  # type: ignore[arg-type]
+        pool.bring_up_by(publication.bring_up)
+        publication.admit_by(canaries.admits)
+        trainer = PipelineTrainer(Pull(learner), GuardedPublication(publication, canaries), held=held)  # type: ignore[arg-type]
         scorer.may.set()
         await trainer.publish(1)
         lent = await pool.lend(1)
@@ -271,7 +271,7 @@ async def test_an_engine_that_joins_serves_once_it_is_admitted(folder: Path) -> 
             asked.append(engine.name)
             return engine.name == "late" and len(asked) == 2
 
-        publication.admits = admits
+        publication.admit_by(admits)
         late = await RayEngine.start("late", EngineSpec("torch", str(folder)), num_cpus=0)
         pool.add(late)
         await publication.bring_up(late)
@@ -292,7 +292,7 @@ async def test_an_engine_that_died_is_left_out_and_its_successor_gets_the_weight
         return await RayEngine.start(f"{name}b", EngineSpec("torch", str(folder)), num_cpus=0)
 
     async with run_of(folder, ranks=1, engines=2, replace=replace) as (learner, pool, publication):
-        pool.bring_up = publication.bring_up
+        pool.bring_up_by(publication.bring_up)
         await publication.publish(1)
         victim = pool.engines[0]
         os.kill(await victim.call("ready", seconds=10), signal.SIGKILL)

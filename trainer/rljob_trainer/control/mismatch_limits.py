@@ -50,15 +50,19 @@ class Limits:
     """Judges each step. Inert without limits in the job."""
 
     def __init__(
-        self, given: MismatchLimits | None, *, correct: Callable[[], None], report: Callable[[str], None]
+        self,
+        given: MismatchLimits | None,
+        *,
+        correct: Callable[[], None],
+        report: Callable[[str], None],
+        roll_backs: int = 0,
     ) -> None:
-        """``correct`` switches the correction on."""
+        """``correct`` switches the correction on. ``roll_backs``: how often this process has gone back already."""
         self._given = given
         self._correct, self._report = correct, report
         self._in_a_row = 0
         self._correcting = False
-        self.roll_backs = 0
-        """How often this process has gone back already."""
+        self._roll_backs = roll_backs
         self.sentence = ""
         """What is wrong now; empty when nothing is."""
 
@@ -85,7 +89,7 @@ class Limits:
         return {
             "mismatch/beyond_limits": float(self._in_a_row),
             "mismatch/correcting": float(self._correcting),
-            "mismatch/roll_backs": float(self.roll_backs),
+            "mismatch/roll_backs": float(self._roll_backs),
         }
 
     def _act(self, given: MismatchLimits, step: int, worst: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ from rljob_trainer.checkpoints.checkpoint import Checkpoints
 from rljob_trainer.control.mismatch_limits import Limits
 from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.tokenisation import response_decoder
-from rljob_trainer.driver.engines import Engines
+from rljob_trainer.driver.engines import Engines, PoolTold
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.starting import start_learner_and_engines
 from rljob_trainer.driver.step_speed import StepSpeed
@@ -37,15 +37,15 @@ from rljob_trainer.pipeline.loop import Keep, Stage, keep_all
 from rljob_trainer.pipeline.shape import schedule_settings
 from rljob_trainer.pools.size import engine_count, response_lengths
 from rljob_trainer.publish.canaries import Canaries, GuardedPublication
-from rljob_trainer.publish.publication import WeightPublication
+from rljob_trainer.publish.held_weights import HeldWeights
 from rljob_trainer.publish.quiet import Publication, QuietPublication
 from rljob_trainer.publish.same_weights import ComparedPublication, SameWeights
 from rljob_trainer.publish.turns import PublicationInTurns
 from rljob_trainer.record.fence import Fence
 from rljob_trainer.record.ledger import ENGINE_LOST, Ledger
+from rljob_trainer.record.numbers import VersionNumbers
 from rljob_trainer.record.start_model import Description
 from rljob_trainer.rewards.pool import RewardPool
-from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
@@ -53,6 +53,7 @@ from rljob_trainer.telemetry.view import View
 from rljob_trainer.training.checks import TrainedPrompts
 from rljob_trainer.training.step import TrainingStep
 from rljob_trainer.validation.beside import ValidationBeside
+from rljob_trainer.validation.rounds import ValidationRounds
 from rljob_trainer.validation.validator import Validator, held_out
 from rljob_trainer.waits import Waits
 
@@ -111,10 +112,12 @@ async def assemble(
     waits: Waits,
     stack: AsyncExitStack,
     by_role: bool = False,
+    roll_backs: int = 0,
 ) -> Parts:
     """Starts reward workers, learner and engines (Ray must run). What was started is closed with ``stack``.
 
-    ``by_role``: Ray's nodes say in a label whether they are for ranks or engines.
+    ``by_role``: Ray's nodes say in a label whether they are for ranks or engines. ``roll_backs``: how often this
+    process has gone back to a checkpoint.
     """
     spec = job.spec
     rewards = await stack.enter_async_context(
@@ -122,20 +125,22 @@ async def assemble(
     )
     rewards.check_sources([*inputs.feed.source_names, *inputs.validation])
     inputs.feed.begin()
-    trainer: PipelineTrainer | None = None
+    held = HeldWeights(keeps_first=keeps_first_weights(spec))
     learner, engines = await start_learner_and_engines(
         job,
         inputs.model,
         base=base,
-        holds=lambda: () if trainer is None else trainer.holds,
+        holds=lambda: held.versions,
         shelf=shelf,
         waits=waits,
         stack=stack,
+        told=PoolTold(
+            worked=times.trace.span,
+            made_again=lambda requests: ledger.resampled(ordinals_of(requests), ENGINE_LOST),
+        ),
         by_role=by_role,
         report=view.message,
     )
-    engines.pool.activity.report = times.trace.span
-    engines.pool.reissued = lambda requests: ledger.resampled(ordinals_of(requests), ENGINE_LOST)
     sampling = training_sampling(spec, inputs)
     step = TrainingStep(
         spec.algorithm,
@@ -143,7 +148,7 @@ async def assemble(
         learner,
         temperature=sampling.temperature,
         seed=spec.seed,
-        several_pulls=spec.pipeline.mode == "fullyAsync",  # whatever syncEvery is: it can be changed at any time
+        keeps_first_weights=keeps_first_weights(spec),
         max_prompt_tokens=spec.data.max_prompt_tokens,
         reward=spec.reward,
         stage=learner_stages(spec, times, waits),
@@ -152,14 +157,16 @@ async def assemble(
     )
     canaries = await canaries_of(spec, inputs, learner, engines, view.message, waits)
     same_weights = same_weights_of(spec, learner, engines, view.message, waits)
-    if isinstance(engines.publication, WeightPublication):
-        looks = [guard.admits for guard in (same_weights, canaries) if guard is not None]
-        engines.publication.admits = admitted_by(looks)
+    for guard in (same_weights, canaries):
+        if guard is not None and engines.admit_by is not None:
+            engines.admit_by(guard.admits)
     trainer = PipelineTrainer(
         step,
         publication_of(spec, engines, waits, canaries, same_weights),
         engines.turns,
         undisturbed=engines.undisturbed,
+        announce=VersionNumbers(fence, ledger, waits).announce,
+        held=held,
     )
     generation = GenerationSettings(
         n=spec.batch.samples_per_prompt,
@@ -169,6 +176,17 @@ async def assemble(
     )
     environment = SingleTurn()
     validator = validator_of(spec, inputs, environment, engines, rewards, sampling, waits)
+    validations = None
+    if validator is not None:
+        validations = ValidationRounds(
+            spec,
+            validator,
+            beside_of(spec, validator, engines, view.message),
+            sinks=sinks,
+            times=times,
+            decode=inputs.decode,
+            stops=lambda reward: spec.stop.reward is not None and reward >= spec.stop.reward,
+        )
     rollout = GroupRollout(
         environment, engines.pool, rewards, inputs.decode, generation, waits, spec.reward.timeout_seconds
     )
@@ -180,8 +198,7 @@ async def assemble(
         learner=learner,
         step=step,
         trainer=trainer,
-        validator=validator,
-        beside=beside_of(spec, validator, engines, view.message),
+        validations=validations,
         schedule=schedule_settings(spec),
         decode=inputs.decode,
         ledger=ledger,
@@ -194,7 +211,12 @@ async def assemble(
         times=times,
         speed=StepSpeed(times, devices(spec), spec.trainer.ranks, spec.batch.epochs, learner.facts),
         waits=waits,
-        limits=Limits(spec.algorithm.rollout_correction.limits, correct=step.switch_correction_on, report=view.message),
+        limits=Limits(
+            spec.algorithm.rollout_correction.limits,
+            correct=step.switch_correction_on,
+            report=view.message,
+            roll_backs=roll_backs,
+        ),
         keep=group_filter(spec),
         most_dropped=spec.algorithm.group_filter.max_batches * spec.batch.groups,
     )
@@ -257,18 +279,9 @@ async def canaries_of(
     )
 
 
-def admitted_by(
-    looks: Sequence[Callable[[EngineHandle], Awaitable[bool]]],
-) -> Callable[[EngineHandle], Awaitable[bool]]:
-    """Whether an engine passes all of them, looked at in order."""
-
-    async def admits(engine: EngineHandle) -> bool:
-        for look in looks:
-            if not await look(engine):
-                return False
-        return True
-
-    return admits
+def keeps_first_weights(spec: ResolvedSpec) -> bool:
+    """Whether a version can be trained in several pulls, whatever ``syncEvery`` is: it may be changed at any time."""
+    return spec.pipeline.mode == "fullyAsync"
 
 
 def same_weights_of(
@@ -302,10 +315,10 @@ def publication_of(
 
 
 def beside_of(
-    spec: ResolvedSpec, validator: Validator | None, engines: Engines, report: Callable[[str], None]
+    spec: ResolvedSpec, validator: Validator, engines: Engines, report: Callable[[str], None]
 ) -> ValidationBeside | None:
     """None where engines wait for the trainer anyway, or are not its own processes."""
-    if validator is None or spec.pipeline.mode == "sync" or spec.placement == "colocated":
+    if spec.pipeline.mode == "sync" or spec.placement == "colocated":
         return None
     return ValidationBeside(validator, engines.pool, engines.undisturbed, report)
 

@@ -23,12 +23,13 @@ from rljob_trainer.learner.group import GroupOptions
 from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
+from rljob_trainer.pools.activity import Report
 from rljob_trainer.pools.engine_count import EngineCount
-from rljob_trainer.pools.pool import RolloutPool
+from rljob_trainer.pools.pool import MadeAgain, RolloutPool
 from rljob_trainer.pools.size import engine_count, in_hand, max_concurrent, response_lengths
 from rljob_trainer.publish import colocated
 from rljob_trainer.publish.canaries import Resend
-from rljob_trainer.publish.publication import Holds, WeightPublication
+from rljob_trainer.publish.publication import Admits, Holds, WeightPublication
 from rljob_trainer.publish.quiet import Publication
 from rljob_trainer.publish.turns import SharedDevices, Turns, takes_turns
 from rljob_trainer.rollout.actor import EngineSpec
@@ -56,6 +57,19 @@ def at_any_time(who: str, what: str, seconds: float) -> AbstractAsyncContextMana
 
 
 @dataclass(frozen=True, slots=True)
+class PoolTold:
+    """Who is told what becomes of engines and requests."""
+
+    worked: Report | None = None
+    """When each engine had work, and under which version."""
+    made_again: MadeAgain | None = None
+    """Which requests are made again for want of their engine."""
+
+
+NOBODY_TOLD = PoolTold()
+
+
+@dataclass(frozen=True, slots=True)
 class Engines:
     """The pool, and what belongs to it."""
 
@@ -68,6 +82,8 @@ class Engines:
     """Changes the number of engines while the run is under way; None where it is fixed."""
     resend: Resend | None = None
     """Gives one engine its weights once more; None for those that have none of their own."""
+    admit_by: Callable[[Admits], None] | None = None
+    """Adds a look at each engine that comes late, before it serves; None where none comes."""
 
     async def close(self) -> None:
         await self.pool.close()
@@ -154,17 +170,21 @@ async def start_engines(
     *,
     shelf: Shelf,
     waits: Waits,
+    told: PoolTold = NOBODY_TOLD,
     by_role: bool = False,
     actors: Sequence[RayEngine] = (),
 ) -> Engines:
     """Starts the engines with the model folder's weights as version 0. ``holds``: see ``WeightPublication``.
-    ``shelf``: where finished responses wait. ``actors``: what ``start_actors`` has started already.
+    ``shelf``: where finished responses wait. ``told``: who is told what becomes of engines and requests. ``actors``:
+    what ``start_actors`` has started already.
 
     Raises ``EngineError`` and ``DeadlineError`` naming the engine.
     """
     if inside_ranks(job.spec):
-        return await _inside_ranks(job, model, learner, shelf, waits)
-    return await start_pool(job, model, learner, holds, shelf=shelf, waits=waits, by_role=by_role, actors=actors)
+        return await _inside_ranks(job, model, learner, shelf, waits, told)
+    return await start_pool(
+        job, model, learner, holds, shelf=shelf, waits=waits, told=told, by_role=by_role, actors=actors
+    )
 
 
 async def start_actors(
@@ -201,9 +221,15 @@ def _starter(
 
 
 async def _inside_ranks(
-    job: ResolvedJob, model: ModelFolder, learner: RankedLearner, shelf: Shelf, waits: Waits
+    job: ResolvedJob, model: ModelFolder, learner: RankedLearner, shelf: Shelf, waits: Waits, told: PoolTold
 ) -> Engines:
-    pool = RolloutPool(fixed_dispatch=job.spec.pipeline.mode == "sync", max_outstanding=1 << 20, shelf=shelf)
+    pool = RolloutPool(
+        fixed_dispatch=job.spec.pipeline.mode == "sync",
+        max_outstanding=1 << 20,
+        shelf=shelf,
+        worked=told.worked,
+        made_again=told.made_again,
+    )
     turns = _turns(job.spec, pool, learner, waits)
     if turns is not None:
         await turns.at_start()
@@ -244,6 +270,7 @@ async def start_pool(
     *,
     shelf: Shelf | None = None,
     waits: Waits | None = None,
+    told: PoolTold = NOBODY_TOLD,
     by_role: bool = False,
     actors: Sequence[RayEngine] = (),
 ) -> Engines:
@@ -265,6 +292,8 @@ async def start_pool(
         max_outstanding=in_hand(built.max_concurrent),
         replace=replacement if learner is not None else None,
         shelf=shelf,
+        worked=told.worked,
+        made_again=told.made_again,
     )
     turns = None if learner is None else _turns(spec, pool, learner, waits)
     try:
@@ -288,15 +317,24 @@ async def start_pool(
             holds=holds,
             waits=waits,
         )
-        pool.bring_up = publication.bring_up
+        pool.bring_up_by(publication.bring_up)
     except BaseException:
         await pool.close()
         raise
     between = publication.between
     if spec.placement == "colocated":
-        return Engines(pool, publication, turns, undisturbed=between, resend=publication.resend)
+        return Engines(
+            pool, publication, turns, undisturbed=between, resend=publication.resend, admit_by=publication.admit_by
+        )
     count = EngineCount(pool, len(names), start=start, bring_up=publication.bring_up, between=between)
-    return Engines(pool, publication, undisturbed=between, count=count, resend=publication.resend)
+    return Engines(
+        pool,
+        publication,
+        undisturbed=between,
+        count=count,
+        resend=publication.resend,
+        admit_by=publication.admit_by,
+    )
 
 
 def ranks_beside(name: str, size: int) -> range:

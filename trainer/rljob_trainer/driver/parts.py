@@ -21,8 +21,7 @@ from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.view import View
 from rljob_trainer.training.step import TrainingStep
-from rljob_trainer.validation.beside import ValidationBeside
-from rljob_trainer.validation.validator import Validator
+from rljob_trainer.validation.rounds import ValidationRounds
 from rljob_trainer.waits import Waits
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from rljob_trainer.data.feed import PromptFeed
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Parts:
     """The parts of one run, ready to work."""
 
@@ -42,9 +41,8 @@ class Parts:
     learner: RankedLearner
     step: TrainingStep
     trainer: PipelineTrainer
-    validator: Validator | None
-    beside: ValidationBeside | None
-    """Validates while training goes on, where engines can be spared."""
+    validations: ValidationRounds | None
+    """None when the job has no validation set."""
     schedule: ScheduleSettings
     decode: Decode
     ledger: Ledger

@@ -343,8 +343,8 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
         shelf=shelf,
         fence=held.fence,
         start_model=model,
+        roll_backs=roll_backs,
     )
-    parts.limits.roll_backs = roll_backs
     controls.standing.built(parts.engines.pool, parts.engines.count, spec.trainer.ranks)
     session = Session(parts, controls)
     held.record.lives_in(session)
@@ -469,7 +469,7 @@ class _Record:
             ages=account.ages,
             trained=trained,
             dropped=dropped,
-            overlong_prompts=0 if session is None else session.parts.feed.dropped,
+            overlong_prompts=0 if session is None else session.overlong_prompts,
             seconds_by_stage=self._controls.times.exclusive_totals,
             validation=ValidationHistory.read(folder).by_source(),
             checkpoint=None if checkpoint is None else self._shown(checkpoint.place),

@@ -13,8 +13,8 @@ import contextlib
 import functools
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,50 +25,27 @@ from rljob_trainer.control.stop_conditions import Progress
 from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.feeding import RunFeed
 from rljob_trainer.driver.parts import Parts
+from rljob_trainer.driver.saving import BegunGroups, Saving
 from rljob_trainer.driver.step_speed import sequence_lengths
-from rljob_trainer.episodes.episode import Prompt
-from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.requests import BegunTurn
+from rljob_trainer.episodes.episode import Group, Prompt
 from rljob_trainer.errors import (
     CheckpointError,
     DeadlineError,
     EngineError,
-    OutputError,
     StepGivenUpError,
-    UnreachableError,
 )
 from rljob_trainer.pipeline.loop import Pipeline, Stage
 from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
-from rljob_trainer.record import ledger, start_model, unfinished
-from rljob_trainer.telemetry.run_folder import VALIDATION_STEP
+from rljob_trainer.record import ledger, unfinished
+from rljob_trainer.record.boundary import Boundary, OpenGroup, Totals
 from rljob_trainer.telemetry.view import StepRecord as ShownStep
-from rljob_trainer.validation.beside import ValidationBeside
-from rljob_trainer.validation.validator import ValidationResult, sample_rows
+from rljob_trainer.validation.validator import sample_rows
 
 _COLLECT_SECONDS = 2.0
 """How long engines may take, then, to hand over what their requests have so far."""
 GRACE_SECONDS = 6.0
 """How long an update that is under way may take after a request to stop; the rest of ten seconds is for saving."""
-_PAUSE_SECONDS = 1.0
-"""Between two questions to a store that does not answer."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """What has been done since the run began, over all restarts."""
-
-    step: int = 0
-    version: int = 0
-    groups: int = 0
-    samples: int = 0
-    tokens: int = 0
-    response_tokens: int = 0
-    seconds: float = 0.0
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Totals:
-        return cls(**{field.name: state[field.name] for field in fields(cls)})
 
 
 def named_for(mode: str, stage: Stage) -> Stage:
@@ -82,35 +59,53 @@ def named_for(mode: str, stage: Stage) -> Stage:
     return both if mode == "oneStepOff" else stage
 
 
-def _owner(state: Mapping[str, Any]) -> str:
-    """In words, what the parts of a checkpoint with this driver's state belong to."""
-    return f"run {state['run']}, step {state['step']}"
-
-
 class Session:
     """Trains until the job is done or somebody asks to stop. Use ``run`` once."""
 
     def __init__(self, parts: Parts, controls: Controls) -> None:
-        self.parts = parts
-        self.totals = Totals()
-        self.checkpoint: Checkpoint | None = None
-        self.trains = False
-        """Whether training has begun: until then there is nothing to save."""
+        self._parts = parts
         self._controls = controls
         self._stop = controls.stop
         self._end = controls.end
         self._reason = "the data is exhausted"
         self._feed = RunFeed(parts.feed)
-        self._boundary: dict[str, Any] = {}
-        self._restored: list[tuple[Prompt, int]] = []
-        self._restored_size = parts.schedule.groups_per_version
-        self._begun: dict[int, dict[EpisodeId, BegunTurn]] | None = None
-        parts.trainer.announce = self._announce
-        self._unwritten: tuple[int, dict[str, float]] | None = None
-        self._pipeline: Pipeline | None = None
-        self._step_began = time.monotonic()
+        self._saving = Saving(parts, controls)
+        self._totals = Totals()
         self._run = uuid.uuid4().hex[:12]
-        """Of the run over all its attempts: binds the parts of a checkpoint together."""
+        """Of the run over all its attempts."""
+        self._trains = False
+        self._boundary: Boundary | None = None
+        """The last one; None until the run has begun or gone on."""
+        self._restored: list[tuple[Prompt, int]] = []
+        """What an earlier process left open, with the versions in which it is to be trained at the latest."""
+        self._restored_size = parts.schedule.groups_per_version
+        self._begun: BegunGroups | None = None
+        """What the open groups had when the pipeline was stopped; None: it runs."""
+        self._unwritten: tuple[int, dict[str, float]] | None = None
+        """The step whose line is not in the record yet, with its metrics."""
+        self._pipeline: Pipeline | None = None
+        """None until training begins."""
+        self._step_began = time.monotonic()
+
+    @property
+    def trains(self) -> bool:
+        """Whether training has begun: until then there is nothing to save."""
+        return self._trains
+
+    @property
+    def totals(self) -> Totals:
+        """What has been done until the last boundary, over all attempts."""
+        return self._totals
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The last whole one; None: there is none yet."""
+        return self._saving.last
+
+    @property
+    def overlong_prompts(self) -> int:
+        """Prompts that were left out because they are too long."""
+        return self._parts.feed.dropped
 
     # --- the whole
 
@@ -122,21 +117,23 @@ class Session:
             reward = await self._make_up_validation() if own else None
         else:
             await self._feed.begin()
-            self._boundary = self._state()
-        if self.totals.step == 0 and self.parts.job.spec.validation.at_start:
+            self._boundary = self._present()
+        if self._totals.step == 0 and self._parts.job.spec.validation.at_start:
             await self._validate_at_start()
-        self.trains = True
+        self._trains = True
         stopped = await self._train(reward)
         await self._write()
-        await self._checkpoint_boundary(last=stopped is None, must=True)
+        await self._save(last=stopped is None, must=True)
         if stopped is None:
             return Ending("succeeded", self._reason)
-        return stopped if self._is_saved else replace(stopped, reason=f"{stopped.reason}; {self._last_saved}")
+        if self._saving.holds(self._settled):
+            return stopped
+        return replace(stopped, reason=f"{stopped.reason}; {self._saving.last_in_words}")
 
     async def _train(self, reward: float | None) -> Ending | None:
         """Runs the pipeline to its end, or until a request to stop, of which the ending then tells. ``reward``: what a
         validation before has found."""
-        parts, spec = self.parts, self.parts.job.spec
+        parts, spec = self._parts, self._parts.job.spec
         if reason := self._end.reason(self._progress(reward)):
             self._reason = reason
             return None
@@ -158,7 +155,7 @@ class Session:
         steering = self._controls.steering
         steering.steers(schedule, parts.engines.count)
         self._step_began = time.monotonic()
-        training = asyncio.create_task(self._pipeline.run(self.totals.step + 1))
+        training = asyncio.create_task(self._pipeline.run(self._totals.step + 1))
         beside: list[asyncio.Task[Any]] = [asyncio.create_task(self._stop.asked.wait())]
         if parts.engines.count is not None:
             beside.append(asyncio.create_task(parts.engines.count.run()))
@@ -178,14 +175,14 @@ class Session:
         finally:
             for task in (training, *beside):
                 task.cancel()
-            if parts.beside is not None:
-                await parts.beside.close()
+            if parts.validations is not None:
+                await parts.validations.close()
             for left in await asyncio.gather(*beside, return_exceptions=True):
                 if isinstance(left, Exception):
                     raise left
         if self._stop:
             status: Literal["stopped", "suspended"] = "suspended" if self._stop.suspended else "stopped"
-            return Ending(status, f"{self._stop.sentence} at step {self.totals.step}", self._stop.signal)
+            return Ending(status, f"{self._stop.sentence} at step {self._totals.step}", self._stop.signal)
         return None
 
     async def _let_update_finish(self, training: asyncio.Task[None]) -> bool:
@@ -194,28 +191,28 @@ class Session:
         A signal leaves no time for a long update: then the learner is asked to go back to the last boundary, which it
         can until its first optimizer step. The operator waits for the step that is under way.
         """
-        if training.done() or not self.parts.trainer.busy:
+        if training.done() or not self._parts.trainer.busy:
             return False
-        deadlines = self.parts.job.spec.deadlines
+        deadlines = self._parts.job.spec.deadlines
         if self._stop.suspended:
             await asyncio.wait({training}, timeout=float(deadlines.progress_seconds))
             return True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_SECONDS):
-                left = self.parts.trainer.seconds_left
-                if left > GRACE_SECONDS and not self._is_saved:
-                    self.parts.view.message(f"the update under way would take {left:.0f} s more: it is given up")
+                left = self._parts.trainer.seconds_left
+                if left > GRACE_SECONDS and not self._saving.holds(self._settled):
+                    self._parts.view.message(f"the update under way would take {left:.0f} s more: it is given up")
                     # Before the pipeline ends, and with it what its groups have so far.
                     if self._begun is None:
                         self._begun = await self._begun_at_the_end()
-                    await self.parts.trainer.give_up()
+                    await self._parts.trainer.give_up()
                 await asyncio.wait({training})
         return True
 
     # --- a step's boundary
 
     async def _after_step(self, record: StepRecord) -> bool:
-        parts, spec = self.parts, self.parts.job.spec
+        parts, spec = self._parts, self._parts.job.spec
         self._count(record)
         pipeline = self._pipeline
         assert pipeline is not None
@@ -225,16 +222,16 @@ class Session:
         finally:
             self._controls.standing.apart(parts.limits.sentence)
         self._unwritten = (record.step, metrics)
-        self._boundary = self._state()
+        self._boundary = self._present()
         parts.ledger.write()
         # Without held-out sets the step's own samples say how good the policy is.
-        reason = self._end.reason(self._progress(None if parts.validator else metrics.get("reward/mean")))
+        reason = self._end.reason(self._progress(None if parts.validations else mean_score(record.groups)))
         if reason is None and await pipeline.read(self._feed.exhausted()) and not pipeline.open_prompts:
             reason = "the data is exhausted"
         await self._write_generations(record, last=reason is not None)
         try:
-            if parts.validator is not None:
-                reward = await self._validation(record.step, metrics, last=reason is not None)
+            if parts.validations is not None:
+                reward = await parts.validations.at_boundary(record.step, metrics, self._owe, last=reason is not None)
                 reason = reason or self._end.reason(self._progress(reward))
         finally:
             now = time.monotonic()
@@ -244,30 +241,32 @@ class Session:
         await self._write()
         if reason is not None or self._stop or self._is_due(spec.checkpoint.every_steps, record.step):
             last = reason is not None
-            await self._checkpoint_boundary(last=last, must=last or bool(self._stop))
+            await self._save(last=last, must=last or bool(self._stop))
         self._reason = reason or self._reason
         return reason is None and not self._stop
 
     def _count(self, record: StepRecord) -> None:
-        totals = self.totals
-        totals.step, totals.version = record.step, record.version
-        totals.groups += len(record.groups)
-        totals.samples += sum(len(group.episodes) for group in record.groups)
-        totals.tokens += sum(sum(sequence_lengths(group)) for group in record.groups)
-        totals.response_tokens += sum(group.response_tokens for group in record.groups)
-        now = time.monotonic()
-        totals.seconds += now - self._step_began
+        before, groups = self._totals, record.groups
+        self._totals = Totals(
+            step=record.step,
+            version=record.version,
+            groups=before.groups + len(groups),
+            samples=before.samples + sum(len(group.episodes) for group in groups),
+            tokens=before.tokens + sum(sum(sequence_lengths(group)) for group in groups),
+            response_tokens=before.response_tokens + sum(group.response_tokens for group in groups),
+            seconds=before.seconds + time.monotonic() - self._step_began,
+        )
 
     async def _write(self) -> None:
         """Hands the step that just ended to sinks and view."""
         if self._unwritten is None:
             return
         (step, metrics), self._unwritten = self._unwritten, None
-        totals = self.totals
+        totals = self._totals
         progress = {
             "progress/step": totals.step,
             "progress/version": totals.version,
-            "progress/epoch": self.parts.epoch(),
+            "progress/epoch": self._parts.epoch(),
             "progress/groups": totals.groups,
             "progress/samples": totals.samples,
             "progress/tokens": totals.tokens,
@@ -275,23 +274,23 @@ class Session:
         }
         # A step that is written anew has its own already.
         metrics |= progress | metrics
-        self.parts.view.step(ShownStep(step, metrics))
-        await asyncio.to_thread(self.parts.sinks.step, step, metrics)
+        self._parts.view.step(ShownStep(step, metrics))
+        await asyncio.to_thread(self._parts.sinks.step, step, metrics)
 
     async def _write_generations(self, record: StepRecord, *, last: bool) -> None:
         """For people: what the first weights make and what the last step's made, whatever came between or not."""
-        spec, step = self.parts.job.spec, record.step
+        spec, step = self._parts.job.spec, record.step
         if spec.logging.samples_every == 0:
             return
-        if step == 1 and not (self.parts.validator and spec.validation.at_start):
+        if step == 1 and not (self._parts.validations and spec.validation.at_start):
             step = 0  # of weights that no step has changed, as those of a validation at the start
         elif not last and not self._is_due(spec.logging.samples_every, step):
             return
-        rows = sample_rows(record.groups, spec.logging.samples_per_write, self.parts.decode)
-        await asyncio.to_thread(self.parts.sinks.samples, step, rows)
+        rows = sample_rows(record.groups, spec.logging.samples_per_write, self._parts.decode)
+        await asyncio.to_thread(self._parts.sinks.samples, step, rows)
 
     def _progress(self, reward: float | None) -> Progress:
-        return Progress(self.totals.step, self.totals.samples, self.totals.seconds, reward)
+        return Progress(self._totals.step, self._totals.samples, self._totals.seconds, reward)
 
     @staticmethod
     def _is_due(every: int | None, step: int) -> bool:
@@ -300,94 +299,59 @@ class Session:
     # --- validation
 
     async def _validate_at_start(self) -> None:
-        if self.parts.validator is None:
+        if self._parts.validations is None:
             return
         metrics: dict[str, float] = {}
-        await self._validate(0, metrics)
-        self.parts.view.step(ShownStep(0, metrics))
-        await asyncio.to_thread(self.parts.sinks.step, 0, metrics)
-        self.parts.times.lap()
-
-    async def _validation(self, step: int, metrics: dict[str, float], *, last: bool) -> float | None:
-        """What there is to validate at a boundary, now or beside the steps to come. Returns the mean score that became
-        known, if any. The ``last`` weights of a job, and those that may be good enough to stop, are validated now."""
-        beside, reward = self.parts.beside, None
-        due = last or self._is_due(self.parts.job.spec.validation.every, step)
-        if beside is not None and beside.under_way and (due or beside.done):
-            reward = await self._take_from_beside(beside, metrics)
-            last = last or self._end.reason(self._progress(reward)) is not None
-        if last or due:
-            # In every checkpoint of this boundary, until the result is in the record.
-            self._boundary["unvalidated"] = metrics
-        if last or (due and (beside is None or not await beside.begin(step))):
-            reward = await self._validate(step, metrics)
-            self._boundary["unvalidated"] = None
-        return reward
+        await self._parts.validations.now(0, metrics)
+        self._parts.view.step(ShownStep(0, metrics))
+        await asyncio.to_thread(self._parts.sinks.step, 0, metrics)
+        self._parts.times.lap()
 
     async def _make_up_validation(self) -> float | None:
         """The validation of the restored step, if a signal kept an earlier process from it; its line is written anew,
         with the result. Returns the mean score."""
-        metrics: dict[str, float] | None = self._boundary["unvalidated"]
-        if metrics is None or self.parts.validator is None:
+        metrics = self._settled.unvalidated
+        if metrics is None or self._parts.validations is None:
             return None
-        reward = await self._validate(self.totals.step, metrics)
-        self._boundary["unvalidated"] = None
-        self._unwritten = self.totals.step, metrics
+        reward = await self._parts.validations.now(self._totals.step, metrics)
+        self._owe(None)
+        self._unwritten = self._totals.step, metrics
         await self._write()
-        self.parts.times.lap()
+        self._parts.times.lap()
         return reward
 
-    async def _take_from_beside(self, beside: ValidationBeside, metrics: dict[str, float]) -> float | None:
-        with self.parts.times.stage("validation"), beside.waited_for():
-            taken = await beside.take()
-        if taken is None:
-            return None
-        step, result = taken
-        metrics |= result.metrics | {VALIDATION_STEP: float(step)}
-        await self._write_validation_samples(step, result)
-        return result.mean
-
-    async def _validate(self, step: int, metrics: dict[str, float]) -> float:
-        metrics.pop(VALIDATION_STEP, None)
-        validator = self.parts.validator
-        assert validator is not None
-        with self.parts.times.stage("validation"):
-            result = await validator.run()
-        metrics |= result.metrics
-        await self._write_validation_samples(step, result)
-        return result.mean
-
-    async def _write_validation_samples(self, step: int, result: ValidationResult) -> None:
-        limit = self.parts.job.spec.logging.samples_per_write
-        rows = [
-            row for groups in result.groups.values() for row in sample_rows(groups[:limit], limit, self.parts.decode)
-        ]
-        await asyncio.to_thread(self.parts.sinks.samples, step, rows)
+    def _owe(self, metrics: dict[str, float] | None) -> None:
+        """The validation of this boundary is missing in its step's ``metrics``; None: no longer."""
+        self._boundary = replace(self._settled, unvalidated=metrics)
 
     # --- state
 
-    def _state(self) -> dict[str, Any]:
-        """Everything but the learner's part and the tokens of open groups, as plain data. ``unvalidated``: the step's
-        metrics, as long as the validation that is due at this boundary is missing in them."""
-        return {
-            **asdict(self.totals),
-            "run": self._run,
-            start_model.STATE: self.parts.model,
-            "feed": self._feed.state_dict(),
-            "open": [[p.ordinal, p.epoch, p.source, p.row, deadline] for p, deadline in self._open()],
-            "groups_per_version": self._schedule_settings().groups_per_version,
-            "training": self.parts.step.state_dict(),
-            "unvalidated": None,
-        }
+    @property
+    def _settled(self) -> Boundary:
+        """The last boundary of a run that has begun."""
+        assert self._boundary is not None
+        return self._boundary
+
+    def _present(self) -> Boundary:
+        """The boundary that the run is at now."""
+        return Boundary(
+            run=self._run,
+            totals=self._totals,
+            model=self._parts.model,
+            feed=self._feed.state_dict(),
+            open=tuple(OpenGroup(p.ordinal, p.epoch, p.source, p.row, deadline) for p, deadline in self._open()),
+            groups_per_version=self._schedule_settings().groups_per_version,
+            training=self._parts.step.state_dict(),
+        )
 
     def _schedule(self) -> Schedule:
         """The schedule, with the groups that an earlier process left open under its own size of a version."""
-        settings = self.parts.schedule
+        settings = self._parts.schedule
         if not self._restored:
-            return Schedule(settings, self.totals.version)
+            return Schedule(settings, self._totals.version)
         # Another size of a pull cannot be brought about step by step; the bound then holds for what comes.
         size = settings.groups_per_version if self._restored_size % settings.groups_per_pull else self._restored_size
-        schedule = Schedule(replace(settings, groups_per_version=size), self.totals.version)
+        schedule = Schedule(replace(settings, groups_per_version=size), self._totals.version)
         for prompt, deadline in self._restored:
             schedule.restored(prompt.ordinal, deadline)
         if size != settings.groups_per_version:
@@ -395,7 +359,7 @@ class Session:
         return schedule
 
     def _schedule_settings(self) -> ScheduleSettings:
-        return self.parts.schedule if self._pipeline is None else self._pipeline.schedule.settings
+        return self._parts.schedule if self._pipeline is None else self._pipeline.schedule.settings
 
     def _open(self) -> list[tuple[Prompt, int]]:
         """Prompts that were handed out and are neither trained nor dropped, with their deadlines."""
@@ -404,182 +368,101 @@ class Session:
             return self._restored
         return [(prompt, pipeline.schedule.deadline(prompt.ordinal)) for prompt in pipeline.open_prompts]
 
-    async def _begun_at_the_end(self) -> dict[int, dict[EpisodeId, BegunTurn]]:
-        """The same, from engines that may not answer: what cannot be had soon is made again."""
+    async def _begun_at_the_end(self) -> BegunGroups:
+        """Like ``_begun_groups``, from engines that may not answer: what cannot be had soon is made again."""
         try:
             async with asyncio.timeout(_COLLECT_SECONDS):
                 return await self._begun_groups()
         except (TimeoutError, EngineError, DeadlineError) as error:
-            self.parts.view.message(f"tokens of running samples are lost ({error or 'no answer'}): they are made again")
+            self._parts.view.message(
+                f"tokens of running samples are lost ({error or 'no answer'}): they are made again"
+            )
             return {}
 
-    async def _begun_groups(self) -> dict[int, dict[EpisodeId, BegunTurn]]:
+    async def _begun_groups(self) -> BegunGroups:
         """The tokens of all open groups, finished or not."""
-        begun = await self.parts.rollout.begun()
+        begun = await self._parts.rollout.begun()
         for group in [] if self._pipeline is None else self._pipeline.finished_groups:
-            begun[group.prompt.ordinal] = self.parts.rollout.kept(group.episodes)
+            begun[group.prompt.ordinal] = self._parts.rollout.kept(group.episodes)
         return begun
-
-    async def _announce(self, version: int) -> None:
-        """Before a publication: this attempt is still the newest, and the number is used from now on."""
-        ledger, patience = self.parts.ledger, self.parts.ledger.patience_seconds
-        with self.parts.waits.wait("trainer", "the number of a version to be written down", patience):
-            await self.parts.fence.announce_patiently(version, patience)
-        with self.parts.waits.wait("trainer", f"{ledger.path} to take the number of a version", patience):
-            await ledger.announce(version, self.totals.step)
 
     async def _restore(self, checkpoint: Checkpoint, *, own: bool) -> None:
         """Goes on from ``checkpoint``: with its weights and optimizer, its place in the data, its open groups and its
         counts. Of another run's (not ``own``) stay behind its name, a validation that it still owed, and what it had
         changed by other settings than this job's."""
         files = await asyncio.to_thread(checkpoint.files)
-        state = await asyncio.to_thread(driver_state, files)
+        read = Boundary.of(await asyncio.to_thread(driver_state, files), checkpoint.place)
+        self._totals = read.totals
+        self._run = read.run if own else self._run
         try:
-            self.totals = Totals.of(state)
-            self._run = str(state["run"]) if own else self._run
-            belongs_to = _owner(state)
-            await aside(lambda: self.parts.feed.load_state_dict(state["feed"]))
-            self.parts.step.load_state_dict(state["training"], own=own)
-            opened, size = state["open"], int(state["groups_per_version"])
+            await aside(lambda: self._parts.feed.load_state_dict(dict(read.feed)))
+            self._parts.step.load_state_dict(read.training, own=own)
+            next_ordinal = int(read.feed["ordinal"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint {checkpoint.place} was written by another version: {error!r}") from error
-        self._feed = RunFeed(self.parts.feed)
-        self.parts.limits.resumed(correcting=self.parts.step.correcting)
+        self._feed = RunFeed(self._parts.feed)
+        self._parts.limits.resumed(correcting=self._parts.step.correcting)
         # Versions that were published after the checkpoint are gone, and their numbers with them.
-        used = await self.parts.ledger.roll_back(
+        used = await self._parts.ledger.roll_back(
             files / ledger.FILE,
-            step=self.totals.step,
-            next_ordinal=int(state["feed"]["ordinal"]),
-            again=[ordinal for ordinal, *_ in opened],
+            step=self._totals.step,
+            next_ordinal=next_ordinal,
+            again=[group.ordinal for group in read.open],
         )
-        if self.parts.ledger.fresh:  # the one of the last attempt was lost with its node
-            used = max(used, self.parts.fence.versions)
+        if self._parts.ledger.fresh:  # the one of the last attempt was lost with its node
+            used = max(used, self._parts.fence.versions)
         self._check_ledger(files, checkpoint)
-        before = self.totals.version
-        if used > before:
-            self.totals.version = used + 1
-        later = self.totals.version - before
-        feed = self.parts.feed
+        version = read.totals.version if used <= read.totals.version else used + 1
+        later = version - read.totals.version
+        self._totals = replace(read.totals, version=version)
+        feed = self._parts.feed
         self._restored = await aside(
             lambda: [
-                (feed.prompt_at(ordinal=ordinal, epoch=epoch, source=source, row=row), deadline + later)
-                for ordinal, epoch, source, row, deadline in opened
+                (feed.prompt_at(ordinal=g.ordinal, epoch=g.epoch, source=g.source, row=g.row), g.deadline + later)
+                for g in read.open
             ]
         )
-        self.parts.rollout.restored = await asyncio.to_thread(
+        begun = await asyncio.to_thread(
             unfinished.read,
             files,
             versions_later=later,
-            keep=self.parts.shelf.put,
-            report=self.parts.view.message,
+            keep=self._parts.shelf.put,
+            report=self._parts.view.message,
         )
-        self._restored_size = size
-        self._boundary = self._state() | {"unvalidated": state.get("unvalidated") if own else None}
-        self.checkpoint = checkpoint
-        self._controls.standing.checkpointed(checkpoint, self.totals.version)
-        if self.parts.engines.turns is not None:
-            await self.parts.engines.turns.to_learner()
-        await self.parts.trainer.restore(lambda: self._read_learner(checkpoint, belongs_to), self.totals.version)
+        self._parts.rollout.goes_on_from(begun)
+        self._restored_size = read.groups_per_version
+        self._boundary = replace(self._present(), unvalidated=read.unvalidated if own else None)
+        self._saving.goes_on_from(checkpoint, version)
+        if self._parts.engines.turns is not None:
+            await self._parts.engines.turns.to_learner()
+        load = functools.partial(self._read_learner, checkpoint, read.owner)
+        await self._parts.trainer.restore(load, version, read.totals.step)
 
     async def _read_learner(self, checkpoint: Checkpoint, belongs_to: str) -> None:
-        seconds = float(self.parts.job.spec.deadlines.progress_seconds)
-        with self.parts.waits.wait("driver", f"the learner to read {checkpoint.place}", seconds):
-            await self.parts.learner.load(checkpoint.learner, belongs_to)
+        seconds = float(self._parts.job.spec.deadlines.progress_seconds)
+        with self._parts.waits.wait("driver", f"the learner to read {checkpoint.place}", seconds):
+            await self._parts.learner.load(checkpoint.learner, belongs_to)
 
     def _check_ledger(self, files: Path, checkpoint: Checkpoint) -> None:
         """Raises ``CheckpointError`` when the ledger knows of other trained groups than the driver's part."""
-        trained = self.parts.ledger.account.trained.groups
-        if (files / ledger.FILE).exists() and trained != self.totals.groups:
+        trained = self._parts.ledger.account.trained.groups
+        if (files / ledger.FILE).exists() and trained != self._totals.groups:
             raise CheckpointError(
-                f"the ledger in checkpoint {checkpoint.place} has {trained} trained groups, but {self.totals.groups} "
-                f"groups were trained until its step {self.totals.step}: it is that of another step or run. Use a "
+                f"the ledger in checkpoint {checkpoint.place} has {trained} trained groups, but {self._totals.groups} "
+                f"groups were trained until its step {self._totals.step}: it is that of another step or run. Use a "
                 "checkpoint as it was written"
             )
 
-    @property
-    def _saved_step(self) -> int:
-        return 0 if self.checkpoint is None else self.checkpoint.step
+    async def _save(self, *, last: bool, must: bool) -> None:
+        """Saves the last boundary (``Saving.save``)."""
 
-    @property
-    def _last_saved(self) -> str:
-        saved = self._saved_step
-        return f"the last checkpoint is that of step {saved}" if saved else "there is no checkpoint"
+        async def begun() -> BegunGroups:
+            return await self._begun_groups() if self._begun is None else self._begun
 
-    @property
-    def _is_saved(self) -> bool:
-        """Whether nothing would be lost of the last boundary."""
-        return self.parts.checkpoints is None or int(self._boundary["step"]) == self._saved_step
+        await self._saving.save(self._settled, begun, last=last, must=must)
 
-    async def _checkpoint_boundary(self, *, last: bool, must: bool) -> None:
-        """Saves the last boundary, unless it is saved already or an unfinished update has gone beyond it.
 
-        Weights that may have to be given up are saved only as the ``last`` of the job. Raises ``CheckpointError`` and
-        ``OutputError`` when it cannot be written and ``must`` be; otherwise the run says so and goes on: a disk that
-        is full now may have room for the next one. For a store that does not answer the last one waits.
-        """
-        if self.parts.checkpoints is None:
-            return
-        step = int(self._boundary["step"])
-        if step == self._saved_step:
-            return
-        if self.parts.limits.suspect and not last:
-            self.parts.view.message(f"no checkpoint of step {step}: {self.parts.limits.sentence}; {self._last_saved}")
-            return
-        if self.parts.trainer.busy:
-            self.parts.view.message(
-                f"step {step + 1} was interrupted when its update had changed the weights and was not done, so step "
-                f"{step} cannot be saved any more: {self._last_saved} (checkpoint.everySteps)"
-            )
-            return
-        seconds = float(self.parts.job.spec.deadlines.progress_seconds)
-        save_learner = functools.partial(self.parts.learner.save, belongs_to=_owner(self._boundary))
-        place = self.parts.checkpoints.place
-        waiting = self.parts.waits.wait("trainer", f"the checkpoint of step {step} to be written into {place}", seconds)
-        with self.parts.times.stage("checkpoint"), waiting:
-            try:
-                async with asyncio.timeout(seconds):
-                    write = functools.partial(
-                        self.parts.checkpoints.write,
-                        step,
-                        self._boundary,
-                        save_learner,
-                        self._save_groups,
-                        self.parts.fence.check,
-                    )
-                    self.checkpoint = await (self._written_patiently(write) if last and must else write())
-            except TimeoutError:
-                raise DeadlineError(
-                    f"the checkpoint of step {step} was not written into {place} within {seconds:.0f} s "
-                    "(deadlines.progressSeconds). If the storage is slow, raise it; if it hangs, mend it or choose "
-                    "another one, and start again: the checkpoints before are whole."
-                ) from None
-            except (CheckpointError, OutputError) as error:
-                if must:
-                    raise
-                self.parts.view.message(f"{error} Training goes on; {self._last_saved}.")
-                self._controls.standing.not_saved(str(error))
-                return
-        self._controls.standing.checkpointed(self.checkpoint, int(self._boundary["version"]))
-
-    async def _written_patiently(self, write: Callable[[], Awaitable[Checkpoint]]) -> Checkpoint:
-        """The checkpoint that ``write`` makes; again and again while the store does not answer and nobody asks to
-        stop. Raises what ``write`` raises."""
-        told = False
-        while True:
-            try:
-                return await write()
-            except UnreachableError as error:
-                if self._stop:
-                    raise
-                if not told:
-                    self.parts.view.message(f"{error}: the run waits for it, to save its end; {self._last_saved}")
-                told = True
-            await asyncio.sleep(_PAUSE_SECONDS)
-
-    async def _save_groups(self, folder: Path) -> None:
-        """The checkpoint's part of open groups and of the ledger."""
-        begun = self._begun if self._begun is not None else await self._begun_groups()
-        opened = {ordinal for ordinal, *_ in self._boundary["open"]}
-        kept = {ordinal: group for ordinal, group in begun.items() if ordinal in opened}
-        await asyncio.to_thread(unfinished.write, kept, folder, self.parts.shelf.rest)
-        await self.parts.ledger.snapshot(folder / ledger.FILE)
+def mean_score(groups: Sequence[Group]) -> float | None:
+    """Of all episodes that have a reward; None: none has."""
+    scores = [episode.reward.score for group in groups for episode in group.episodes if episode.reward is not None]
+    return sum(scores) / len(scores) if scores else None

@@ -9,7 +9,15 @@ from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_trainer.driver.engines import Engines, learner_lanes, learner_options, start_actors, start_engines
+from rljob_trainer.driver.engines import (
+    NOBODY_TOLD,
+    Engines,
+    PoolTold,
+    learner_lanes,
+    learner_options,
+    start_actors,
+    start_engines,
+)
 from rljob_trainer.driver.together import together
 from rljob_trainer.learner import starting
 from rljob_trainer.learner.protocol import RankedLearner
@@ -34,6 +42,7 @@ async def start_learner_and_engines(
     shelf: Shelf,
     waits: Waits,
     stack: AsyncExitStack,
+    told: PoolTold = NOBODY_TOLD,
     by_role: bool,
     report: Callable[[str], None],
 ) -> tuple[RankedLearner, Engines]:
@@ -76,7 +85,7 @@ async def start_learner_and_engines(
         learner = await start_learner()
     with engines_wait():
         engines = await start_engines(
-            job, model, learner, holds, shelf=shelf, waits=waits, by_role=by_role, actors=actors
+            job, model, learner, holds, shelf=shelf, waits=waits, told=told, by_role=by_role, actors=actors
         )
     stack.push_async_callback(engines.close)
     engines_after = engines_after or time.monotonic() - begun

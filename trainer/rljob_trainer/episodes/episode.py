@@ -62,7 +62,7 @@ class TurnSpan(NamedTuple):
     """What the engine said of it (``episodes/receipts.py``)."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Leaf:
     """One sequence to train on: what the model saw first, and the tokens from there to the end of a branch.
 
@@ -71,8 +71,21 @@ class Leaf:
 
     prompt_ids: tuple[int, ...]
     tokens: Tokens
-    turns: tuple[TurnSpan, ...] = ()
-    """In order; what lies between them the model was given, and is masked."""
+    receipt: Receipt | None = None
+    """Of a leaf that is one answer, which is most of them: a driver holds a hundred thousand leaves."""
+    spans: tuple[TurnSpan, ...] = ()
+    """Of a leaf of several turns."""
+
+    @property
+    def turns(self) -> tuple[TurnSpan, ...]:
+        """In order; what lies between them the model was given, and is masked."""
+        return self.spans or (TurnSpan(0, len(self.tokens), self.receipt),)
+
+    def continued(self, observed: Tokens, answer: Tokens, receipt: Receipt | None) -> Leaf:
+        """The leaf with ``observed``, which the model was given, and the ``answer`` that it made to all before."""
+        start = len(self.tokens) + len(observed)
+        span = TurnSpan(start, start + len(answer), receipt)
+        return Leaf(self.prompt_ids, Tokens.joined([self.tokens, observed, answer]), spans=(*self.turns, span))
 
 
 @dataclass(slots=True)
@@ -111,8 +124,7 @@ def single_turn(
     seconds: float = 0.0,
 ) -> Episode:
     """An episode of one request and one answer."""
-    leaf = Leaf(prompt_ids, tokens, (TurnSpan(0, len(tokens), receipt),))
-    return Episode(id, (leaf,), finish, text, reward, seconds)
+    return Episode(id, (Leaf(prompt_ids, tokens, receipt),), finish, text, reward, seconds)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -118,11 +118,15 @@ class GroupRollout:
         self._settings = settings
         self._made: dict[int, list[Episode]] = {}
         """Groups whose rewards are being computed."""
-        self.restored: dict[int, dict[EpisodeId, BegunTurn]] = {}
+        self._restored: dict[int, dict[EpisodeId, BegunTurn]] = {}
         """What an earlier process had of prompts that will be asked again."""
         self._in_rewards_since: dict[int, float] = {}
         """By ordinal."""
         self._scored_at = NEVER
+
+    def goes_on_from(self, begun: Mapping[int, dict[EpisodeId, BegunTurn]]) -> None:
+        """What an earlier process had of prompts that will be asked again, by ordinal."""
+        self._restored = dict(begun)
 
     @property
     def serving_version(self) -> int:
@@ -145,7 +149,7 @@ class GroupRollout:
         tasks = tasks_of(prompt, range(settings.n), settings.sampling, settings.seed)
         if settings.greedy:
             tasks += tasks_of(prompt, [GREEDY_INDEX], greedy(settings.sampling), settings.seed)
-        if begun := self.restored.pop(prompt.ordinal, None):
+        if begun := self._restored.pop(prompt.ordinal, None):
             for task in tasks:
                 task.begun.update({id.turn: turn for id, turn in begun.items() if id.sample == task.id.sample})
         if len(tasks) > 1 and self._rewards.in_processes(prompt.source):
@@ -228,7 +232,7 @@ class GroupRollout:
         for made_for, episodes in self._made.items():
             groups[made_for] = self.kept(episodes)
         # Those that are not asked yet are as an earlier process left them.
-        return {**self.restored, **groups}
+        return {**self._restored, **groups}
 
     def kept(self, episodes: Sequence[Episode]) -> dict[EpisodeId, BegunTurn]:
         """What a checkpoint has to keep of episodes that have ended."""

@@ -260,7 +260,9 @@ def _close(file: IO[bytes] | None) -> None:
 def _line(id: EpisodeId, call: RecordedCall) -> bytes:
     header: dict[str, Any] = {"branch": call.place.branch, "number": call.place.number, "what": call.what}
     if call.turn is not None:
-        header |= {"finish": call.turn.finish, "seconds": call.turn.seconds, "receipt": call.turn.receipt}
+        receipt = call.turn.receipt
+        header |= {"finish": call.turn.finish, "seconds": call.turn.seconds}
+        header |= {"receipt": None if receipt is None else receipt.to_json()}
         return _encoded(id, header, call.turn.tokens)
     return _encoded(id, header | ({"result": call.result} if call.done else {}))
 
@@ -307,9 +309,7 @@ def _take_in(records: dict[EpisodeId, EpisodeRecord], told: Mapping[str, Any], s
         place, what = Place(tuple(told["branch"]), told["number"]), What(*told["what"])
         call = RecordedCall(place, what, "result" in told, told.get("result"))
         if told["streams"]:
-            receipt = told["receipt"]
-            if receipt is not None:
-                receipt = Receipt(EpisodeId(*receipt[0]), *receipt[1:])
+            receipt = None if told["receipt"] is None else Receipt.from_json(told["receipt"])
             tokens = _tokens(streams, told["streams"])
             call = RecordedCall(place, what, True, turn=RecordedTurn(tokens, told["finish"], told["seconds"], receipt))
         records[id].put(call)

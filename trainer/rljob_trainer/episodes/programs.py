@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rljob_trainer.episodes.environment import Model, Task
-from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf, TurnSpan
+from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.episodes.receipts import prompt_digest
@@ -221,16 +221,13 @@ class Play:
         """A turn continues the leaf that the context begins with, the latest one if there are several; else it begins
         another."""
         self._finish, self._seconds = turn.finish, self._seconds + turn.seconds
-        for leaf in reversed(self._leaves):
+        for place, leaf in reversed(list(enumerate(self._leaves))):
             so_far = (*leaf.prompt_ids, *leaf.tokens.ids.tolist())
             if context[: len(so_far)] == so_far:
                 observed = _observed(context[len(so_far) :], int(leaf.tokens.versions[-1]) if len(leaf.tokens) else 0)
-                start = len(leaf.tokens) + len(observed)
-                leaf.tokens = Tokens.joined([leaf.tokens, observed, turn.tokens])
-                leaf.turns = (*leaf.turns, TurnSpan(start, len(leaf.tokens), turn.receipt))
+                self._leaves[place] = leaf.continued(observed, turn.tokens, turn.receipt)
                 return
-        span = TurnSpan(0, len(turn.tokens), turn.receipt)
-        self._leaves.append(Leaf(context, turn.tokens, (span,)))
+        self._leaves.append(Leaf(context, turn.tokens, turn.receipt))
 
 
 class Voice:

@@ -9,8 +9,9 @@ neighbouring bytes and any other with a chance of four billion to one.
 from __future__ import annotations
 
 import functools
+import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -63,8 +64,22 @@ class Receipt(NamedTuple):
     """Digest of the prompt's token ids."""
     temperature: float
     seed: int
-    streams: Mapping[str, int]
-    """Digests of what is known of the tokens, by the name of the stream (``episodes/tokens.py``)."""
+    streams: bytes
+    """Digests of what is known of the tokens (``stream_digests``)."""
+
+    def to_json(self) -> list[Any]:
+        """What ``from_json`` takes."""
+        return [*self[:-1], self.streams.hex()]
+
+    @classmethod
+    def from_json(cls, written: Sequence[Any]) -> Receipt:
+        """The receipt that ``to_json`` wrote."""
+        id, prompt, temperature, seed, streams = written
+        return cls(EpisodeId(*id), prompt, temperature, seed, bytes.fromhex(streams))
+
+
+_DIGEST = struct.Struct("<?I")
+_NO_DIGEST = _DIGEST.pack(False, 0)
 
 
 class ReceiptError(EngineError):
@@ -81,10 +96,20 @@ def prompt_digest(token_ids: Sequence[int]) -> int:
     return digest(np.asarray(token_ids, np.int32))
 
 
-def stream_digests(tokens: Tokens) -> dict[str, int]:
-    """Of every stream, in the type that it travels in."""
-    types = stream_types()
-    return {name: digest(np.asarray(stream, types[name])) for name, stream in tokens.streams().items()}
+def stream_digests(tokens: Tokens) -> bytes:
+    """Of every stream, in the type that it travels in: five bytes for each that there can be, whether it is there and
+    its digest. A driver that waits for many groups has a receipt for each response, so it is one small object."""
+    streams = tokens.streams()
+    return b"".join(
+        _DIGEST.pack(True, digest(np.asarray(streams[name], dtype))) if name in streams else _NO_DIGEST
+        for name, dtype in stream_types().items()
+    )
+
+
+def with_digest(streams: bytes, name: str, array: npt.NDArray[Any]) -> bytes:
+    """``stream_digests`` with another ``array`` in the stream ``name``."""
+    at = list(stream_types()).index(name) * _DIGEST.size
+    return streams[:at] + _DIGEST.pack(True, digest(array)) + streams[at + _DIGEST.size :]
 
 
 def digest_of(episode: Episode) -> int:
@@ -154,8 +179,11 @@ def _of_another(name: str, id: EpisodeId, receipt: Receipt) -> Iterator[str]:
 
 def _changed(name: str, receipt: Receipt, tokens: Tokens) -> Iterator[str]:
     now = stream_digests(tokens)
-    for stream in {**receipt.streams, **now}:
-        if receipt.streams.get(stream) != now.get(stream):
+    if receipt.streams == now:
+        return
+    for number, stream in enumerate(stream_types()):
+        here = slice(number * _DIGEST.size, (number + 1) * _DIGEST.size)
+        if receipt.streams[here] != now[here]:
             yield f"the {words(stream)} of {name} are not those that its engine made"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rljob_trainer.episodes.episode import FinishReason
-from rljob_trainer.episodes.receipts import Receipt, digest
+from rljob_trainer.episodes.receipts import Receipt, with_digest
 from rljob_trainer.episodes.requests import BegunTurn
 from rljob_trainer.episodes.tokens import Tokens
 
@@ -119,8 +119,7 @@ def renumbered(turn: RecordedTurn, moved: Tokens) -> Receipt | None:
     """The turn's receipt, for versions that were moved by whoever read them back; the rest is the engine's word."""
     if turn.receipt is None:
         return None
-    types = {**turn.receipt.streams, "versions": digest(moved.versions)}
-    return turn.receipt._replace(streams=types)
+    return turn.receipt._replace(streams=with_digest(turn.receipt.streams, "versions", moved.versions))
 
 
 def of_arguments(arguments: Sequence[Any]) -> int:

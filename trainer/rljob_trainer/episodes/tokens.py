@@ -22,8 +22,6 @@ BoolArray = npt.NDArray[np.bool_]
 ByteArray = npt.NDArray[np.uint8]
 Stream = npt.NDArray[Any]
 
-_MASK = memoryview(b"\1")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
@@ -113,10 +111,25 @@ def words(stream: str) -> str:
     return _WORDS[stream]
 
 
-@functools.lru_cache(maxsize=4096)
 def all_true(count: int) -> BoolArray:
     """``[count]``, of one byte in memory; the same array for all of this length, which nobody can write."""
-    return np.ndarray((count,), np.bool_, _MASK, strides=(0,))
+    return constant(True, count, np.dtype(np.bool_))
+
+
+@functools.lru_cache(maxsize=16384)
+def constant(value: int, count: int, dtype: np.dtype[Any]) -> Stream:
+    """``[count]`` of one ``value``, which is all there is in memory; the same array for all that are equal."""
+    return np.broadcast_to(np.asarray(value, dtype), count)
+
+
+def as_constant(stream: Stream) -> Stream:
+    """The same whole numbers, as ``constant`` has them where they are all equal: a response of one policy has one
+    version. Other streams stay as they are, since numbers that are equal need not have the same bytes (0.0 and -0.0).
+    """
+    if stream.dtype.kind not in "biu" or stream.ndim != 1 or not len(stream) or stream[0] != stream[-1]:
+        return stream
+    same = is_constant(stream) or bool((stream == stream[0]).all())
+    return constant(stream[0].item(), len(stream), stream.dtype) if same else stream
 
 
 def is_constant(stream: Stream) -> bool:

@@ -30,10 +30,11 @@ class _Lap:
 
 
 class Activity:
-    """Follows engines by name. Whoever wants to know sets ``report``."""
+    """Follows engines by name."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self.report: Report | None = None
+    def __init__(self, report: Report | None = None, clock: Callable[[], float] = time.time) -> None:
+        """``report`` is told each span of work: engine, version, and from when to when."""
+        self._report = report
         self._clock = clock
         self._laps: dict[str, _Lap] = {}
 
@@ -68,5 +69,5 @@ class Activity:
         working, lap.working = lap.working, None
         assert working is not None
         lap.busy_seconds += now - max(working.since, lap.began)
-        if self.report is not None:
-            self.report(f"engine {engine}", f"version {working.version}", working.since, now)
+        if self._report is not None:
+            self._report(f"engine {engine}", f"version {working.version}", working.since, now)

@@ -19,7 +19,7 @@ from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.receipts import ReceiptError, check_answer
 from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult, continued
 from rljob_trainer.errors import DeadlineError, EngineError
-from rljob_trainer.pools.activity import Activity
+from rljob_trainer.pools.activity import Activity, Report
 from rljob_trainer.pools.members import Member, Members, Pending, Standing, pending_of
 from rljob_trainer.rollout.columns import Requests
 from rljob_trainer.rollout.handle import EngineLostError
@@ -43,15 +43,21 @@ class Dispatch(ABC):
     """Hands groups of requests to the members that serve, and their results to who asked."""
 
     def __init__(
-        self, *, version: int = 0, fixed_dispatch: bool = False, max_outstanding: int = 512, shelf: Shelf | None = None
+        self,
+        *,
+        version: int = 0,
+        fixed_dispatch: bool = False,
+        max_outstanding: int = 512,
+        shelf: Shelf | None = None,
+        worked: Report | None = None,
     ) -> None:
         """``fixed_dispatch``: groups that come in together go to the engines in turn and all at once, so a repeated run
         is bitwise the same; else each goes to the engine with the fewest tokens ahead of it, if that one has fewer than
         ``max_outstanding`` requests. On the ``shelf`` the arrays of finished and interrupted responses wait, if
-        given."""
+        given. ``worked`` is told when each engine had work, and under which version."""
         self.version = version
         """The policy version that new requests start under."""
-        self.activity = Activity()
+        self.activity = Activity(worked)
         self.finished_at = NEVER
         """When an engine that is not lent finished a request last, in the time of the event loop."""
         self._members = Members()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.pools.activity import Report
 from rljob_trainer.pools.dispatch import CALL_SECONDS, Dispatch
 from rljob_trainer.pools.lent import Lent
 from rljob_trainer.pools.members import Member, pending_of
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 Replace = Callable[[str], Awaitable[EngineHandle]]
 """Starts an engine in place of the named one."""
+MadeAgain = Callable[[Sequence[EpisodeId]], None]
+"""Told the requests that are made again for want of their engine."""
 BringUp = Callable[[EngineHandle], Awaitable[None]]
 """Gives a new engine the present weights."""
 
@@ -50,18 +53,21 @@ class RolloutPool(Dispatch):
         replace: Replace | None = None,
         bring_up: BringUp | None = None,
         shelf: Shelf | None = None,
+        worked: Report | None = None,
+        made_again: MadeAgain | None = None,
     ) -> None:
-        """``replace`` starts an engine for a lost one and ``bring_up`` gives it weights; the rest is ``Dispatch``'s."""
-        super().__init__(version=version, fixed_dispatch=fixed_dispatch, max_outstanding=max_outstanding, shelf=shelf)
-        self._replace, self.bring_up = replace, bring_up
+        """``replace`` starts an engine for a lost one, and ``bring_up`` gives it weights. ``made_again`` is told of
+        requests that are made again for want of their engine. The rest is ``Dispatch``'s."""
+        super().__init__(
+            version=version, fixed_dispatch=fixed_dispatch, max_outstanding=max_outstanding, shelf=shelf, worked=worked
+        )
+        self._replace, self._bring_up, self._made_again = replace, bring_up, made_again
         self.replacing = 0
         """Replacements of lost engines that are being started."""
         self._replaced = asyncio.Event()
         """Set when the start of a replacement has succeeded or failed."""
         self.lost: list[str] = []
         """Names of the engines lost so far."""
-        self.reissued: Callable[[Sequence[EpisodeId]], None] | None = None
-        """Called with the requests that are made again for want of their engine."""
         self._closing = False
 
     async def __aenter__(self) -> RolloutPool:
@@ -71,6 +77,11 @@ class RolloutPool(Dispatch):
         await self.close()
 
     # ------------------------------------------------------------------ members
+
+    def bring_up_by(self, bring_up: BringUp) -> None:
+        """From now on ``bring_up`` gives engines that come late the present weights: the publication's part, which
+        needs the pool before it is there itself."""
+        self._bring_up = bring_up
 
     @property
     def engines(self) -> list[EngineHandle]:
@@ -139,8 +150,8 @@ class RolloutPool(Dispatch):
         then = "requests of its borrower fail" if is_lent else "requests are made again"
         log.warning("engine %s is lost (%s); %d %s", name, reason, len(again), then)
         self.lost.append(name)
-        if again and not is_lent and self.reissued is not None:
-            self.reissued(again)
+        if again and not is_lent and self._made_again is not None:
+            self._made_again(again)
         replaceable = self._replace is not None and member.state != "leaving"
         self._drop(member)
         if replaceable:
@@ -165,8 +176,8 @@ class RolloutPool(Dispatch):
                 self.replacing -= 1
                 self._replaced.set()
             self.add(handle)
-            if self.bring_up is not None:
-                await self.bring_up(handle)
+            if self._bring_up is not None:
+                await self._bring_up(handle)
             else:
                 self.activate([handle.name])
         except (EngineError, DeadlineError) as error:
@@ -246,10 +257,10 @@ class RolloutPool(Dispatch):
         if self._members.get(member.handle.name) is not member or member.state != "lent":
             return
         kept, member.kept_version, member.state = member.kept_version, None, "joining"
-        if kept == self.version or self.bring_up is None:
+        if kept == self.version or self._bring_up is None:
             self.activate([member.handle.name])
         else:
-            self._spawn(self._bring_home(member, self.bring_up))
+            self._spawn(self._bring_home(member, self._bring_up))
 
     async def _bring_home(self, member: Member, bring_up: BringUp) -> None:
         try:

@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+Admits = Callable[[EngineHandle], Awaitable[bool]]
+"""Whether an engine that was given the present weights may serve."""
+
 Beside = Callable[[str, int], Sequence[int]]
 """Which learner ranks have the devices of an engine's workers: from its name and their number, in their order."""
 
@@ -88,8 +91,7 @@ class WeightPublication:
         self._waits = waits or Waits()
         self._turn = Turn(self._waits)
         self._link: WeightLink
-        self.admits: Callable[[EngineHandle], Awaitable[bool]] = _anyone
-        """Whether an engine that was brought up computes what it should, and may serve."""
+        self._admits: list[Admits] = []
         self.report: SendReport | None = None
         """What the last publication cost the sender."""
         self._received: list[ReceiveReport] = []
@@ -138,6 +140,17 @@ class WeightPublication:
         async with self.between("trainer", f"engine {engine.name} gets its weights once more", self._seconds):
             await self._send_to(self._only(engine), self._pool.version, "trainer")
 
+    def admit_by(self, look: Admits) -> None:
+        """From now on an engine that is brought up serves only if ``look``, asked after the looks before, says that it
+        computes what it should."""
+        self._admits.append(look)
+
+    async def _admitted(self, engine: EngineHandle) -> bool:
+        for look in self._admits:
+            if not await look(engine):
+                return False
+        return True
+
     async def bring_up(self, engine: EngineHandle) -> None:
         """Gives a new engine the pool's version as soon as the learner holds it, unless a publication comes first.
 
@@ -170,7 +183,7 @@ class WeightPublication:
     async def _bring_in(self, engine: EngineHandle, version: int) -> None:
         for _ in range(2):
             await self._send_to(self._only(engine), version, f"engine {engine.name}")
-            if await self.admits(engine):
+            if await self._admitted(engine):
                 self._pool.activate([engine.name])
                 return
         reason = "it deviates from the trainer, also after a second sending"
@@ -306,8 +319,3 @@ def _problem(task: asyncio.Task[Any]) -> str | None:
         return str(error)
     results = task.result() if isinstance(task.result(), list) else []
     return next((result.message for result in results if isinstance(result, Failure)), None)
-
-
-async def _anyone(_: EngineHandle) -> bool:
-    """Nobody looks at who joins."""
-    return True

@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 
 from rljob_trainer.episodes.requests import GenerationResult
-from rljob_trainer.episodes.tokens import Tokens, all_true, is_constant
+from rljob_trainer.episodes.tokens import Tokens, as_constant, is_constant
 
 Array = np.ndarray[Any, Any]
 
@@ -54,11 +54,10 @@ class Shelf:
 
     def put(self, tokens: Tokens) -> Tokens:
         """The same tokens, elsewhere. On a disk that is full they stay in memory, and the log says so once."""
-        streams = tokens.streams()
+        # A constant is one object for all responses that have it, where a view is one for each.
+        streams = {name: as_constant(stream) for name, stream in tokens.streams().items()}
         kept = {name: stream for name, stream in streams.items() if is_constant(stream)}
         moving = {name: stream for name, stream in streams.items() if name not in kept}
-        if "mask" in kept and kept["mask"][0]:
-            kept["mask"] = all_true(len(tokens))  # of which there is one, where a view is one for each response
         return Tokens(**kept, **dict(zip(moving, self._put(list(moving.values())), strict=True)))
 
     def _put(self, arrays: Sequence[Array]) -> Sequence[Array]:

@@ -100,15 +100,16 @@ class TrainingStep:
         *,
         temperature: float,
         seed: int,
-        several_pulls: bool = False,
+        keeps_first_weights: bool = False,
         max_prompt_tokens: int | None = None,
         reward: Reward | None = None,
         stage: Stage = unmeasured,
         report: Callable[[str], None] = _log.warning,
         prompts: TrainedPrompts | None = None,
     ) -> None:
-        """``several_pulls``: a version may be trained in more than one call of ``run``. ``prompts``: refuses those that
-        come a second time; None: groups may be trained as often as somebody likes."""
+        """``keeps_first_weights``: a version may be trained in more than one call of ``run``, and the learner keeps the
+        weights that it begins with until its last one: for pi_old, and for an engine that joins between two calls.
+        ``prompts``: refuses those that come a second time; None: groups may be trained as often as somebody likes."""
         self.algorithm = algorithm
         self.kl = kl_controller(algorithm)
         self.entropy = entropy_controller(algorithm)
@@ -118,9 +119,7 @@ class TrainingStep:
         self._learner = learner
         self._temperature = temperature
         self._seed = seed
-        self.keeps_first_weights = several_pulls
-        """Whether the learner keeps a copy of the weights that a version begins with until its last pull: for pi_old,
-        and for an engine that joins between two pulls."""
+        self._keeps_first_weights = keeps_first_weights
         self._max_prompt_tokens = max_prompt_tokens
         self._reward = reward
         self._part_weights = {} if reward is None else part_weights(reward)
@@ -304,7 +303,7 @@ class TrainingStep:
                 update_actor=self._trains_actor(number),
                 update_critic=self.algorithm.critic is not None,
                 continues=continues,
-                keep_anchor=self.keeps_first_weights and not continues,
+                keep_anchor=self._keeps_first_weights and not continues,
             ),
         )
 
