@@ -195,7 +195,7 @@ async def local_learner(settings: LearnerSettings, watched: Watched) -> LearnerG
 
 def learner_options_none() -> Any:
     """A group's options where nothing is placed."""
-    from rljob_trainer.learner.group import GroupOptions
+    from rljob_trainer.learner.options import GroupOptions
 
     return GroupOptions(call_seconds=60.0)
 

@@ -25,7 +25,8 @@ from rljob_trainer.errors import CheckpointError, JobFileError
 from rljob_trainer.learner.backend import Placement, RowRules
 from rljob_trainer.learner.backends import backend_of
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
-from rljob_trainer.learner.group import GroupOptions, LearnerGroup
+from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.learner.options import GroupOptions
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings

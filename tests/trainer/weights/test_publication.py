@@ -21,7 +21,8 @@ from rljob_trainer.episodes.episode import Group
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
 from rljob_trainer.errors import EngineError, LearnerError
-from rljob_trainer.learner.group import GroupOptions, LearnerGroup
+from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.learner.options import GroupOptions
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, ScoreResult, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rljob_api import cluster
 from rljob_trainer.driver.together import together
 from rljob_trainer.learner.bundles import Bundles
-from rljob_trainer.learner.group import GroupOptions
+from rljob_trainer.learner.options import GroupOptions
 from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder

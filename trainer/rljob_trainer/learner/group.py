@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -26,6 +26,7 @@ from rljob_trainer.learner.backends import backend_of
 from rljob_trainer.learner.bundles import Bundles, reserve
 from rljob_trainer.learner.fabric import missing_fabric
 from rljob_trainer.learner.metrics import update_result, usage_metrics
+from rljob_trainer.learner.options import RUN_SLACK_SECONDS, GroupOptions
 from rljob_trainer.learner.protocol import (
     ACTOR_ALONE,
     LearnerFacts,
@@ -44,12 +45,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_COLLECTIVE_SLACK_SECONDS = 120.0
-"""For how much longer than any call the ranks' collectives wait: torch ends a process whose collective is late, and
-then nobody learns whom it waited for."""
-_RUN_SLACK_SECONDS = 30.0
-"""For how much longer than its own deadlines (``call_seconds``) a function is waited for that runs in the ranks for
-others: its error names who is late, and ours would end the learner."""
 _GRACE_SECONDS = 3.0
 """After a first failure: how long to wait for news of a rank that died, which is then the one to blame."""
 
@@ -59,30 +54,6 @@ _QUICK_SEQUENCES = 1024
 long, since the loop computes the batch's metrics meanwhile and Python lets one thread run at a time."""
 _QUICK_TOKENS = 2**17
 """So many are copied in a part of that."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOptions:
-    """How ranks are placed and how long to wait for them."""
-
-    resources: Mapping[str, Any] = field(default_factory=lambda: {"num_cpus": 1})
-    """Ray options of each actor: num_cpus, num_gpus, runtime_env ..."""
-    bundle: Mapping[str, float] = field(default_factory=dict)
-    """What is reserved for ``together`` ranks and whoever shares their devices, on as few nodes as can be; empty:
-    nothing is."""
-    together: int = 1
-    """Ranks that one bundle is for: those whose devices one engine takes."""
-    nodes: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the nodes on which bundles may be."""
-    start_seconds: float = 600.0
-    """From the request to models that are ready."""
-    call_seconds: float = 3600.0
-    """Longest single call (an update, a score, a save)."""
-
-    @property
-    def collective_seconds(self) -> float:
-        """After how long a collective of the ranks is given up: later than every wait of ours."""
-        return max(self.start_seconds, self.call_seconds + _RUN_SLACK_SECONDS) + _COLLECTIVE_SLACK_SECONDS
 
 
 class LearnerGroup:
@@ -217,7 +188,7 @@ class LearnerGroup:
         self, function: Callable[Concatenate[BackendRank, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> list[T]:
         calls = [handle.run(function, *args, **kwargs) for handle in self._alive()]
-        return await self._gather(function.__name__, calls, self.call_seconds + _RUN_SLACK_SECONDS)
+        return await self._gather(function.__name__, calls, self.call_seconds + RUN_SLACK_SECONDS)
 
     def run_at(
         self, rank: int, function: Callable[Concatenate[BackendRank, P], T], *args: P.args, **kwargs: P.kwargs

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rljob_trainer.learner.backend import BackendRank
 from rljob_trainer.learner.backends import backend_of
-from rljob_trainer.learner.group import GroupOptions, LearnerGroup
+from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.learner.options import GroupOptions
 from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.learner.settings import LearnerSettings
 
