@@ -62,6 +62,8 @@ class Pipeline:
         pipes = [dist.new_group([first, first + 1]) for first in range(0, settings.ranks, STAGES)]
         index, stage = divmod(rank, STAGES)
         whole = load_policy(settings.model_path, dtype=torch.float32, chunk=settings.log_prob_chunk_tokens)
+        if whole.language_model.config.tie_word_embeddings:
+            raise JobFileError("spec.model: the pipeline has no stage for a matrix that is input and output embedding")
         facts = facts_of(whole.language_model, device)
         kind = LastStage if stage else FirstStage
         return LearnerRank(

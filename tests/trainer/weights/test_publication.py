@@ -48,7 +48,7 @@ def _ray(forked_workers: None) -> Iterator[None]:
 def multiply(rank: LearnerRank, factor: float) -> None:
     """What an optimizer step is to a publication: other parameters, on every rank its share."""
     with torch.no_grad():
-        for parameter in rank.live_model.parameters():
+        for parameter in rank.actor.module.parameters():
             parameter.mul_(factor)
 
 
