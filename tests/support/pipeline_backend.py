@@ -8,7 +8,8 @@
                      head                head
 
 Only last stages have logits, so only they return outputs. A stage sends what it has computed on to the next one within
-its forward pass, and the gradient back within the backward pass. Micro-batches come in pairs. There is no critic.
+its forward pass, and the gradient back within the backward pass. Micro-batches come in pairs, rows in 16 tokens.
+There is no critic.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Pipeline:
         )
 
     def rules(self, settings: LearnerSettings) -> RowRules:
-        return RowRules(settings.micro_batch_tokens, settings.share_prompts, count_multiple=2)
+        return RowRules(settings.micro_batch_tokens, settings.share_prompts, count_multiple=2, length_multiple=16)
 
     def has_live_model(self, settings: LearnerSettings) -> bool:
         return False
@@ -75,6 +76,7 @@ class Pipeline:
                 reference=None,
                 layout=self.layout(stages[stage], pipes[index]),
                 placement=self.placement(settings)[rank],
+                rules=self.rules(settings),
                 device=device,
                 facts=facts,
                 passes=InOrder(),

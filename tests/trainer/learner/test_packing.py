@@ -44,14 +44,15 @@ def test_ranges() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(GROUPS, st.integers(1, 4), st.integers(4, 60))
+@given(GROUPS, st.integers(1, 4), st.integers(4, 60), st.integers(1, 4))
 def test_a_plan_is_complete_within_budget_and_in_step(
-    groups: list[tuple[int, list[int]]], ranks: int, budget: int
+    groups: list[tuple[int, list[int]]], ranks: int, budget: int, multiple: int
 ) -> None:
     lengths = lengths_of(groups)
-    planned = plan(lengths, ranks, budget)
+    planned = plan(lengths, ranks, budget, count_multiple=multiple)
     assert len(planned) == ranks
     assert len({len(micros) for micros in planned}) == 1
+    assert len(planned[0]) % multiple == 0
     assert sorted(np.concatenate([m for micros in planned for m in micros]).tolist()) == list(range(len(lengths.keys)))
     # A sequence is never cut: one that is longer than the budget makes room for itself.
     longest = int((lengths.prompts + lengths.responses).max())
@@ -125,6 +126,39 @@ def test_the_last_layer_needs_the_rows_that_are_read(groups: list[tuple[int, lis
             asked += range(start + count - fewer, start + count)
             start += count
     assert asked == rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(GROUPS, st.booleans(), st.integers(1, 9))
+def test_what_fills_a_row_up_is_read_by_nobody(groups: list[tuple[int, list[int]]], final: bool, multiple: int) -> None:
+    lengths = lengths_of(groups)
+    indices = np.arange(len(lengths.keys))
+    plain, row = build_row(lengths, indices, final=final), build_row(lengths, indices, final=final, multiple=multiple)
+    assert len(row.source) % multiple == 0
+    assert 0 <= len(row.source) - len(plain.source) < multiple
+    assert sum(int(block.query_lengths.sum()) for block in row.blocks) == len(row.source)
+    assert sum(int(block.query_lengths.sum()) for block in row.last_blocks) == len(row.last_rows)
+    # The rows that are read stand elsewhere, but hold the same tokens at the same positions.
+    read, read_plain = [row.output_rows], [plain.output_rows]
+    if final:
+        assert row.final_rows is not None
+        assert plain.final_rows is not None
+        read, read_plain = [*read, row.final_rows], [*read_plain, plain.final_rows]
+    ours, theirs = np.concatenate(read), np.concatenate(read_plain)
+    np.testing.assert_array_equal(row.source[ours], plain.source[theirs])
+    np.testing.assert_array_equal(row.positions[ours], plain.positions[theirs])
+    assert set(ours.tolist()) <= set(row.last_rows.tolist())
+    np.testing.assert_array_equal(row.targets, plain.targets)
+    np.testing.assert_array_equal(row.stream, plain.stream)
+    # Whatever fills the row up attends to itself alone, and no other's keys are among it.
+    keys = [b.key_rows[np.arange(b.key_rows.shape[1]) < b.key_lengths[:, None]] for b in row.blocks
+            if b.key_rows is not None]  # fmt: skip
+    plain_keys = [b.key_rows[np.arange(b.key_rows.shape[1]) < b.key_lengths[:, None]] for b in plain.blocks
+                  if b.key_rows is not None]  # fmt: skip
+    for rows, others in zip(keys, plain_keys, strict=True):
+        np.testing.assert_array_equal(row.source[rows], plain.source[others])
+    empty = build_row(lengths, indices[:0], final=final, multiple=multiple)
+    assert (len(empty.source), len(empty.output_rows)) == (multiple, 0)
 
 
 def test_ranks_get_about_the_same_number_of_tokens() -> None:

@@ -65,6 +65,9 @@ class RowRules:
     """Whether a prompt may stand once in a row for all its samples."""
     count_multiple: int = 1
     """What the number of micro-batches of a mini-batch is a multiple of (the stages of some pipeline schedules)."""
+    length_multiple: int = 1
+    """What the number of tokens of a row is a multiple of (ranks that each have a part of it); tokens that nobody reads
+    fill it up."""
     halved_from: int | None = None
     """Row tokens of a mini-batch from which it becomes two micro-batches at least; None: never."""
 

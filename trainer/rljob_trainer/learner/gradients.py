@@ -69,10 +69,12 @@ class Place:
     outputs_only: bool
     returns_outputs: bool = True
     """Whether what this rank computes of its sequences counts where ranks add up (``Placement``)."""
+    length_multiple: int = 1
+    """Of a row's tokens (``RowRules``)."""
 
     def row(self, share: Share, indices: Int64Array, *, final: bool = False) -> tuple[Row, PackedRow]:
         """Sequences ``indices`` of the share as one row."""
-        row = build_row(share.lengths, indices, final=final)
+        row = build_row(share.lengths, indices, final=final, multiple=self.length_multiple)
         return row, PackedRow.of(row, share.batch.token_ids, self.device, self.dtype, outputs_only=self.outputs_only)
 
 

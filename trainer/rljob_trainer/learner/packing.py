@@ -248,18 +248,21 @@ class Row:
     final_rows: Int64Array | None  # [S] the row at each sequence's last token
 
 
-def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> Row:
+def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False, multiple: int = 1) -> Row:
     """Lays sequences ``indices`` of a batch out as one row. ``final`` keeps the last response token of each.
 
-    An empty ``indices`` gives a row of one token that predicts nothing: what a rank runs when it has no work left
-    but must take part in the collectives of the others.
+    The row's length is a multiple of ``multiple``: a segment that nobody reads, of the batch's first token, fills it
+    up. An empty ``indices`` gives a row of such tokens alone: what a rank runs when it has no work left but must take
+    part in the collectives of the others.
     """
     if not len(indices):
         none = np.empty(0, dtype=np.int64)
-        one = np.ones(1, dtype=np.int64)
         zero = np.zeros(1, dtype=np.int64)
-        block = (Block(one, one, None),)
-        return Row(zero, zero, block, block, zero, none, none, none, zero, none if final else None)
+        block = (Block(np.array([multiple]), np.array([multiple]), None),)
+        last = (Block(np.ones(1, dtype=np.int64), np.array([multiple]), None),)
+        source, positions = np.zeros(multiple, dtype=np.int64), np.arange(multiple, dtype=np.int64)
+        rows = np.array([multiple - 1])
+        return Row(source, positions, block, last, rows, none, none, none, zero, none if final else None)
 
     starts = offsets_of(lengths.prompts + lengths.responses)[indices]
     prompts, responses = lengths.prompts[indices], lengths.responses[indices]
@@ -276,6 +279,11 @@ def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> 
     whole = np.concatenate([alone, heads])
     whole_lengths = np.concatenate([prompts[alone] + tails[alone], prompts[heads]])
     whole_last = np.concatenate([1 + tails[alone], np.ones(len(heads), dtype=np.int64)])
+    filling = -(int(whole_lengths.sum()) + int(tails[branches].sum())) % multiple
+    if filling:
+        # Belongs to no sequence: number S.
+        whole, whole_lengths = np.append(whole, len(indices)), np.append(whole_lengths, filling)
+        whole_last = np.append(whole_last, 1)
     whole_blocks = _blocks(whole_lengths, whole_lengths)
     # Segments that continue a shared prompt.
     branch_lengths = tails[branches]
@@ -288,8 +296,9 @@ def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> 
     seg_last = np.concatenate([whole_last[order], branch_lengths[branch_order]])
 
     # Where in the row each sequence's prompt and the tokens after it begin.
-    prompt_row = np.zeros(len(indices), dtype=np.int64)
+    prompt_row = np.zeros(len(indices) + 1, dtype=np.int64)
     prompt_row[whole[order]] = seg_starts[: len(order)]
+    prompt_row = prompt_row[:-1]
     prompt_row = np.where(shared, prompt_row[first][group], prompt_row)
     tail_row = prompt_row + prompts
     tail_row[branches[branch_order]] = seg_starts[len(order) : -1]
@@ -305,12 +314,16 @@ def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> 
         blocks.append(Block(queries, keys, np.where(column < keys[:, None], rows, 0)))
         last_blocks.append(blocks[-1])
 
-    source_starts = np.concatenate([starts[whole[order]], (starts + prompts)[branches[branch_order]]])
+    source_starts = np.concatenate([np.append(starts, 0)[whole[order]], (starts + prompts)[branches[branch_order]]])
+    source = ranges(source_starts, seg_lengths)
+    if filling:
+        begin = int(seg_starts[np.flatnonzero(whole[order] == len(indices))[0]])
+        source[begin : begin + filling] = 0
     position_starts = np.concatenate([np.zeros(len(order), dtype=np.int64), prompts[branches[branch_order]]])
     step = ranges(0, responses)  # 0 .. R - 1 within each response
     last_prompt_row = np.repeat(prompt_row + prompts - 1, responses)
     return Row(
-        source=ranges(source_starts, seg_lengths),
+        source=source,
         positions=ranges(position_starts, seg_lengths),
         blocks=tuple(blocks),
         last_blocks=tuple(last_blocks),

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from rljob_trainer.errors import LearnerError, StepGivenUpError
 from rljob_trainer.learner import export, seals, state
 from rljob_trainer.learner.anchor import Anchor
-from rljob_trainer.learner.backend import Attachments, Placement
+from rljob_trainer.learner.backend import Attachments, Placement, RowRules
 from rljob_trainer.learner.giving_up import GivingUp
 from rljob_trainer.learner.gradients import (
     ActorGradient,
@@ -70,6 +70,7 @@ class SpreadModels:
     layout: Layout
     """How the parameters of all three are spread."""
     placement: Placement
+    rules: RowRules
     device: torch.device
     facts: LearnerFacts
     """Of the whole actor."""
@@ -113,6 +114,7 @@ class LearnerRank:
             self._dtype,
             outputs_only=self._policy.outputs_only,
             returns_outputs=models.placement.returns_outputs,
+            length_multiple=models.rules.length_multiple,
         )
         # What is drawn from here on (nothing does today) differs between ranks.
         torch.manual_seed(settings.seed * 65537 + rank)

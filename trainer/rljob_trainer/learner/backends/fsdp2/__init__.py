@@ -36,4 +36,5 @@ class Fsdp2:
         # Only here: the driver, which imports this module too, needs no model library.
         from rljob_trainer.learner.backends.fsdp2.build import build_rank
 
-        return build_rank(settings, rank, address, timeout_seconds, self.placement(settings)[rank])
+        placement, rules = self.placement(settings)[rank], self.rules(settings)
+        return build_rank(settings, rank, address, timeout_seconds, placement, rules)

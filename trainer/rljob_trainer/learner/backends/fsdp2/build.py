@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rljob_trainer.learner import export
-from rljob_trainer.learner.backend import Placement
+from rljob_trainer.learner.backend import Placement, RowRules
 from rljob_trainer.learner.backends.fsdp2.layout import Fsdp2Layout
 from rljob_trainer.learner.backends.fsdp2.mesh import join, shard
 from rljob_trainer.learner.cpu.lanes import TwoLanes, two_lanes
@@ -32,6 +32,7 @@ def build_rank(
     address: str,
     timeout_seconds: float,
     placement: Placement,
+    rules: RowRules,
 ) -> LearnerRank:
     """All ranks at once. ``address`` and ``timeout_seconds``: see ``Backend.start``."""
     device = prepare(settings)
@@ -75,6 +76,7 @@ def build_rank(
             reference=reference,
             layout=Layout() if mesh is None else Fsdp2Layout(mesh.get_group("shard")),
             placement=placement,
+            rules=rules,
             device=device,
             facts=facts,
             passes=TwoLanes() if two_lanes(settings) else InOrder(),
