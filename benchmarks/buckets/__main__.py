@@ -29,7 +29,7 @@ from benchmarks.machine import Hardware
 from benchmarks.measuring import MeasuredSpread, interleaved, ratios, table, write_results
 from rljob_trainer.errors import BucketError
 from rljob_trainer.learner.state_files import state_files
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 HERE = Path(__file__).parent
 PORT = 5799
@@ -55,7 +55,7 @@ def measure(bucket: str, repetitions: int) -> dict[str, list[float]]:
     warnings.simplefilter("ignore")  # torch says at each call that there is no process group
     state = {f"layer{number}": torch.randn(ROWS, COLUMNS) for number in range(MATRICES)}
     target = {name: torch.empty_like(tensor) for name, tensor in state.items()}
-    places = [Bucket(f"s3://{bucket}/{uuid4().hex}") for _ in range(repetitions)]
+    places = [ObjectBucket(f"s3://{bucket}/{uuid4().hex}") for _ in range(repetitions)]
     with tempfile.TemporaryDirectory() as folder:
         file, back = Path(folder, "file"), Path(folder, "back")
         file.write_bytes(b"".join(tensor.numpy().tobytes() for tensor in state.values()))
@@ -115,7 +115,7 @@ def own_server() -> Iterator[None]:
         for _ in range(100):
             try:
                 fsspec.filesystem("s3").mkdir("bucket")
-                Bucket("s3://bucket").files()
+                ObjectBucket("s3://bucket").files()
                 break
             except (OSError, BucketError):
                 time.sleep(0.2)

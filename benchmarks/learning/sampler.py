@@ -18,7 +18,7 @@ import numpy as np
 from rljob_trainer import cli
 from rljob_trainer.driver import assemble
 from rljob_trainer.episodes import group
-from rljob_trainer.episodes.environment import Model, Task
+from rljob_trainer.episodes.environment import LanguageModel, Task
 from rljob_trainer.episodes.episode import Episode, Prompt
 from rljob_trainer.episodes.identity import TRAINING
 from rljob_trainer.episodes.requests import SamplingSettings
@@ -40,7 +40,7 @@ class WrongLogProbs(SingleTurn):
     """Adds the error to what engines report of training samples."""
 
     async def play(
-        self, tasks: Sequence[Task], model: Model, ended: Callable[[int, Episode], None] | None = None
+        self, tasks: Sequence[Task], model: LanguageModel, ended: Callable[[int, Episode], None] | None = None
     ) -> list[Episode]:
         episodes = await super().play(tasks, model)
         for episode in episodes if tasks[0].id.purpose == TRAINING else []:

@@ -119,9 +119,9 @@ def _deep(levels: int) -> Any:
 
 
 def _verdict(*fields: Any) -> Any:
-    from rljob_trainer.rewards.rules import Verdict
+    from rljob_trainer.rewards.rules import RewardVerdict
 
-    return Verdict(*fields)
+    return RewardVerdict(*fields)
 
 
 def _numpy(kind: str, value: Any) -> Any:

@@ -31,7 +31,7 @@ from benchmarks.machine import Hardware
 from benchmarks.measuring import MeasuredSpread, interleaved, ratios, table, write_results
 from benchmarks.rljob_run import Run, rljob_run
 from rljob_api import load_jobs, resolve
-from rljob_trainer.simulation.measured import Measured, measure
+from rljob_trainer.simulation.measured import MeasuredRun, measure
 from rljob_trainer.simulation.planning import Planner, calibrated
 
 HERE = Path(__file__).parent
@@ -79,7 +79,7 @@ class ScheduleRun:
     mean_age: float
     mixed_groups: float
     """Share of the groups with a response of more than one version."""
-    measured: Measured | None
+    measured: MeasuredRun | None
     """Compute times of a sync run."""
 
     @property
@@ -113,7 +113,7 @@ def _mean(run: Run, metric: str) -> float:
     return fmean(run.column(metric)[WARM_UP:])
 
 
-def forecast(name: str, measured: Measured, training: float | None = None, steps: int = 60) -> float:
+def forecast(name: str, measured: MeasuredRun, training: float | None = None, steps: int = 60) -> float:
     """Seconds of a step as `rljob plan` sees it, from a sync run's compute times. ``training`` replaces that one."""
     assignments = [f"{path}={value}" for path, value in SIDES[name].items()]
     job = resolve(load_jobs(JOB, assignments)[0])

@@ -35,7 +35,7 @@ from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.garbage import settle
 from rljob_trainer.pipeline.loop import Pipeline
-from rljob_trainer.pipeline.parts import StepRecord
+from rljob_trainer.pipeline.parts import StepRecord, TrainedBatch
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.record.ledger import Ledger
 from rljob_trainer.rollout.shelf import Shelf
@@ -66,8 +66,8 @@ class Nothing:
     def waiting_for(self, finished: int, wanted: int) -> str:
         return "nothing"
 
-    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
-        return {}
+    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> TrainedBatch:
+        return TrainedBatch()
 
     async def publish(self, version: int) -> dict[str, float]:
         self.serving_version = version

@@ -35,11 +35,12 @@ from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, UpdateReq
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.work import RankReport, RankScores, Share
+from rljob_trainer.pipeline.parts import TrainedBatch
 from rljob_trainer.pools.size import engine_count
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle, EngineLostError
-from rljob_trainer.telemetry.view import JobSummary, Present, StepRecord
+from rljob_trainer.telemetry.view import JobSummary, Present, ShownStep
 
 
 def job(**spec: Any) -> dict[str, Any]:
@@ -125,7 +126,7 @@ class _Ears:
     def start(self, job: JobSummary) -> None:
         """Nothing to see."""
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: ShownStep) -> None:
         """Nothing to see."""
 
     def message(self, text: str) -> None:
@@ -252,7 +253,7 @@ def without_ray(watched: Watched) -> Iterator[None]:
         watched.parts = await real_assemble(*args, **kwargs)
         return watched.parts
 
-    async def train(self: PipelineTrainer, groups: Any, *, step: int, version: int) -> dict[str, float]:
+    async def train(self: PipelineTrainer, groups: Any, *, step: int, version: int) -> TrainedBatch:
         watched.step = step
         return await real_train(self, groups, step=step, version=version)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from rljob_trainer.pipeline.schedule import ScheduleSettings
 from rljob_trainer.simulation.engine import DecodeSpeed
-from rljob_trainer.simulation.forecast import Forecast, Setup, simulate
+from rljob_trainer.simulation.forecast import Forecast, ForecastSetup, simulate
 from rljob_trainer.simulation.lengths import Exponential, LengthDistribution, LogNormal
 from rljob_trainer.simulation.rollout import TrainerSpeed
 
@@ -92,10 +92,10 @@ def setup(
     engines: int,
     speed: DecodeSpeed,
     training: float,
-) -> Setup:
+) -> ForecastSetup:
     """``training`` seconds a batch; recipes with a budget interrupt what runs at a publication."""
     mean = float(lengths.draw(np.random.default_rng(0), 4096, SAMPLES).mean())
-    return Setup(
+    return ForecastSetup(
         schedule=schedule,
         partial_rollout="recompute" if schedule.fraction else "none",
         samples_per_prompt=SAMPLES,

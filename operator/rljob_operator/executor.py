@@ -35,7 +35,7 @@ from rljob_operator.reconcile import reconcile
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
 from rljob_operator.store import Key, Store
-from rljob_operator.tokens import KeyRing, TokenKey, Tokens
+from rljob_operator.tokens import JobTokens, KeyRing, TokenKey
 from rljob_operator.work_queue import RetryError
 
 log = logging.getLogger(__name__)
@@ -336,7 +336,7 @@ class Executor:
         body = objects.config_map(resolved, job.document, job.uid, job.generation)
         await self._write_own(job, api_server.core(job.namespace, "configmaps"), body, memory)
 
-    async def _write_tokens(self, job: JobView, resolved: ResolvedJob, incarnation: int, tokens: Tokens) -> None:
+    async def _write_tokens(self, job: JobView, resolved: ResolvedJob, incarnation: int, tokens: JobTokens) -> None:
         """Creates the Secret; it goes with the job. One that is there is ours, from a try before.
 
         Creating is all that the operator may do with Secrets: the answers to other writes would show it anybody's.

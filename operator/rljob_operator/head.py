@@ -15,7 +15,7 @@ from rljob_api.status import DESIRED_PATH, DRIVER_PORT, STATUS_PATH, Desired, Dr
 from rljob_operator import names
 from rljob_operator.answers import ANSWER_SECONDS, AnswerError, clean, last_lines, masked, masked_tree, read, read_json
 from rljob_operator.observed import RayJobView, RayState
-from rljob_operator.tokens import Tokens
+from rljob_operator.tokens import JobTokens
 
 DEFAULT_ADDRESS = "http://{service}.{namespace}.svc:{port}"
 SUBMIT_SECONDS = 30.0
@@ -38,7 +38,7 @@ class Heads:
         self._session = session
         self._address = address
 
-    def head(self, namespace: str, cluster: str, tokens: Tokens) -> Head:
+    def head(self, namespace: str, cluster: str, tokens: JobTokens) -> Head:
         service = names.head_service(cluster)
 
         def address(port: int) -> str:
@@ -54,7 +54,7 @@ class Head:
         AnswerError: from every method, when the pod doesn't answer in time or not as it should.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, ray: str, driver: str, tokens: Tokens) -> None:
+    def __init__(self, session: aiohttp.ClientSession, ray: str, driver: str, tokens: JobTokens) -> None:
         self._session = session
         self._ray = ray
         self._driver = driver

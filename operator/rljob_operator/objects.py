@@ -16,7 +16,7 @@ from rljob_operator import names, pods
 from rljob_operator.metadata import metadata
 from rljob_operator.pools import Role, WorkerGroup, pools
 from rljob_operator.settings import Settings
-from rljob_operator.tokens import Tokens
+from rljob_operator.tokens import JobTokens
 
 Document = dict[str, Any]
 
@@ -41,7 +41,7 @@ def config_map(job: ResolvedJob, document: Mapping[str, Any], uid: str, generati
     }
 
 
-def secret(job: ResolvedJob, uid: str, incarnation: int, tokens: Tokens) -> Document:
+def secret(job: ResolvedJob, uid: str, incarnation: int, tokens: JobTokens) -> Document:
     """The tokens of one incarnation."""
     name = names.secret(names.cluster(job.metadata.name, incarnation), uid, tokens.key)
     return {

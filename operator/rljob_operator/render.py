@@ -19,7 +19,7 @@ from rljob_operator import objects
 from rljob_operator.entrypoint import driver_command
 from rljob_operator.network_policy import network_policy
 from rljob_operator.settings import Settings
-from rljob_operator.tokens import Tokens
+from rljob_operator.tokens import JobTokens
 
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 PLACEHOLDER_KEY = "00000000"
@@ -73,7 +73,7 @@ def rendered(
         resolved = resolve(job)
         fingerprint = objects.spec_hash(job.spec)
         derived = "<derived from the operator's key>"
-        tokens = Tokens(ray=derived, driver=derived, key=PLACEHOLDER_KEY)
+        tokens = JobTokens(ray=derived, driver=derived, key=PLACEHOLDER_KEY)
         documents += [
             objects.config_map(resolved, job.spec.document(), PLACEHOLDER_UID, FIRST),
             objects.secret(resolved, PLACEHOLDER_UID, FIRST, tokens),

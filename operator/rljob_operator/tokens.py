@@ -17,7 +17,7 @@ KEYS_KEPT = 32
 
 
 @dataclass(frozen=True)
-class Tokens:
+class JobTokens:
     """What opens one cluster incarnation. Never printed: `repr` leaves both out."""
 
     ray: str = field(repr=False)
@@ -53,10 +53,10 @@ class TokenKey:
         """A name of the key, 8 hexadecimal digits, that says nothing about it."""
         return hmac.new(self.key, b"rljob/id", hashlib.sha256).hexdigest()[:8]
 
-    def tokens(self, uid: str, incarnation: int) -> Tokens:
+    def tokens(self, uid: str, incarnation: int) -> JobTokens:
         """The tokens of incarnation `incarnation` of the job with `uid`; always the same ones."""
         ray, driver = self._derive("ray", uid, incarnation), self._derive("driver", uid, incarnation)
-        return Tokens(ray=ray, driver=driver, key=self.id)
+        return JobTokens(ray=ray, driver=driver, key=self.id)
 
     def _derive(self, purpose: str, uid: str, incarnation: int) -> str:
         return hmac.new(self.key, f"rljob/{purpose}/{uid}/{incarnation}".encode(), hashlib.sha256).hexdigest()

@@ -12,9 +12,9 @@ from aiohttp import web
 
 from rljob_operator.answers import AnswerError, clean, last_lines, masked
 from rljob_operator.head import Heads
-from rljob_operator.tokens import Tokens
+from rljob_operator.tokens import JobTokens
 
-TOKENS = Tokens("ray-token-value", "driver-token-value", "key")
+TOKENS = JobTokens("ray-token-value", "driver-token-value", "key")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -14,7 +14,7 @@ from rljob_api.pod_template.of_job import pod_template
 from rljob_operator import names, objects, quantities
 from rljob_operator.merging import merge
 from rljob_operator.render import rendered
-from rljob_operator.tokens import TokenKey, Tokens
+from rljob_operator.tokens import JobTokens, TokenKey
 
 
 def job(**sections: object) -> ResolvedJob:
@@ -192,7 +192,7 @@ def test_tokens_are_stable_distinct_and_not_printed() -> None:
     assert len({first.ray, first.driver, key.tokens("uid", 2).ray, key.tokens("other", 1).ray}) == 4
     assert first.ray not in repr(first)
     assert "kkkk" not in repr(key)
-    assert repr(Tokens("a", "b", "id")) == "Tokens(key='id')"
+    assert repr(JobTokens("a", "b", "id")) == "JobTokens(key='id')"
 
 
 def test_a_short_key_is_refused() -> None:

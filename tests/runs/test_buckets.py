@@ -16,7 +16,7 @@ from tiny_job import copy_job
 
 from rljob_trainer.checkpoints.finding import find_checkpoint
 from rljob_trainer.errors import CheckpointError
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 MEASURED = ("timing", "throughput", "progress/seconds", "progress/version", "memory", "pipeline", "rollout", "time")
 
@@ -56,7 +56,7 @@ def test_killed_here_it_goes_on_elsewhere_as_if_nothing_had_happened(runner: Run
     assert expected.keys() == actual.keys()
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
-    kept = Bucket(state)
+    kept = ObjectBucket(state)
     assert (kept.read("metrics.jsonl") or b"").decode() == (elsewhere / "metrics.jsonl").read_text()
     summary = json.loads(kept.read("summary.json") or b"")
     assert summary["report"] == f"{state}/report.html"

@@ -22,7 +22,7 @@ from rljob_api import cluster
 from rljob_api.status import ReplicaStatus
 from rljob_operator.entrypoint import driver_command
 from rljob_trainer.commands.places import SCRATCH
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 
 class Attempts:
@@ -148,7 +148,7 @@ def test_a_job_whose_state_is_in_a_bucket_goes_on_where_nothing_of_it_is_left(
             runner, nodes, uri, placement="separate", validation={"atStart": False}, stop={"steps": 100_000}
         )
         attempts.mount(generation=1)
-        client, state = attempts.client, Bucket(f"{uri}/{attempts.own}")
+        client, state = attempts.client, ObjectBucket(f"{uri}/{attempts.own}")
         first = attempts.start(attempt=1, generation=1)
         wait_for(client.answers, first)
         wait_for(lambda: client.status().step >= 2, first)

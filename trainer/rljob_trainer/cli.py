@@ -195,7 +195,8 @@ def _helps() -> dict[str, str]:
 
 
 def _first_sentence(module: str) -> str:
-    """Of a module's docstring, as the list of verbs has it. The module is read and not run: others may be slow."""
+    """The first sentence of a module's docstring, as the list of verbs has it. The module is read and not run: others
+    may be slow."""
     import ast
     from importlib.util import find_spec
 

@@ -24,9 +24,9 @@ from rljob_trainer.algorithms import (
     Weights,
     agreement_metrics,
     correct,
-    drift_metrics,
     interpolated_log_probs,
     most_apart,
+    policy_distance,
     policy_losses,
     rollout_share,
     veto,
@@ -255,7 +255,8 @@ def test_agreement_of_trainer_and_engine() -> None:
     trainer = torch.tensor([0.5, 0.25, math.nan]).log()
     engine = torch.tensor([0.4, 0.25, 0.9]).log()
     mask = torch.tensor([True, True, False])
-    metrics = agreement_metrics(trainer, engine, mask, Segments.from_lengths([1, 2]))
+    metrics = agreement_metrics(trainer, engine, mask)
+    distance = policy_distance(trainer, engine, mask, Segments.from_lengths([1, 2]))
     gap = math.log(0.5 / 0.4)
     assert metrics["mismatch/tokens"] == 2
     assert metrics["mismatch/log_prob/mean"] == pytest.approx(gap / 2, rel=1e-6)
@@ -263,8 +264,9 @@ def test_agreement_of_trainer_and_engine() -> None:
     assert metrics["mismatch/probability/max"] == pytest.approx(0.1, rel=1e-6)
     assert metrics["mismatch/probability/std"] == pytest.approx(0.05, rel=1e-6)
     assert metrics["mismatch/correlation"] == pytest.approx(1)
-    assert metrics["mismatch/kl"] == pytest.approx((1.25 - 1 - gap) / 2, rel=1e-5)
-    assert metrics["mismatch/effective_sample_size"] == pytest.approx((2.25 / 2) ** 2 / ((1.25**2 + 1) / 2), rel=1e-6)
+    assert distance.chi_square == pytest.approx((1.25**2 - 1) / 2, rel=1e-6)
+    assert distance.kl == pytest.approx((1.25 - 1 - gap) / 2, rel=1e-5)
+    assert distance.effective_sample_size == pytest.approx((2.25 / 2) ** 2 / ((1.25**2 + 1) / 2), rel=1e-6)
 
 
 def test_agreement_and_drift_of_log_probs_that_carry_a_gradient_keep_nothing_for_one() -> None:
@@ -272,8 +274,8 @@ def test_agreement_and_drift_of_log_probs_that_carry_a_gradient_keep_nothing_for
     inputs = trainer * 1, engine, torch.tensor([True, True, False]), Segments.from_lengths([1, 2])
     kept: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        agreement_metrics(*inputs)
-        drift_metrics(*inputs)
+        agreement_metrics(*inputs[:3])
+        policy_distance(*inputs)
         most_apart(*inputs, 1)
     assert kept == []
 

@@ -13,16 +13,16 @@ from rljob_trainer.checkpoints.bucket import BucketCheckpoints
 from rljob_trainer.checkpoints.checkpoint import Checkpoint, driver_state, latest
 from rljob_trainer.checkpoints.finding import find_checkpoint, holds_checkpoints
 from rljob_trainer.errors import BucketError, CheckpointError, UnsavedError
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 
 @pytest.fixture
-def bucket(object_store) -> Bucket:
-    return Bucket(object_store.place())
+def bucket(object_store) -> ObjectBucket:
+    return ObjectBucket(object_store.place())
 
 
 @pytest.fixture
-def make(bucket: Bucket, tmp_path: Path) -> Callable[..., BucketCheckpoints]:
+def make(bucket: ObjectBucket, tmp_path: Path) -> Callable[..., BucketCheckpoints]:
     def make(keep: int = 3, **more) -> BucketCheckpoints:
         return BucketCheckpoints(bucket.below("checkpoints"), keep, tmp_path / "scratch", **more)
 
@@ -31,7 +31,7 @@ def make(bucket: Bucket, tmp_path: Path) -> Callable[..., BucketCheckpoints]:
 
 async def write(store: BucketCheckpoints, step: int, **more) -> Checkpoint:
     async def save(place: str) -> None:
-        Bucket(place).write("weights", bytes([step % 256]) * 1000)
+        ObjectBucket(place).write("weights", bytes([step % 256]) * 1000)
 
     async def rest(folder: Path) -> None:
         (folder / "groups.npz").write_text(f"groups of {step}")
@@ -39,7 +39,7 @@ async def write(store: BucketCheckpoints, step: int, **more) -> Checkpoint:
     return await store.write(step, {"step": step}, save, rest, **more)
 
 
-async def test_what_was_written_is_read_back(make, bucket: Bucket) -> None:
+async def test_what_was_written_is_read_back(make, bucket: ObjectBucket) -> None:
     written = await write(make(), 7)
     newest = latest(make(), report=pytest.fail)
     assert newest == written
@@ -47,25 +47,25 @@ async def test_what_was_written_is_read_back(make, bucket: Bucket) -> None:
     assert newest.place.startswith(f"{bucket.address}/checkpoints/step-00000007-")
     assert driver_state(newest.files()) == {"step": 7}
     assert (newest.files() / "groups.npz").read_text() == "groups of 7"
-    assert Bucket(newest.learner).read("weights") == b"\x07" * 1000
+    assert ObjectBucket(newest.learner).read("weights") == b"\x07" * 1000
 
 
 async def test_the_drivers_part_is_fetched_once_for_all_who_read_it(make, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds the tokens of all open groups."""
-    fetched, download = [], Bucket.download
+    fetched, download = [], ObjectBucket.download
 
-    def counted(self: Bucket, name: str, file: Path) -> None:
+    def counted(self: ObjectBucket, name: str, file: Path) -> None:
         fetched.append(name)
         download(self, name, file)
 
     await write(make(), 7)
-    monkeypatch.setattr(Bucket, "download", counted)
+    monkeypatch.setattr(ObjectBucket, "download", counted)
     newest = make().open(7)
     assert {newest.files() for _ in range(3)} == {newest.files()}
     assert sorted(fetched) == ["driver.json", "groups.npz"]
 
 
-async def test_only_the_last_k_are_kept_in_order_of_steps(make, bucket: Bucket) -> None:
+async def test_only_the_last_k_are_kept_in_order_of_steps(make, bucket: ObjectBucket) -> None:
     for step in (5, 9, 10, 100):
         await write(make(keep=2), step)
     assert make().steps() == [10, 100]
@@ -74,14 +74,14 @@ async def test_only_the_last_k_are_kept_in_order_of_steps(make, bucket: Bucket) 
     assert make().steps() == [101]
 
 
-async def test_the_same_step_again_replaces_the_one_before(make, bucket: Bucket) -> None:
+async def test_the_same_step_again_replaces_the_one_before(make, bucket: ObjectBucket) -> None:
     await write(make(), 4)
     first = await write(make(), 5)
     second = await write(make(), 5)
     assert first.place != second.place
     assert make().steps() == [4, 5]
     assert make().open(5) == second
-    assert not Bucket(first.place).files()
+    assert not ObjectBucket(first.place).files()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ async def test_one_that_another_version_wrote_is_not_stepped_over(make) -> None:
     store = make()
     await write(store, 1)
     newest = await write(store, 2)
-    Bucket(newest.place).write("manifest.json", b'{"format": 9, "step": 2, "files": {}}')
+    ObjectBucket(newest.place).write("manifest.json", b'{"format": 9, "step": 2, "files": {}}')
     with pytest.raises(CheckpointError, match="has format 9; this version of rljob reads 2"):
         latest(store, pytest.fail)
 
@@ -142,7 +142,7 @@ async def test_what_cannot_be_removed_now_is_removed_with_the_next(
 
     await write(make(), 1)
     with monkeypatch.context() as patch:
-        patch.setattr(Bucket, "remove", refused)
+        patch.setattr(ObjectBucket, "remove", refused)
         assert (await write(make(keep=1), 2)).step == 2
     assert "objects cannot be removed" in caplog.text
     assert make().steps() == [1, 2]
@@ -150,12 +150,12 @@ async def test_what_cannot_be_removed_now_is_removed_with_the_next(
     assert make().steps() == [3]
 
 
-async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(make, bucket: Bucket) -> None:
+async def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(make, bucket: ObjectBucket) -> None:
     store = make()
     first = await write(store, 1)
 
     async def fails(place: str) -> None:
-        Bucket(place).write("half", b"1")
+        ObjectBucket(place).write("half", b"1")
         raise CheckpointError("rank 3 has no room")
 
     with pytest.raises(CheckpointError, match="rank 3 has no room"):
@@ -186,7 +186,7 @@ async def test_a_disk_that_does_not_take_the_drivers_part_is_named(make, tmp_pat
     assert make().steps() == []
 
 
-async def test_what_a_rank_adds_to_a_write_that_failed_is_removed_when_it_has_ended(make, bucket: Bucket) -> None:
+async def test_what_a_rank_adds_to_a_write_that_failed_is_removed_when_it_has_ended(make, bucket: ObjectBucket) -> None:
     store, other = make(), "checkpoints/step-00000002-0123abcd/learner/weights"
     bucket.write(other, b"1")
     places: list[str] = []
@@ -197,12 +197,12 @@ async def test_what_a_rank_adds_to_a_write_that_failed_is_removed_when_it_has_en
 
     with pytest.raises(asyncio.CancelledError):
         await store.write(2, {}, given_up)
-    Bucket(places[0]).write("late", b"1")
+    ObjectBucket(places[0]).write("late", b"1")
     store.clean_own()
     assert list(bucket.files()) == [other]  # another attempt's, which may be at work on it
 
 
-async def test_a_store_that_failed_is_not_waited_for_again_at_the_end(make, bucket: Bucket) -> None:
+async def test_a_store_that_failed_is_not_waited_for_again_at_the_end(make, bucket: ObjectBucket) -> None:
     store, places = make(), []
 
     async def no_answer(place: str) -> None:
@@ -211,14 +211,14 @@ async def test_a_store_that_failed_is_not_waited_for_again_at_the_end(make, buck
 
     with pytest.raises(BucketError):
         await store.write(2, {}, no_answer)
-    Bucket(places[0]).write("late", b"1")
+    ObjectBucket(places[0]).write("late", b"1")
     store.clean_own()
     assert len(bucket.files()) == 1
     store.clean()  # the next start
     assert not bucket.files()
 
 
-async def test_what_a_killed_writer_left_is_never_read_and_is_cleaned(make, bucket: Bucket) -> None:
+async def test_what_a_killed_writer_left_is_never_read_and_is_cleaned(make, bucket: ObjectBucket) -> None:
     store = make()
     await write(store, 1)
     bucket.write("checkpoints/step-00000002-0123abcd/learner/weights", b"1")
@@ -244,22 +244,22 @@ async def test_what_is_set_aside_outlives_the_next_start_and_as_many_stay_as_are
     said = store.discard_after(1)
     assert [place.partition(" ")[0] for place in said] == [second.place, third.place]
     store.clean()
-    Bucket(second.place).write("manifest.json", Bucket(second.place).read("aside.json"))
+    ObjectBucket(second.place).write("manifest.json", ObjectBucket(second.place).read("aside.json"))
     assert make().open(2).place == second.place  # whole, once its manifest has its name again
-    Bucket(second.place).remove(["manifest.json"])
+    ObjectBucket(second.place).remove(["manifest.json"])
     fourth = await write(store, 4)
     assert {name.split("/")[1] for name in bucket.files()} == {
         place.rpartition("/")[2] for place in (third.place, fourth.place)
     }
 
 
-async def test_what_is_to_be_there_before_it_counts_is_done_before(make, bucket: Bucket) -> None:
+async def test_what_is_to_be_there_before_it_counts_is_done_before(make, bucket: ObjectBucket) -> None:
     seen: list[list[int]] = []
     await write(make(before_commit=lambda: seen.append(make().steps())), 1)
     assert seen == [[]]
 
 
-async def test_a_user_names_a_checkpoint_or_a_run(make, bucket: Bucket, tmp_path: Path) -> None:
+async def test_a_user_names_a_checkpoint_or_a_run(make, bucket: ObjectBucket, tmp_path: Path) -> None:
     assert not holds_checkpoints(bucket.address)
     first = await write(make(), 1)
     second = await write(make(), 2)

@@ -15,7 +15,7 @@ from rljob_api import JobInvalid, cluster
 from rljob_trainer.commands.mounted_job import mounted_job, options_of
 from rljob_trainer.control.http import Listening
 from rljob_trainer.errors import DeadlineError, JobFileError
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 LISTENING = Listening(0)
 
@@ -100,7 +100,7 @@ def test_state_in_a_bucket_has_a_working_copy_on_the_head(
     assert options.keeps_state
     assert options.restore == str(other)
 
-    Bucket(options.state).write("checkpoints/step-00000002-0123abcd/manifest.json", b"{}")
+    ObjectBucket(options.state).write("checkpoints/step-00000002-0123abcd/manifest.json", b"{}")
     other.rmdir()
     options = options_of(mounted_job(mounted, 3, mounted.parent / "mnt"), arguments(mounted), LISTENING)
     assert options.restore is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from rljob_api.spec.algorithm import MismatchLimits
 from rljob_trainer.checkpoints.folder import FolderCheckpoints
-from rljob_trainer.control.mismatch_limits import Limits, MismatchError, RollBackError, start_again
+from rljob_trainer.control.mismatch_limits import MismatchError, MismatchWatch, RollBackError, start_again
+from rljob_trainer.pipeline.parts import Apart
 
-FINE = {"mismatch/kl": 0.01, "mismatch/chi_square": 0.02, "mismatch/effective_sample_size": 0.98}
-FAR = FINE | {"mismatch/kl": 0.3}
+FINE = Apart("mismatch", kl=0.01, chi_square=0.02, effective_sample_size=0.98)
+FAR = replace(FINE, kl=0.3)
 
 
 class World:
@@ -21,14 +23,14 @@ class World:
         self.said: list[str] = []
         self.corrected = 0
         given = MismatchLimits(**({"kl": 0.1} | limits))
-        self.limits = Limits(given, correct=self.correct, report=self.said.append)
+        self.limits = MismatchWatch(given, correct=self.correct, report=self.said.append)
         self.steps: Iterator[int] = iter(range(1, 1000))
 
     def correct(self) -> None:
         self.corrected += 1
 
-    def look(self, *steps: dict[str, float]) -> dict[str, float]:
-        return [self.limits.look(next(self.steps), metrics) for metrics in steps][-1]
+    def look(self, *steps: Apart | None) -> dict[str, float]:
+        return [self.limits.look(next(self.steps), apart) for apart in steps][-1]
 
 
 def test_steps_within_the_limits_are_left_alone() -> None:
@@ -39,26 +41,26 @@ def test_steps_within_the_limits_are_left_alone() -> None:
 
 def test_the_samples_that_are_most_apart_are_named() -> None:
     world = World(patience=1)
-    world.limits.look(1, FAR, "sample 2 of prompt 17 by 0.9 nats")
+    world.limits.look(1, replace(FAR, worst="sample 2 of prompt 17 by 0.9 nats"))
     assert "too far apart: mismatch/kl 0.3 is above 0.1" in world.said[0]
     assert "(most of all sample 2 of prompt 17 by 0.9 nats)" in world.said[0]
 
 
 @pytest.mark.parametrize(
-    ("limits", "metrics", "words"),
+    ("limits", "figures", "words"),
     [
-        ({"kl": 0.1}, {"mismatch/kl": 0.11}, "mismatch/kl 0.11 is above 0.1"),
-        ({"kl": None, "chi_square": 0.5}, {"mismatch/chi_square": 3.0}, "mismatch/chi_square 3 is above 0.5"),
-        ({"effective_sample_size": 0.5}, {"mismatch/effective_sample_size": 0.4},
+        ({"kl": 0.1}, {"kl": 0.11}, "mismatch/kl 0.11 is above 0.1"),
+        ({"kl": None, "chi_square": 0.5}, {"chi_square": 3.0}, "mismatch/chi_square 3 is above 0.5"),
+        ({"effective_sample_size": 0.5}, {"effective_sample_size": 0.4},
          "mismatch/effective_sample_size 0.4 is below 0.5"),
-        ({"kl": 0.1}, {"mismatch/kl": float("nan")}, "mismatch/kl (no number) is above 0.1"),
-        ({"kl": 0.1}, {"drift/kl": 0.2, "drift/chi_square": 0.0, "drift/effective_sample_size": 1.0},
+        ({"kl": 0.1}, {"kl": float("nan")}, "mismatch/kl (no number) is above 0.1"),
+        ({"kl": 0.1}, {"family": "drift", "kl": 0.2, "chi_square": 0.0, "effective_sample_size": 1.0},
          "drift/kl 0.2 is above 0.1"),
     ],
 )  # fmt: skip
-def test_each_figure_has_its_limit(limits: dict[str, Any], metrics: dict[str, float], words: str) -> None:
+def test_each_figure_has_its_limit(limits: dict[str, Any], figures: dict[str, Any], words: str) -> None:
     world = World(patience=1, **limits)
-    world.look(FINE | metrics)
+    world.look(replace(FINE, **figures))
     assert world.limits.sentence == f"{words} (1 steps in a row)"
     assert words in world.said[0]
 
@@ -67,7 +69,7 @@ def test_patience_counts_steps_in_a_row_and_the_sentence_comes_again_seldom() ->
     world = World(patience=3)
     world.look(FAR, FAR, FINE, FAR, FAR)
     assert world.said == []
-    world.look({})  # not judged: neither better nor worse
+    world.look(None)  # not judged: neither better nor worse
     world.look(FAR)
     assert len(world.said) == 1
     assert "step 7" in world.said[0]

@@ -14,7 +14,7 @@ import pytest
 from rljob_trainer.data.columns import column
 from rljob_trainer.data.sources import JsonLines, open_rows
 from rljob_trainer.errors import DataError
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 ROWS = [{"question": f"What is {i}?", "answer": str(i)} for i in range(5)]
 
@@ -230,7 +230,7 @@ def test_a_remote_file_comes_through_fsspec(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_file_in_a_bucket(object_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket = Bucket(object_store.place())
+    bucket = ObjectBucket(object_store.place())
     bucket.write("data.jsonl", b'{"q": "a"}\n')
     monkeypatch.chdir(tmp_path)
     assert open_rows(f"{bucket}/data.jsonl")[0] == {"q": "a"}

@@ -14,7 +14,7 @@ from rljob_trainer.driver.feeding import RunFeed
 from rljob_trainer.episodes.episode import Group, Prompt
 from rljob_trainer.errors import DataError, DeadlineError
 from rljob_trainer.pipeline.loop import Pipeline
-from rljob_trainer.pipeline.parts import StepRecord
+from rljob_trainer.pipeline.parts import StepRecord, TrainedBatch
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 
 
@@ -123,8 +123,8 @@ class World:
     def waiting_for(self, finished: int, wanted: int) -> str:
         return "samples"
 
-    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
-        return {}
+    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> TrainedBatch:
+        return TrainedBatch()
 
     async def publish(self, version: int) -> dict[str, float]:
         self.serving_version = version

@@ -14,7 +14,7 @@ from small_episodes import named, same_tokens
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.episodes.receipts import ReceiptError, Receipts, check_answer
-from rljob_trainer.episodes.record import Place, RecordedCall, RecordedTurn, What
+from rljob_trainer.episodes.record import CallPlace, RecordedCall, RecordedTurn, What
 from rljob_trainer.episodes.requests import (
     BegunTurn,
     GenerationRequest,
@@ -65,7 +65,7 @@ def through_a_checkpoint(tokens: Tokens, folder: Path) -> Tokens:
 
 
 def through_the_log(tokens: Tokens, folder: Path) -> Tokens:
-    call = RecordedCall(Place(("ask",), 0), What("ask", 5), True, turn=RecordedTurn(tokens, "stop", 1.0, None))
+    call = RecordedCall(CallPlace(("ask",), 0), What("ask", 5), True, turn=RecordedTurn(tokens, "stop", 1.0, None))
     log = EpisodeLog(folder / "episodes")
     log.begin(REQUEST.id, "a program")
     log.put(REQUEST.id, call)

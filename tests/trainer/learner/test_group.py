@@ -26,7 +26,7 @@ from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.learner.work import cut
 from rljob_trainer.models.sharing import send_model
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 ONE = [Placement(0)], RowRules(1 << 20)
 OPTIONS = GroupOptions(start_seconds=120, call_seconds=60)
@@ -195,7 +195,7 @@ spec:
 async def test_ranks_take_the_model_from_a_bucket_where_their_node_has_none(
     settings: LearnerSettings, object_store: Any, tmp_path: Path
 ) -> None:
-    bucket = Bucket(object_store.place())
+    bucket = ObjectBucket(object_store.place())
     send_model(settings.model_path, bucket)
     there = tmp_path / "node" / "model"
     resources = {"num_cpus": 1, "runtime_env": {"env_vars": object_store.environment}}

@@ -26,7 +26,7 @@ from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.backends.fsdp2.layout import Fsdp2Layout
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 from rljob_trainer.weights.shards import Shard as Box
 
 State = dict[str, torch.Tensor]
@@ -300,7 +300,7 @@ def load_alone(rank: int, address: str, settings: LearnerSettings, folder: Path)
 def test_a_lost_object_is_a_checkpoint_error(
     lost: str, message: str, saved: Path, settings: LearnerSettings, object_store: Any
 ) -> None:
-    bucket = Bucket(object_store.place())
+    bucket = ObjectBucket(object_store.place())
     for file in saved.iterdir():
         if not file.name.endswith(lost):
             bucket.upload(file, file.name)

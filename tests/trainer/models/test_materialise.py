@@ -18,7 +18,7 @@ from rljob_trainer.errors import BucketError, JobFileError
 from rljob_trainer.models import materialise, read_folder
 from rljob_trainer.models.sharing import send_model
 from rljob_trainer.models.weights import check_values
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 CHARACTERS = "0123456789+="
 
@@ -170,7 +170,7 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path: Path) -> Non
 
 def test_a_folder_in_a_bucket(object_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = materialise(spec(), tmp_path / "here")
-    bucket = Bucket(object_store.place())
+    bucket = ObjectBucket(object_store.place())
     send_model(made.path, bucket)
     fetched = materialise(Model(source=bucket.address), tmp_path / "run" / "model")
     assert fetched.parameters == made.parameters

@@ -10,7 +10,7 @@ import pytest
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.models.sharing import fetch_model, on_shared_storage, send_model
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 
 def folder(path: Path) -> ModelFolder:
@@ -61,7 +61,7 @@ def test_a_node_takes_the_model_from_the_bucket(object_store, tmp_path: Path) ->
     here.mkdir()
     (here / "config.json").write_text("{}")
     (here / "model.safetensors").symlink_to(blobs / "weights")
-    bucket = Bucket(object_store.place())
+    bucket = ObjectBucket(object_store.place())
     with pytest.raises(JobFileError, match="no whole model in s3://"):
         fetch_model(there, bucket.address)
     send_model(here, bucket)
@@ -76,7 +76,7 @@ def test_a_node_takes_the_model_from_the_bucket(object_store, tmp_path: Path) ->
 
 
 def test_a_model_is_sent_once_and_again_when_it_is_another(object_store, tmp_path: Path) -> None:
-    bucket = Bucket(object_store.place())
+    bucket = ObjectBucket(object_store.place())
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "old.safetensors").write_bytes(b"1" * 1000)
     send_model(tmp_path, bucket)

@@ -20,8 +20,8 @@ from small_episodes import an_episode
 
 from rljob_trainer.episodes.episode import Group, Prompt
 from rljob_trainer.errors import DataError, DeadlineError, EngineError, LearnerError
-from rljob_trainer.pipeline.loop import Pipeline, merge_pulls
-from rljob_trainer.pipeline.parts import StepRecord
+from rljob_trainer.pipeline.loop import Pipeline, apart_in_all, merge_pulls
+from rljob_trainer.pipeline.parts import Apart, StepRecord, TrainedBatch
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.pipeline.tally import Tally
 from rljob_trainer.telemetry.catalogue import METRICS
@@ -97,14 +97,14 @@ class World:
     def waiting_for(self, finished: int, wanted: int) -> str:
         return f"{finished}/{wanted} groups; {self.running} are running"
 
-    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
+    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> TrainedBatch:
         for group in groups:
             age = version - group.oldest_version
             assert 0 <= age <= self.max_age, f"age {age} of {group.prompt.ordinal} at version {version}"
             self.ages.append(age)
             self.trained.append(group.prompt.ordinal)
         await asyncio.sleep(self.rng.lognormvariate(0, self.spread))
-        return {}
+        return TrainedBatch()
 
     async def publish(self, version: int) -> dict[str, float]:
         # Without interruption a publication waits for what is running.
@@ -255,7 +255,7 @@ def test_what_groups_raise_while_they_are_cancelled_hides_no_error_of_the_traine
             except asyncio.CancelledError:
                 raise EngineError("engine 0 is gone, too") from None
 
-        async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
+        async def train(self, groups: Sequence[Group], *, step: int, version: int) -> TrainedBatch:
             raise LearnerError("rank 0 is gone")
 
     async def main() -> None:
@@ -321,6 +321,16 @@ def test_metrics_of_several_pulls_are_reduced_as_the_catalogue_says() -> None:
         "actor/grad_norm/max": 5.0,
         "actor/learning_rate": 0.5,
     }
+
+
+def test_limits_judge_the_mean_of_a_step_s_pulls_and_those_with_older_tokens_alone() -> None:
+    fresh = [Apart("mismatch", kl, 2 * kl, 1.0 - kl) for kl in (0.1, 0.3)]
+    assert apart_in_all([]) is None
+    both = apart_in_all(fresh)
+    assert both is not None
+    assert (both.family, both.kl, both.chi_square, both.effective_sample_size) == ("mismatch", 0.2, 0.4, 0.8)
+    older = Apart("drift", 5.0, 6.0, 0.5, "sample 1 of prompt 2 by 5 nats")
+    assert apart_in_all([*fresh, older]) == older
 
 
 def test_extremes_of_several_pulls_are_extremes_of_the_step() -> None:

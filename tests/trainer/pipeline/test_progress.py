@@ -16,7 +16,7 @@ from rljob_trainer.episodes.requests import GenerationRequest
 from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.errors import DeadlineError
 from rljob_trainer.pipeline.loop import Pipeline
-from rljob_trainer.pipeline.parts import StepRecord
+from rljob_trainer.pipeline.parts import StepRecord, TrainedBatch
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.pools import members
 from rljob_trainer.pools.pool import RolloutPool
@@ -50,9 +50,9 @@ class Trainer:
     def __init__(self) -> None:
         self.trained: list[int] = []
 
-    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
+    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> TrainedBatch:
         self.trained += [group.prompt.ordinal for group in groups]
-        return {}
+        return TrainedBatch()
 
     async def publish(self, version: int) -> dict[str, float]:
         return {}

@@ -32,7 +32,7 @@ from rljob_trainer.episodes.group import GenerationSettings, GroupRollout
 from rljob_trainer.episodes.requests import SamplingSettings
 from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.pipeline.loop import Pipeline
-from rljob_trainer.pipeline.parts import StepRecord
+from rljob_trainer.pipeline.parts import StepRecord, TrainedBatch
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish.quiet import Publication, QuietPublication
@@ -185,7 +185,7 @@ class Trainer:
     def __init__(self, scenario: Scenario, publication: Publication) -> None:
         self._scenario, self._publication = scenario, publication
 
-    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
+    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> TrainedBatch:
         scenario = self._scenario
         for group in groups:
             ordinal, age = group.prompt.ordinal, version - group.oldest_version
@@ -196,7 +196,7 @@ class Trainer:
             scenario.mixed += any(leaf.tokens.versions.min() < leaf.tokens.versions.max() for leaf in group.leaves)
             scenario.trained.append(ordinal)
         await asyncio.sleep(scenario.training * scenario.rng.lognormvariate(0, 0.5))
-        return {}
+        return TrainedBatch()
 
     async def publish(self, version: int) -> dict[str, float]:
         return await self._publication.publish(version)

@@ -10,6 +10,7 @@ import pytest
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.episodes.episode import Group
 from rljob_trainer.errors import StepGivenUpError
+from rljob_trainer.pipeline.parts import TrainedBatch
 from rljob_trainer.publish.held_weights import HeldWeights
 
 
@@ -19,9 +20,9 @@ class Step:
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
 
-    async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
+    async def run(self, groups: Sequence[Group], *, number: int, version: int) -> TrainedBatch:
         await self.may_end.wait()
-        return {}
+        return TrainedBatch()
 
 
 class Published:
@@ -75,10 +76,10 @@ async def test_an_update_that_was_cut_off_leaves_none() -> None:
 
 async def test_an_update_that_was_given_up_leaves_what_there_was() -> None:
     class GivenUp(Step):
-        async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
+        async def run(self, groups: Sequence[Group], *, number: int, version: int) -> TrainedBatch:
             if number == 2:
                 raise StepGivenUpError("asked to")
-            return {}
+            return TrainedBatch()
 
     held = HeldWeights(keeps_first=True)
     trainer = PipelineTrainer(GivenUp(), Published(), held=held)  # type: ignore[arg-type]

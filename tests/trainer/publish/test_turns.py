@@ -26,6 +26,7 @@ from rljob_trainer.driver.engines import Engines, start_engines
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.episodes.episode import Group
 from rljob_trainer.learner.residence import Residence
+from rljob_trainer.pipeline.parts import TrainedBatch
 from rljob_trainer.publish.turns import SharedDevices
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.waits import Waits
@@ -131,9 +132,9 @@ class Run:
 
     # As a training step, the publication under all others, and the canaries.
 
-    async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
+    async def run(self, groups: Sequence[Group], *, number: int, version: int) -> TrainedBatch:
         self.device.happens("update")
-        return {}
+        return TrainedBatch()
 
     def forget(self) -> None:
         pass

@@ -16,7 +16,7 @@ from rljob_trainer.errors import BucketError
 from rljob_trainer.record import place as state
 from rljob_trainer.record.fence import Fence
 from rljob_trainer.record.output import OutputFolder
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 
 @pytest.fixture(autouse=True)
@@ -43,15 +43,15 @@ async def test_an_attempt_that_was_given_up_sends_no_files(object_store, tmp_pat
 
         (tmp_path / "metrics.jsonl").write_text("first")
         async with state.kept_up_to_date(kept, may_write):
-            await until(lambda: Bucket(address).read("metrics.jsonl") == b"first")
+            await until(lambda: ObjectBucket(address).read("metrics.jsonl") == b"first")
             Fence.take(kept.attempt)
-            Bucket(address).write("metrics.jsonl", b"second")
+            ObjectBucket(address).write("metrics.jsonl", b"second")
             await until(lambda: first.lost)
             (tmp_path / "metrics.jsonl").write_text("stale")
             before = asked
             await asyncio.sleep(0.2)
             assert asked == before
-    assert Bucket(address).read("metrics.jsonl") == b"second"
+    assert ObjectBucket(address).read("metrics.jsonl") == b"second"
 
 
 @pytest.mark.parametrize("refusal", [BucketError("s3://bucket: no"), OSError(errno.ESTALE, "stale file handle")])
@@ -68,7 +68,7 @@ async def test_what_cannot_be_sent_once_is_sent_later_and_ends_nothing(
                 raise refusal
 
         async with state.kept_up_to_date(kept, may_write):
-            await until(lambda: Bucket(address).read("metrics.jsonl") == b"1")
+            await until(lambda: ObjectBucket(address).read("metrics.jsonl") == b"1")
 
 
 async def test_a_run_s_end_does_not_wait_for_a_store_that_hangs(caplog: pytest.LogCaptureFixture) -> None:

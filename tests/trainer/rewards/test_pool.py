@@ -24,8 +24,8 @@ from rljob_trainer.errors import JobFileError, RewardError, RewardWorkerError
 from rljob_trainer.rewards import maths
 from rljob_trainer.rewards.frames import Scored, Unframing, frame
 from rljob_trainer.rewards.pool import RewardPool
-from rljob_trainer.rewards.rules import Verdict
-from rljob_trainer.rewards.terms import Failure, Outcome, Response, Term, term_specs
+from rljob_trainer.rewards.rules import RewardVerdict
+from rljob_trainer.rewards.terms import Outcome, Response, RewardFailure, Term, term_specs
 
 HERE = Path(__file__).parent
 
@@ -197,14 +197,16 @@ async def test_mathematics_that_hangs_counts_as_wrong_and_is_reported(caplog: py
     assert any("counts as wrong" in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("other", [{}, {"custom": Failure("custom", "ended by SIGKILL", ended=True, lost=True)}])
+@pytest.mark.parametrize("other", [{}, {"custom": RewardFailure("custom", "ended by SIGKILL", ended=True, lost=True)}])
 async def test_mathematics_whose_worker_was_lost_twice_is_no_wrong_answer(other: Outcome) -> None:
     """Also beside another function whose worker was lost, and where mathematics itself hung beside that."""
-    lost = Failure("math", "its worker process was ended by signal SIGKILL, twice in succession", ended=True, lost=True)
-    hung = Failure("math", "no result within 1 s", ended=True)
+    lost = RewardFailure(
+        "math", "its worker process was ended by signal SIGKILL, twice in succession", ended=True, lost=True
+    )
+    hung = RewardFailure("math", "no result within 1 s", ended=True)
     (right,) = responses(r"\boxed{7}")
     opened = RewardPool(reward({"type": "math"}, custom("count_letters")), longest_response=100)
-    fine: Outcome = {"custom": Verdict(1.0)}
+    fine: Outcome = {"custom": RewardVerdict(1.0)}
     for failure in (lost, hung) if other else (lost,):
         with pytest.raises(RewardWorkerError, match=r"(?s)SIGKILL.*Try again") as raised:
             opened._result(right, fine | other | {"math": failure})
@@ -326,10 +328,8 @@ def test_workers_die_with_a_killed_driver(tmp_path: Path) -> None:
     program = f"""
 import asyncio
 from rljob_api.spec.reward import Reward
-from rljob_trainer.rewards.frames import Scored, Unframing, frame
 from rljob_trainer.rewards.pool import RewardPool
-from rljob_trainer.rewards.rules import Verdict
-from rljob_trainer.rewards.terms import Failure, Outcome, Response, Term, term_specs
+from rljob_trainer.rewards.terms import Response
 
 async def main():
     spec = Reward.model_validate({{
@@ -382,7 +382,7 @@ async def test_calls_at_the_same_time_get_their_own_results() -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 64])
 def test_messages_are_found_however_their_bytes_arrive(size: int) -> None:
-    messages = ["a", ["b"] * 50, Scored(3, {"mine": Verdict(1.0)}, 7)]
+    messages = ["a", ["b"] * 50, Scored(3, {"mine": RewardVerdict(1.0)}, 7)]
     data = b"".join(map(frame, messages))
     unframing = Unframing()
     arrived = [m for start in range(0, len(data), size) for m in unframing.messages(data[start : start + size])]

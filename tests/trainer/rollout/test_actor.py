@@ -7,11 +7,11 @@ from typing import Any
 
 from rljob_trainer.models.sharing import send_model
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 
 def test_an_engine_takes_the_model_from_a_bucket(llama_folder: Path, object_store: Any, tmp_path: Path) -> None:
-    bucket = Bucket(object_store.place())
+    bucket = ObjectBucket(object_store.place())
     send_model(llama_folder, bucket)
     there = tmp_path / "node" / "model"
     engine = build_engine(EngineSpec("torch", str(there), address=bucket.address))

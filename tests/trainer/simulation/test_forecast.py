@@ -10,7 +10,7 @@ import pytest
 from rljob_trainer.pipeline.schedule import ScheduleSettings
 from rljob_trainer.simulation.clock import DeadlockError, run_virtual
 from rljob_trainer.simulation.engine import DecodeSpeed
-from rljob_trainer.simulation.forecast import Setup, simulate
+from rljob_trainer.simulation.forecast import ForecastSetup, simulate
 from rljob_trainer.simulation.lengths import Lengths, LogNormal
 from rljob_trainer.simulation.rollout import TrainerSpeed
 
@@ -28,9 +28,11 @@ class Always:
         return f"always {self.tokens}"
 
 
-def setup(schedule: ScheduleSettings, *, training: float, publication: float = 0.0, partial: str = "none") -> Setup:
+def setup(
+    schedule: ScheduleSettings, *, training: float, publication: float = 0.0, partial: str = "none"
+) -> ForecastSetup:
     """4 groups of 2 x 100 tokens on two engines: 4 sequences each, 0.02 s a token, so a batch alone takes 2 s."""
-    return Setup(
+    return ForecastSetup(
         schedule=schedule,
         partial_rollout=partial,  # type: ignore[arg-type]
         samples_per_prompt=2,
@@ -89,7 +91,9 @@ def test_more_staleness_is_never_slower_with_a_long_tail() -> None:
         speeds = [DecodeSpeed(0.01, 8)] * 4
         partial = "recompute" if max_age else "none"
         tail = LogNormal(100, 1.0, 2000)
-        return simulate(Setup(schedule, partial, 4, tail, speeds, 16, TrainerSpeed(6 / 10_000)), 60).step_seconds
+        return simulate(
+            ForecastSetup(schedule, partial, 4, tail, speeds, 16, TrainerSpeed(6 / 10_000)), 60
+        ).step_seconds
 
     times = [step_seconds(age) for age in (0, 1, 4)]
     assert times[0] > 1.1 * times[1]
@@ -99,7 +103,7 @@ def test_more_staleness_is_never_slower_with_a_long_tail() -> None:
 def test_the_same_seed_gives_the_same_forecast() -> None:
     tail = LogNormal(50, 1.0, 500)
     schedule = ScheduleSettings(8, 2, 2, 0.5, ordered=False)
-    one = Setup(schedule, "recompute", 2, tail, [DecodeSpeed(0.01, 8)] * 2, 4, TrainerSpeed(1e-3), seed=3)
+    one = ForecastSetup(schedule, "recompute", 2, tail, [DecodeSpeed(0.01, 8)] * 2, 4, TrainerSpeed(1e-3), seed=3)
     assert simulate(one, 20) == simulate(one, 20)
 
 

@@ -15,7 +15,7 @@ from rljob_api.resolved import ResolvedJob
 from rljob_trainer.errors import DataError
 from rljob_trainer.simulation.lengths import Exponential, LogNormal, parse_lengths
 from rljob_trainer.simulation.measured import measure
-from rljob_trainer.simulation.planning import Planner, Split, StageSeconds, calibrated, own_split, plan
+from rljob_trainer.simulation.planning import PlannedSeconds, Planner, Split, calibrated, own_split, plan
 
 JOB = """
 apiVersion: rljob.dev/v1alpha1
@@ -49,7 +49,7 @@ def test_the_pools_are_those_of_the_job() -> None:
 
 def test_calibrated_speeds_give_back_the_times_they_were_made_from() -> None:
     written = job("pipeline.mode=sync")
-    seconds = StageSeconds(generation=40.0, training=25.0, publication=1.0, rest=2.0)
+    seconds = PlannedSeconds(generation=40.0, training=25.0, publication=1.0, rest=2.0)
     speeds = calibrated(written, LENGTHS, seconds)
     row = Planner(written, LENGTHS, speeds).row(own_split(written.spec), 40)
     assert row.forecast.step_seconds == pytest.approx(68.0, rel=0.03)
@@ -57,7 +57,7 @@ def test_calibrated_speeds_give_back_the_times_they_were_made_from() -> None:
 
 
 def test_splits_share_the_same_devices_and_the_job_is_among_them() -> None:
-    planner = Planner(job(), LENGTHS, calibrated(job(), LENGTHS, StageSeconds(40.0, 25.0)))
+    planner = Planner(job(), LENGTHS, calibrated(job(), LENGTHS, PlannedSeconds(40.0, 25.0)))
     splits = list(planner.splits())
     assert own_split(job().spec) in splits
     assert {split.devices for split in splits} == {16}
@@ -67,7 +67,7 @@ def test_splits_share_the_same_devices_and_the_job_is_among_them() -> None:
 
 def test_a_plan_compares_with_lockstep_and_with_other_splits() -> None:
     """Generation is slow: more engines help, and no step is shorter than its slower stage alone."""
-    planner = Planner(job(), LENGTHS, calibrated(job(), LENGTHS, StageSeconds(80.0, 20.0)))
+    planner = Planner(job(), LENGTHS, calibrated(job(), LENGTHS, PlannedSeconds(80.0, 20.0)))
     rows = plan(planner, 12)
     assert (rows[0].split, rows[0].mode) == (planner.own, "oneStepOff")
     assert (rows[1].split.colocated, rows[1].mode) == (True, "sync")
@@ -79,7 +79,7 @@ def test_a_plan_compares_with_lockstep_and_with_other_splits() -> None:
 
 def test_a_sync_job_is_shown_what_one_step_off_would_give() -> None:
     sync = job("pipeline.mode=sync", "rollout.replicas=null", "rollout.gpusPerReplica=0")
-    rows = plan(Planner(sync, LENGTHS, calibrated(sync, LENGTHS, StageSeconds(40.0, 25.0))), 8)
+    rows = plan(Planner(sync, LENGTHS, calibrated(sync, LENGTHS, PlannedSeconds(40.0, 25.0))), 8)
     assert (rows[0].mode, rows[0].split.colocated) == ("sync", True)
     assert {row.mode for row in rows[1:]} == {"oneStepOff"}
     assert {row.split.devices for row in rows} == {8}
@@ -145,7 +145,7 @@ def run_folder_with(folder: Path, mode: str, steps: int) -> Path:
 
 def test_a_sync_run_is_measured_after_its_first_steps(tmp_path: Path) -> None:
     measured = measure(run_folder_with(tmp_path / "run", "sync", 8))
-    assert measured.seconds == StageSeconds(generation=3.0, training=2.0, publication=0.25, rest=0.25)
+    assert measured.seconds == PlannedSeconds(generation=3.0, training=2.0, publication=0.25, rest=0.25)
     assert set(measured.lengths.draw(np.random.default_rng(0), 10, 2).ravel().tolist()) == {5, 7}
 
 

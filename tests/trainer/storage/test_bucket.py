@@ -8,11 +8,11 @@ import pytest
 
 from rljob_trainer.errors import BucketError, UnreachableError, exit_code_of
 from rljob_trainer.learner import state
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 
 def test_what_is_written_is_read_and_listed_at_once(object_store, tmp_path: Path) -> None:
-    bucket = Bucket(object_store.place() + "/")
+    bucket = ObjectBucket(object_store.place() + "/")
     assert bucket.files() == {}
     assert bucket.read("a.json") is None
     bucket.write("a.json", b"first")
@@ -21,7 +21,7 @@ def test_what_is_written_is_read_and_listed_at_once(object_store, tmp_path: Path
     after = bucket.files()["a.json"]
     assert (before.size, after.size) == (5, 5)
     assert before.tag != after.tag
-    assert Bucket(bucket.address).read("a.json") == b"later"
+    assert ObjectBucket(bucket.address).read("a.json") == b"later"
 
     (tmp_path / "big").write_bytes(bytes(range(256)) * (1 << 16))
     bucket.below("deep").upload(tmp_path / "big", "er/big")
@@ -31,13 +31,13 @@ def test_what_is_written_is_read_and_listed_at_once(object_store, tmp_path: Path
 
 
 def test_a_place_does_not_see_others_that_begin_alike(object_store) -> None:
-    bucket = Bucket(object_store.place())
-    Bucket(f"{bucket.address}-other").write("x", b"1")
+    bucket = ObjectBucket(object_store.place())
+    ObjectBucket(f"{bucket.address}-other").write("x", b"1")
     assert bucket.files() == {}
 
 
 def test_moving_and_removing(object_store) -> None:
-    bucket = Bucket(object_store.place())
+    bucket = ObjectBucket(object_store.place())
     for name in ("a", "b/c"):
         bucket.write(name, name.encode())
     bucket.move(["a", "b/c"], bucket.below("aside"))
@@ -48,10 +48,10 @@ def test_moving_and_removing(object_store) -> None:
     bucket.remove([])
 
 
-@pytest.mark.parametrize("act", [Bucket.files, lambda b: b.write("x", b"1")])
+@pytest.mark.parametrize("act", [ObjectBucket.files, lambda b: b.write("x", b"1")])
 def test_a_bucket_that_does_not_exist_is_named(object_store, act) -> None:
     with pytest.raises(BucketError, match=r"s3://no-such-bucket/path: .*check the address, the network") as refused:
-        act(Bucket("s3://no-such-bucket/path"))
+        act(ObjectBucket("s3://no-such-bucket/path"))
     assert exit_code_of(refused.value) == 1
 
 
@@ -62,7 +62,10 @@ def test_a_store_that_is_not_there_is_tried_again(object_store, monkeypatch: pyt
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()
     try:
-        for act in (lambda: Bucket("s3://bucket/path").files(), lambda: state.save("s3://bucket/learner", [], 0, 1)):
+        for act in (
+            lambda: ObjectBucket("s3://bucket/path").files(),
+            lambda: state.save("s3://bucket/learner", [], 0, 1),
+        ):
             with pytest.raises(UnreachableError, match="EndpointConnectionError") as away:
                 act()
             assert exit_code_of(away.value) == 75
@@ -72,4 +75,4 @@ def test_a_store_that_is_not_there_is_tried_again(object_store, monkeypatch: pyt
 
 def test_an_unknown_kind_of_store_is_an_error_of_ours() -> None:
     with pytest.raises(BucketError, match=r"xyz://bucket: cannot be listed: .*Protocol not known"):
-        Bucket("xyz://bucket").files()
+        ObjectBucket("xyz://bucket").files()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 from rljob_trainer.storage.copies import Copies
 
 
@@ -17,7 +17,7 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def test_files_go_and_come_back(object_store, tmp_path: Path) -> None:
-    here, there, bucket = tmp_path / "here", tmp_path / "there", Bucket(object_store.place())
+    here, there, bucket = tmp_path / "here", tmp_path / "there", ObjectBucket(object_store.place())
     (here / "samples").mkdir(parents=True)
     for name in ("metrics.jsonl", "samples/step-1.jsonl", "ledger.sqlite", ".lock", "samples/.x.partial"):
         (here / name).write_text(name)
@@ -32,7 +32,7 @@ def test_files_go_and_come_back(object_store, tmp_path: Path) -> None:
 
 
 def test_only_what_has_changed_is_sent(object_store, tmp_path: Path) -> None:
-    bucket = Bucket(object_store.place())
+    bucket = ObjectBucket(object_store.place())
     (tmp_path / "a").write_text("1")
     (tmp_path / "b").write_text("1")
     copies = Copies(tmp_path, bucket, own=())
@@ -45,7 +45,7 @@ def test_only_what_has_changed_is_sent(object_store, tmp_path: Path) -> None:
 
 
 def test_what_was_brought_is_not_sent_again(object_store, tmp_path: Path) -> None:
-    bucket = Bucket(object_store.place())
+    bucket = ObjectBucket(object_store.place())
     bucket.write("a", b"1")
     copies = Copies(tmp_path, bucket, own=())
     copies.bring()
@@ -55,7 +55,7 @@ def test_what_was_brought_is_not_sent_again(object_store, tmp_path: Path) -> Non
 
 
 def test_what_is_gone_here_goes_there_only_when_all_is_sent(object_store, tmp_path: Path) -> None:
-    bucket = Bucket(object_store.place())
+    bucket = ObjectBucket(object_store.place())
     (tmp_path / "a").write_text("1")
     copies = Copies(tmp_path, bucket, own=("checkpoints",))
     copies.send()
@@ -73,7 +73,7 @@ def test_what_is_gone_here_goes_there_only_when_all_is_sent(object_store, tmp_pa
 def test_folders_of_others_are_not_looked_into_and_may_go_at_any_moment(
     object_store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket, scan = Bucket(object_store.place()), os.scandir
+    bucket, scan = ObjectBucket(object_store.place()), os.scandir
     for name in ("samples/a", "samples/gone/b", "checkpoints/writing/driver.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)

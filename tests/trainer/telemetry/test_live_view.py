@@ -20,7 +20,7 @@ from rich.console import Console
 
 from rljob_trainer.telemetry.live import LiveView, _Painter
 from rljob_trainer.telemetry.open_view import open_view
-from rljob_trainer.telemetry.view import JobSummary, Present, StepRecord
+from rljob_trainer.telemetry.view import JobSummary, Present, ShownStep
 
 JOB = JobSummary(name="quickstart", algorithm="grpo", model="llama", output="runs/q", total_steps=200)
 METRICS = {
@@ -50,7 +50,7 @@ def running_view(steps: int = 50) -> LiveView:
     view._pace._total = JOB.total_steps
     for step in range(1, steps + 1):
         now[0] += 2.0
-        view.step(StepRecord(step, METRICS | {"reward/mean": step / steps}))
+        view.step(ShownStep(step, METRICS | {"reward/mean": step / steps}))
     view.show(Present(DOING, ["engines 0, 1 work on 20 requests, the oldest for 4 s on engine 0"], SHARES))
     now[0] += 5.0
     return view
@@ -99,13 +99,13 @@ def test_the_first_picture_needs_no_step() -> None:
 def test_rewards_that_are_not_numbers_leave_a_gap() -> None:
     view = running_view()
     for step, reward in ((51, math.nan), (52, math.inf), (53, 0.25)):
-        view.step(StepRecord(step, {"reward/mean": reward}))
+        view.step(ShownStep(step, {"reward/mean": reward}))
     assert "reward 0.250" in "\n".join(shown(view, 80))
 
 
 def test_a_job_without_an_end_shows_no_bar() -> None:
     view = LiveView(clock=lambda: 0.0)
-    view.step(StepRecord(7, METRICS))
+    view.step(ShownStep(7, METRICS))
     text = "\n".join(shown(view, 80))
     assert "step 7" in text
     assert "left" not in text

@@ -6,7 +6,7 @@ import io
 
 from rljob_trainer.telemetry.open_view import open_view
 from rljob_trainer.telemetry.plain import PlainView
-from rljob_trainer.telemetry.view import JobSummary, Pace, Present, StepRecord
+from rljob_trainer.telemetry.view import JobSummary, Pace, Present, ShownStep
 
 METRICS = {
     "reward/mean": 0.4321,
@@ -49,7 +49,7 @@ def test_every_cell_ends_under_its_title() -> None:
     for step, factor in ((1, 1e-6), (25, 1.0), (330, 1e6)):
         clock.now += 100_000
         metrics = {name: value * factor for name, value in METRICS.items() if "ratio" not in name}
-        view.step(StepRecord(step, metrics | {"response/length/clip_ratio": 0.034, "actor/clip_fraction": 1.0}))
+        view.step(ShownStep(step, metrics | {"response/length/clip_ratio": 0.034, "actor/clip_fraction": 1.0}))
     _, titles, *lines = text.getvalue().splitlines()
     assert len(lines) == 3
     ends = [
@@ -68,7 +68,7 @@ def test_a_missing_metric_is_a_dash_and_the_eta_counts_down() -> None:
     view, text, clock = view_and_text()
     view.start(JOB)
     clock.now = 2.0
-    view.step(StepRecord(1, {}))
+    view.step(ShownStep(1, {}))
     line = text.getvalue().splitlines()[-1]
     assert line.split() == ["1/330", *["–"] * 11, "10m58s"]  # 329 steps of 2 s
 

@@ -21,6 +21,7 @@ from rljob_trainer.algorithms import (
     agreement_metrics,
     correct,
     critic_loss,
+    policy_distance,
     policy_losses,
     veto,
 )
@@ -116,4 +117,6 @@ def test_what_every_correction_reports_is_listed(name: str, inputs: PolicyInputs
     metrics = correct(*streams, correction_settings(given)).metrics
     assert "rollout_correction/kl" in metrics
     check_all(metrics)
-    check_all(agreement_metrics(*streams))
+    check_all(agreement_metrics(*streams[:3]))
+    for family in ("mismatch", "drift"):
+        check_all(policy_distance(*streams).metrics(family))

@@ -88,7 +88,7 @@ def by_leaf(groups: list[Group], stream: np.ndarray[Any, Any]) -> Iterator[tuple
 async def test_a_group_s_mean_and_deviation_count_each_episode_once(folder: Path) -> None:
     groups = branching()
     step, learner = step_of(folder, preset="grpo")
-    metrics = await step.run(groups, number=1, version=0)
+    metrics = (await step.run(groups, number=1, version=0)).metrics
     batch, *_ = learner.updates[0]
     assert batch.advantages is not None
     for episode, leaf, advantages in by_leaf(groups, batch.advantages):
@@ -103,7 +103,7 @@ async def test_losses_count_tokens_and_means_over_sequences_count_episodes(folde
     """With one optimizer step a mini-batch's ratio is 1 everywhere: a token's loss is its advantage, negative."""
     groups = branching()
     step, learner = step_of(folder, preset="grpo", aggregation=aggregation)
-    metrics = await step.run(groups, number=1, version=0)
+    metrics = (await step.run(groups, number=1, version=0)).metrics
     batch, _, mini_batches, *_ = learner.updates[0]
     assert len(mini_batches) == 1
     assert batch.advantages is not None
@@ -123,7 +123,7 @@ async def test_what_the_model_was_given_counts_nowhere_even_where_it_is_no_numbe
     told = []
     for observed in (-1.0, float("nan")):
         step, _ = step_of(folder, preset="ppo", rolloutCorrection={"preset": "decoupled_k3_rs_token_tis"})
-        told.append(await step.run(branching(observed=observed), number=1, version=0))
+        told.append((await step.run(branching(observed=observed), number=1, version=0)).metrics)
     known = [{name: value for name, value in metrics.items() if "seconds" not in name and "memory" not in name}
              for metrics in told]  # fmt: skip
     assert known[0] == known[1]

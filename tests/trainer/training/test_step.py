@@ -90,7 +90,7 @@ async def test_every_update_compares_trainer_and_engine(folder: Path, mode: str)
         leaf.tokens.versions[:] = 3
     batch = layout(groups).sequences
     trainer = (await learner.score(batch, ScoreRequest(log_probs=True))).log_probs
-    metrics = await step.run(groups, number=1, version=4)
+    metrics = (await step.run(groups, number=1, version=4)).metrics
     assert trainer is not None
     assert batch.rollout_log_probs is not None
     fresh = np.concatenate([leaf.tokens.versions for g in groups for leaf in g.leaves]) == 4
@@ -106,7 +106,7 @@ async def test_of_several_mini_batches_the_first_is_compared(folder: Path) -> No
     spec = spec.model_copy(update={"batch": spec.batch.model_copy(update={"mini_batch_groups": 1})})
     step, learner = step_of(spec, folder)
     groups = groups_of(SCORES)
-    metrics = await step.run(groups, number=1, version=0)
+    metrics = (await step.run(groups, number=1, version=0)).metrics
     assert metrics["mismatch/tokens"] == groups[0].response_tokens
     first = learner.results[0].first_log_probs
     assert first is not None
@@ -120,7 +120,7 @@ async def test_several_updates_are_anchored_at_the_policy_before_the_first(folde
     spec = spec.model_copy(update={"batch": spec.batch.model_copy(update={"epochs": 2, "mini_batch_groups": 1})})
     step, learner = step_of(spec, folder)
     groups = groups_of(SCORES)
-    metrics = await step.run(groups, number=1, version=0)
+    metrics = (await step.run(groups, number=1, version=0)).metrics
     assert learner.scored == [{"log_probs"}]
     batch, _, mini_batches, _, _ = learner.updates[0]
     assert batch.old_log_probs is not None
@@ -141,7 +141,7 @@ async def test_bypass_takes_the_engines_log_probs(folder: Path) -> None:
 async def test_decoupled_corrects_what_engine_and_trainer_disagree_about(folder: Path) -> None:
     correction = {"mode": "decoupled", "weights": {"level": "token", "high": 1.05}}
     step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection=correction), folder)
-    metrics = await step.run(groups_of(SCORES), number=1, version=0)
+    metrics = (await step.run(groups_of(SCORES), number=1, version=0)).metrics
     batch = learner.updates[0][0]
     expected = np.minimum(np.exp(batch.old_log_probs - batch.rollout_log_probs), 1.05)
     np.testing.assert_allclose(batch.weights, expected, rtol=1e-5)
@@ -157,7 +157,7 @@ async def test_an_interpolated_anchor_needs_no_forward_pass_and_one_of_a_version
     for age, group in zip((0, 1, 2), groups, strict=True):
         for leaf in group.leaves:
             leaf.tokens.versions[:] = 4 - age
-    metrics = await step.run(groups, number=1, version=4)
+    metrics = (await step.run(groups, number=1, version=4)).metrics
     assert learner.scored == []
     batch, loss = learner.updates[0][:2]
     assert (batch.old_log_probs, batch.weights) == (None, None)
@@ -172,7 +172,7 @@ async def test_figures_of_one_version_are_mismatch_and_of_several_drift_too(fold
     """On paper: k3 = rho - 1 - log rho, chi-square rho^2 - 1, per token; the sizes of sequences' products."""
     step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection={"mode": "decoupled"}), folder)
     groups = groups_of(SCORES, version=7)
-    alone = await step.run(groups, number=1, version=7)
+    alone = (await step.run(groups, number=1, version=7)).metrics
     batch = learner.updates[0][0]
     logs = batch.old_log_probs.astype(float) - batch.rollout_log_probs
     rho, whole = np.exp(logs), np.exp([part.sum() for part in np.split(logs, np.cumsum(batch.response_lengths)[:-1])])
@@ -183,7 +183,7 @@ async def test_figures_of_one_version_are_mismatch_and_of_several_drift_too(fold
     # Without a forward pass before the update, a second pull sees weights that have moved since the publication.
     step, _ = step_of(spec_of(kl=NO_KL, rolloutCorrection={"mode": "bypass"}), folder)
     await step.run(groups, number=1, version=7)
-    later = await step.run(groups, number=1, version=7)
+    later = (await step.run(groups, number=1, version=7)).metrics
     assert "mismatch/kl" not in later
     assert later["drift/kl"] > 0
 
@@ -205,7 +205,7 @@ async def test_a_correction_preset_acts_as_what_it_stands_for(folder: Path) -> N
     """decoupled_geo_rs_token_tis: token weights up to 2; sequences with a geometric mean ratio in 0.999 to 1.001."""
     step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection={"preset": "decoupled_geo_rs_token_tis"}), folder)
     groups = groups_of(SCORES)
-    metrics = await step.run(groups, number=1, version=0)
+    metrics = (await step.run(groups, number=1, version=0)).metrics
     batch = learner.updates[0][0]
     assert batch.old_log_probs is not None
     log_ratio = batch.old_log_probs - batch.rollout_log_probs
@@ -234,7 +234,7 @@ async def test_what_is_rejected_still_counts_as_disagreement(folder: Path) -> No
         step, learner = step_of(spec_of(kl=NO_KL, rolloutCorrection=correction), folder)
         groups = groups_of(SCORES)
         groups[0].episodes[1].leaves[0].tokens.log_probs[0] = 0.0
-        measured.append(await step.run(groups, number=1, version=0))
+        measured.append((await step.run(groups, number=1, version=0)).metrics)
     assert learner.updates[0][0].mask.mean() < 1
     assert measured[0]["mismatch/kl"] == measured[1]["mismatch/kl"] > 1 / len(learner.updates[0][0].mask)
 
@@ -244,8 +244,10 @@ async def test_with_limits_the_samples_that_are_most_apart_are_named(folder: Pat
     groups = groups_of(SCORES)
     groups[2].episodes[1].leaves[0].tokens.log_probs[:] -= 5.0
     groups[0].episodes[3].leaves[0].tokens.log_probs[:] -= 4.0
-    await step.run(groups, number=1, version=0)
-    first, second, _ = step.most_apart.split(", ")
+    trained = await step.run(groups, number=1, version=0)
+    assert trained.apart is not None
+    assert trained.apart.kl == trained.metrics["mismatch/kl"] > 1
+    first, second, _ = trained.apart.worst.split(", ")
     assert first.startswith("sample 1 of prompt 2 by ")
     assert second.startswith("sample 3 of prompt 0 by ")
     assert float(first.split()[-2]) == pytest.approx(5.0, abs=1.0)
@@ -283,7 +285,7 @@ async def test_a_bypass_preset_corrects_in_its_loss(
         leaf.tokens.log_probs[:] = known[position : position + len(leaf.tokens)] + 1e-4
         position += len(leaf.tokens)
     step, learner = step_of(spec, folder)
-    metrics = await step.run(groups, number=1, version=0)
+    metrics = (await step.run(groups, number=1, version=0)).metrics
     batch, settings = learner.updates[0][:2]
     given = dict(settings.policy_loss_params)
     assert {name: given[name] for name in weights} == weights
@@ -315,8 +317,8 @@ async def test_the_entropy_coefficient_follows_its_target(folder: Path) -> None:
     """c <- c + rate (target - entropy), kept within 0 and the maximum."""
     target = {"target": 5.0, "rate": 0.01, "maximum": 0.05}
     step, learner = step_of(spec_of(kl=NO_KL, entropyCoefficient=0.01, entropyTarget=target), folder)
-    first = await step.run(groups_of(SCORES), number=1, version=0)
-    second = await step.run(groups_of(SCORES), number=2, version=1)
+    first = (await step.run(groups_of(SCORES), number=1, version=0)).metrics
+    second = (await step.run(groups_of(SCORES), number=2, version=1)).metrics
     moved = 0.01 + 0.01 * (5.0 - first["actor/entropy"])
     assert [loss.entropy_coefficient for _, loss, *_ in learner.updates] == pytest.approx([0.01, moved])
     assert second["actor/entropy_coefficient"] == pytest.approx(moved)
@@ -343,7 +345,7 @@ async def test_resampling_trains_on_telling_samples_again_and_on_others_not_at_a
 async def test_gradient_noise_is_reported_when_asked_for(folder: Path) -> None:
     """Signal is the squared norm of the mean gradient; the advantages' part is computed here from their definition."""
     step, learner = step_of(spec_of(kl=NO_KL, gradientNoise=True), folder)
-    metrics = await step.run(groups_of(SCORES), number=1, version=0)
+    metrics = (await step.run(groups_of(SCORES), number=1, version=0)).metrics
     assert learner.scored == [{"log_probs", "sum_squared_probs"}]
     assert learner.updates[0][0].old_log_probs is None
     assert metrics["variance/signal_strength"] == pytest.approx(metrics["actor/grad_norm"] ** 2)
@@ -384,7 +386,7 @@ async def test_rewards_are_clipped_and_then_normalised_over_the_batch(folder: Pa
     spec = spec_of(reward, preset="rloo", kl=NO_KL, advantage={"estimator": "reinforce"})
     step, learner = step_of(spec, folder)
     groups = groups_of(SCORES)
-    metrics = await step.run(groups, number=1, version=0)
+    metrics = (await step.run(groups, number=1, version=0)).metrics
     clipped = [min(max(score, 0.25), 0.75) for score in ALL_SCORES]
     mean = sum(clipped) / 12
     deviation = math.sqrt(sum((score - mean) ** 2 for score in clipped) / 11)
@@ -452,7 +454,7 @@ async def test_pulls_of_one_version_have_the_policy_that_it_began_with_as_their_
     spec = spec_of(preset="grpo", kl=NO_KL, rolloutCorrection=DECOUPLED)
     step, learner = step_of(spec, folder, keeps_first_weights=True)
     groups = groups_of(SCORES)
-    told = [await step.run(groups, number=number, version=version) for number, version in PULLS]
+    told = [(await step.run(groups, number=number, version=version)).metrics for number, version in PULLS]
     assert learner.kept == [True, False, True, False, False]
     assert [("anchored" in wanted) for wanted in learner.scored] == [False, True, False, True, True]
     old = [batch.old_log_probs for batch, *_ in learner.updates]
@@ -487,7 +489,7 @@ async def test_ppo_charges_the_reward_for_kl_and_trains_the_critic_on_returns(fo
     np.testing.assert_allclose(batch.returns, per_token(ALL_SCORES, groups), atol=1e-5)
     await step.run(groups, number=2, version=1)
     assert learner.updates[1][3:] == (True, True)
-    metrics = await step.run(groups, number=3, version=2)
+    metrics = (await step.run(groups, number=3, version=2)).metrics
     batch = learner.updates[2][0]
     scored_old, reference = batch.old_log_probs, batch.ref_log_probs
     assert reference is not None
@@ -508,8 +510,8 @@ async def test_the_kl_in_the_reward_can_be_exact(folder: Path) -> None:
     spec = spec_of(preset="ppo", kl={"inReward": {"kind": "full", "coefficient": 0.5}}, advantage={"whiten": False})
     step, learner = step_of(spec, folder, learning_rate=1e-2)
     groups = groups_of(SCORES)
-    first = await step.run(groups, number=1, version=0)
-    second = await step.run(groups, number=2, version=1)
+    first = (await step.run(groups, number=1, version=0)).metrics
+    second = (await step.run(groups, number=2, version=1)).metrics
     assert learner.scored[0] == {"log_probs", "vocabulary_kl", "reference", "values"}
     assert first["kl/in_reward"] == pytest.approx(0.0, abs=1e-6)
     assert second["kl/in_reward"] > 0
@@ -596,7 +598,7 @@ async def trained(spec: ResolvedSpec, folder: Path) -> tuple[dict[str, float], S
     if advantage_estimators[spec.algorithm.advantage.estimator].needs_greedy:
         for group, score in zip(groups, GREEDY, strict=True):
             group.greedy_score = score
-    metrics = await step.run(groups, number=1, version=0)
+    metrics = (await step.run(groups, number=1, version=0)).metrics
     check_all(metrics)
     assert all(math.isfinite(value) for value in metrics.values()), metrics
     assert metrics["reward/mean"] == pytest.approx(np.mean(SCORES))
@@ -678,7 +680,7 @@ async def test_age_counts_the_optimizer_steps_since_the_oldest_token(folder: Pat
     step, _ = step_of(spec, folder, keeps_first_weights=True)
 
     async def moved(number: int, version: int, oldest: int, of: TrainingStep = step) -> tuple[float, float]:
-        metrics = await of.run(groups_of(SCORES, version=oldest), number=number, version=version)
+        metrics = (await of.run(groups_of(SCORES, version=oldest), number=number, version=version)).metrics
         return metrics["age/optimizer_steps/mean"], metrics["age/optimizer_steps/max"]
 
     assert await moved(1, version=0, oldest=0) == ((0 + 1 + 2 + 3 + 4 + 5) / 6, 5)
@@ -694,7 +696,7 @@ async def test_age_counts_the_optimizer_steps_since_the_oldest_token(folder: Pat
 
 async def test_every_age_of_the_catalogue_is_reported(folder: Path) -> None:
     step, _ = step_of(spec_of(kl=NO_KL), folder)
-    metrics = await step.run(groups_of(SCORES), number=1, version=0)
+    metrics = (await step.run(groups_of(SCORES), number=1, version=0)).metrics
     assert {name for name in metrics if name.startswith("age/")} == {m.name for m in METRICS if m.family == "age"}
 
 
@@ -776,7 +778,7 @@ async def test_a_token_that_is_not_trained_may_have_any_score(folder: Path) -> N
     spoil(learner, "ref_log_probs", math.nan)
     groups = groups_of(SCORES)
     groups[-1].episodes[-1].leaves[0].tokens.mask[-1] = False
-    metrics = await step.run(groups, number=1, version=0)
+    metrics = (await step.run(groups, number=1, version=0)).metrics
     assert all(math.isfinite(value) for value in metrics.values())
 
 

@@ -147,7 +147,7 @@ async def test_every_gradient_of_a_ppo_step_is_that_of_its_losses(tmp_path: Path
     rank._step = step  # type: ignore[method-assign]
     cut = spec.batch.model_copy(update={"mini_batch_groups": 2, "epochs": 2})
     job_step = TrainingStep(spec.algorithm, cut, learner, temperature=TEMPERATURE, seed=0)  # type: ignore[arg-type]
-    metrics = await job_step.run(groups, number=1, version=0)
+    metrics = (await job_step.run(groups, number=1, version=0)).metrics
     assert sorted(compared) == ["actor"] * 4 + ["critic"] * 4
     assert metrics["actor/clip_fraction"] > 0
     assert metrics["critic/clip_fraction"] > 0

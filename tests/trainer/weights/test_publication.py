@@ -26,6 +26,7 @@ from rljob_trainer.learner.options import GroupOptions
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, ScoreResult, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.pipeline.parts import TrainedBatch
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish.canaries import Canaries, GuardedPublication
 from rljob_trainer.publish.held_weights import HeldWeights
@@ -177,7 +178,7 @@ class Pull:
     def __init__(self, learner: LearnerGroup) -> None:
         self._learner = learner
 
-    async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
+    async def run(self, groups: Sequence[Group], *, number: int, version: int) -> TrainedBatch:
         count = len(PAIR[1])
         batch = SequenceBatch(
             token_ids=np.array([*PAIR[0], *PAIR[1]], dtype=np.int32),
@@ -188,7 +189,7 @@ class Pull:
         )
         await self._learner.update(batch, LossSettings(), [[0]], UpdateRequest(keep_anchor=True))
         await self._learner.run(multiply, 1.25)
-        return {}
+        return TrainedBatch()
 
 
 class SlowToScore:

@@ -32,8 +32,8 @@ from rljob_trainer.algorithms.correction import (
 from rljob_trainer.algorithms.estimators import AdvantageInputs, AdvantageOutput, advantage_estimators, advantages
 from rljob_trainer.algorithms.gradient_noise import gradient_noise
 from rljob_trainer.algorithms.kl import kl_estimators, kl_penalised_rewards
-from rljob_trainer.algorithms.losses import Loss, LossSettings, actor_loss, critic_loss
-from rljob_trainer.algorithms.mismatch import agreement_metrics, drift_metrics, most_apart
+from rljob_trainer.algorithms.losses import ActorLossSettings, Loss, actor_loss, critic_loss
+from rljob_trainer.algorithms.mismatch import PolicyDistance, agreement_metrics, most_apart, policy_distance
 from rljob_trainer.algorithms.policy_losses import PolicyInputs, PolicyLossOutput, policy_losses
 from rljob_trainer.algorithms.rejection import Rejection, veto
 from rljob_trainer.algorithms.segments import NotFiniteError, Segments, UnfitRewardError, masked_mean, whiten
@@ -47,6 +47,7 @@ from rljob_trainer.algorithms.vocabulary_kl import chunked_kl, exact_kl
 from rljob_trainer.algorithms.weights import Weights
 
 __all__ = [
+    "ActorLossSettings",
     "AdaptiveKl",
     "AdvantageInputs",
     "AdvantageOutput",
@@ -57,8 +58,8 @@ __all__ = [
     "KlController",
     "Loss",
     "LossCounts",
-    "LossSettings",
     "NotFiniteError",
+    "PolicyDistance",
     "PolicyInputs",
     "PolicyLossOutput",
     "Rejection",
@@ -75,7 +76,6 @@ __all__ = [
     "clipped_scores",
     "correct",
     "critic_loss",
-    "drift_metrics",
     "exact_kl",
     "gradient_noise",
     "interpolated_log_probs",
@@ -84,6 +84,7 @@ __all__ = [
     "masked_mean",
     "most_apart",
     "normalised_scores",
+    "policy_distance",
     "policy_losses",
     "resampled",
     "rollout_share",

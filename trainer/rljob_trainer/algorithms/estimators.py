@@ -67,7 +67,7 @@ class AdvantageInputs:
         return Groups(self.groups)
 
     def widened(self) -> AdvantageInputs:
-        """The same with every stream in half precision as float32."""
+        """These inputs with every stream of half precision turned into float32."""
         narrow: dict[str, Any] = {
             field.name: wide(stream)
             for field in fields(self)

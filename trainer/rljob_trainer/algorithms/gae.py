@@ -14,7 +14,7 @@ from rljob_trainer.algorithms.estimators import (
 from rljob_trainer.algorithms.kept import Kept
 from rljob_trainer.algorithms.memory import Scratch, fresh
 from rljob_trainer.algorithms.scan import Grid
-from rljob_trainer.algorithms.segments import Spread
+from rljob_trainer.algorithms.segments import SegmentSpread
 from rljob_trainer.algorithms.segments import whiten as whitened
 
 
@@ -47,7 +47,7 @@ def gae(
     rewards = inputs.token_rewards
     if whiten_rewards:
         rewards = whitened(rewards, mask, keep_mean=True)
-    spread = Spread()
+    spread = SegmentSpread()
     for piece in inputs.segments.pieces:
         here = piece.tokens
         kept = Kept.of(mask[here], piece.segments)

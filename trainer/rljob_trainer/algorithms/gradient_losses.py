@@ -70,7 +70,7 @@ def dppo_tv(
 def dppo_kl(
     inputs: PolicyInputs, *, divergence_low: float = 0.05, divergence_high: float = 0.05, ratio_cap: float = 20.0
 ) -> PolicyLossOutput:
-    """The same with the KL between "this token" and "any other" as distance (arXiv 2602.04879).
+    """DPPO with the KL between "this token" and "any other" as distance (arXiv 2602.04879).
 
     KL = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)). A token is left out if its advantage would push
     it further: with A > 0 and p > p_old beyond ``divergence_high``, with A <= 0 and p < p_old beyond

@@ -25,7 +25,7 @@ from rljob_trainer.algorithms.policy_losses import (
 from rljob_trainer.algorithms.segments import Segments, kept_only, wide
 
 
-class LossSettings(Protocol):
+class ActorLossSettings(Protocol):
     """The part of `learner.protocol.LossSettings` that the mathematics reads."""
 
     @property
@@ -61,7 +61,7 @@ class Loss:
     extremes: dict[str, Tensor] = field(default_factory=dict)
 
 
-def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts) -> Loss:
+def actor_loss(inputs: PolicyInputs, settings: ActorLossSettings, counts: LossCounts) -> Loss:
     """policy loss + kl_coefficient * KL(pi_theta, pi_ref) - entropy_coefficient * entropy, each aggregated alike.
 
     ``counts`` are those of the whole mini-batch over all ranks. ``inputs.weights`` multiply the policy loss only. With
@@ -105,7 +105,7 @@ def actor_loss(inputs: PolicyInputs, settings: LossSettings, counts: LossCounts)
 
 
 def _spoiling(loss: Tensor) -> Tensor:
-    """The same, with a gradient that is NaN where the loss is no finite number.
+    """The per-token loss, with a gradient that is NaN where the loss is no finite number.
 
     A clamp or an absolute value passes the gradient 0 for a NaN: the optimizer, which refuses a step by its gradient,
     would not see it.
@@ -116,7 +116,7 @@ def _spoiling(loss: Tensor) -> Tensor:
 def _interpolated(
     inputs: PolicyInputs, share: Tensor, correction: Correction
 ) -> tuple[PolicyInputs, dict[str, Tensor]]:
-    """The same with pi_old and its weights, and sums over masked tokens for the metrics."""
+    """The inputs with pi_old and its weights filled in, and sums over masked tokens for the metrics."""
     rollout, mask = inputs.rollout("with an interpolated pi_old"), inputs.mask
     old = interpolated_log_probs(rollout, inputs.log_probs, share)
     weights, gone = corrected_in_loss(old, rollout, mask, inputs.segments, correction)
@@ -153,7 +153,7 @@ def critic_loss(
     returns: Tensor,
     mask: Tensor,
     segments: Segments,
-    settings: LossSettings,
+    settings: ActorLossSettings,
     counts: LossCounts,
     old_values: Tensor | None = None,
 ) -> Loss:

@@ -190,7 +190,7 @@ class RuleSeen:
         return self.values.metrics(root) | shares | of_sequences
 
     def _of_sequences(self, root: str, rule: Rejection) -> Metrics:
-        """Of the sequences' means; how far they are from 0, where equal policies are, and beyond the bounds."""
+        """Metrics of the sequences' means: how far they are from 0, where equal policies are, and beyond the bounds."""
         present, (low, high) = self.counts > 0, rule.bounds
         metrics = Moments.of(self.sequences, present).metrics(root)
         deviation = torch.where(present, self.sequences.abs(), 0)
@@ -239,12 +239,11 @@ def most_apart(
 
 
 @torch.no_grad()
-def agreement_metrics(
-    trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, segments: Segments
-) -> dict[str, float]:
+def agreement_metrics(trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor) -> dict[str, float]:
     """The ``mismatch/...`` metrics: do trainer and engine give the same tokens the same probability?
 
-    For tokens made entirely under the trainer's present weights, so that any difference is numerical. All ``[tokens]``.
+    Those of ``policy_distance`` belong to them. For tokens made
+    entirely under the trainer's present weights, so that any difference is numerical. All ``[tokens]``.
     """
     trainer = kept_only(trainer_log_probs, mask).double()
     engine = kept_only(engine_log_probs, mask).double()
@@ -263,30 +262,46 @@ def agreement_metrics(
             "mismatch/probability/max": probability["mismatch/probability/max"],
             "mismatch/probability/std": probability["mismatch/probability/std"],
             "mismatch/correlation": torch.where(scale > 0, (p * q).sum() / scale.clamp(min=1e-300), 1.0),
-            **_distance("mismatch", log_ratio, mask, segments),
         }
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyDistance:
+    """How far the trainer's policy is from the one that sampled, of rho = pi_trainer / pi_engine."""
+
+    kl: float
+    """KL(engine, trainer) in nats, estimated by k3 on the sampled tokens."""
+    chi_square: float
+    """E[rho^2] - 1 over tokens."""
+    effective_sample_size: float
+    """1 / E[(w / mean w)^2] of the sequences' products of rho, in (0, 1]."""
+
+    def metrics(self, family: str) -> dict[str, float]:
+        """Under the names of a ``family`` of metrics, ``mismatch`` or ``drift``."""
+        return {
+            f"{family}/kl": self.kl,
+            f"{family}/chi_square": self.chi_square,
+            f"{family}/effective_sample_size": self.effective_sample_size,
+        }
+
+
 @torch.no_grad()
-def drift_metrics(
+def policy_distance(
     trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, segments: Segments
-) -> dict[str, float]:
-    """The ``drift/...`` metrics: the trainer's weights against those that sampled, whatever the tokens' versions.
-
-    What engine and trainer disagree about is in it, and what the policy has learned since. All ``[tokens]``.
-    """
+) -> PolicyDistance:
+    """Distance of the trainer's policy from the one that sampled; all ``[tokens]``. Where tokens are of other versions,
+    what the policy has learned since is in it, beside what engine and trainer disagree about."""
     log_ratio = kept_only(trainer_log_probs.double() - engine_log_probs.double(), mask)
-    return floats(_distance("drift", log_ratio, mask, segments))
-
-
-def _distance(root: str, log_ratio: Tensor, mask: Tensor, segments: Segments) -> Metrics:
-    """KL and chi-square of tokens, effective sample size of sequences, of rho = exp(``log_ratio [tokens]``)."""
     clamped = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     excess = torch.expm1(clamped)
     whole = segments.sum(log_ratio, mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
-    return {
-        f"{root}/kl": masked_mean(excess - clamped, mask),
-        f"{root}/chi_square": masked_mean(excess * (excess + 2.0), mask),
-        f"{root}/effective_sample_size": Moments.of(whole, segments.count(mask) > 0).effective_size,
-    }
+    return PolicyDistance(
+        **floats(
+            {
+                "kl": masked_mean(excess - clamped, mask),
+                "chi_square": masked_mean(excess * (excess + 2.0), mask),
+                "effective_sample_size": Moments.of(whole, segments.count(mask) > 0).effective_size,
+            }
+        )
+    )

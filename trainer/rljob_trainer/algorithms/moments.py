@@ -47,7 +47,7 @@ class Moments:
 
     @staticmethod
     def of(values: Tensor, counted: Tensor) -> Moments:
-        """Of the values where ``counted`` (bool, the same shape) is True."""
+        """Moments of the values where ``counted`` (bool, the same shape) is True."""
         if not all_kept(counted):
             low, high = torch.where(counted, values, torch.inf), torch.where(counted, values, -torch.inf)
             values = torch.where(counted, values, 0)
@@ -64,7 +64,7 @@ class Moments:
 
     @staticmethod
     def repeated(values: Tensor, times: Tensor) -> Moments:
-        """Of values ``[S]``, each counted ``times [S]`` (integers): a sequence's value at all its tokens."""
+        """Moments of values ``[S]``, each counted ``times [S]`` (integers): a sequence's value at all its tokens."""
         there, wide = times > 0, values.double()
         wide = torch.where(there, wide, 0)
         extremes = Moments.of(wide, there)

@@ -40,7 +40,7 @@ class PolicyInputs:
     selection: Tensor | None = None  # [tokens] from `Selector`, for the methods that look at the mini-batch first
 
     def widened(self) -> PolicyInputs:
-        """The same with every stream in half precision as float32; gradients flow through."""
+        """These inputs with every stream of half precision turned into float32; gradients flow through."""
         narrow: dict[str, Any] = {
             field.name: wide(stream)
             for field in fields(self)
@@ -49,7 +49,7 @@ class PolicyInputs:
         return replace(self, **narrow) if narrow else self
 
     def cleaned(self) -> PolicyInputs:
-        """The same with 0 at every masked position of every stream (its gradient there is 0 too)."""
+        """These inputs with 0 at every masked position of every stream (its gradient there is 0 too)."""
 
         def clean(stream: Tensor | None) -> Tensor | None:
             return None if stream is None else torch.where(self.mask, stream, 0)

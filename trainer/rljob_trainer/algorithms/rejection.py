@@ -65,7 +65,7 @@ class Rejection:
 
     @property
     def name(self) -> str:
-        """As in metrics: ``sequence_mean_k3``."""
+        """What metrics call it, for example ``sequence_mean_k3``."""
         return f"{_OVER_NAMES[self.over]}_{self.statistic}"
 
 

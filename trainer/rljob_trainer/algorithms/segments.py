@@ -230,7 +230,7 @@ def masked_mean(stream: Tensor, mask: Tensor) -> Tensor:
     return kept_only(stream, mask).sum() / torch.count_nonzero(mask).clamp(min=1)
 
 
-class Spread:
+class SegmentSpread:
     """Mean and unbiased (Bessel) variance of masked values that are given piece by piece.
 
     Squares are of the distance from the piece's own mean, so that the stream's precision is enough within a piece,
@@ -293,7 +293,7 @@ def whiten(stream: Tensor, mask: Tensor, epsilon: float = 1e-8, *, keep_mean: bo
     The variance is unbiased (Bessel). A single token has variance 0, so its result is 0. With ``keep_mean`` the mean
     is added again: only the scale changes, and what lies above 0 and below it stays so on the whole.
     """
-    spread = Spread()
+    spread = SegmentSpread()
     for part in parts(stream):
         spread.add(stream[part], mask[part])
     return spread.normalise_(stream.clone(), mask, epsilon, keep_mean=keep_mean)

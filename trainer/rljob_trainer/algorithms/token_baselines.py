@@ -31,7 +31,8 @@ def optimal_token_baseline(inputs: AdvantageInputs, *, gamma: float = 1.0, epsil
 def tir_optimal_token_baseline(
     inputs: AdvantageInputs, *, gamma: float = 1.0, epsilon: float = 1e-30
 ) -> AdvantageOutput:
-    """The same for responses with tool output: tokens are aligned by their number among the tokens the model made."""
+    """The optimal token baseline for responses with tool output: tokens are aligned by their number among the tokens
+    the model made."""
     return _with_token_baseline(inputs, ranks(inputs.mask, inputs.segments), gamma, epsilon)
 
 

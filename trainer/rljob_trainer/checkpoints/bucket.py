@@ -34,7 +34,7 @@ from rljob_trainer.checkpoints.checkpoint import (
     verified_manifest,
 )
 from rljob_trainer.errors import BucketError, CheckpointError, UnsavedError
-from rljob_trainer.storage.bucket import Bucket, Stored
+from rljob_trainer.storage.bucket import ObjectBucket, StoredObject
 
 _log = logging.getLogger(__name__)
 
@@ -50,13 +50,13 @@ class BucketCheckpoints:
     """
 
     def __init__(
-        self, bucket: Bucket, keep: int, scratch: Path, before_commit: Callable[[], None] = lambda: None
+        self, bucket: ObjectBucket, keep: int, scratch: Path, before_commit: Callable[[], None] = lambda: None
     ) -> None:
         self.bucket = bucket
         self.keep = keep
         self._scratch = scratch
         self._before_commit = before_commit
-        self._failed: list[Bucket] = []
+        self._failed: list[ObjectBucket] = []
         """Where writes have failed, though not because the store did: that is not waited for a second time."""
 
     @property
@@ -101,7 +101,7 @@ class BucketCheckpoints:
             _log.warning("%s", error)
         return self._checkpoint(step, name)
 
-    def _commit(self, target: Bucket, step: int, folder: Path, may_commit: Callable[[], None]) -> None:
+    def _commit(self, target: ObjectBucket, step: int, folder: Path, may_commit: Callable[[], None]) -> None:
         for file in sorted(folder.iterdir()):
             target.upload(file, file.name)
         may_commit()  # what is sent next may be another attempt's by now
@@ -141,8 +141,8 @@ class BucketCheckpoints:
         return Checkpoint(step, target.address, cache(partial(_fetched, target, self._scratch)))
 
     def _remove_old(self, newest: str) -> None:
-        """Those beyond ``keep``, also of those set aside, and others of the newest one's step: that of an attempt which
-        this one replaced."""
+        """Removes the checkpoints beyond ``keep``, also of those set aside, and others of the newest one's step: that
+        of an attempt which this one replaced."""
         found = self.bucket.files()
         whole = self._whole(found)
         aside = [name for name in _with(_ASIDE, found) if name not in whole]
@@ -158,12 +158,12 @@ class BucketCheckpoints:
             target.remove(target.files())
 
     @staticmethod
-    def _whole(found: Mapping[str, Stored]) -> list[str]:
+    def _whole(found: Mapping[str, StoredObject]) -> list[str]:
         """Names of checkpoints that have a manifest, in order of their steps."""
         return _with(MANIFEST, found)
 
 
-def open_address(target: Bucket, scratch: Path) -> Checkpoint:
+def open_address(target: ObjectBucket, scratch: Path) -> Checkpoint:
     """Verifies the checkpoint at an address. Raises ``CheckpointError`` naming the object that is wrong."""
     text = target.read(MANIFEST)
     if text is None:
@@ -180,7 +180,7 @@ def open_address(target: Bucket, scratch: Path) -> Checkpoint:
     return Checkpoint(step, target.address, cache(partial(_fetched, target, scratch)))
 
 
-def _fetched(target: Bucket, scratch: Path) -> Path:
+def _fetched(target: ObjectBucket, scratch: Path) -> Path:
     """The driver's part, in a local folder."""
     folder = scratch / target.address.rpartition("/")[2]
     shutil.rmtree(folder, ignore_errors=True)
@@ -195,7 +195,7 @@ def _with(file: str, found: Iterable[str]) -> list[str]:
     return [_top(path) for path in found if path == f"{_top(path)}/{file}" and _NAME.fullmatch(_top(path))]
 
 
-def _remove_quietly(target: Bucket) -> None:
+def _remove_quietly(target: ObjectBucket) -> None:
     with contextlib.suppress(CheckpointError):  # the next start removes it (``clean``)
         target.remove(target.files())
 

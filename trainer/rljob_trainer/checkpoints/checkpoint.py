@@ -88,7 +88,7 @@ class Checkpoints(Protocol):
         """
 
     def steps(self) -> list[int]:
-        """Those that seem to be there, in order."""
+        """The steps whose checkpoints seem to be there, in order."""
 
     def open(self, step: int) -> Checkpoint:
         """Verifies the checkpoint of ``step``. Raises ``CheckpointError`` naming the file that is wrong."""

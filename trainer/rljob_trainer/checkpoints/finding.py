@@ -10,7 +10,7 @@ from rljob_trainer.checkpoints.checkpoint import MANIFEST, Checkpoint, Checkpoin
 from rljob_trainer.checkpoints.folder import FolderCheckpoints, open_folder
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.storage import is_address
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 FOLDER = "checkpoints"
 """Inside a run's output folder, or its address."""
@@ -43,11 +43,11 @@ def _opened(place: str, scratch: Path) -> Checkpoint | None:
     """The checkpoint that the place itself is."""
     if not is_address(place):
         return open_folder(Path(place)) if os.path.lexists(Path(place) / MANIFEST) else None
-    bucket = Bucket(place)
+    bucket = ObjectBucket(place)
     return None if bucket.read(MANIFEST) is None else open_address(bucket, scratch)
 
 
 def _at(place: str, scratch: Path) -> Checkpoints:
     if is_address(place):
-        return BucketCheckpoints(Bucket(place), 1, scratch)
+        return BucketCheckpoints(ObjectBucket(place), 1, scratch)
     return FolderCheckpoints(Path(place), 1)

@@ -21,7 +21,7 @@ from rljob_trainer.errors import JobFileError
 
 if TYPE_CHECKING:
     from rljob_trainer.simulation.lengths import LengthDistribution
-    from rljob_trainer.simulation.planning import Row
+    from rljob_trainer.simulation.planning import PlanRow
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     # Simulating needs numpy, which `rljob plan --help` should not wait for.
     from rljob_trainer.simulation.lengths import Exponential, parse_lengths
     from rljob_trainer.simulation.measured import measure
-    from rljob_trainer.simulation.planning import DEFAULT_SATURATION, Planner, StageSeconds, calibrated, plan
+    from rljob_trainer.simulation.planning import DEFAULT_SATURATION, PlannedSeconds, Planner, calibrated, plan
 
     if args.steps < 4:
         raise JobFileError(f"--steps {args.steps} is too few to see more than the beginning; write 4 or more")
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         measured = measure(args.measured)
         measured_job, lengths, seconds = measured.job, measured.lengths, measured.seconds
     elif args.generation is not None and args.training is not None:
-        seconds = StageSeconds(args.generation, args.training, args.publication or 0.0)
+        seconds = PlannedSeconds(args.generation, args.training, args.publication or 0.0)
     else:
         raise JobFileError("how fast are the pools? Give --measured DIR, or --generation S and --training S")
     if args.lengths is not None:
@@ -80,14 +80,14 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _as_json(rows: list[Row], lengths: LengthDistribution) -> str:
+def _as_json(rows: list[PlanRow], lengths: LengthDistribution) -> str:
     return json.dumps({"lengths": lengths.describe(), "rows": [asdict(row) for row in rows]}, indent=1)
 
 
 _COLUMNS = ("", "mode", "pools", "step s", "limit", "trainer idle", "engines idle", "age", "oldest", "partial", "hours")
 
 
-def _as_text(rows: list[Row], lengths: LengthDistribution, groups: int) -> str:
+def _as_text(rows: list[PlanRow], lengths: LengthDistribution, groups: int) -> str:
     best = min(range(len(rows)), key=lambda i: rows[i].forecast.step_seconds)
     cells = [_COLUMNS, *(_cells(row, index, best) for index, row in enumerate(rows))]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_COLUMNS))]
@@ -110,7 +110,7 @@ def _as_text(rows: list[Row], lengths: LengthDistribution, groups: int) -> str:
     )
 
 
-def _cells(row: Row, index: int, best: int) -> tuple[str, ...]:
+def _cells(row: PlanRow, index: int, best: int) -> tuple[str, ...]:
     forecast = row.forecast
     return (
         "job" if index == 0 else "best" if index == best else "",

@@ -23,11 +23,12 @@ every limit. One step proves little, so the action waits for ``patience`` steps 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from rljob_api.spec.algorithm import MismatchLimits
 from rljob_trainer.checkpoints.checkpoint import Checkpoints, latest
 from rljob_trainer.errors import RLJobError
+from rljob_trainer.pipeline.parts import Apart
 from rljob_trainer.record.resuming import Start
 
 _REMINDER = 100
@@ -46,7 +47,7 @@ class RollBackError(RLJobError):
     exit_code = 75
 
 
-class Limits:
+class MismatchWatch:
     """Judges each step. Inert without limits in the job."""
 
     def __init__(
@@ -71,21 +72,20 @@ class Limits:
         """Whether the present weights may have to be given up, so that they are no checkpoint to go back to."""
         return self._given is not None and self._given.action == "rollBack" and self._in_a_row > 0
 
-    def look(self, step: int, metrics: Mapping[str, float], most_apart: str = "") -> dict[str, float]:
-        """Judges a step by its metrics, acts, and returns metrics of its own. Raises ``RollBackError``.
+    def look(self, step: int, apart: Apart | None) -> dict[str, float]:
+        """Judges a step, acts, and returns metrics of its own. Raises ``RollBackError``.
 
-        ``most_apart`` names the samples that are said to be the worst.
+        ``apart``: how far trainer and engines are apart on its tokens; None: nothing was compared.
         """
         given = self._given
         if given is None:
             return {}
-        family = "drift" if "drift/kl" in metrics else "mismatch"
-        if f"{family}/kl" in metrics:
-            beyond = list(_beyond(given, family, metrics))
+        if apart is not None:
+            beyond = list(_beyond(given, apart))
             self._in_a_row = self._in_a_row + 1 if beyond else 0
             self.sentence = ", ".join(beyond) + f" ({self._in_a_row} steps in a row)" if beyond else ""
             if beyond:
-                self._act(given, step, f" (most of all {most_apart})" if most_apart else "")
+                self._act(given, step, f" (most of all {apart.worst})" if apart.worst else "")
         return {
             "mismatch/beyond_limits": float(self._in_a_row),
             "mismatch/correcting": float(self._correcting),
@@ -114,15 +114,17 @@ class Limits:
 _REMEDY = "look for an engine whose settings or kernels differ, or correct for it (algorithm.rolloutCorrection)"
 
 
-def _beyond(given: MismatchLimits, family: str, metrics: Mapping[str, float]) -> Iterator[str]:
+def _beyond(given: MismatchLimits, apart: Apart) -> Iterator[str]:
     """A few words for each figure that is beyond its limit."""
-    for name, limit in (("kl", given.kl), ("chi_square", given.chi_square)):
-        value = metrics[f"{family}/{name}"]
+    for name, value, limit in (
+        ("kl", apart.kl, given.kl),
+        ("chi_square", apart.chi_square, given.chi_square),
+    ):
         if limit is not None and not value <= limit:
-            yield f"{family}/{name} {_figure(value)} is above {limit:g}"
-    size = metrics[f"{family}/effective_sample_size"]
+            yield f"{apart.family}/{name} {_figure(value)} is above {limit:g}"
+    size = apart.effective_sample_size
     if given.effective_sample_size is not None and not size >= given.effective_sample_size:
-        yield f"{family}/effective_sample_size {_figure(size)} is below {given.effective_sample_size:g}"
+        yield f"{apart.family}/effective_sample_size {_figure(size)} is below {given.effective_sample_size:g}"
 
 
 def _figure(value: float) -> str:

@@ -48,7 +48,7 @@ from rljob_trainer.telemetry.figures import duration
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.telemetry.summary import AgeCounts
 from rljob_trainer.telemetry.timing import StageTimes
-from rljob_trainer.telemetry.view import JobSummary, Pace, Present, StepRecord
+from rljob_trainer.telemetry.view import JobSummary, Pace, Present, ShownStep
 from rljob_trainer.texts import writable
 from rljob_trainer.waits import Wait, Waits
 
@@ -109,7 +109,7 @@ class RunStanding:
         self._step = job.first_step - 1
         self._pace = Pace(job.total_steps, job.first_step)
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: ShownStep) -> None:
         self._pace.step(record.step)
         self._step = record.step
         self._metrics.update(record.metrics)
@@ -187,7 +187,7 @@ class RunStanding:
         self._store(next(self._numbers), self._text())
 
     async def write_aside(self) -> None:
-        """The same, with the writing itself in a thread. A later status is never replaced by an earlier one."""
+        """Writes ``status.json`` like ``write``, in a thread. A later status is never replaced by an earlier one."""
         await asyncio.to_thread(self._store, next(self._numbers), self._text())
 
     def _text(self) -> str:

@@ -257,7 +257,7 @@ class PromptFeed:
 
     @property
     def _witnesses(self) -> dict[str, dict[str, list[int]]]:
-        """As they were read first."""
+        """The witnesses as they were read first."""
         if self._first_read is None:
             self._first_read = {source.name: source.witnesses() for source in self._sources}
         return self._first_read

@@ -59,7 +59,7 @@ def _bytes_of(prompt: EncodedPrompt | None) -> int:
 
 
 def _nested_bytes(value: Any) -> int:
-    """Of a cell, or a whole row, with all that is in it."""
+    """Bytes of a cell, or a whole row, with all that is in it."""
     parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
         parts = value.values()

@@ -264,7 +264,7 @@ class Parquet:
 
 
 def _type_levels(kind: Any) -> int:
-    """Of Arrow's nested types, without recursion."""
+    """Levels of Arrow's nested types, counted without recursion."""
     level, layer = 0, [kind]
     while layer and level < MOST_LEVELS:
         layer = [part.field(n).type for part in layer for n in range(part.num_fields)]

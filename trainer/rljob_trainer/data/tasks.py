@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class GeneratedTask:
     """A family of problems, numbered ``0 .. count(digits) - 1``."""
 
     name: str
@@ -41,7 +41,7 @@ class Task:
     """``(number, digits)`` to problem; different numbers give different prompts."""
 
 
-TASKS: dict[str, Task] = {}
+TASKS: dict[str, GeneratedTask] = {}
 
 
 def task(
@@ -50,7 +50,7 @@ def task(
     """Registers a generated task under the name that ``data.train.task.type`` uses."""
 
     def register(problem: Callable[[int, int], Problem]) -> Callable[[int, int], Problem]:
-        TASKS[name] = Task(name, count, problem)
+        TASKS[name] = GeneratedTask(name, count, problem)
         return problem
 
     return register

@@ -166,7 +166,7 @@ class PromptEncoder:
 
     @property
     def never_null(self) -> list[tuple[str, str]]:
-        """Those of them that must not be null: a sample may lack an answer, if its reward needs none."""
+        """The columns that must not be null: a sample may lack an answer, if its reward needs none."""
         return [(name, field) for name, field in self.needed if field == "spec.data.prompt"]
 
     @property

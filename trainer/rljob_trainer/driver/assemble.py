@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rljob_trainer.algorithms import advantage_estimators
 from rljob_trainer.aside import aside
 from rljob_trainer.checkpoints.checkpoint import Checkpoints
-from rljob_trainer.control.mismatch_limits import Limits
+from rljob_trainer.control.mismatch_limits import MismatchWatch
 from rljob_trainer.data.build import training_feed, validation_sets
 from rljob_trainer.data.tokenisation import response_decoder
 from rljob_trainer.driver.engines import Engines, PoolTold
@@ -211,7 +211,7 @@ async def assemble(
         times=times,
         speed=StepSpeed(times, devices(spec), spec.trainer.ranks, spec.batch.epochs, learner.facts),
         waits=waits,
-        limits=Limits(
+        limits=MismatchWatch(
             spec.algorithm.rollout_correction.limits,
             correct=step.switch_correction_on,
             report=view.message,

@@ -26,7 +26,7 @@ def closing(close: Callable[[], object]) -> Exit:
 
 
 def closing_ledger(ledger: Ledger, fence: Fence) -> Exit:
-    """The same for a ledger, into which nothing is written when the run is another's by now."""
+    """Like ``closing``, for a ledger, into which nothing is written when the run is another's by now."""
     return _quietly_after_another(lambda: ledger.close(write=not fence.lost))
 
 

@@ -31,7 +31,7 @@ def date_of_prompts(checkpoint: Checkpoint | None) -> datetime:
         raise CheckpointError(f"checkpoint {checkpoint.place} was written by another version: {error!r}") from error
 
 
-class Source(Protocol):
+class PromptSource(Protocol):
     """What the prompts are read from (``data.feed.PromptFeed``); its calls may wait for files."""
 
     def next(self) -> Prompt | None: ...
@@ -42,7 +42,7 @@ class Source(Protocol):
 class RunFeed:
     """A ``pipeline.parts.Feed`` over a feed that may block."""
 
-    def __init__(self, feed: Source) -> None:
+    def __init__(self, feed: PromptSource) -> None:
         self._feed = feed
         self._ahead: deque[tuple[Prompt | None, dict[str, Any]]] = deque()
         """Prompts that were read and not handed out, each with the position behind it; None is the data's end."""

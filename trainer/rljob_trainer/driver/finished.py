@@ -14,7 +14,7 @@ from rljob_trainer.errors import CheckpointError
 from rljob_trainer.models.sharing import fetch_model
 from rljob_trainer.record.output import MODEL
 from rljob_trainer.storage import is_address
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 from rljob_trainer.storage.small import BucketFile, LocalFile, SmallFile
 from rljob_trainer.telemetry.run_folder import JOB
 
@@ -64,7 +64,7 @@ def load_actor(found: Found) -> BackendRank:
 
 def _trusts(run: str) -> bool:
     """``model.trustRemoteCode`` of a run's job. Raises ``CheckpointError`` for a file that holds none."""
-    file: SmallFile = BucketFile(Bucket(run), JOB) if is_address(run) else LocalFile(Path(run) / JOB)
+    file: SmallFile = BucketFile(ObjectBucket(run), JOB) if is_address(run) else LocalFile(Path(run) / JOB)
     text = file.read()
     if text is None:
         return False

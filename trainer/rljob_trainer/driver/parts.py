@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rljob_trainer.control.mismatch_limits import Limits
+from rljob_trainer.control.mismatch_limits import MismatchWatch
 from rljob_trainer.driver.engines import Engines
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer
@@ -58,7 +58,7 @@ class Parts:
     times: StageTimes
     speed: StepSpeed
     waits: Waits
-    limits: Limits
+    limits: MismatchWatch
     keep: Keep = field(default=keep_all)
     most_dropped: int = 10_000
     """Groups that ``keep`` may drop before a batch is full."""

@@ -39,7 +39,7 @@ from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.record import ledger, unfinished
 from rljob_trainer.record.boundary import Boundary, OpenGroup, Totals
-from rljob_trainer.telemetry.view import StepRecord as ShownStep
+from rljob_trainer.telemetry.view import ShownStep
 from rljob_trainer.validation.validator import sample_rows
 
 _COLLECT_SECONDS = 2.0
@@ -218,7 +218,7 @@ class Session:
         assert pipeline is not None
         metrics = {name: float(value) for name, value in record.metrics.items()} | parts.pipeline_metrics(pipeline)
         try:
-            metrics |= parts.limits.look(record.step, metrics, parts.step.most_apart)
+            metrics |= parts.limits.look(record.step, record.apart)
         finally:
             self._controls.standing.apart(parts.limits.sentence)
         self._unwritten = (record.step, metrics)
@@ -463,6 +463,6 @@ class Session:
 
 
 def mean_score(groups: Sequence[Group]) -> float | None:
-    """Of all episodes that have a reward; None: none has."""
+    """The mean score of all episodes that have a reward; None: none has."""
     scores = [episode.reward.score for group in groups for episode in group.episodes if episode.reward is not None]
     return sum(scores) / len(scores) if scores else None

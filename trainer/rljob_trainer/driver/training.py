@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 from rljob_trainer.episodes.episode import Group
 from rljob_trainer.errors import StepGivenUpError
+from rljob_trainer.pipeline.parts import TrainedBatch
 from rljob_trainer.publish.held_weights import HeldWeights
 from rljob_trainer.publish.quiet import Publication
 from rljob_trainer.publish.turns import Turns
@@ -51,14 +52,14 @@ class PipelineTrainer:
 
     @property
     def seconds_left(self) -> float:
-        """Of the update that is under way, if it takes as long as the last one; 0 without one to go by."""
+        """Seconds until the update under way ends, if it takes as long as the last one; 0 without one to go by."""
         return max(0.0, self._began + self._took - time.monotonic()) if self._held.updating else 0.0
 
     async def give_up(self) -> None:
         """Asks that ``train`` raises ``StepGivenUpError`` soon, if that leaves the weights as they were."""
         await self._step.give_up()
 
-    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
+    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> TrainedBatch:
         # Stays busy when it is cancelled half-way: what the weights then are, nobody knows.
         between_pulls = self._busy
         # The turn is taken only to become busy, which keeps others away for as long as the update lasts.
@@ -69,7 +70,7 @@ class PipelineTrainer:
         if self._turns is not None:
             await self._turns.to_learner()
         try:
-            metrics = await self._step.run(groups, number=step, version=version)
+            trained = await self._step.run(groups, number=step, version=version)
         except StepGivenUpError:
             self._busy = between_pulls
             self._held.update_given_up()
@@ -77,7 +78,7 @@ class PipelineTrainer:
         self._steps = step
         self._held.updated(version)
         self._took = time.monotonic() - self._began
-        return metrics
+        return trained
 
     async def restore(self, load: Callable[[], Awaitable[None]], version: int, steps: int) -> None:
         """Replaces the learner's weights by those that ``load`` reads, of after ``steps`` steps, and publishes them as

@@ -60,7 +60,7 @@ def tasks_of(
     ]
 
 
-class Model(Protocol):
+class LanguageModel(Protocol):
     """The policy, wherever it runs."""
 
     async def generate(
@@ -75,7 +75,7 @@ class Environment(Protocol):
     """Plays the samples of a prompt."""
 
     async def play(
-        self, tasks: Sequence[Task], model: Model, ended: Callable[[int, Episode], None] | None = None
+        self, tasks: Sequence[Task], model: LanguageModel, ended: Callable[[int, Episode], None] | None = None
     ) -> list[Episode]:
         """The episodes, unscored, in the order of the tasks; ``ended`` is called with each and its position as soon as
         it has ended. Raises ``EngineError``; cancelling it ends what is under way."""

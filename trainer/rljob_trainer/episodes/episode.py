@@ -103,7 +103,7 @@ class Episode:
 
     @property
     def response_tokens(self) -> int:
-        """Of all leaves, masked ones too."""
+        """Tokens after the prompts of all leaves, masked ones too."""
         return sum(len(leaf.tokens) for leaf in self.leaves)
 
     @property
@@ -138,7 +138,7 @@ class Group:
 
     @property
     def leaves(self) -> list[Leaf]:
-        """Of all episodes, in their order."""
+        """The leaves of all episodes, in their order."""
         return [leaf for episode in self.episodes for leaf in episode.leaves]
 
     @property
@@ -148,11 +148,11 @@ class Group:
 
     @property
     def response_tokens(self) -> int:
-        """Of all episodes."""
+        """Tokens after the prompt, of all episodes."""
         return sum(episode.response_tokens for episode in self.episodes)
 
     @property
     def mean_score(self) -> float | None:
-        """Of the episodes that are scored; None when none is."""
+        """The mean score of the episodes that have one; None when none is."""
         scores = [episode.reward.score for episode in self.episodes if episode.reward is not None]
         return sum(scores) / len(scores) if scores else None

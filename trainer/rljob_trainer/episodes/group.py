@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from rljob_trainer.episodes.environment import Environment, Model, Task, tasks_of
+from rljob_trainer.episodes.environment import Environment, LanguageModel, Task, tasks_of
 from rljob_trainer.episodes.episode import Episode, Group, Prompt, RewardResult
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.receipts import prompt_digest
@@ -21,7 +21,7 @@ GREEDY_INDEX = 1 << 20
 """Index of a prompt's greedy response (remax): far above any samplesPerPrompt."""
 
 
-class Engines(Model, Protocol):
+class AskedEngines(LanguageModel, Protocol):
     """The engines, as one."""
 
     @property
@@ -39,7 +39,7 @@ class Engines(Model, Protocol):
         ...
 
     def progress(self) -> list[int]:
-        """Of each group that is under way, how many of its requests are finished."""
+        """For each group under way, how many of its requests are finished."""
         ...
 
     def waiting_for(self) -> str:
@@ -75,7 +75,7 @@ class GenerationSettings:
 
 
 def greedy(sampling: SamplingSettings) -> SamplingSettings:
-    """The same lengths and stop tokens, always the likeliest token."""
+    """Greedy sampling with the lengths and stop tokens of ``sampling``: always the likeliest token."""
     return SamplingSettings(0.0, max_tokens=sampling.max_tokens, stop_token_ids=sampling.stop_token_ids)
 
 
@@ -100,7 +100,7 @@ class GroupRollout:
     def __init__(
         self,
         environment: Environment,
-        engines: Engines,
+        engines: AskedEngines,
         rewards: Rewards,
         decode: Decode,
         settings: GenerationSettings,

@@ -21,7 +21,7 @@ class EpisodeId(NamedTuple):
     turn: int = 0
 
     def __str__(self) -> str:
-        """As it stands in messages: ``sample 3 of prompt 7``."""
+        """The name as messages have it: ``sample 3 of prompt 7``."""
         where = f" of {self.purpose}" if self.purpose != TRAINING else ""
         turn = f", turn {self.turn}" if self.turn else ""
         return f"sample {self.sample} of prompt {self.ordinal}{where}{turn}"

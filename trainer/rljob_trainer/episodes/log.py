@@ -25,7 +25,7 @@ import numpy as np
 
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.receipts import Receipt
-from rljob_trainer.episodes.record import EpisodeRecord, Place, RecordedCall, RecordedTurn, What
+from rljob_trainer.episodes.record import CallPlace, EpisodeRecord, RecordedCall, RecordedTurn, What
 from rljob_trainer.episodes.requests import BegunTurn
 from rljob_trainer.episodes.tokens import Tokens, stream_types
 
@@ -306,7 +306,7 @@ def _take_in(records: dict[EpisodeId, EpisodeRecord], told: Mapping[str, Any], s
     elif "program" in told:
         records[id] = EpisodeRecord(told["program"])
     elif id in records:  # not where the segment with its beginning is gone: it was over
-        place, what = Place(tuple(told["branch"]), told["number"]), What(*told["what"])
+        place, what = CallPlace(tuple(told["branch"]), told["number"]), What(*told["what"])
         call = RecordedCall(place, what, "result" in told, told.get("result"))
         if told["streams"]:
             receipt = None if told["receipt"] is None else Receipt.from_json(told["receipt"])

@@ -24,16 +24,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rljob_trainer.episodes.environment import Model, Task
+from rljob_trainer.episodes.environment import LanguageModel, Task
 from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.episodes.receipts import prompt_digest
 from rljob_trainer.episodes.record import (
     ASK,
+    CallPlace,
     DivergedError,
     EpisodeRecord,
-    Place,
     RecordedCall,
     RecordedTurn,
     What,
@@ -77,7 +77,7 @@ class Programs:
         """Episodes that went on from a record, and those of them that began anew."""
 
     async def play(
-        self, tasks: Sequence[Task], model: Model, ended: Callable[[int, Episode], None] | None = None
+        self, tasks: Sequence[Task], model: LanguageModel, ended: Callable[[int, Episode], None] | None = None
     ) -> list[Episode]:
         siblings = Siblings(model)
         try:
@@ -137,7 +137,7 @@ class Play:
         tries: int,
     ) -> None:
         self.task = task
-        self.made: set[Place] = set()
+        self.made: set[CallPlace] = set()
         self.fault: Exception | None = None
         """What ended a call that is no matter of the program's: of the engines, of the world, of the record."""
         self._record, self._log, self._siblings, self._tries = record, log, siblings, tries
@@ -146,7 +146,7 @@ class Play:
         self._seconds = 0.0
         self._finish: FinishReason = "stop"
 
-    async def ask(self, place: Place, context: Sequence[int], max_tokens: int | None) -> Answer:
+    async def ask(self, place: CallPlace, context: Sequence[int], max_tokens: int | None) -> Answer:
         ids = tuple(context)
         kind = ASK if max_tokens is None else f"{ASK} for {max_tokens} tokens"
         call = self._at(place, what := What(kind, prompt_digest(ids)))
@@ -171,7 +171,7 @@ class Play:
             raise
 
     async def call(
-        self, place: Place, kind: str, function: Callable[..., Awaitable[Json]], arguments: tuple[Json, ...]
+        self, place: CallPlace, kind: str, function: Callable[..., Awaitable[Json]], arguments: tuple[Json, ...]
     ) -> Json:
         recorded = self._at(place, what := What(kind, of_arguments(arguments)))
         if recorded is not None and recorded.done:
@@ -192,7 +192,7 @@ class Play:
             raise ValueError(f"{self.task.id}: the environment's program has ended without asking the model anything")
         return Episode(self.task.id, self._leaves, self._finish, seconds=self._seconds)
 
-    def _at(self, place: Place, what: What) -> RecordedCall | None:
+    def _at(self, place: CallPlace, what: What) -> RecordedCall | None:
         self.made.add(place)
         try:
             return self._record.at(place, what)
@@ -201,7 +201,7 @@ class Play:
             raise
 
     async def _patiently(
-        self, place: Place, kind: str, function: Callable[..., Awaitable[Json]], arguments: tuple[Json, ...]
+        self, place: CallPlace, kind: str, function: Callable[..., Awaitable[Json]], arguments: tuple[Json, ...]
     ) -> Json:
         for attempt in range(self._tries):
             try:
@@ -246,7 +246,7 @@ class Voice:
         """The model's answer to ``context``, everything that it is to see, in at most as many tokens as the job allows
         (or ``max_tokens``, if that is less). Raises ``EngineError``."""
         number, self._number = self._number, self._number + 1
-        return await self._play.ask(Place((*self._branch, ASK), number), context, max_tokens)
+        return await self._play.ask(CallPlace((*self._branch, ASK), number), context, max_tokens)
 
 
 class Calls:
@@ -270,13 +270,13 @@ class Calls:
 
     async def call(self, kind: str, function: Callable[..., Awaitable[Json]], *arguments: Json) -> Json:
         number, self._number = self._number, self._number + 1
-        return await self._play.call(Place(self._branch, number), kind, function, arguments)
+        return await self._play.call(CallPlace(self._branch, number), kind, function, arguments)
 
 
 class Siblings:
     """Sends what siblings ask in one turn of the event loop as one group: it goes to one engine."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._waiting: list[tuple[GenerationRequest, asyncio.Future[GenerationResult]]] = []
 

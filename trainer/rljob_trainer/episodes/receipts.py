@@ -32,7 +32,7 @@ class Sampling(Protocol):
     def temperature(self) -> float: ...
 
 
-class Request(Protocol):
+class ReceiptedRequest(Protocol):
     """What an engine is asked for."""
 
     @property
@@ -48,7 +48,7 @@ class Request(Protocol):
     def seed(self) -> int: ...
 
 
-class Answer(Protocol):
+class ReceiptedAnswer(Protocol):
     """A response."""
 
     id: EpisodeId
@@ -57,7 +57,7 @@ class Answer(Protocol):
 
 
 class Receipt(NamedTuple):
-    """Of one response, by the engine that finished it."""
+    """What the engine that finished a response says of it."""
 
     id: EpisodeId
     prompt: int
@@ -97,8 +97,9 @@ def prompt_digest(token_ids: Sequence[int]) -> int:
 
 
 def stream_digests(tokens: Tokens) -> bytes:
-    """Of every stream, in the type that it travels in: five bytes for each that there can be, whether it is there and
-    its digest. A driver that waits for many groups has a receipt for each response, so it is one small object."""
+    """Digests of every stream in the type that it travels in: five bytes for each that there can be, whether it is
+    there and its digest. A driver that waits for many groups has a receipt for each response, so it is one small
+    object."""
     streams = tokens.streams()
     return b"".join(
         _DIGEST.pack(True, digest(np.asarray(streams[name], dtype))) if name in streams else _NO_DIGEST
@@ -113,7 +114,7 @@ def with_digest(streams: bytes, name: str, array: npt.NDArray[Any]) -> bytes:
 
 
 def digest_of(episode: Episode) -> int:
-    """Of the token ids of all its leaves: what was scored."""
+    """A digest of the token ids of all leaves: what was scored."""
     return functools.reduce(lambda so_far, leaf: zlib.crc32(leaf.tokens.ids.tobytes(), so_far), episode.leaves, 0)
 
 
@@ -124,13 +125,13 @@ class Receipts:
         self._asked: dict[EpisodeId, tuple[int, float, int]] = {}
         self._last: tuple[Sequence[int], int] = ((), 0)
 
-    def take(self, request: Request) -> None:
+    def take(self, request: ReceiptedRequest) -> None:
         """The engine has been given a request."""
         if request.prompt_ids is not self._last[0]:  # siblings share it
             self._last = request.prompt_ids, prompt_digest(request.prompt_ids)
         self._asked[request.id] = self._last[1], request.sampling.temperature, request.seed
 
-    def write(self, results: Sequence[Answer]) -> None:
+    def write(self, results: Sequence[ReceiptedAnswer]) -> None:
         """The engine has ended requests."""
         for result in results:
             asked = self._asked.pop(result.id, None)
@@ -138,7 +139,7 @@ class Receipts:
                 result.receipt = Receipt(result.id, *asked, stream_digests(result.tokens))
 
 
-def check_answer(request: Request, result: Answer) -> None:
+def check_answer(request: ReceiptedRequest, result: ReceiptedAnswer) -> None:
     """A response has arrived. Raises ``ReceiptError`` saying what is wrong with it; one without receipt is not
     looked at."""
     receipt = result.receipt

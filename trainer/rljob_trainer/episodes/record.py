@@ -21,7 +21,7 @@ class DivergedError(Exception):
     """A program does not do what it did when its calls were recorded; says where and what."""
 
 
-class Place(NamedTuple):
+class CallPlace(NamedTuple):
     """Where in a program a call is made: the path of its branch and its number there."""
 
     branch: tuple[str, ...]
@@ -53,7 +53,7 @@ class RecordedTurn:
 class RecordedCall:
     """One line of a record. One without ``turn`` that is not ``done`` is an intent: it was made, or about to be."""
 
-    place: Place
+    place: CallPlace
     what: What
     done: bool = False
     result: Any = None
@@ -67,7 +67,7 @@ class EpisodeRecord:
 
     program: str
     """Of which program: its name and a digest of its text."""
-    calls: dict[Place, RecordedCall] = field(default_factory=dict)
+    calls: dict[CallPlace, RecordedCall] = field(default_factory=dict)
 
     def put(self, call: RecordedCall) -> None:
         """The result takes its intent's place."""
@@ -78,7 +78,7 @@ class EpisodeRecord:
         """How many the model has answered."""
         return sum(call.turn is not None for call in self.calls.values())
 
-    def at(self, place: Place, what: What) -> RecordedCall | None:
+    def at(self, place: CallPlace, what: What) -> RecordedCall | None:
         """What is recorded there; None: the program is live. Raises ``DivergedError`` if another call was made."""
         call = self.calls.get(place)
         if call is not None and call.what != what:
@@ -87,7 +87,7 @@ class EpisodeRecord:
             raise DivergedError(f"{place} is {how}")
         return call
 
-    def check_over(self, made: set[Place]) -> None:
+    def check_over(self, made: set[CallPlace]) -> None:
         """The program has ended. Raises ``DivergedError`` if calls are on record that it has not ``made``."""
         for place in self.calls.keys() - made:
             raise DivergedError(f"the program ended without {place}, {self.calls[place].what.kind}")
@@ -98,7 +98,7 @@ class EpisodeRecord:
         The first turn with such a token goes, and every call that was recorded after it. Returns what is left of that
         turn, from which the model may go on; None when nothing had to go.
         """
-        kept: dict[Place, RecordedCall] = {}
+        kept: dict[CallPlace, RecordedCall] = {}
         for place, call in self.calls.items():
             if call.turn is not None and (call.turn.tokens.versions >= version).any():
                 self.calls = kept

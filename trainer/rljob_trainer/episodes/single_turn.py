@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rljob_trainer.episodes.environment import Model, Task
+from rljob_trainer.episodes.environment import LanguageModel, Task
 from rljob_trainer.episodes.episode import Episode, single_turn
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.receipts import prompt_digest
@@ -15,7 +15,7 @@ class SingleTurn:
     """Asks the model once for each sample. Nothing is recorded: the model's answer is all there is to an episode."""
 
     async def play(
-        self, tasks: Sequence[Task], model: Model, ended: Callable[[int, Episode], None] | None = None
+        self, tasks: Sequence[Task], model: LanguageModel, ended: Callable[[int, Episode], None] | None = None
     ) -> list[Episode]:
         requests = [task.request(0, task.prompt.token_ids) for task in tasks]
         if ended is None:

@@ -79,7 +79,7 @@ class Tokens:
         return _unpacked, ({name: _packed(stream) for name, stream in self.streams().items()},)
 
     def streams(self) -> dict[str, Stream]:
-        """Those that are there, by name."""
+        """The streams that are there, by name."""
         return {name: stream for name in _DTYPES if (stream := getattr(self, name)) is not None}
 
     def split(self, offsets: Sequence[int]) -> Iterator[Self]:
@@ -87,11 +87,11 @@ class Tokens:
         return (self[start:end] for start, end in pairwise(offsets))
 
     def later(self, versions: int) -> Self:
-        """The same, made by versions whose numbers are so much higher: their weights were published again."""
+        """These tokens, made by versions whose numbers are so much higher: their weights were published again."""
         return replace(self, versions=self.versions + np.int32(versions))
 
     def before(self, version: int) -> Self:
-        """Those in front of the first token that ``version``, or a later one, made."""
+        """The tokens in front of the first one that ``version``, or a later one, made."""
         newer = np.flatnonzero(self.versions >= version)
         return self[: int(newer[0])] if len(newer) else self
 
@@ -123,7 +123,7 @@ def constant(value: int, count: int, dtype: np.dtype[Any]) -> Stream:
 
 
 def as_constant(stream: Stream) -> Stream:
-    """The same whole numbers, as ``constant`` has them where they are all equal: a response of one policy has one
+    """A stream of whole numbers as ``constant`` has them where they are all equal: a response of one policy has one
     version. Other streams stay as they are, since numbers that are equal need not have the same bytes (0.0 and -0.0).
     """
     if stream.dtype.kind not in "biu" or stream.ndim != 1 or not len(stream) or stream[0] != stream[-1]:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from rljob_trainer.storage import is_address
-from rljob_trainer.storage.bucket import FRESH, Bucket
+from rljob_trainer.storage.bucket import FRESH, ObjectBucket
 
 
 class StateFiles(Protocol):
@@ -34,7 +34,7 @@ class StateFiles(Protocol):
 
 
 def state_files(place: str | Path) -> StateFiles:
-    return _BucketFiles(Bucket(str(place))) if is_address(place) else _FolderFiles(Path(place))
+    return _BucketFiles(ObjectBucket(str(place))) if is_address(place) else _FolderFiles(Path(place))
 
 
 class _FolderFiles:
@@ -77,7 +77,7 @@ class _Objects(FileSystem):
 
 
 class _BucketFiles:
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: ObjectBucket) -> None:
         self._bucket = bucket
 
     def writer(self) -> StorageWriter:

@@ -22,7 +22,7 @@ def cached_file(name: str, file: str, revision: str | None = None) -> Path | Non
 
 
 def _folder() -> Path:
-    """As huggingface_hub settles it."""
+    """The folder of the cache, settled as huggingface_hub does."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     return Path(os.path.expandvars(os.path.expanduser(cache)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.folder import ModelFolder
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 _COPIED = "rljob_copied.json"
 """Beside a model's copy in a bucket, written last: what was copied."""
@@ -51,7 +51,7 @@ def is_below(model: ModelFolder, storage: Path) -> bool:
     return all(path.resolve().is_relative_to(storage.resolve()) for path in _files(model.path))
 
 
-def send_model(folder: Path, bucket: Bucket) -> None:
+def send_model(folder: Path, bucket: ObjectBucket) -> None:
     """Copies a model's folder into a bucket, unless it is there. Raises ``BucketError``."""
     files = _files(folder)
     record = json.dumps({path.name: _told_apart(path) for path in files}, sort_keys=True, indent=1).encode()
@@ -75,7 +75,7 @@ def fetch_model(folder: Path, address: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return
-        bucket = Bucket(address)
+        bucket = ObjectBucket(address)
         partial = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()

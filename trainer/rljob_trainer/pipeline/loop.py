@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from rljob_trainer.episodes.episode import Group, Prompt
 from rljob_trainer.errors import DataError, DeadlineError
-from rljob_trainer.pipeline.parts import Feed, Journal, NoJournal, Rollout, StepRecord, Trainer
+from rljob_trainer.pipeline.parts import Apart, Feed, Journal, NoJournal, Rollout, StepRecord, TrainedBatch, Trainer
 from rljob_trainer.pipeline.schedule import Schedule
 from rljob_trainer.pipeline.tally import Tally
 from rljob_trainer.telemetry.names import check
@@ -150,7 +150,7 @@ class Pipeline:
 
     async def _run_step(self, step: int) -> bool:
         """One policy version. Returns False when there is nothing (more) to train or the job is to stop."""
-        pulls: list[dict[str, float]] = []
+        pulls: list[TrainedBatch] = []
         trained: list[Group] = []
         while not self.schedule.publication_due:
             await self._prompts_at_hand()
@@ -175,7 +175,8 @@ class Pipeline:
             step=step,
             version=self.schedule.published(),
             groups=trained,
-            metrics={**merge_pulls(pulls), **publication},
+            metrics={**merge_pulls([pull.metrics for pull in pulls]), **publication},
+            apart=apart_in_all([pull.apart for pull in pulls if pull.apart is not None]),
         )
         return await self._after_step(record) and not (self._exhausted and self.schedule.open == 0)
 
@@ -302,6 +303,20 @@ def merge_pulls(pulls: list[dict[str, float]]) -> dict[str, float]:
             case "mean" | "batch":
                 merged[name] = sum(values) / len(values)
     return merged
+
+
+def apart_in_all(pulls: Sequence[Apart]) -> Apart | None:
+    """The mean figures of a step's batches; of those with tokens of other versions alone, where there are any."""
+    judged = [apart for apart in pulls if apart.family == "drift"] or list(pulls)
+    if not judged:
+        return None
+    return Apart(
+        judged[0].family,
+        kl=sum(apart.kl for apart in judged) / len(judged),
+        chi_square=sum(apart.chi_square for apart in judged) / len(judged),
+        effective_sample_size=sum(apart.effective_sample_size for apart in judged) / len(judged),
+        worst=pulls[-1].worst,
+    )
 
 
 def _not_read(seconds: float) -> DeadlineError:

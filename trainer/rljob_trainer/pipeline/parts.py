@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rljob_trainer.episodes.episode import Group, Prompt
 
@@ -78,10 +78,33 @@ class NoJournal:
         return
 
 
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """How far trainer and engines are apart on the tokens of a batch."""
+
+    family: Literal["mismatch", "drift"]
+    """``mismatch``: all tokens are of the trainer's present weights, so that any difference is an error. ``drift``:
+    what the policy has learned since is in the figures too."""
+    kl: float
+    chi_square: float
+    effective_sample_size: float
+    worst: str = ""
+    """The samples that are furthest apart, in words; empty: nobody asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedBatch:
+    """What training on a batch came to. Whatever decides reads its own field; the metrics are for people."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    apart: Apart | None = None
+    """None: nothing was scored that could be compared."""
+
+
 class Trainer(Protocol):
     """Trains on a batch of groups and publishes weights."""
 
-    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]: ...
+    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> TrainedBatch: ...
 
     async def publish(self, version: int) -> dict[str, float]: ...
 
@@ -94,3 +117,5 @@ class StepRecord:
     version: int
     groups: list[Group]
     metrics: dict[str, float] = field(default_factory=dict)
+    apart: Apart | None = None
+    """Of all batches of the step."""

@@ -39,7 +39,7 @@ class Activity:
         self._laps: dict[str, _Lap] = {}
 
     def follow(self, engine: str, version: int, *, busy: bool) -> None:
-        """As things stand now: whether the engine has requests, and under which version they are sampled."""
+        """Notes how things stand now: whether the engine has requests, and under which version they are sampled."""
         now = self._clock()
         lap = self._laps.setdefault(engine, _Lap(now))
         if lap.working is not None and (not busy or lap.working.version != version):

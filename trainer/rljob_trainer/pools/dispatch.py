@@ -122,7 +122,7 @@ class Dispatch(ABC):
         return self._members.waiting_for(self.queued, paused=self._paused) or "no request is under way"
 
     def progress(self) -> list[int]:
-        """Of each group that ``generate`` has not returned, how many of its requests are finished."""
+        """For each group that ``generate`` has not returned, how many of its requests are finished."""
         return [sum(pending.done.done() for pending in group) for group in self._groups.values()]
 
     @property

@@ -102,12 +102,12 @@ class Members(dict[str, Member]):
 
     @property
     def serving(self) -> list[Member]:
-        """Those that get requests."""
+        """The members that get requests."""
         return [member for member in self.sorted() if member.state == "serving"]
 
     @property
     def own(self) -> list[Member]:
-        """Those that are not lent."""
+        """The members that are not lent."""
         return [member for member in self.values() if member.state != "lent"]
 
     @property

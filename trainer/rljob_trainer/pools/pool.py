@@ -90,12 +90,12 @@ class RolloutPool(Dispatch):
 
     @property
     def serving(self) -> list[EngineHandle]:
-        """Those that get requests."""
+        """The engines that get requests."""
         return [member.handle for member in self._members.serving]
 
     @property
     def lent(self) -> list[EngineHandle]:
-        """Those that somebody has borrowed."""
+        """The engines that somebody has borrowed."""
         return [member.handle for member in self._members.sorted() if member.state == "lent"]
 
     def add(self, handle: EngineHandle) -> None:

@@ -57,7 +57,7 @@ class Movable(Protocol):
     async def wake(self) -> None: ...
 
 
-class Members(Protocol):
+class TurnMembers(Protocol):
     """The engines of a run (``RolloutPool``)."""
 
     @property
@@ -74,7 +74,7 @@ class SharedDevices:
 
     def __init__(
         self,
-        pool: Members,
+        pool: TurnMembers,
         learner: Movable,
         waits: Waits,
         *,
@@ -124,7 +124,7 @@ class SharedDevices:
 
 
 async def _nothing() -> None:
-    """Nobody else needs the learner."""
+    """Does nothing: nobody else needs the learner."""
 
 
 class PublicationInTurns:

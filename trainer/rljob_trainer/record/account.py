@@ -35,7 +35,7 @@ class Account:
 
     @classmethod
     def of(cls, ledger: sqlite3.Connection) -> Account:
-        """Of the rows that are there."""
+        """The account of the rows that are there."""
         account = cls()
         for state, reason, samples, tokens, reward, age, token_ages in ledger.execute(_ENDED):
             if state == "trained":

@@ -62,7 +62,7 @@ class Boundary:
         return f"run {self.run}, step {self.totals.step}"
 
     def to_state(self) -> dict[str, object]:
-        """As JSON has it."""
+        """The boundary as a dictionary that JSON takes."""
         return {
             **asdict(self.totals),
             "run": self.run,

@@ -17,7 +17,7 @@ from rljob_trainer.checkpoints.folder import FolderCheckpoints
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.record import fence, ledger
 from rljob_trainer.record.output import MODEL, OutputFolder
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 from rljob_trainer.storage.copies import Copies
 from rljob_trainer.storage.small import BucketFile, LocalFile, SmallFile
 
@@ -41,7 +41,7 @@ class State(Protocol):
         """Which attempt may write."""
 
     @property
-    def model(self) -> Bucket | None:
+    def model(self) -> ObjectBucket | None:
         """Where the model is copied to, for nodes that cannot see the output folder; None: they can."""
 
     def bring(self) -> None:
@@ -59,7 +59,7 @@ class State(Protocol):
 
 def state_of(output: OutputFolder, address: str | None, keep: int) -> State:
     """``address``: where the state is kept, if not in the output folder; ``keep``: checkpoints that stay."""
-    return _InFolder(output, keep) if address is None else _InBucket(output, Bucket(address), keep)
+    return _InFolder(output, keep) if address is None else _InBucket(output, ObjectBucket(address), keep)
 
 
 @asynccontextmanager
@@ -110,7 +110,7 @@ class _InFolder:
 
 
 class _InBucket:
-    def __init__(self, output: OutputFolder, bucket: Bucket, keep: int) -> None:
+    def __init__(self, output: OutputFolder, bucket: ObjectBucket, keep: int) -> None:
         self.place = bucket.address
         self._bucket = bucket
         self.attempt = BucketFile(bucket, fence.FILE)

@@ -96,7 +96,7 @@ class Unframing:
         self._rest = b""
 
     def messages(self, arrived: bytes) -> list[Any]:
-        """Those that ``arrived`` completes. Raises ``GarbledError`` for what is no message."""
+        """The messages that ``arrived`` completes. Raises ``GarbledError`` for what is no message."""
         data = self._rest + arrived
         found, at = [], 0
         while len(data) - at >= _HEADER.size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from rljob_trainer.rewards.rules import Verdict, required_answer, rule
+from rljob_trainer.rewards.rules import RewardVerdict, required_answer, rule
 
 # A minus after a digit, letter or bracket is a subtraction. Commas only separate thousands. All patterns here take
 # time linear in the text.
@@ -21,7 +21,7 @@ def gsm8k(
     *,
     method: Literal["strict", "flexible"] = "strict",
     format_score: float = 0.0,
-) -> Verdict:
+) -> RewardVerdict:
     """1 when the number in the response equals the answer's, else 0.
 
     ``strict`` reads the number after the last ``####``; ``flexible`` falls back to the last number of the text.
@@ -37,9 +37,9 @@ def gsm8k(
         )
     said = number_in(response, method)
     if said is None:
-        return Verdict(0.0, None, False)
+        return RewardVerdict(0.0, None, False)
     correct = said == wanted
-    return Verdict(1.0 if correct else format_score, said, correct)
+    return RewardVerdict(1.0 if correct else format_score, said, correct)
 
 
 def number_in(text: str, method: Literal["strict", "flexible"]) -> str | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from rljob_trainer.rewards.rules import TooSlowError, Verdict, normalised, required_answer, rule
+from rljob_trainer.rewards.rules import RewardVerdict, TooSlowError, normalised, required_answer, rule
 
 _BRACES = re.compile(r"(\\boxed\s*\{|\\fbox\s*\{)|\\[{}]|[{}]")
 _SECONDS = 5.0
@@ -30,7 +30,7 @@ def _prepare() -> None:
 
 
 @rule("math", inline=False, hang_score=0.0, prepare=_prepare)
-def math(response: str, answer: str | None, *, boxed_only: bool = False) -> Verdict:
+def math(response: str, answer: str | None, *, boxed_only: bool = False) -> RewardVerdict:
     """1 when the last ``\\boxed{...}`` of the response (else its last expression) equals the answer, else 0.
 
     ``boxed_only``: a response without a box scores 0. The answer is a whole solution with a box, or an expression. A
@@ -46,9 +46,9 @@ def math(response: str, answer: str | None, *, boxed_only: bool = False) -> Verd
         wanted_text = reference.strip().strip("$")
     said_text = last_boxed(response)
     if said_text is None and boxed_only:
-        return Verdict(0.0, None, False)
+        return RewardVerdict(0.0, None, False)
     if said_text is not None and normalised(said_text, False) == normalised(wanted_text, False):
-        return Verdict(1.0, normalised(said_text, False), True)
+        return RewardVerdict(1.0, normalised(said_text, False), True)
     with _limited(f"reading the reference answer {wanted_text[:80]!r}"):
         wanted = parse(f"\\boxed{{{wanted_text}}}", parsing_timeout=None)
     if not wanted:
@@ -58,7 +58,7 @@ def math(response: str, answer: str | None, *, boxed_only: bool = False) -> Verd
     with _limited("comparing the response with the reference answer"):
         correct = bool(said) and bool(verify(wanted, said, timeout_seconds=None))
     prediction = said_text if said_text is not None else (str(said[-1]) if said else None)
-    return Verdict(float(correct), None if prediction is None else normalised(prediction, False), correct)
+    return RewardVerdict(float(correct), None if prediction is None else normalised(prediction, False), correct)
 
 
 @contextmanager

@@ -23,13 +23,13 @@ from rljob_trainer.episodes.episode import Group, RewardResult
 from rljob_trainer.episodes.receipts import digest_of
 from rljob_trainer.errors import CHANGED_JOB, JobFileError, RewardError, RewardWorkerError
 from rljob_trainer.rewards.process import WorkerProcess
-from rljob_trainer.rewards.rules import Verdict
+from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.sharing import SharedWork
 from rljob_trainer.rewards.terms import (
-    Failure,
     Outcome,
     OverlongSettings,
     Response,
+    RewardFailure,
     Term,
     TermSpec,
     combine,
@@ -166,7 +166,7 @@ class RewardPool:
         ]
 
     async def score_responses(self, responses: Sequence[Response]) -> list[RewardResult]:
-        """As ``score``, for responses that are no group."""
+        """Scores like ``score``, for responses that are no group."""
         routes = [self._route(response.source) for response in responses]
         outcomes: list[Outcome] = [
             {term.spec.name: term.score(response) for term in route.inline}
@@ -182,7 +182,7 @@ class RewardPool:
     def _result(self, response: Response, outcome: Outcome) -> RewardResult:
         """The sample's reward, or the job's answer to a function that failed on it."""
         specs = self._route(response.source).specs
-        failures = [verdict for verdict in outcome.values() if isinstance(verdict, Failure)]
+        failures = [verdict for verdict in outcome.values() if isinstance(verdict, RewardFailure)]
         if not failures:
             result = combine(specs, outcome, response.tokens, self._overlong)
             if (problem := too_large(result)) is None:
@@ -192,16 +192,16 @@ class RewardPool:
                 result, f"reward {titles} on {response.label or 'a sample'}: {problem}\n{_shown(response)}", lost=False
             )
         message = "\n".join(self._message(failure, response) for failure in failures)
-        wrong = {f.term: Verdict(self._hang_scores[f.term], None, False) for f in failures if self._is_wrong(f)}
+        wrong = {f.term: RewardVerdict(self._hang_scores[f.term], None, False) for f in failures if self._is_wrong(f)}
         blamed = [failure for failure in failures if failure.term not in wrong]
-        judged = outcome | wrong | {failure.term: Verdict(self._reward.error_score) for failure in blamed}
+        judged = outcome | wrong | {failure.term: RewardVerdict(self._reward.error_score) for failure in blamed}
         result = combine(specs, judged, response.tokens, self._overlong)
         if not blamed:
             self._log(f"{message}\nThis counts as wrong.")
             return replace(result, error=message)
         return self._failed(result, message, lost=all(failure.lost for failure in blamed))
 
-    def _is_wrong(self, failure: Failure) -> bool:
+    def _is_wrong(self, failure: RewardFailure) -> bool:
         """Whether a failure of a function only says that the response is wrong."""
         return failure.hung and failure.term in self._hang_scores
 
@@ -226,7 +226,7 @@ class RewardPool:
             log.warning("Reward functions failed on more than %d samples; further ones are only counted.", _LOGGED)
         self._logged += 1
 
-    def _message(self, failure: Failure, response: Response) -> str:
+    def _message(self, failure: RewardFailure, response: Response) -> str:
         spec = next(spec for spec in self._specs if spec.name == failure.term)
         where = f"reward function {spec.title} failed on {response.label or 'a sample'}"
         return f"{where}: {failure.problem}\n{_shown(response)}"

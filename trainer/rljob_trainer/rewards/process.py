@@ -3,9 +3,9 @@
 Whose fault an end is, is told apart as far as that can be done honestly. A worker that died is replaced, and the sample
 that it was at is scored once more, alone: only a second death is held against anybody. A signal that the process
 brought on itself (a segmentation fault, an alarm, ``os.kill`` of its own number) or an exit code is the function's;
-SIGKILL, SIGTERM and the like of unknown origin are nobody's (``Failure.lost``). Time in which the worker was stopped
-does not count, nor does a pause of the whole machine; one that stays stopped is replaced like one that died. A function
-that had its time is slow, and is not called again: it would take as long.
+SIGKILL, SIGTERM and the like of unknown origin are nobody's (``RewardFailure.lost``). Time in which the worker was
+stopped does not count, nor does a pause of the whole machine; one that stays stopped is replaced like one that died. A
+function that had its time is slow, and is not called again: it would take as long.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rljob_trainer.rewards.frames import (
     Unframing,
     frame,
 )
-from rljob_trainer.rewards.terms import Failure, Outcome, Response, TermSpec
+from rljob_trainer.rewards.terms import Outcome, Response, RewardFailure, TermSpec
 
 START_SECONDS = 120.0
 """Interpreter, imports of the user's module, math-verify: seconds normally, much longer on a loaded machine."""
@@ -206,7 +206,7 @@ class WorkerProcess:
             for i, outcome in zip(batch, progress.outcomes, strict=True):
                 outcomes[i] |= outcome
                 # A function that has ruined its worker has said so itself.
-                ended[i].update(t for t, v in outcome.items() if isinstance(v, Failure) and v.ended)
+                ended[i].update(t for t, v in outcome.items() if isinstance(v, RewardFailure) and v.ended)
             final = {batch[i] for i in progress.final}
             if end is not None:
                 culprit = progress.culprit()
@@ -433,17 +433,17 @@ class _Progress:
         return unfinished.pop() if len(unfinished) == 1 else None
 
 
-def _blamed(term: str, end: _End) -> Failure:
+def _blamed(term: str, end: _End) -> RewardFailure:
     if end.had_its_time:
-        return Failure(term, end.problem, ended=True)
+        return RewardFailure(term, end.problem, ended=True)
     if not end.outside:
         problem = f"{end.problem}; this happened twice, the second time with this sample alone"
-        return Failure(term, problem, ended=True)
+        return RewardFailure(term, problem, ended=True)
     problem = (
         f"{end.problem}, twice in succession. By whom is not known (the kernel, where memory runs out, or another "
         "process): neither function nor row need be at fault"
     )
-    return Failure(term, problem, ended=True, lost=True)
+    return RewardFailure(term, problem, ended=True, lost=True)
 
 
 def _end_family(pid: int, mark: str) -> None:

@@ -2,7 +2,7 @@
 
 A reward function takes what it names as keyword arguments: ``prompt``, ``response``, ``answer``, ``source``,
 ``tokens`` (response length), ``finish`` (``stop`` or ``length``), any column of its row, and its parameters (the
-keyword-only ones: ``params`` of the job file). It returns a number or a ``Verdict``. Adding one touches
+keyword-only ones: ``params`` of the job file). It returns a number or a ``RewardVerdict``. Adding one touches
 one file: decorate it, and import that file in ``BUILT_IN``.
 """
 
@@ -20,13 +20,13 @@ BUILT_IN = ("rules", "gsm8k", "maths")
 
 
 class TooSlowError(BaseException):
-    """A rule has given up on a response that takes too long: that counts as a hang of the rule (``Rule.hang_score``).
+    """A rule has given up on a response that takes too long, which counts as a hang (``RewardRule.hang_score``).
 
     No ``Exception``: what is interrupted by it often catches all of these.
     """
 
 
-class Verdict(NamedTuple):
+class RewardVerdict(NamedTuple):
     """What a function says about a response."""
 
     score: float
@@ -36,10 +36,10 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RewardRule:
     """A built-in reward function."""
 
-    function: Callable[..., float | Verdict]
+    function: Callable[..., float | RewardVerdict]
     inline: bool
     """It can neither hang nor crash, so it runs in the driver's own process."""
     hang_score: float | None = None
@@ -48,9 +48,9 @@ class Rule:
     """Does once what would make the first call slow; a worker calls it before the clock runs."""
 
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, RewardRule] = {}
 
-Scoring = TypeVar("Scoring", bound=Callable[..., float | Verdict])
+Scoring = TypeVar("Scoring", bound=Callable[..., float | RewardVerdict])
 
 
 def rule(
@@ -59,13 +59,13 @@ def rule(
     """Registers a function under the name that ``spec.reward.functions[].type`` uses."""
 
     def register(function: Scoring) -> Scoring:
-        RULES[name] = Rule(function, inline, hang_score, prepare)
+        RULES[name] = RewardRule(function, inline, hang_score, prepare)
         return function
 
     return register
 
 
-def built_in(name: str) -> Rule | None:
+def built_in(name: str) -> RewardRule | None:
     """The built-in function of that name, or None."""
     for module in BUILT_IN:
         importlib.import_module(f"rljob_trainer.rewards.{module}")
@@ -89,7 +89,7 @@ def normalised(text: str, ignore_case: bool = True) -> str:
 
 
 @rule("exactMatch", inline=True)
-def exact_match(response: str, answer: str | None, *, ignore_case: bool = True, partial: bool = False) -> Verdict:
+def exact_match(response: str, answer: str | None, *, ignore_case: bool = True, partial: bool = False) -> RewardVerdict:
     """1 when the response equals the answer after normalisation, else 0.
 
     ``partial``: instead the share of positions that agree, over the longer of the two: a slope for models that
@@ -98,9 +98,9 @@ def exact_match(response: str, answer: str | None, *, ignore_case: bool = True, 
     said, wanted = normalised(response, ignore_case), normalised(required_answer(answer), ignore_case)
     correct = said == wanted
     if not partial or correct:
-        return Verdict(float(correct), said, correct)
+        return RewardVerdict(float(correct), said, correct)
     agreeing = sum(a == b for a, b in zip(said, wanted, strict=False))
-    return Verdict(agreeing / max(len(said), len(wanted)), said, correct)
+    return RewardVerdict(agreeing / max(len(said), len(wanted)), said, correct)
 
 
 @rule("pattern", inline=False)

@@ -126,6 +126,6 @@ class SharedWork:
 def _stop_if_unwanted(
     task: asyncio.Task[list[Outcome]], pieces: Sequence[_Piece], _: asyncio.Future[list[Outcome]]
 ) -> None:
-    """Nobody waits for any of the pieces, and they may take long."""
+    """Stops all pieces, which nobody waits for and which may take long."""
     if not task.done() and all(piece.done.cancelled() for piece in pieces):
         task.cancel()

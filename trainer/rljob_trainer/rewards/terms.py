@@ -19,7 +19,7 @@ from zlib import crc32
 
 from rljob_trainer.episodes.episode import RewardResult
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.rewards.rules import TooSlowError, Verdict, built_in, overlong
+from rljob_trainer.rewards.rules import RewardVerdict, TooSlowError, built_in, overlong
 from rljob_trainer.texts import writable
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class TermSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RewardFailure:
     """A term that gave no verdict on a sample."""
 
     term: str
@@ -95,7 +95,7 @@ class Failure:
         return (self.ended or self.gave_up) and not self.lost
 
 
-Outcome = dict[str, Verdict | Failure]
+Outcome = dict[str, RewardVerdict | RewardFailure]
 """What the terms said about one sample, by their names."""
 
 STANDARD = ("prompt", "response", "answer", "source", "tokens", "finish")
@@ -140,34 +140,34 @@ class Term:
     def applies_to(self, source: str) -> bool:
         return self.spec.applies_to(source)
 
-    def score(self, response: Response) -> Verdict | Failure:
-        """Calls a function that is not async. Whatever it raises becomes a ``Failure`` that says where."""
+    def score(self, response: Response) -> RewardVerdict | RewardFailure:
+        """Calls a function that is not async. Whatever it raises becomes a ``RewardFailure`` that says where."""
         try:
             returned = self._function(**self._arguments(response))
         except TooSlowError as slow:
-            return Failure(self.spec.name, str(slow), gave_up=True)
+            return RewardFailure(self.spec.name, str(slow), gave_up=True)
         except BaseException as problem:  # noqa: BLE001  also KeyboardInterrupt and CancelledError, raised by the function
-            return Failure(self.spec.name, _described(problem))
+            return RewardFailure(self.spec.name, _described(problem))
         return self._judged(returned)
 
-    async def score_async(self, response: Response) -> Verdict | Failure:
-        """As ``score``, for an async function. Whoever awaits it in a task of its own and cancels that task must not
-        expect it to end as cancelled."""
+    async def score_async(self, response: Response) -> RewardVerdict | RewardFailure:
+        """Scores like ``score``, by an async function. Whoever awaits it in a task of its own and cancels that task
+        must not expect it to end as cancelled."""
         try:
             called: Awaitable[Any] = self._function(**self._arguments(response))
             returned = await called
         except BaseException as problem:  # noqa: BLE001  as in score
-            return Failure(self.spec.name, _described(problem))
+            return RewardFailure(self.spec.name, _described(problem))
         return self._judged(returned)
 
-    def _judged(self, returned: Any) -> Verdict | Failure:
+    def _judged(self, returned: Any) -> RewardVerdict | RewardFailure:
         """What was returned as a verdict, or what is wrong with it."""
         try:
             return _verdict(returned)
         except _UnusableError as problem:
-            return Failure(self.spec.name, str(problem))
+            return RewardFailure(self.spec.name, str(problem))
         except BaseException as problem:  # noqa: BLE001  what conversions of the user's types raise
-            return Failure(self.spec.name, f"what it returned cannot be used: {_described(problem)}")
+            return RewardFailure(self.spec.name, f"what it returned cannot be used: {_described(problem)}")
 
     def _arguments(self, response: Response) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
@@ -233,7 +233,7 @@ def combine(
         verdict = outcome.get(spec.name)
         if verdict is None:
             continue
-        assert isinstance(verdict, Verdict)
+        assert isinstance(verdict, RewardVerdict)
         parts[spec.name] = verdict.score
         score += spec.weight * verdict.score
         prediction = verdict.prediction if prediction is None else prediction
@@ -299,12 +299,12 @@ class _UnusableError(Exception):
     """What a function returned is no verdict; the message says why."""
 
 
-def _verdict(returned: Any) -> Verdict:
+def _verdict(returned: Any) -> RewardVerdict:
     """What a function returned: a number, or a mapping with ``score`` and perhaps ``prediction`` and ``correct``.
 
     All that is in it are plain numbers and texts afterwards, which can travel: nothing of the user's types.
     """
-    if isinstance(returned, Verdict):
+    if isinstance(returned, RewardVerdict):
         score, prediction, correct = returned
     elif isinstance(returned, Mapping):
         if "score" not in returned:
@@ -313,7 +313,7 @@ def _verdict(returned: Any) -> Verdict:
         score, prediction, correct = returned["score"], returned.get("prediction"), returned.get("correct")
     else:
         score, prediction, correct = returned, None, None
-    return Verdict(
+    return RewardVerdict(
         _number(score),
         None if prediction is None else _kept_prediction(plain_text(str(prediction))),
         None if correct is None else bool(correct),

@@ -24,8 +24,8 @@ from typing import Any, BinaryIO
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.frames import Calling, Outbox, Ready, Request, Scored, Setup, SharedMemory, read_frame
-from rljob_trainer.rewards.rules import Verdict
-from rljob_trainer.rewards.terms import Failure, Outcome, Response, Term
+from rljob_trainer.rewards.rules import RewardVerdict
+from rljob_trainer.rewards.terms import Outcome, Response, RewardFailure, Term
 
 _LATE_SECONDS = 0.5
 """A timer that comes so late was held up, perhaps because the machine was paused: the driver is about to notice too."""
@@ -120,14 +120,14 @@ class _Worker:
         if waiting:
             runner.run(self._score_async(waiting))
 
-    def _called(self, term: Term, response: Response) -> Verdict | Failure:
+    def _called(self, term: Term, response: Response) -> RewardVerdict | RewardFailure:
         verdict = term.score(response)
         self._outbox.end_escaped_child()
         if self._descriptors() != self._at_first:
             problem = (
                 "it closed or replaced file descriptors of its worker process (0, 1, 2, or the pipes of the driver)"
             )
-            return Failure(term.spec.name, problem, ended=True)
+            return RewardFailure(term.spec.name, problem, ended=True)
         return verdict
 
     async def _score_async(self, samples: Sequence[_Sample]) -> None:
@@ -145,9 +145,9 @@ class _Worker:
             for sample in samples:
                 tasks.create_task(one(sample))
 
-    async def _within_time(self, term: Term, sample: _Sample) -> Verdict | Failure:
+    async def _within_time(self, term: Term, sample: _Sample) -> RewardVerdict | RewardFailure:
         """An async function's verdict within the sample's time, in which its process was able to run."""
-        late = Failure(term.spec.name, f"no result within {self._setup.timeout_seconds:g} s")
+        late = RewardFailure(term.spec.name, f"no result within {self._setup.timeout_seconds:g} s")
         if self._clock() >= sample.deadline:
             return late
         call = asyncio.ensure_future(term.score_async(sample.response))

@@ -53,7 +53,7 @@ def score(
 
 
 def _log_probs(decoder: Decoder, hidden: Tensor, targets: Tensor, temperature: float) -> FloatArray:
-    """Of ``targets [T]`` after ``hidden [T, hidden]``, a block of logits at a time."""
+    """Log-probs of ``targets [T]`` after ``hidden [T, hidden]``, a block of logits at a time."""
     parts = [np.empty(0, np.float32)]
     for rows, wanted in zip(torch.split(hidden, _HEAD_ROWS), torch.split(targets, _HEAD_ROWS), strict=True):
         logits = decoder.logits(rows).float() / temperature

@@ -53,7 +53,8 @@ class Shelf:
         result.tokens = self.put(result.tokens)
 
     def put(self, tokens: Tokens) -> Tokens:
-        """The same tokens, elsewhere. On a disk that is full they stay in memory, and the log says so once."""
+        """Returns the same tokens, out of memory. On a disk that is full they stay in memory, and the log says so
+        once."""
         # A constant is one object for all responses that have it, where a view is one for each.
         streams = {name: as_constant(stream) for name, stream in tokens.streams().items()}
         kept = {name: stream for name, stream in streams.items() if is_constant(stream)}

@@ -29,7 +29,7 @@ class DecodeSpeed:
         return self.alone * (1 + running / self.saturation)
 
     def tokens_per_second(self, running: float) -> float:
-        """Of all running sequences together."""
+        """Tokens per second of all running sequences together."""
         return running / (self.alone * (1 + running / self.saturation))
 
 

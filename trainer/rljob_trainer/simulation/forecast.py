@@ -23,7 +23,7 @@ from rljob_trainer.simulation.rollout import EndlessFeed, SimulatedRollout, Simu
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ForecastSetup:
     """All that a forecast depends on. ``engines`` holds the speed of each; they may differ."""
 
     schedule: ScheduleSettings
@@ -76,7 +76,7 @@ class _Mark:
     ages: dict[int, int]
 
 
-def simulate(setup: Setup, steps: int, *, warm_up: int | None = None) -> Forecast:
+def simulate(setup: ForecastSetup, steps: int, *, warm_up: int | None = None) -> Forecast:
     """``steps`` steps in virtual time, of which the first ``warm_up`` (by default those in which ages still grow, at
     most a quarter) do not count. Raises ``ValueError`` when none is left."""
     if warm_up is None:
@@ -86,7 +86,7 @@ def simulate(setup: Setup, steps: int, *, warm_up: int | None = None) -> Forecas
     return run_virtual(_simulate(setup, steps, warm_up))
 
 
-async def _simulate(setup: Setup, steps: int, warm_up: int) -> Forecast:
+async def _simulate(setup: ForecastSetup, steps: int, warm_up: int) -> Forecast:
     shape = setup.schedule
     rollout = SimulatedRollout(
         setup.engines,

@@ -10,7 +10,7 @@ from rljob_api import load_jobs, resolve
 from rljob_api.resolved import ResolvedJob
 from rljob_trainer.errors import DataError
 from rljob_trainer.simulation.lengths import LengthDistribution, recorded
-from rljob_trainer.simulation.planning import StageSeconds
+from rljob_trainer.simulation.planning import PlannedSeconds
 from rljob_trainer.telemetry import run_folder
 
 _TRAINING = ("timing/score_seconds", "timing/advantage_seconds", "timing/update_seconds")
@@ -18,15 +18,15 @@ _WARM_UP = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """A run as a source of compute times. ``seconds`` are those of one batch on ``job``'s own pools."""
 
     job: ResolvedJob
     lengths: LengthDistribution
-    seconds: StageSeconds
+    seconds: PlannedSeconds
 
 
-def measure(folder: Path) -> Measured:
+def measure(folder: Path) -> MeasuredRun:
     """Median times of a sync run's steps after the first two. Raises ``DataError`` when they cannot be had from it."""
     job_file = folder / run_folder.JOB
     if not job_file.exists():
@@ -51,8 +51,8 @@ def measure(folder: Path) -> Measured:
     busy = [sum(row.get(f"timing/{name}_seconds") or 0.0 for name in ("validation", "checkpoint")) for row in rows]
     steps = [row["timing/step_seconds"] - other for row, other in zip(rows, busy, strict=True)]
     rest = max(0.0, median(steps) - generation - training - publication)
-    return Measured(
+    return MeasuredRun(
         job,
         recorded(folder, job.spec.batch.samples_per_prompt),
-        StageSeconds(generation, training, publication, rest),
+        PlannedSeconds(generation, training, publication, rest),
     )

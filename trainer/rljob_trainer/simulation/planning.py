@@ -17,7 +17,7 @@ from rljob_trainer.pipeline.schedule import ScheduleSettings
 from rljob_trainer.pipeline.shape import schedule_settings
 from rljob_trainer.pools.size import engine_count, max_concurrent
 from rljob_trainer.simulation.engine import DecodeSpeed
-from rljob_trainer.simulation.forecast import Forecast, Setup, simulate
+from rljob_trainer.simulation.forecast import Forecast, ForecastSetup, simulate
 from rljob_trainer.simulation.lengths import LengthDistribution
 from rljob_trainer.simulation.rollout import TrainerSpeed
 
@@ -26,7 +26,7 @@ _MOST_SPLITS = 9
 
 
 @dataclass(frozen=True, slots=True)
-class StageSeconds:
+class PlannedSeconds:
     """Compute times of one batch (``batch.groups`` prompts) on the job's own pools, each stage by itself."""
 
     generation: float
@@ -57,7 +57,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlanRow:
     """One line of a plan. ``training_seconds`` and ``generation_seconds``: what a step takes if only that stage
     counted, with engines as full as the schedule lets them be; no step is shorter than the longer of both."""
 
@@ -90,13 +90,13 @@ class Speeds:
 
 
 def calibrated(
-    job: ResolvedJob, lengths: LengthDistribution, seconds: StageSeconds, saturation: float = DEFAULT_SATURATION
+    job: ResolvedJob, lengths: LengthDistribution, seconds: PlannedSeconds, saturation: float = DEFAULT_SATURATION
 ) -> Speeds:
     """The speeds with which ``job``'s own pools take ``seconds`` for a batch. ``saturation``: running sequences with
     which an engine's decoding step takes twice as long as with none."""
     spec = job.spec
     # All of a simulated generation is in proportion to the time of a token: one trial gives the factor.
-    trial = Setup(
+    trial = ForecastSetup(
         schedule=whole_batches(spec.batch.groups),
         partial_rollout="none",
         samples_per_prompt=spec.batch.samples_per_prompt,
@@ -124,14 +124,14 @@ class Planner:
         self._seed = seed
         self._batch_tokens = _batch_tokens(job.spec, lengths)
 
-    def row(self, split: Split, steps: int, mode: PipelineMode | None = None) -> Row:
+    def row(self, split: Split, steps: int, mode: PipelineMode | None = None) -> PlanRow:
         """The forecast for one split; ``mode`` other than the job's own: sync or oneStepOff with the job's batch."""
         spec, speeds = self.job.spec, self._speeds
         schedule, partial = schedule_settings(spec), spec.pipeline.partial_rollout
         if mode is not None and mode != spec.pipeline.mode:
             schedule, partial = whole_batches(spec.batch.groups, max_age=0 if mode == "sync" else 1), "none"
         token_seconds = speeds.rank_seconds_per_token / split.ranks
-        setup = Setup(
+        setup = ForecastSetup(
             schedule=schedule,
             partial_rollout=partial,
             samples_per_prompt=spec.batch.samples_per_prompt,
@@ -141,7 +141,7 @@ class Planner:
             trainer=TrainerSpeed(token_seconds, speeds.rest_seconds, speeds.publication_seconds),
             seed=self._seed,
         )
-        return Row(
+        return PlanRow(
             mode=mode or spec.pipeline.mode,
             split=split,
             forecast=simulate(setup, steps),
@@ -197,7 +197,7 @@ def _batch_tokens(spec: ResolvedSpec, lengths: LengthDistribution) -> float:
     return float(drawn.mean()) * n * spec.batch.groups
 
 
-def plan(planner: Planner, steps: int) -> list[Row]:
+def plan(planner: Planner, steps: int) -> list[PlanRow]:
     """The job first, then its devices colocated and in lockstep, then other splits (of a sync job: one step off)."""
     spec, own = planner.job.spec, planner.own
     rows = [planner.row(own, steps)]

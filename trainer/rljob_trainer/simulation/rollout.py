@@ -19,6 +19,7 @@ from rljob_api.spec.pipeline import PartialRollout
 from rljob_trainer.episodes.episode import Episode, Group, Prompt, single_turn
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.tokens import Tokens
+from rljob_trainer.pipeline.parts import TrainedBatch
 from rljob_trainer.simulation.engine import DecodeSpeed, SimulatedEngine, Work
 from rljob_trainer.simulation.lengths import LengthDistribution
 from rljob_trainer.waits import NEVER
@@ -215,7 +216,7 @@ class SimulatedTrainer:
         """Groups that more than one version has made."""
         self.tokens = 0
 
-    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> dict[str, float]:
+    async def train(self, groups: Sequence[Group], *, step: int, version: int) -> TrainedBatch:
         tokens = 0
         for group in groups:
             work = self._rollout.work.pop(group.prompt.ordinal)
@@ -227,7 +228,7 @@ class SimulatedTrainer:
         self.busy_seconds += seconds
         self.tokens += tokens
         await asyncio.sleep(seconds)
-        return {}
+        return TrainedBatch()
 
     async def publish(self, version: int) -> dict[str, float]:
         await self._rollout.publish(version, self._speed.publication_seconds)

@@ -22,7 +22,7 @@ FRESH: dict[str, Any] = {"use_listings_cache": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredObject:
     """What a listing says of one object."""
 
     size: int
@@ -30,7 +30,7 @@ class Stored:
     """Changes with the content (an ETag); empty where the store has none."""
 
 
-class Bucket:
+class ObjectBucket:
     """Objects below one address, by their names relative to it.
 
     Every method raises ``BucketError``, whatever the store's client raises, and ``UnreachableError`` for what another
@@ -41,8 +41,8 @@ class Bucket:
         self.address = address.rstrip("/")
         self._opened: tuple[AbstractFileSystem, str] | None = None
 
-    def below(self, name: str) -> Bucket:
-        return Bucket(f"{self.address}/{name}")
+    def below(self, name: str) -> ObjectBucket:
+        return ObjectBucket(f"{self.address}/{name}")
 
     def read(self, name: str) -> bytes | None:
         """A small object; None when there is none."""
@@ -72,18 +72,18 @@ class Bucket:
             file.parent.mkdir(parents=True, exist_ok=True)
             store.get_file(f"{root}/{name}", str(file))
 
-    def files(self) -> dict[str, Stored]:
+    def files(self) -> dict[str, StoredObject]:
         """All objects, by name in order; empty where nothing is. The bucket itself must exist."""
         with self._telling("cannot be listed"):
             store, root = self._store()
             found = store.find(root, detail=True)
             return {
-                name.removeprefix(f"{root}/"): Stored(int(entry["size"]), str(entry.get("ETag") or ""))
+                name.removeprefix(f"{root}/"): StoredObject(int(entry["size"]), str(entry.get("ETag") or ""))
                 for name, entry in sorted(found.items())
                 if entry["type"] == "file" and name.startswith(f"{root}/")
             }
 
-    def move(self, names: Iterable[str], to: Bucket) -> None:
+    def move(self, names: Iterable[str], to: ObjectBucket) -> None:
         """Without the data passing through here."""
         with self._telling(f"objects cannot be moved to {to}"):
             store, root = self._store()

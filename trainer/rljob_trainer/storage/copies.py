@@ -7,14 +7,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 
 
 class Copies:
     """Copies of the files in ``folder``; ``own`` are names of files and folders that are somebody else's business,
     also where an earlier run was set aside."""
 
-    def __init__(self, folder: Path, bucket: Bucket, own: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, bucket: ObjectBucket, own: tuple[str, ...]) -> None:
         self._folder, self._bucket, self._own = folder, bucket, own
         self._seen: dict[str, tuple[int, int]] = {}
         """Size and time of change (ns) of the files as they are in the bucket."""
@@ -34,7 +34,7 @@ class Copies:
             self._send()
 
     def send_all(self) -> None:
-        """The same, and objects whose files are gone are removed."""
+        """Sends what ``send`` does, and objects whose files are gone are removed."""
         with self._busy:
             self._send()
             gone = [name for name in self._bucket.files() if self._is_ours(name) and name not in self._seen]

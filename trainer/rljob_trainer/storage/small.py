@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from rljob_trainer.storage.bucket import Bucket
+from rljob_trainer.storage.bucket import ObjectBucket
 from rljob_trainer.telemetry.run_folder import write_whole
 
 
@@ -45,7 +45,7 @@ class LocalFile:
 class BucketFile:
     """An object: a store replaces it in one step."""
 
-    def __init__(self, bucket: Bucket, name: str) -> None:
+    def __init__(self, bucket: ObjectBucket, name: str) -> None:
         self._bucket, self._name = bucket, name
 
     @property

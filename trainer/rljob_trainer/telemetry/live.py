@@ -25,7 +25,7 @@ from rich.text import Text
 
 from rljob_trainer.telemetry.figures import duration, number, percent
 from rljob_trainer.telemetry.textplot import braille, spark
-from rljob_trainer.telemetry.view import JobSummary, Pace, Present, StepRecord, validation_score
+from rljob_trainer.telemetry.view import JobSummary, Pace, Present, ShownStep, validation_score
 
 _ACCENT = "cyan"
 _STAGE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
@@ -87,7 +87,7 @@ class LiveView:
         self._live.start(refresh=True)
         self._painter.start()
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: ShownStep) -> None:
         self._pace.step(record.step)
         self._step = record.step
         self._rewards.append(record.metrics.get("reward/mean", math.nan))

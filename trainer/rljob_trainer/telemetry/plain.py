@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from rljob_trainer.telemetry.figures import clock, number, percent
-from rljob_trainer.telemetry.view import JobSummary, Pace, Present, StepRecord, validation_score
+from rljob_trainer.telemetry.view import JobSummary, Pace, Present, ShownStep, validation_score
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class PlainView:
         titles = "".join(f"  {column.title:>{column.width}}" for column in _COLUMNS)
         self._print(f"{'step':>{self._step_width}}{titles}  {'left':>6}")
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: ShownStep) -> None:
         self._pace.step(record.step)
         total = f"/{self._job.total_steps}" if self._job.total_steps else ""
         cells = "".join(f"  {column.show(record.metrics):>{column.width}}" for column in _COLUMNS)

@@ -125,7 +125,7 @@ class StageTimes:
 
     @property
     def exclusive_totals(self) -> dict[str, float]:
-        """The same without the stages nested in each: they add up, which is what ``summary.json`` shows."""
+        """Seconds by stage without the stages nested in each: they add up, which is what ``summary.json`` shows."""
         return dict(self._exclusive)
 
     @property

@@ -36,7 +36,7 @@ class JobSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class ShownStep:
     """One finished step: its metrics under their public names."""
 
     step: int
@@ -60,7 +60,7 @@ class View(Protocol):
 
     def start(self, job: JobSummary) -> None: ...
 
-    def step(self, record: StepRecord) -> None: ...
+    def step(self, record: ShownStep) -> None: ...
 
     def message(self, text: str) -> None:
         """A log line for the person watching."""
@@ -89,7 +89,7 @@ class Views:
         for view in self._views:
             view.start(job)
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: ShownStep) -> None:
         for view in self._views:
             view.step(record)
 

@@ -71,14 +71,14 @@ def part_weights(reward: Reward) -> dict[str, float]:
 
 
 def with_correction(algorithm: ResolvedAlgorithm) -> ResolvedAlgorithm:
-    """The same with mode decoupled and importance weights: the job's own, or one a token, cut at 2."""
+    """The algorithm with mode decoupled and importance weights: the job's own, or one a token, cut at 2."""
     given = algorithm.rollout_correction
     switched = given.model_copy(update={"mode": "decoupled", "weights": given.weights or CorrectionWeights()})
     return algorithm.model_copy(update={"rollout_correction": switched})
 
 
 def kl_controller(algorithm: ResolvedAlgorithm) -> KlController:
-    """Of the KL in the reward."""
+    """The controller of the KL in the reward."""
     in_reward = algorithm.kl.in_reward
     if in_reward is None:
         return FixedKl(0.0)

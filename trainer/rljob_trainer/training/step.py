@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from rljob_trainer.algorithms import (
     AdvantageInputs,
     AdvantageOutput,
     NotFiniteError,
+    PolicyDistance,
     Segments,
     UnfitRewardError,
     advantage_estimators,
@@ -34,11 +35,11 @@ from rljob_trainer.algorithms import (
     agreement_metrics,
     clipped_scores,
     correct,
-    drift_metrics,
     gradient_noise,
     kl_penalised_rewards,
     most_apart,
     normalised_scores,
+    policy_distance,
     resampled,
     rollout_share,
     without_truncated,
@@ -56,6 +57,7 @@ from rljob_trainer.learner.protocol import (
     UpdateResult,
 )
 from rljob_trainer.pipeline.loop import Stage, unmeasured
+from rljob_trainer.pipeline.parts import Apart, TrainedBatch
 from rljob_trainer.telemetry.batch_metrics import (
     BatchStreams,
     batch_metrics,
@@ -89,7 +91,7 @@ class TrainingStep:
     Usage::
 
         step = TrainingStep(spec.algorithm, spec.batch, learner, temperature=1.0, seed=0)
-        metrics = await step.run(groups, number=1, version=0)
+        trained = await step.run(groups, number=1, version=0)
     """
 
     def __init__(
@@ -129,8 +131,6 @@ class TrainingStep:
         self._loss = loss_settings(algorithm, temperature)
         self.correcting = False
         """Whether the correction has been switched on beyond what the job says."""
-        self.most_apart = ""
-        """Names the samples of the last batch that trainer and engine disagreed most about, if the job has limits."""
         self._prompts = prompts
         self._explained = 0.0
         """The largest gap between trainer and engines that was looked into."""
@@ -139,8 +139,8 @@ class TrainingStep:
         """The policy's optimizer steps in each of the latest versions, the present one last. By place and not by
         number: a resumed run counts its versions from elsewhere."""
 
-    async def run(self, groups: Sequence[Group], *, number: int, version: int) -> dict[str, float]:
-        """Trains on the groups as step ``number`` and returns its metrics. Raises what learner and algorithms raise."""
+    async def run(self, groups: Sequence[Group], *, number: int, version: int) -> TrainedBatch:
+        """Trains on the groups as step ``number``. Raises what learner and algorithms raise."""
         if self._prompts is not None:
             self._prompts.check(groups, number)
         check_groups(groups, version)
@@ -173,9 +173,11 @@ class TrainingStep:
             try:
                 await asyncio.sleep(0)  # it is sent off; what it doesn't change is looked at while the learner works
                 metrics = self._batch_metrics(batch, inputs, version) | corrected
+                apart: Apart | None = None
                 if scored.log_probs is not None:
                     scored_with = version if not continues or self._anchors else None
-                    metrics |= self._agreement(groups, batch, made, scored.log_probs, scored_with)
+                    apart, agreement = self._agreement(batch, made, scored.log_probs, scored_with)
+                    metrics |= agreement
                 result = await update
             finally:
                 update.cancel()
@@ -189,7 +191,8 @@ class TrainingStep:
         self._steps_taken[-1] += result.actor_steps
         if scored.log_probs is None:
             updated_from = None if continues else version
-            metrics.update(self._agreement(groups, batch, made, result.first_log_probs, updated_from))
+            apart, agreement = self._agreement(batch, made, result.first_log_probs, updated_from)
+            metrics.update(agreement)
             metrics.update(self._bypassed(batch, result.first_log_probs))
             if result.first_log_probs is not None and not continues:
                 # The weights have changed: nothing that is given up from here on may say that they have not.
@@ -212,7 +215,7 @@ class TrainingStep:
             metrics["actor/entropy_coefficient"] = self.entropy.coefficient
             if "actor/entropy" in metrics:
                 self.entropy.update(metrics["actor/entropy"])
-        return metrics
+        return TrainedBatch(metrics, apart)
 
     async def give_up(self) -> None:
         """Asks that ``run`` raises ``StepGivenUpError`` soon, if the weights have not changed yet."""
@@ -490,13 +493,14 @@ class TrainingStep:
 
     def _agreement(
         self,
-        groups: Sequence[Group],
         batch: TrainingBatch,
         mask: npt.NDArray[np.bool_],
         trainer: FloatArray | None,
         version: int | None,
-    ) -> dict[str, float]:
-        """``mismatch/...``: trainer against engine, on the tokens that both saw with the same weights.
+    ) -> tuple[Apart | None, dict[str, float]]:
+        """How far trainer and engines are apart, and the metrics of that.
+
+        ``mismatch/...``: trainer against engine, on the tokens that both saw with the same weights.
 
         ``drift/...``: on all tokens, where some are of other weights.
 
@@ -507,19 +511,25 @@ class TrainingStep:
         """
         sequences = batch.sequences
         if trainer is None or sequences.rollout_log_probs is None:
-            return {}
+            return None, {}
         known = mask & np.isfinite(trainer)
         alike = known & (batch.versions == version) if version is not None else np.zeros_like(known)
         streams = torch.from_numpy(trainer), torch.from_numpy(sequences.rollout_log_probs)
+        segments, worst, apart = _segments(batch), "", None
         metrics: dict[str, float] = {}
         if self.algorithm.rollout_correction.limits is not None:
-            worst = most_apart(*streams, torch.from_numpy(known), _segments(batch), _NAMED)
-            self.most_apart = ", ".join(f"{batch.owner(i).id} by {by:.2g} nats" for i, by in worst)
+            furthest = most_apart(*streams, torch.from_numpy(known), segments, _NAMED)
+            worst = ", ".join(f"{batch.owner(i).id} by {by:.2g} nats" for i, by in furthest)
         if alike.any():
-            metrics |= agreement_metrics(*streams, torch.from_numpy(alike), _segments(batch))
+            of_these = torch.from_numpy(alike)
+            distance = policy_distance(*streams, of_these, segments)
+            metrics |= agreement_metrics(*streams, of_these) | distance.metrics("mismatch")
+            apart = _apart("mismatch", distance, worst)
         if (known & ~alike).any():
-            metrics |= drift_metrics(*streams, torch.from_numpy(known), _segments(batch))
-        return metrics
+            distance = policy_distance(*streams, torch.from_numpy(known), segments)
+            metrics |= distance.metrics("drift")
+            apart = _apart("drift", distance, worst)
+        return apart, metrics
 
     async def _explain(
         self,
@@ -563,6 +573,10 @@ class TrainingStep:
             assert result.log_probs is not None
             scored[temperature] = result.log_probs
         return attribution.of_temperature(scored, few.rollout_log_probs, self._temperature)
+
+
+def _apart(family: Literal["mismatch", "drift"], distance: PolicyDistance, worst: str) -> Apart:
+    return Apart(family, distance.kl, distance.chi_square, distance.effective_sample_size, worst)
 
 
 def _segments(batch: TrainingBatch) -> Segments:

@@ -14,7 +14,7 @@ from rljob_trainer.pools.dispatch import CALL_SECONDS
 from rljob_trainer.pools.lent import Lent
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.rollout.handle import EngineLostError
-from rljob_trainer.validation.validator import ValidationResult, Validator
+from rljob_trainer.validation.validator import HeldOutScores, Validator
 from rljob_trainer.waits import Taken
 
 _SHARE = 4
@@ -24,7 +24,7 @@ _SHARE = 4
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
     step: int
-    scoring: asyncio.Task[ValidationResult]
+    scoring: asyncio.Task[HeldOutScores]
 
 
 class ValidationBeside:
@@ -67,7 +67,7 @@ class ValidationBeside:
         self._now = _UnderWay(step, asyncio.create_task(self._score(lent)))
         return True
 
-    async def _score(self, lent: Lent) -> ValidationResult:
+    async def _score(self, lent: Lent) -> HeldOutScores:
         try:
             return await self._validator.run(lent)
         finally:
@@ -77,7 +77,7 @@ class ValidationBeside:
                 async with self._undisturbed("validation", "the engines of a validation come back", CALL_SECONDS):
                     lent.give_back()
 
-    async def take(self) -> tuple[int, ValidationResult] | None:
+    async def take(self) -> tuple[int, HeldOutScores] | None:
         """Waits for the step that was validated and the result; None when it was lost with its engines, which the run
         then says.
 

@@ -11,7 +11,7 @@ from rljob_trainer.telemetry.run_folder import VALIDATION_STEP
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.validation.beside import ValidationBeside
-from rljob_trainer.validation.validator import ValidationResult, Validator, sample_rows
+from rljob_trainer.validation.validator import HeldOutScores, Validator, sample_rows
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedSpec
@@ -82,7 +82,7 @@ class ValidationRounds:
         await self._write_samples(step, result)
         return result.mean
 
-    async def _write_samples(self, step: int, result: ValidationResult) -> None:
+    async def _write_samples(self, step: int, result: HeldOutScores) -> None:
         rows = [
             row
             for groups in result.groups.values()

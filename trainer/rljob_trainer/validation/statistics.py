@@ -20,7 +20,7 @@ _NUMBERS_AT_ONCE = 1 << 22
 """Bounds the memory of the vote counts, draws x prompts x answers numbers, by taking some prompts at a time."""
 
 
-class Moments(NamedTuple):
+class ScoreMoments(NamedTuple):
     """Mean and standard deviation over draws of k samples, each averaged over the prompts."""
 
     mean: float
@@ -34,12 +34,12 @@ def draw_sizes(samples: int) -> list[int]:
     return [2**i for i in range(1, samples.bit_length()) if 2**i < samples] + [samples]
 
 
-def mean_and_std(scores: Float64Array) -> Moments:
+def mean_and_std(scores: Float64Array) -> ScoreMoments:
     """mean@n and std@n (population) of ``scores`` ``[P, N]``, averaged over the prompts."""
-    return Moments(float(scores.mean()), float(scores.std(axis=1).mean()))
+    return ScoreMoments(float(scores.mean()), float(scores.std(axis=1).mean()))
 
 
-def best_of(scores: Float64Array, k: int) -> Moments:
+def best_of(scores: Float64Array, k: int) -> ScoreMoments:
     """The largest of k of a prompt's samples, ``scores`` ``[P, N]``.
 
     With x_(1) <= ... <= x_(n), the largest of k draws with replacement is x_(i) with probability
@@ -51,15 +51,15 @@ def best_of(scores: Float64Array, k: int) -> Moments:
     return _moments(ordered @ weights, ordered**2 @ weights)
 
 
-def worst_of(scores: Float64Array, k: int) -> Moments:
+def worst_of(scores: Float64Array, k: int) -> ScoreMoments:
     """The smallest of k of a prompt's samples, ``scores`` ``[P, N]``."""
     mirrored = best_of(-scores, k)
-    return Moments(0.0 - mirrored.mean, mirrored.std)  # not -mean: nothing is 0, and not -0
+    return ScoreMoments(0.0 - mirrored.mean, mirrored.std)  # not -mean: nothing is 0, and not -0
 
 
 def majority_of(
     scores: Float64Array, predictions: Sequence[Sequence[str | None]], k: int, *, draws: int = 1000, seed: int = 42
-) -> Moments:
+) -> ScoreMoments:
     """The score of the answer that most of k of a prompt's samples give; ``scores`` ``[P, N]``, ``predictions`` alike.
 
     A sample without a prediction has no vote, unless no sample drawn has one. Among answers with equally many votes
@@ -112,6 +112,6 @@ def _answers(predictions: Sequence[Sequence[str | None]]) -> tuple[Float64Array,
     return gives, answered
 
 
-def _moments(first: Float64Array, second: Float64Array) -> Moments:
+def _moments(first: Float64Array, second: Float64Array) -> ScoreMoments:
     """From each prompt's first and second moments, ``[P]``."""
-    return Moments(float(first.mean()), float(np.sqrt(np.maximum(second - first**2, 0.0)).mean()))
+    return ScoreMoments(float(first.mean()), float(np.sqrt(np.maximum(second - first**2, 0.0)).mean()))

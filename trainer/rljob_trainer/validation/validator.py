@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from rljob_api.spec.data import ValidationSet
-from rljob_trainer.episodes.environment import Environment, Model, tasks_of
+from rljob_trainer.episodes.environment import Environment, LanguageModel, tasks_of
 from rljob_trainer.episodes.episode import Group, Prompt
 from rljob_trainer.episodes.group import Decode, Scoring
 from rljob_trainer.episodes.identity import validation_of
@@ -37,16 +37,13 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True)
-class ValidationResult:
+class HeldOutScores:
     """Metrics under their public names, and the groups behind them by set."""
 
     metrics: dict[str, float]
     groups: Mapping[str, Sequence[Group]]
-
-    @property
-    def mean(self) -> float:
-        """The mean over sets of their mean score."""
-        return self.metrics["validation/mean"]
+    mean: float
+    """Over sets, of their mean score."""
 
 
 def held_out(spec: ValidationSet, prompts: Sequence[Prompt], training: SamplingSettings) -> HeldOut:
@@ -61,7 +58,7 @@ def held_out(spec: ValidationSet, prompts: Sequence[Prompt], training: SamplingS
     return HeldOut(spec.name, prompts, spec.samples_per_prompt, sampling)
 
 
-class Engines(Model, Protocol):
+class ValidationEngines(LanguageModel, Protocol):
     """Who is asked: the pool, or what it has lent."""
 
     def waiting_for(self) -> str:
@@ -75,7 +72,7 @@ class Validator:
     def __init__(
         self,
         environment: Environment,
-        pool: Engines,
+        pool: ValidationEngines,
         scoring: Scoring,
         sets: Sequence[HeldOut],
         *,
@@ -103,7 +100,7 @@ class Validator:
         total = sum(len(held.prompts) for held in self._sets)
         return f"validation: {self._scored} of {total} prompts are scored; {self._asked.waiting_for()}"
 
-    async def run(self, lent: Engines | None = None) -> ValidationResult:
+    async def run(self, lent: ValidationEngines | None = None) -> HeldOutScores:
         """On all engines while training waits, or on the ``lent`` ones.
 
         Raises ``EngineError``, ``RewardError`` and ``DeadlineError``.
@@ -129,7 +126,7 @@ class Validator:
         """Inside, the trainer waits for the validation that is under way."""
         return self._waits.wait("trainer", self.progress, self.patience_seconds, progress=lambda: self.scored_at)
 
-    async def _score_all(self, engines: Engines) -> ValidationResult:
+    async def _score_all(self, engines: ValidationEngines) -> HeldOutScores:
         metrics: dict[str, float] = {}
         groups: dict[str, list[Group]] = {}
         for held in self._sets:
@@ -140,13 +137,15 @@ class Validator:
                 for task in scoring:
                     task.cancel()
             metrics.update(summarise(held.name, groups[held.name], bootstrap=self._bootstrap))
+        # Every prompt has the same number of samples, so a set's mean score is that of its prompts.
         means = [
-            metrics[metric("validation/<source>/mean@<n>", source=h.name, n=h.samples_per_prompt)] for h in self._sets
+            [group.mean_score for group in groups[held.name] if group.mean_score is not None] for held in self._sets
         ]
-        metrics["validation/mean"] = float(np.mean(means))
-        return ValidationResult(metrics, groups)
+        mean = float(np.mean([np.mean(scores) for scores in means]))
+        metrics["validation/mean"] = mean
+        return HeldOutScores(metrics, groups, mean)
 
-    async def _group(self, held: HeldOut, prompt: Prompt, engines: Engines) -> Group:
+    async def _group(self, held: HeldOut, prompt: Prompt, engines: ValidationEngines) -> Group:
         samples = range(held.samples_per_prompt)
         tasks = tasks_of(prompt, samples, held.sampling, self._seed, purpose=validation_of(held.name))
         episodes = await self._environment.play(tasks, engines)
