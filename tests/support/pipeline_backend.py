@@ -25,7 +25,7 @@ from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.backend import Placement, RowRules
 from rljob_trainer.learner.layout import DividedLayout
 from rljob_trainer.learner.models import PackedRow, Policy, PolicyStreams, facts_of, load_policy
-from rljob_trainer.learner.passes import InOrder
+from rljob_trainer.learner.passes import OneByOne
 from rljob_trainer.learner.process import meet, prepare
 from rljob_trainer.learner.rank import LearnerRank, SpreadModels
 from rljob_trainer.learner.settings import LearnerSettings
@@ -79,7 +79,7 @@ class Pipeline:
                 rules=self.rules(settings),
                 device=device,
                 facts=facts,
-                passes=InOrder(),
+                passes=OneByOne(),
                 live_model=None,
             ),
         )

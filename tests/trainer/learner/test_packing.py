@@ -136,6 +136,7 @@ def test_what_fills_a_row_up_is_read_by_nobody(groups: list[tuple[int, list[int]
     plain, row = build_row(lengths, indices, final=final), build_row(lengths, indices, final=final, multiple=multiple)
     assert len(row.source) % multiple == 0
     assert 0 <= len(row.source) - len(plain.source) < multiple
+    assert row.source.max() < int((lengths.prompts + lengths.responses).sum())  # of a batch that may be shorter
     assert sum(int(block.query_lengths.sum()) for block in row.blocks) == len(row.source)
     assert sum(int(block.query_lengths.sum()) for block in row.last_blocks) == len(row.last_rows)
     # The rows that are read stand elsewhere, but hold the same tokens at the same positions.

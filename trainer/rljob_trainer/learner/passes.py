@@ -1,7 +1,7 @@
 """In which order, and in which thread, a rank's passes through its models run.
 
 A mini-batch is one job per model and micro-batch. Where ranks meet in collectives, or a device has one queue, jobs run
-one after the other (``InOrder``); one rank on CPUs may do better (``cpu/lanes.py``).
+one after the other (``OneByOne``); one rank on CPUs may do better (``cpu/lanes.py``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Passes(Protocol):
         ...
 
 
-class InOrder:
+class OneByOne:
     """One job after the other, in one thread."""
 
     together = False

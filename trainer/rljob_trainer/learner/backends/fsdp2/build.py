@@ -20,7 +20,7 @@ from rljob_trainer.learner.models import (
     load_policy,
     place,
 )
-from rljob_trainer.learner.passes import InOrder
+from rljob_trainer.learner.passes import OneByOne
 from rljob_trainer.learner.process import prepare
 from rljob_trainer.learner.rank import LearnerRank, SpreadModels
 from rljob_trainer.learner.settings import LearnerSettings
@@ -79,7 +79,7 @@ def build_rank(
             rules=rules,
             device=device,
             facts=facts,
-            passes=TwoLanes() if two_lanes(settings) else InOrder(),
+            passes=TwoLanes() if two_lanes(settings) else OneByOne(),
             live_model=actor.language_model if settings.ranks == 1 else None,
         ),
     )
