@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from cut_for import cut_for
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rljob_trainer.learner.packing import (
@@ -130,6 +130,7 @@ def test_the_last_layer_needs_the_rows_that_are_read(groups: list[tuple[int, lis
 
 @settings(max_examples=150, deadline=None)
 @given(GROUPS, st.booleans(), st.integers(1, 9))
+@example([(1, [0])], False, 9)
 def test_what_fills_a_row_up_is_read_by_nobody(groups: list[tuple[int, list[int]]], final: bool, multiple: int) -> None:
     lengths = lengths_of(groups)
     indices = np.arange(len(lengths.keys))
