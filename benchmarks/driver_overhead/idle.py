@@ -15,7 +15,9 @@ from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.usage import Usage
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.manifest import Manifest
 from rljob_trainer.weights.receiver import ReceiveReport
+from rljob_trainer.weights.residence import Resident
 
 
 class IdleEngine:
@@ -67,17 +69,17 @@ class IdleEngine:
 
     def load(self, tensors: Iterable[tuple[str, Any]]) -> None: ...
 
-    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
+    def resident(self, in_any_order: bool = False) -> Resident | None:
         return None
 
-    def finish_update(self, version: int) -> None:
-        self.version = version
+    def finish_update(self, version: int, manifest: Manifest) -> None:
+        self.version, self.manifest = version, manifest
 
     def join_weights(self, link: WeightLink, first_rank: int, timeout: float) -> None: ...
 
     def receive_weights(self, version: int, timeout: float) -> ReceiveReport:
-        self.finish_update(version)
-        return ReceiveReport(version, 0, 0.0, 0.0, 0)
+        self.finish_update(version, Manifest([]))
+        return ReceiveReport(Manifest([]).version(version), 0, 0.0, 0.0, 0)
 
     def sleep(self, keep_weights: bool = True) -> None: ...
 

@@ -2,10 +2,11 @@
 
     .venv/bin/python -m benchmarks.publication                   # the torch engine, then vLLM
     .venv/bin/python -m benchmarks.publication --engines torch
+    .venv/bin/python -m benchmarks.publication.manifests         # adding up alone
 
 Both take turns in the same two processes. *Raw* is one `broadcast` of all bytes in one buffer. *Publication* is what a
-training step does, from the first gather to the last receiver's word that everything is loaded, with and without the
-checksum (which reads every byte twice more). The engine's *pause* is from the start of its update, between two steps,
+training step does, from the first gather to the last receiver's word that everything is loaded, with the manifest (both
+sides read every byte once more) and without. The engine's *pause* is from the start of its update, between two steps,
 until it may sample again; it waits for the first bytes, too. Memory is what the operating
 system saw beyond the model, at its peak.
 """
@@ -26,7 +27,7 @@ from benchmarks.environments import DEFAULT_CACHE
 from benchmarks.machine import Hardware
 from benchmarks.measuring import MeasuredSpread, interleaved, ratios, table, write_results
 from benchmarks.publication.raw import RawGroup, empty
-from benchmarks.publication.receiving import Received, checksumming, receiver_process
+from benchmarks.publication.receiving import Received, adding_up, receiver_process
 from benchmarks.real_model.model import smollm2
 from benchmarks.resident import PeakMemory
 from rljob_trainer.weights import sender as sending
@@ -59,12 +60,12 @@ class EngineOutcome:
     nbytes: int
     bucket_bytes: int
     raw_seconds: MeasuredSpread
-    seconds_without_checksum: MeasuredSpread
-    seconds_with_checksum: MeasuredSpread
+    seconds_without_manifest: MeasuredSpread
+    seconds_with_manifest: MeasuredSpread
     share_of_raw: MeasuredSpread
-    share_of_raw_with_checksum: MeasuredSpread
+    share_of_raw_with_manifest: MeasuredSpread
     pause_seconds: MeasuredSpread
-    """The engine's, with checksums."""
+    """The engine's, with manifest."""
     sender_extra_bytes: int
     receiver_extra_bytes: int
 
@@ -107,11 +108,11 @@ class Bench:
         self.answer()
         return Transfer(seconds, 0, 0)
 
-    def publish(self, repetition: int, *, checksums: bool) -> Transfer:
-        """A publication as in training; without ``checksums`` neither side computes any."""
+    def publish(self, repetition: int, *, manifest: bool) -> Transfer:
+        """A publication as in training; without ``manifest`` neither side adds anything up."""
         self.version += 1
-        self.pipe.send(("receive", (self.version, checksums)))
-        with PeakMemory() as memory, checksumming(sending, checksums):
+        self.pipe.send(("receive", (self.version, manifest)))
+        with PeakMemory() as memory, adding_up(sending, manifest):
             report = self.publisher.publish(self.metas, self.tensors.items(), self.version, TIMEOUT)
         received: Received = self.answer()
         return Transfer(
@@ -124,29 +125,29 @@ class Bench:
 
 
 def measure(engine: EngineKind, folder: Path, repetitions: int, bucket_bytes: int) -> EngineOutcome:
-    """Raw, without and with checksums, in turn, after one round that is not counted."""
+    """Raw, without and with manifest, in turn, after one round that is not counted."""
     bench = Bench(engine, folder, bucket_bytes)
     sides: dict[str, Callable[[int], Transfer]] = {
         "raw": bench.raw,
-        "without checksums": lambda repetition: bench.publish(repetition, checksums=False),
-        "with checksums": lambda repetition: bench.publish(repetition, checksums=True),
+        "without manifest": lambda repetition: bench.publish(repetition, manifest=False),
+        "with manifest": lambda repetition: bench.publish(repetition, manifest=True),
     }
     for run in sides.values():
         run(0)
     transfers = interleaved(sides, repetitions)
     bench.close()
     raw, bare, whole = ([transfer.seconds for transfer in transfers[name]] for name in sides)
-    published = transfers["without checksums"] + transfers["with checksums"]
+    published = transfers["without manifest"] + transfers["with manifest"]
     return EngineOutcome(
         engine=engine,
         nbytes=bench.nbytes,
         bucket_bytes=bucket_bytes,
         raw_seconds=MeasuredSpread.of(raw),
-        seconds_without_checksum=MeasuredSpread.of(bare),
-        seconds_with_checksum=MeasuredSpread.of(whole),
+        seconds_without_manifest=MeasuredSpread.of(bare),
+        seconds_with_manifest=MeasuredSpread.of(whole),
         share_of_raw=MeasuredSpread.of(ratios(raw, bare)),
-        share_of_raw_with_checksum=MeasuredSpread.of(ratios(raw, whole)),
-        pause_seconds=MeasuredSpread.of([transfer.pause_seconds for transfer in transfers["with checksums"]]),
+        share_of_raw_with_manifest=MeasuredSpread.of(ratios(raw, whole)),
+        pause_seconds=MeasuredSpread.of([transfer.pause_seconds for transfer in transfers["with manifest"]]),
         sender_extra_bytes=max(transfer.sender_extra_bytes for transfer in published),
         receiver_extra_bytes=max(transfer.receiver_extra_bytes for transfer in published),
     )
@@ -154,13 +155,13 @@ def measure(engine: EngineKind, folder: Path, repetitions: int, bucket_bytes: in
 
 def show(outcomes: Sequence[EngineOutcome]) -> str:
     rows = [
-        [o.engine, o.raw_seconds.show(), o.seconds_without_checksum.show(), o.seconds_with_checksum.show(),
-         o.pause_seconds.show(), f"**{o.share_of_raw.show()}**", o.share_of_raw_with_checksum.show(),
+        [o.engine, o.raw_seconds.show(), o.seconds_without_manifest.show(), o.seconds_with_manifest.show(),
+         o.pause_seconds.show(), f"**{o.share_of_raw.show()}**", o.share_of_raw_with_manifest.show(),
          f"{o.sender_extra_bytes / 2**20:.0f}", f"{o.receiver_extra_bytes / 2**20:.0f}"]
         for o in outcomes
     ]  # fmt: skip
-    header = ["engine", "raw s", "publication s", "with checksums s", "engine's pause s", "share of raw",
-              "with checksums", "sender extra MiB", "engine extra MiB"]  # fmt: skip
+    header = ["engine", "raw s", "publication s", "with manifest s", "engine's pause s", "share of raw",
+              "with manifest", "sender extra MiB", "engine extra MiB"]  # fmt: skip
     size, bucket = f"{outcomes[0].nbytes / 1e6:.0f} MB", f"{outcomes[0].bucket_bytes >> 20} MiB"
     what = f"{size} in buckets of {bucket}; median (smallest – largest)."
     return f"{what}\n\n{table(header, rows)}"

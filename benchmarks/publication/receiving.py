@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -13,12 +13,15 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from benchmarks.publication.raw import RawGroup, empty
 from benchmarks.resident import PeakMemory
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.weights import receiver as receiving
+from rljob_trainer.weights.manifest import Addition, Manifest
+from rljob_trainer.weights.plan import TensorMeta, describe
 
 TIMEOUT = 600.0
 
@@ -52,24 +55,38 @@ def receiver_process(pipe: Connection, kind: Any, folder: str) -> None:
             raw.broadcast(empty(argument))
             pipe.send("received")
         elif command == "receive":
-            version, checksums = argument
-            pipe.send(receive(engine, version, checksums))
+            version, adds_up = argument
+            pipe.send(receive(engine, version, adds_up))
         else:
             engine.close()
             return
 
 
-def receive(engine: Engine, version: int, checksums: bool) -> Received:
-    """One publication into ``engine``; without ``checksums`` none are computed."""
-    with PeakMemory() as memory, checksumming(receiving, checksums):
+def receive(engine: Engine, version: int, adds_up: bool) -> Received:
+    """One publication into ``engine``; without ``adds_up`` no sum is taken."""
+    with PeakMemory() as memory, adding_up(receiving, adds_up):
         started = time.perf_counter()
         engine.receive_weights(version, TIMEOUT)
         seconds = time.perf_counter() - started
     return Received(seconds, memory.extra_bytes)
 
 
+class Nothing(Addition):
+    """Takes no sums: every manifest has 0 for each tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names: list[TensorMeta] = []
+
+    def add(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        self._names += describe(named)
+
+    def manifest(self) -> Manifest:
+        return Manifest((meta, 0) for meta in self._names)
+
+
 @contextmanager
-def checksumming(side: ModuleType, on: bool) -> Iterator[None]:
-    """Inside, sender or receiver computes checksums or, when not ``on``, takes 0 for each."""
-    with nullcontext() if on else patch.object(side, "checksum", lambda tensor: 0):
+def adding_up(side: ModuleType, on: bool) -> Iterator[None]:
+    """Inside, sender or receiver adds up what it sends or receives or, when not ``on``, takes 0 for each tensor."""
+    with nullcontext() if on else patch.object(side, "Addition", Nothing):
         yield

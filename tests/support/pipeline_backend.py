@@ -15,6 +15,7 @@ There is no critic.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from rljob_trainer.learner.passes import OneByOne
 from rljob_trainer.learner.process import meet, prepare
 from rljob_trainer.learner.rank import LearnerRank, SpreadModels
 from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.weights.shards import Shard
 
 STAGES = 2
 
@@ -99,6 +101,9 @@ class PipelineLayout(DividedLayout):
 
     def __init__(self, alike: dist.ProcessGroup, pipe: dist.ProcessGroup) -> None:
         self._alike, self._pipe = alike, pipe
+
+    def shard(self, name: str, parameter: torch.Tensor, part: torch.Tensor) -> Shard:
+        return replace(super().shard(name, parameter, part), answers=dist.get_rank(self._alike) == 0)
 
     def add_up(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:

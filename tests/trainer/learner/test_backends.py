@@ -31,6 +31,8 @@ from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceB
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.learner.work import cut, data_indices_of
+from rljob_trainer.weights import learner_side
+from rljob_trainer.weights.manifest import added_up, manifest_of
 from rljob_trainer.weights.shards import Shard
 
 SUPPORT = str(Path(pipeline_backend.__file__).parent)
@@ -78,6 +80,21 @@ def test_stages_have_the_gradient_of_one_rank(
             names = list(expected)
             difference = torch.cat([(found[n] - expected[n]).flatten() for n in names]).norm()
             assert difference < 1e-5 * torch.cat([expected[n].flatten() for n in names]).norm()
+
+
+def published(
+    rank: int, address: str, kind: type[Any], settings: LearnerSettings
+) -> tuple[dict[str, int], dict[str, int]]:
+    """What a rank adds to the manifest, and that of what it sees published."""
+    learner = kind().start(settings, rank, address, 20.0)
+    return dict(learner_side.sums(learner)), dict(manifest_of(learner.named_parameters_for_publish()).sums)
+
+
+def test_stages_publish_what_one_rank_does_and_answer_for_all_of_it_once(ranks: Any, one: LearnerSettings) -> None:
+    [(_, expected)] = ranks.run(1, published, Fsdp2, one)
+    told = ranks.run(4, published, Pipeline, replace(one, ranks=4))
+    assert [seen for _, seen in told] == [expected] * 4
+    assert added_up(own for own, _ in told) == expected
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish.quiet import Publication, QuietPublication
 from rljob_trainer.simulation.clock import run_virtual
+from rljob_trainer.weights.manifest import Version
 
 SCENARIOS = int(os.environ.get("RLJOB_TIMINGS", "240"))
 PATIENCE = 2000.0
@@ -140,7 +141,10 @@ class World:
                 names.append(engine.name)
                 if self.scenario.partial == "keepCache":
                     await asyncio.sleep(0.01)  # not all at the same moment
-            self.pool.activate(names, version)
+            delivered = Version(version, "")
+            self.pool.delivered(names, delivered)
+            self.pool.present(delivered)
+            self.pool.activate(names)
         return {}
 
     async def trouble(self) -> None:
@@ -176,6 +180,8 @@ class World:
         async with self._sending:
             if handle in self.pool.engines and handle not in self.pool.serving:
                 handle.version = self.pool.version
+                if self.pool.published is not None:
+                    self.pool.delivered([handle.name], self.pool.published)
                 self.pool.activate([handle.name])
 
 

@@ -11,7 +11,9 @@ import torch
 
 from rljob_trainer.errors import EngineError
 from rljob_trainer.publish.same_weights import SameWeights
-from rljob_trainer.weights.digests import digests_of
+from rljob_trainer.weights.manifest import manifest_of
+from rljob_trainer.weights.residence import Resident, fingerprint, resident
+from rljob_trainer.weights.shards import Shard
 
 Model = dict[str, torch.Tensor]
 
@@ -22,18 +24,22 @@ def model(version: int) -> Model:
 
 
 class Engine:
-    """Holds weights; ``digests`` is all that is asked of it."""
+    """Holds weights; ``resident`` is all that is asked of it."""
 
     place = None
 
     def __init__(self, name: str) -> None:
-        self.name, self.weights, self.lost, self.tells = name, model(1), False, True
+        self.name, self.weights, self.lost, self.fuses = name, model(1), False, False
 
     async def call(self, method: str, in_any_order: bool = False, *, seconds: float) -> Any:
-        assert method == "digests"
+        assert method == "resident"
         if self.lost:
             raise EngineError(f"engine {self.name} is gone")
-        return digests_of(self.weights.items(), in_any_order=in_any_order) if self.tells else None
+        return self.fused() if self.fuses else resident(self.weights.items(), in_any_order=in_any_order)
+
+    def fused(self) -> Resident:
+        """In a layout that the learner has not."""
+        return fingerprint([manifest_of([("runtime", torch.cat([*self.weights.values()]))])])
 
 
 class Pool:
@@ -74,8 +80,8 @@ class World:
         self.asked += 1
         return [function(self, *args)]
 
-    def named_parameters(self) -> Any:
-        return iter(self.trained.items())
+    def shards(self) -> Any:
+        return (Shard(n, tuple(t.shape), (0,) * t.ndim, t) for n, t in self.trained.items())
 
     def give(self, engine: Engine) -> None:
         engine.weights = {name: tensor.clone() for name, tensor in self.trained.items()}
@@ -156,15 +162,15 @@ async def test_who_joins_with_other_weights_does_not_serve(world: World) -> None
     assert world.said[0].endswith("it does not serve")
 
 
-async def test_the_learner_adds_nothing_up_for_engines_that_tell_nothing(world: World) -> None:
+async def test_the_learner_adds_nothing_up_for_engines_in_a_layout_of_their_own(world: World) -> None:
     for engine in world.engines:
-        engine.tells = False
+        engine.fuses = True
     await world.publish(2)
     asked = world.asked
     await world.publish(3)
     assert world.asked == asked
     for engine in world.engines:  # others have taken their places
-        engine.tells = True
+        engine.fuses = False
     await world.publish(4, "1")
     assert world.asked > asked
     assert world.resent == ["1"]
@@ -175,3 +181,56 @@ async def test_one_that_is_lost_meanwhile_is_the_pools_business(world: World) ->
     await world.publish(2)
     assert world.pool.lost == {"1": "engine 1 is gone"}
     assert world.said == []
+
+
+@pytest.fixture
+def fused() -> World:
+    """Three engines that can be compared with one another only."""
+    made = World()
+    made.engines.append(Engine("2"))
+    for engine in made.engines:
+        engine.fuses = True
+    asyncio.run(made.publish(1))
+    return made
+
+
+async def test_replicas_of_a_layout_that_agree_are_no_news(fused: World) -> None:
+    for version in (2, 3):
+        await fused.publish(version)
+    assert quiet(fused)
+
+
+async def test_a_replica_that_differs_from_most_gets_its_weights_once_more(fused: World) -> None:
+    await fused.publish(2, "0")
+    (said,) = fused.said
+    assert said.startswith("engine 0: after the publication of version 2 worker 0: runtime are not as in the other")
+    assert (fused.resent, fused.pool.held, fused.pool.lost) == (["0"], [], {})
+
+
+async def test_a_replica_that_cannot_be_mended_is_replaced(fused: World) -> None:
+    fused.sends = lambda engine: None
+    await fused.publish(2, "1")
+    assert list(fused.pool.lost) == ["1"]
+    assert "also after a second sending" in fused.pool.lost["1"]
+
+
+async def test_where_two_replicas_differ_both_get_their_weights_once_more(fused: World) -> None:
+    del fused.engines[2]
+    await fused.publish(2, "0")
+    assert (sorted(fused.resent), fused.pool.held, fused.pool.lost) == (["0", "1"], [], {})
+
+
+async def test_runtime_memory_that_changes_between_publications_is_found(fused: World) -> None:
+    fused.engines[1].weights["layer"][0, 0] += 1
+    await fused.publish(2)
+    assert fused.pool.lost["1"].startswith("engine 1: worker 0: runtime changed in its memory since version 1")
+
+
+async def test_a_replica_that_joins_with_other_weights_does_not_serve(fused: World) -> None:
+    joins = Engine("3")
+    joins.fuses = True
+    assert await fused.weights.admits(joins)  # type: ignore[arg-type]
+    joins.weights = model(7)
+    assert not await fused.weights.admits(joins)  # type: ignore[arg-type]
+    (said,) = fused.said
+    assert said == "engine 3: with version 1 worker 0: runtime are not as in the other engines: it does not serve"

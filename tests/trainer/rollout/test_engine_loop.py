@@ -16,6 +16,7 @@ from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.weights.manifest import Manifest, Version
 from rljob_trainer.weights.receiver import ReceiveReport
 
 
@@ -70,10 +71,11 @@ def test_a_submission_enters_whole_or_not_at_all(loop: EngineLoop) -> None:
 def test_no_step_during_an_update_and_requests_go_on_with_the_new_version(loop: EngineLoop) -> None:
     made: list[int] = []
 
-    def receive(engine: Engine) -> None:
+    def receive(engine: Engine) -> Manifest:
         made.append(engine.tokens_made)
         time.sleep(0.05)
         made.append(engine.tokens_made)
+        return Manifest([])
 
     loop.submit([ask("a", 200)])
     loop.update(receive, 1)
@@ -85,7 +87,7 @@ def test_no_step_during_an_update_and_requests_go_on_with_the_new_version(loop: 
 
 
 def test_a_failed_update_leaves_the_engine_silent_until_one_succeeds(loop: EngineLoop) -> None:
-    def fail(engine: Engine) -> None:
+    def fail(engine: Engine) -> Manifest:
         raise EngineError("half of the weights are here")
 
     loop.submit([ask("a", 5)])
@@ -98,7 +100,7 @@ def test_a_failed_update_leaves_the_engine_silent_until_one_succeeds(loop: Engin
         loop.update(fail, 1)
     assert loop.status().updating
     assert loop.collect(0.1) == []
-    loop.update(lambda engine: None, 1)
+    loop.update(lambda engine: Manifest([]), 1)
     assert collect_all(loop, 1)[0].tokens.versions.tolist() == [1] * 5
 
 
@@ -107,11 +109,11 @@ def test_the_report_of_an_update_says_how_long_no_token_was_made(
 ) -> None:
     def receive(engine: TorchEngine, version: int, timeout: float) -> ReceiveReport:
         time.sleep(0.05)
-        return ReceiveReport(version, nbytes=7, seconds=0.01, checksum_seconds=0.0, peak_buffer_bytes=0)
+        return ReceiveReport(Version(version, ""), nbytes=7, seconds=0.01, manifest_seconds=0.0, peak_buffer_bytes=0)
 
     monkeypatch.setattr(TorchEngine, "receive_weights", receive)
     report = loop.receive_weights(3, timeout=1)
-    assert (report.version, report.nbytes, report.seconds) == (3, 7, 0.01)
+    assert (report.version.number, report.nbytes, report.seconds) == (3, 7, 0.01)
     assert report.pause_seconds >= 0.05
 
 

@@ -28,6 +28,7 @@ from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle, EngineLostError, RayEngine
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.weights.manifest import Version
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,6 +69,14 @@ def expected(folder: str, groups: list[list[GenerationRequest]]) -> list[list[li
     while engine.has_work:
         made.update((result.id.purpose, result.tokens.ids.tolist()) for result in engine.step())
     return [[made[request.id.purpose] for request in requests] for requests in groups]
+
+
+def deliver(pool: RolloutPool, version: Version) -> None:
+    """As a publication does."""
+    names = [engine.name for engine in pool.engines]
+    pool.delivered(names, version)
+    pool.present(version)
+    pool.activate(names)
 
 
 @asynccontextmanager
@@ -331,7 +340,7 @@ async def test_a_lent_engine_answers_only_its_borrower_and_gets_no_weights(slow:
         await pool.pause(interrupt=True)
         await pool.wait_idle(30)
         assert {standing.name: standing.state for standing in pool.standings()}[name] == "lent"
-        pool.activate([engine.name for engine in pool.engines], version=1)
+        deliver(pool, Version(1, "ab"))
         pool.resume()
         assert tokens(await asked) == expected(slow.folder, borrowed)
         assert brought == []
@@ -370,11 +379,28 @@ async def test_an_engine_that_joins_serves_once_it_is_activated(spec: EngineSpec
         pool.add(await RayEngine.start("0", spec, num_cpus=0))
         await asyncio.sleep(0.05)
         assert pool.waiting_for() == "4 requests wait for an engine (0 of 1 engines are serving)"
-        pool.activate(["0"], version=3)
+        deliver(pool, Version(3, "ab"))
         assert pool.version == 3
         assert len(await running) == 4
         with pytest.raises(ValueError, match="already has an engine 0"):
             pool.add(pool.engines[0])
+
+
+async def test_an_engine_without_the_manifest_of_what_was_published_serves_nothing(spec: EngineSpec) -> None:
+    async with pool_of(spec, 2) as pool:
+        deliver(pool, Version(1, "ab"))
+        await pool.hold("0")
+        # The number is the same; what it has is not.
+        pool.delivered(["0"], Version(1, "cd"))
+        with pytest.raises(EngineError, match=r"engine 0 cannot serve version 1 \(manifest ab\): it holds version 1 "):
+            pool.activate(["0"])
+        assert [engine.name for engine in pool.serving] == ["1"]
+        pool.add(await RayEngine.start("2", spec, num_cpus=0))
+        with pytest.raises(EngineError, match="it holds the manifest of no version"):
+            pool.activate(["2"])
+        pool.delivered(["0", "2"], Version(1, "ab"))
+        pool.activate(["0", "2"])
+        assert [engine.name for engine in pool.serving] == ["0", "1", "2"]
 
 
 async def test_interrupted_requests_keep_their_tokens_and_go_on_after_the_pause(slow: EngineSpec) -> None:

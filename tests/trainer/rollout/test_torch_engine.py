@@ -22,6 +22,7 @@ from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import EngineError, JobFileError
 from rljob_trainer.rollout import scoring
 from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.weights.manifest import Manifest, manifest_of
 
 VOCABULARY = 97
 FAMILIES = ["llama", "llama3", "qwen2", "qwen3"]
@@ -313,7 +314,7 @@ def test_tokens_carry_the_version_that_made_them(llama_folder: Path) -> None:
     with pytest.raises(EngineError, match="finish_update"):
         engine.step()
     engine.load((name, tensor * 1.01) for name, tensor in list(engine.parameters.items()))
-    engine.finish_update(5)
+    engine.finish_update(5, Manifest([]))
     assert engine.version == 5
     assert run(engine)["a"].tokens.versions.tolist() == [0] * 4 + [5] * 6
 
@@ -333,6 +334,29 @@ def test_sleep_keeps_the_tokens_and_wake_goes_on(llama: PreTrainedModel) -> None
     assert {n: r.tokens.ids.tolist() for n, r in results.items()} == {
         n: r.tokens.ids.tolist() for n, r in expected.items()
     }
+
+
+def test_an_engine_holds_a_manifest_from_an_update_on_until_its_weights_are_given_up(llama_folder: Path) -> None:
+    engine = TorchEngine.from_folder(llama_folder)
+    assert engine.manifest is None
+    named = dict(engine.parameters)
+    manifest = manifest_of(named.items())
+    engine.begin_update()
+    engine.load(named.items())
+    engine.finish_update(1, manifest)
+    engine.sleep()
+    engine.wake()
+    assert engine.manifest == manifest
+    engine.sleep(keep_weights=False)
+    assert engine.manifest is None
+    with pytest.raises(EngineError, match="before the update"):
+        engine.wake()
+    engine.begin_update()
+    engine.finish_update(2, manifest)
+    engine.wake()
+    assert (engine.version, engine.manifest) == (2, manifest)
+    engine.begin_update()
+    assert engine.manifest is None
 
 
 def bytes_of_tensors() -> int:
@@ -384,7 +408,7 @@ def test_a_shared_model_s_optimizer_step_is_seen_at_once(make_model: MakeModel, 
     model(torch.tensor([[1, 2, 3, 4]])).logits.logsumexp(-1).sum().backward()
     engine.begin_update()
     optimizer.step()
-    engine.finish_update(1)
+    engine.finish_update(1, Manifest([]))
     after = engine.score([pair], 1.0)[0]
     assert np.abs(after - before).max() > 1e-2
     np.testing.assert_allclose(after, log_probs_of(model, *pair), atol=1e-5)
@@ -400,7 +424,7 @@ def test_loaded_weights_are_the_new_model(llama_folder: Path, make_model: MakeMo
     named = list(new.named_parameters())
     engine.load(named[:5])
     engine.load(named[5:])
-    engine.finish_update(1)
+    engine.finish_update(1, Manifest([]))
     pair = ((1, 2, 3), (4, 5, 6, 7))
     np.testing.assert_allclose(engine.score([pair], 1.0)[0], log_probs_of(new, *pair), atol=1e-5)
 
@@ -416,7 +440,7 @@ def test_an_update_that_does_not_fit_names_the_parameter(llama_folder: Path, lla
         engine.load([("unknown.weight", torch.ones(3))])
     engine.load(list(llama.named_parameters())[1:])
     with pytest.raises(EngineError, match=r"lacks 1 parameters, first model\.embed_tokens\.weight"):
-        engine.finish_update(1)
+        engine.finish_update(1, Manifest([]))
 
 
 def test_an_architecture_it_does_not_know_is_refused_with_the_way_out(tmp_path: Path) -> None:

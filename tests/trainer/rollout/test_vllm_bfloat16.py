@@ -19,6 +19,7 @@ from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceB
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.stores import serve_store
+from rljob_trainer.weights.manifest import Manifest
 
 if TYPE_CHECKING:
     from rljob_trainer.rollout.vllm_engine import VLLMEngine
@@ -96,6 +97,6 @@ def test_both_agree_at_the_end_of_2000_tokens_before_and_after_an_update(engine:
     assert np.abs(scored(rank, batch) - first).mean() > 0.5  # other weights, beyond all rounding
     engine.begin_update()
     engine.load(rank.named_parameters_for_publish())
-    engine.finish_update(1)
+    engine.finish_update(1, Manifest([]))
     batch, log_probs = sampled(engine)
     assert np.abs(log_probs - scored(rank, batch)).mean() < 0.05

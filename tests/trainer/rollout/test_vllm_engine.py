@@ -22,7 +22,9 @@ from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.protocol import ScoreRequest, SequenceBatch
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.manifest import Manifest, manifest_of
 from rljob_trainer.weights.plan import describe
+from rljob_trainer.weights.residence import differing
 from rljob_trainer.weights.sender import Publisher
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def update(engine: VLLMEngine, model: PreTrainedModel, version: int) -> None:
     # In two parts that tear a layer's fused matrices apart.
     engine.load(named[:4])
     engine.load(named[4:])
-    engine.finish_update(version)
+    engine.finish_update(version, Manifest([]))
 
 
 def ask(
@@ -282,6 +284,8 @@ def test_weights_arrive_through_a_broadcast(
             sent = sender.submit(publisher.publish, describe(named.items()), named.items(), version, 30)
             report = engine.receive_weights(version, 30)
             assert sent.result(30).nbytes == report.nbytes
+            assert engine.manifest == manifest_of(named.items())
+            assert report.version == sent.result().version == engine.manifest.version(version)
             # The largest tensor is 97 x 64: no bucket is larger than 64 KiB.
             assert report.peak_buffer_bytes <= 2 << 16
     pair = (PROMPTS[0], (8, 9, 10))
@@ -320,6 +324,24 @@ def test_sleep_sets_requests_aside_and_wake_goes_on(engine: VLLMEngine) -> None:
     assert {name: len(result.tokens.ids) for name, result in run(engine).items()} == {"a": 30, "b": 20}
 
 
+def test_the_fingerprint_is_that_of_the_weights_in_memory(engine: VLLMEngine, make_model: MakeModel) -> None:
+    """Whatever lies in between: the same after the same update, another after another, none while they are away."""
+    first = engine.resident()
+    assert first is not None
+    assert len(first.sums) > 5
+    update(engine, make_model("llama", seed=7), 3)
+    other = engine.resident()
+    assert other is not None
+    assert other.layout == first.layout
+    assert any("embed_tokens" in name for name in differing(first.sums, other.sums))
+    update(engine, make_model("llama", seed=7), 4)
+    assert engine.resident() == other
+    engine.sleep()
+    assert engine.resident() is None
+    engine.wake()
+    assert engine.resident() == other
+
+
 def test_weights_wake_for_an_update_before_the_cache_does(
     engine: VLLMEngine, make_model: MakeModel, log_probs_of: LogProbsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +358,9 @@ def test_weights_wake_for_an_update_before_the_cache_does(
     # By level 1 they would be copied to the host and back, though others come.
     assert levels == [2]
     assert asleep == {"weights", "kv_cache"}
+    assert engine.manifest is None
+    with pytest.raises(EngineError, match="before the update"):
+        engine.wake()
     engine.wake_weights()
     engine.wake_weights()
     assert asleep == {"kv_cache"}

@@ -18,6 +18,7 @@ from small_episodes import named
 from transformers import DynamicCache, PreTrainedModel
 
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
+from rljob_trainer.weights.manifest import Manifest
 
 if TYPE_CHECKING:
     from rljob_trainer.rollout.vllm_engine import VLLMEngine
@@ -51,7 +52,7 @@ def sibling(number: int, length: int = LENGTH) -> GenerationRequest:
 def update(engine: VLLMEngine, model: PreTrainedModel, version: int) -> None:
     engine.begin_update()
     engine.load(model.named_parameters())
-    engine.finish_update(version)
+    engine.finish_update(version, Manifest([]))
 
 
 def finish(engine: VLLMEngine, results: dict[str, GenerationResult]) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
+from rljob_trainer.weights.manifest import Manifest
+
 pytestmark = pytest.mark.vllm
 
 
@@ -27,7 +29,7 @@ def test_an_output_layer_that_shares_the_embedding_is_loaded_with_it(
             assert new.lm_head.weight is new.model.embed_tokens.weight
             engine.begin_update()
             engine.load(new.named_parameters())
-            engine.finish_update(version)
+            engine.finish_update(version, Manifest([]))
             pair = ((5, 6, 7), (8, 9, 10))
             np.testing.assert_allclose(engine.score([pair], 1.0)[0], log_probs_of(new, *pair), atol=1e-4)
     finally:

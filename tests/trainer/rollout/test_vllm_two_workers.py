@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.errors import EngineError
 from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.manifest import Manifest
 from rljob_trainer.weights.plan import describe
 from rljob_trainer.weights.sender import Publisher
 
@@ -115,4 +116,4 @@ def test_tensors_of_this_process_do_not_reach_them(engine: VLLMEngine, llama: Pr
     engine.begin_update()
     with pytest.raises(EngineError, match=r"cannot reach workers in other processes; use receive_weights\(\)"):
         engine.load(llama.named_parameters())
-    engine.finish_update(engine.version)
+    engine.finish_update(engine.version, Manifest([]))

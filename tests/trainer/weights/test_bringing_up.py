@@ -16,6 +16,14 @@ from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.stores import serve_store
 from rljob_trainer.waits import Waits
 from rljob_trainer.weights.learner_side import Failure
+from rljob_trainer.weights.manifest import Version
+from rljob_trainer.weights.receiver import ReceiveReport
+from rljob_trainer.weights.sender import SendReport
+
+
+def sent(function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What ranks answer that have nothing to send."""
+    return [SendReport(Version(args[0], "ab"), 0, 1.0, 0.0, 0) if function.__name__ == "publish" else None]
 
 
 class Ranks:
@@ -23,7 +31,7 @@ class Ranks:
 
     async def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         await asyncio.sleep(100)
-        return ["127.0.0.1:1"] if function.__name__ == "open_publisher" else [None]
+        return ["127.0.0.1:1"] if function.__name__ == "open_publisher" else sent(function, *args)
 
 
 class Engine:
@@ -33,7 +41,8 @@ class Engine:
     place: EnginePlace | None = None
 
     def call(self, method: str, *args: Any, seconds: float) -> Coroutine[Any, Any, Any]:
-        return self._answer(1 if method == "weight_ranks" else None)
+        received = ReceiveReport(Version(args[0], "ab"), 0, 0.0, 0.0, 0) if method == "receive_weights" else None
+        return self._answer(1 if method == "weight_ranks" else received)
 
     async def _answer(self, answer: Any) -> Any:
         return answer
@@ -140,7 +149,7 @@ class WithoutIpc(Ranks):
             self.backends.append(args[0].backend)
             if args[0].backend == "ipc":
                 return [Failure("invalid device context")]
-        return [self.address] if function.__name__ == "open_publisher" else [None]
+        return [self.address] if function.__name__ == "open_publisher" else sent(function, *args)
 
 
 async def test_where_devices_cannot_be_shared_weights_go_by_broadcast_and_that_is_said(

@@ -36,6 +36,7 @@ from rljob_trainer.rollout.handle import EngineHandle, RayEngine
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.telemetry.names import check_all
 from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.manifest import Manifest, manifest_of
 
 PAIR = ((1, 2, 3), (4, 5, 6, 7, 8))
 
@@ -68,7 +69,7 @@ def scores_of(folder: Path, factor: float) -> np.ndarray:
     engine = TorchEngine.from_folder(folder)
     engine.begin_update()
     engine.load([(name, tensor * factor) for name, tensor in engine.parameters.items()])
-    engine.finish_update(1)
+    engine.finish_update(1, Manifest([]))
     return engine.score([PAIR], 1.0)[0]
 
 
@@ -118,6 +119,23 @@ async def test_two_ranks_publish_to_engines_that_come_and_go(folder: Path) -> No
         for engine in pool.engines:
             np.testing.assert_allclose(await served(engine), scores_of(folder, 1.0), atol=1e-5)
         assert [engine.name for engine in pool.engines] == ["1", "late"]
+
+
+async def test_weights_that_changed_since_they_were_published_are_not_sent_under_their_number(folder: Path) -> None:
+    async with run_of(folder, ranks=1, engines=1) as (learner, pool, publication):
+        await publication.publish(1)
+        published = pool.published
+        assert published == manifest_of(TorchEngine.from_folder(folder).parameters.items()).version(1)
+        await learner.run(multiply, 1.25)
+        late = await RayEngine.start("late", EngineSpec("torch", str(folder)), num_cpus=0)
+        pool.add(late)
+        with pytest.raises(EngineError, match=r"weights of version 1 \(manifest \w+\) have changed since .* once more"):
+            await publication.bring_up(late)
+        assert late not in pool.serving
+        await publication.publish(2)
+        assert pool.published.number == 2
+        assert pool.published.manifest_sha256 != published.manifest_sha256
+        assert late in pool.serving
 
 
 async def test_each_rank_hands_the_weights_to_the_engine_beside_it_also_to_the_one_that_replaces_it(

@@ -70,7 +70,13 @@ def receive(receiver: Receiver, order: dict[str, Any]) -> dict[str, Any]:
 
     with patch.object(WeightGroup, "wait", corrupt), patch.object(WeightGroup, "broadcast", remember):
         report = receiver.receive(order["version"], load, direct.get, order["timeout"])
-    return {"fingerprint": fingerprint(parameters), "peak": report.peak_buffer_bytes, "nbytes": report.nbytes}
+    assert receiver.manifest is not None
+    return {
+        "fingerprint": fingerprint(parameters),
+        "manifest": receiver.manifest.sha256,
+        "peak": report.peak_buffer_bytes,
+        "nbytes": report.nbytes,
+    }
 
 
 def main() -> None:

@@ -196,6 +196,7 @@ async def assemble(
         engines=engines,
         rollout=rollout,
         learner=learner,
+        dtype=learner.dtype,
         step=step,
         trainer=trainer,
         validations=validations,
@@ -287,11 +288,14 @@ def keeps_first_weights(spec: ResolvedSpec) -> bool:
 def same_weights_of(
     spec: ResolvedSpec, learner: RankedLearner, engines: Engines, report: Callable[[str], None], waits: Waits
 ) -> SameWeights | None:
-    """None for engines without weights of their own, and for those that take turns on a GPU with the learner."""
-    if engines.resend is None or engines.turns is not None:
+    """None for engines without weights of their own. Where engines take turns on a GPU with the learner, what it trains
+    rests in host memory when they can be asked: they are compared with one another."""
+    if engines.resend is None:
         return None
     seconds = float(spec.deadlines.progress_seconds)
-    return SameWeights(learner, engines.pool, engines.resend, seconds=seconds, report=report, waits=waits)
+    return SameWeights(
+        None if engines.turns else learner, engines.pool, engines.resend, seconds=seconds, report=report, waits=waits
+    )
 
 
 def publication_of(

@@ -234,11 +234,8 @@ async def _inside_ranks(
     if turns is not None:
         await turns.at_start()
     await learner.run(colocated.start_engine, engine_spec(job, model))
-    names = []
     for number in range(learner.ranks):
-        names.append(str(number))
         pool.add(RayEngine(str(number), _beside(learner, number), kill=lambda: None))
-    pool.activate(names)
     publication = colocated.ColocatedPublication(learner, pool, waits)
     # Where a rank has the whole actor the engine samples from the learner's own weights.
     return Engines(pool, publication, turns, resend=None if learner.has_live_model else publication.resend)
@@ -302,8 +299,8 @@ async def start_pool(
         for engine in actors or await start_actors(job, model, waits=waits, by_role=by_role, learner=learner):
             pool.add(engine)
         names = [engine.name for engine in pool.engines]
-        pool.activate(names)
         if learner is None:
+            pool.activate(names)
             return Engines(pool, _Nothing())
         publication = WeightPublication(
             learner,

@@ -39,6 +39,8 @@ class Parts:
     engines: Engines
     rollout: GroupRollout
     learner: RankedLearner
+    dtype: str
+    """In which weights are published."""
     step: TrainingStep
     trainer: PipelineTrainer
     validations: ValidationRounds | None

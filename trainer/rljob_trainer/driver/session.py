@@ -39,6 +39,7 @@ from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.record import ledger, unfinished
 from rljob_trainer.record.boundary import Boundary, OpenGroup, Totals
+from rljob_trainer.record.weights import check, published
 from rljob_trainer.telemetry.view import ShownStep
 from rljob_trainer.validation.validator import sample_rows
 
@@ -117,6 +118,7 @@ class Session:
             reward = await self._make_up_validation() if own else None
         else:
             await self._feed.begin()
+            await self._publish_first()
             self._boundary = self._present()
         if self._totals.step == 0 and self._parts.job.spec.validation.at_start:
             await self._validate_at_start()
@@ -129,6 +131,12 @@ class Session:
         if self._saving.holds(self._settled):
             return stopped
         return replace(stopped, reason=f"{stopped.reason}; {self._saving.last_in_words}")
+
+    async def _publish_first(self) -> None:
+        """The model that a job begins with is a version like those to come: nobody serves it without its manifest."""
+        if self._parts.engines.turns is not None:
+            await self._parts.engines.turns.to_learner()
+        await self._parts.trainer.publish(self._totals.version)
 
     async def _train(self, reward: float | None) -> Ending | None:
         """Runs the pipeline to its end, or until a request to stop, of which the ending then tells. ``reward``: what a
@@ -342,6 +350,7 @@ class Session:
             open=tuple(OpenGroup(p.ordinal, p.epoch, p.source, p.row, deadline) for p, deadline in self._open()),
             groups_per_version=self._schedule_settings().groups_per_version,
             training=self._parts.step.state_dict(),
+            weights=published(self._parts.engines.pool.published, self._parts.dtype),
         )
 
     def _schedule(self) -> Schedule:
@@ -431,12 +440,13 @@ class Session:
         )
         self._parts.rollout.goes_on_from(begun)
         self._restored_size = read.groups_per_version
-        self._boundary = replace(self._present(), unvalidated=read.unvalidated if own else None)
+        self._boundary = replace(self._present(), weights=read.weights, unvalidated=read.unvalidated if own else None)
         self._saving.goes_on_from(checkpoint, version)
         if self._parts.engines.turns is not None:
             await self._parts.engines.turns.to_learner()
         load = functools.partial(self._read_learner, checkpoint, read.owner)
         await self._parts.trainer.restore(load, version, read.totals.step)
+        check(read.weights, published(self._parts.engines.pool.published, self._parts.dtype), checkpoint.place)
 
     async def _read_learner(self, checkpoint: Checkpoint, belongs_to: str) -> None:
         seconds = float(self._parts.job.spec.deadlines.progress_seconds)

@@ -134,8 +134,9 @@ class BackendRank(Protocol):
         """Writes the actor as a Hugging Face folder."""
         ...
 
-    def shards(self) -> list[Shard]:
-        """This rank's parts of the actor's parameters, by their Hugging Face names, sharing their memory."""
+    def shards(self) -> Iterator[Shard]:
+        """This rank's parts of what is published, by Hugging Face names and in the compute dtype, one at a time; not
+        gathered."""
         ...
 
     def call_present(self, version: int) -> None:
@@ -148,10 +149,6 @@ class BackendRank(Protocol):
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, torch.Tensor]]:
         """``(Hugging Face name, whole tensor)`` in the compute dtype; all ranks iterate in step."""
-        ...
-
-    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same tensors, not for sending: what a publication is compared with."""
         ...
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None:

@@ -73,7 +73,7 @@ class LearnerGroup:
         self.settings = settings
         self.placement, self.rules = backend.placement(settings), backend.rules(settings)
         self.has_live_model = backend.has_live_model(settings)
-        self.call_seconds = options.call_seconds
+        self.call_seconds, self.dtype = options.call_seconds, str(settings.dtype)
         self.handles: list[RankHandle] = []
         self.bundles: Bundles | None = None
         self.facts: LearnerFacts | None = None

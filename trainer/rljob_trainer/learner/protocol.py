@@ -221,6 +221,8 @@ class RankedLearner(Learner, Protocol):
     """Where the ranks live, if places were reserved."""
     call_seconds: float
     """What a single call may take."""
+    dtype: str
+    """What is computed in, and published."""
     has_live_model: bool
     """Whether a rank has the actor whole, so that an engine in its process can sample from the very weights."""
 

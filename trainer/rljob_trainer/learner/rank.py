@@ -367,13 +367,13 @@ class LearnerRank:
         parameters = list(self._policy.published())
         export.write_folder(folder, self.settings.model_path, parameters, self._layout, writer=self.rank == 0)
 
-    def shards(self) -> list[Shard]:
-        """This rank's parts of the actor's parameters, by their Hugging Face names, sharing their memory."""
+    def shards(self) -> Iterator[Shard]:
+        """This rank's parts of what is published, by Hugging Face names and in the compute dtype, one at a time. In
+        float32 they share the parameters' memory. Nothing is gathered."""
         self._layout.release(self._policy)
-        return [
-            self._layout.shard(name, parameter, self._layout.local(parameter.detach()))
-            for name, parameter in self._policy.published()
-        ]
+        for name, parameter in self._policy.published():
+            part = self._layout.local(parameter.detach()).to(self._dtype)
+            yield self._layout.shard(name, parameter, part)
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, torch.Tensor]]:
         """``(Hugging Face name, full tensor)`` in the compute dtype, gathered one at a time.
@@ -382,11 +382,6 @@ class LearnerRank:
         embedding comes once.
         """
         yield from self._layout.gather(self._policy.published(), lambda _: self._dtype)
-
-    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that ``named_parameters_for_publish`` gives, not for sending: what a publication is compared
-        with."""
-        return self._layout.gather(self._policy.published(), lambda _: self._dtype)
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None:
         """Moves the actor's parameters together as the packs want them, where the live tensors are what is published.

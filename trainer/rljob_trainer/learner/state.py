@@ -2,7 +2,7 @@
 
     learner.json      format, backend and ranks that wrote it, updates done by each model, run and step it belongs to
     random-0003.pt    random states of rank 3
-    digests-0003.json checksums of the parts of all tensors that rank 3 wrote
+    digests-0003.json sums of the parts of all tensors that rank 3 wrote
     .metadata, *.distcp   parameters and optimizer moments, each shard once
 
 Each rank writes its own shards where they belong and reads the parts of shards that it needs: no rank, and no node,
@@ -46,7 +46,7 @@ from rljob_trainer.learner.state_tensors import ShardTensor
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.storage import is_address
 from rljob_trainer.storage.bucket import REMEDY, refused
-from rljob_trainer.weights.checksum import checksum
+from rljob_trainer.weights.manifest import manifest_of
 from rljob_trainer.weights.shards import Shard
 
 FORMAT = 2
@@ -258,7 +258,7 @@ def _described(files: StateFiles, place: str | Path) -> dict[str, Any]:
 
 def _digests(models: Sequence[Trained]) -> dict[str, int]:
     """Of this rank's part of every tensor."""
-    return {shard.name: checksum(shard.tensor.contiguous()) for shard in _shards(models)}
+    return dict(manifest_of((shard.name, shard.tensor) for shard in _shards(models)).sums)
 
 
 def _check(saved: dict[str, int], read: dict[str, int], place: str | Path) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.trained import Trained
-from rljob_trainer.weights.checksum import checksum
+from rljob_trainer.weights.manifest import manifest_of
 
 _NAMED = 3
 _RARELY = 32
@@ -113,14 +113,14 @@ class Untouched:
     @staticmethod
     def _look(work: Sequence[Trained]) -> dict[str, int]:
         shards = [shard for trained in work for shard in trained.state()]
-        return {shard.name: checksum(shard.tensor.contiguous()) for shard in shards}
+        return dict(manifest_of((shard.name, shard.tensor) for shard in shards).sums)
 
     def _look_at_reference(self) -> dict[str, int]:
         if self._reference is None:
             return {}
         self._layout.release(self._reference)
-        local = self._layout.local
-        return {name: checksum(local(p.detach()).contiguous()) for name, p in self._reference.named_parameters()}
+        named = self._reference.named_parameters()
+        return dict(manifest_of((name, self._layout.local(p.detach())) for name, p in named).sums)
 
     def _is_to_move(self, parameter: torch.Tensor, rate: float) -> bool:
         """Whether a step of this rate is more than rounding for all of its numbers."""

@@ -13,6 +13,7 @@ from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult
 from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.handle import EngineHandle
+from rljob_trainer.weights.manifest import Version
 
 MemberState = Literal["joining", "serving", "lent", "leaving"]
 """lent: it answers whoever borrowed it, under the weights it has, and neither the queue nor publications touch it."""
@@ -75,6 +76,8 @@ class Member:
 
     handle: EngineHandle
     state: MemberState = "joining"
+    holds: Version | None = None
+    """Whose manifest it has; None: nothing was delivered to it."""
     pending: dict[EpisodeId, Pending] = field(default_factory=dict)
     work: asyncio.Event = field(default_factory=asyncio.Event)
     followers: list[asyncio.Task[None]] = field(default_factory=list)

@@ -1,7 +1,8 @@
 """The engines as one: groups of requests in, results out, whatever happens to an engine on the way.
 
 Engines may join, leave, be lost or be lent at any time; a new one serves only after ``activate``, once it has the
-present weights. Which engine gets which requests is ``dispatch.py``'s part, loading weights that of
+present weights: from the first publication on, who does not hold the manifest of the present version serves nothing.
+Which engine gets which requests is ``dispatch.py``'s part, loading weights that of
 ``publish/publication.py``.
 """
 
@@ -22,6 +23,7 @@ from rljob_trainer.pools.members import Member, pending_of
 from rljob_trainer.rollout.engine_loop import EngineStatus
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.shelf import Shelf
+from rljob_trainer.weights.manifest import Version
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class RolloutPool(Dispatch):
             version=version, fixed_dispatch=fixed_dispatch, max_outstanding=max_outstanding, shelf=shelf, worked=worked
         )
         self._replace, self._bring_up, self._made_again = replace, bring_up, made_again
+        self.published: Version | None = None
+        """The present version; None: nothing was published, and engines serve the weights that they were built with."""
         self.replacing = 0
         """Replacements of lost engines that are being started."""
         self._replaced = asyncio.Event()
@@ -109,14 +113,27 @@ class RolloutPool(Dispatch):
         if handle.place is not None:
             member.followers.append(self._spawn(self._watch(member)))
 
-    def activate(self, names: Iterable[str], version: int | None = None) -> None:
-        """The named engines hold ``version`` (by default the present one) and may serve."""
-        if version is not None:
-            self.version = version
+    def delivered(self, names: Iterable[str], version: Version) -> None:
+        """The named engines have been given ``version`` and say that they hold its manifest. They do not serve yet."""
+        for name in names:
+            if (member := self._members.get(name)) is not None:
+                member.holds = version
+
+    def present(self, version: Version) -> None:
+        """``version`` has been delivered to all engines that are to serve from now on."""
+        self.published, self.version = version, version.number
+
+    def activate(self, names: Iterable[str]) -> None:
+        """The named engines may serve. Raises ``EngineError`` for one that was given other weights than the present
+        version's, or none."""
         for name in names:
             member = self._members.get(name)
-            if member is not None and member.state == "joining":
-                member.state = "serving"
+            if member is None or member.state != "joining":
+                continue
+            if self.published is not None and member.holds != self.published:
+                has = "the manifest of no version" if member.holds is None else str(member.holds)
+                raise EngineError(f"engine {name} cannot serve {self.published}: it holds {has}; please report this")
+            member.state = "serving"
         for member in self._members.values():
             self._follow(member)
         self._wake()

@@ -13,12 +13,14 @@ import torch
 from rljob_trainer.learner.cpu.side_by_side import take_share
 from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.pools.pool import RolloutPool
+from rljob_trainer.publish.delivery import check_unchanged, one_of
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.waits import Waits
+from rljob_trainer.weights.manifest import Addition, Manifest, Version, manifest_of
 
 if TYPE_CHECKING:
     from rljob_trainer.learner.backend import BackendRank
@@ -50,9 +52,10 @@ def call_engine(rank: BackendRank, method: str, *args: Any) -> Any:
     return getattr(rank.attachments.get(EngineLoop), method)(*args)
 
 
-def take_weights(rank: BackendRank, version: int, is_new: bool) -> None:
-    """Gives the engine beside a rank the rank's weights. Shared weights are there already: only the version is new.
-    ``is_new``: the rank's present weights become ``version``.
+def take_weights(rank: BackendRank, version: int, is_new: bool) -> Version:
+    """Gives the engine beside a rank the rank's weights, and the manifest of what it was given. Shared weights are
+    there already: only the version is new, and its manifest is that of the weights themselves. ``is_new``: the rank's
+    present weights become ``version``.
 
     Raises ``LearnerError`` when the rank has no weights of that version.
     """
@@ -60,13 +63,18 @@ def take_weights(rank: BackendRank, version: int, is_new: bool) -> None:
         rank.call_present(version)
     loop = rank.attachments.get(EngineLoop)
 
-    def take(engine: Engine) -> None:
+    def take(engine: Engine) -> Manifest:
         # On the engine's thread, while this one waits: all ranks gather together.
-        if rank.live_model is None:
-            engine.load(rank.named_parameters_for_publish())
+        if rank.live_model is not None:
+            return manifest_of(rank.named_parameters_for_publish())
+        addition = Addition()
+        for item in rank.named_parameters_for_publish():
+            addition.add([item])
+            engine.load([item])
+        return addition.manifest()
 
     with rank.holding(version):
-        loop.update(take, version)
+        return loop.update(take, version).version(version)
 
 
 class ColocatedPublication:
@@ -76,15 +84,21 @@ class ColocatedPublication:
         self._learner, self._pool, self._waits = learner, pool, waits
 
     async def publish(self, version: int) -> dict[str, float]:
-        await self._take_over(version, is_new=True)
-        self._pool.activate([engine.name for engine in self._pool.engines], version)
+        names = [engine.name for engine in self._pool.engines]
+        delivered = await self._take_over(version, is_new=True)
+        self._pool.delivered(names, delivered)
+        self._pool.present(delivered)
+        self._pool.activate(names)
         return {}
 
     async def resend(self, engine: EngineHandle) -> None:
         """Gives one engine the pool's version once more; and the others, for ranks gather their weights together."""
-        await self._take_over(self._pool.version, is_new=False)
+        delivered = await self._take_over(self._pool.version, is_new=False)
+        check_unchanged(delivered, self._pool.published)
+        self._pool.delivered([engine.name for engine in self._pool.engines], delivered)
 
-    async def _take_over(self, version: int, *, is_new: bool) -> None:
+    async def _take_over(self, version: int, *, is_new: bool) -> Version:
         reason = f"the engines beside the ranks to take version {version} over"
         with self._waits.wait("trainer", reason, self._learner.call_seconds):
-            await self._learner.run(take_weights, version, is_new)
+            given = await self._learner.run(take_weights, version, is_new)
+        return one_of(given)

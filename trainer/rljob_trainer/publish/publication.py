@@ -16,11 +16,13 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.learner.backend import BackendRank
 from rljob_trainer.pools.pool import RolloutPool
+from rljob_trainer.publish.delivery import check_unchanged, one_of
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.waits import Turn, Waits
 from rljob_trainer.weights import ipc, learner_side
 from rljob_trainer.weights.group import WeightLink, call_off
 from rljob_trainer.weights.learner_side import Failure
+from rljob_trainer.weights.manifest import Version
 from rljob_trainer.weights.receiver import ReceiveReport
 from rljob_trainer.weights.sender import SENDER, SendReport
 
@@ -91,6 +93,8 @@ class WeightPublication:
         self._waits = waits or Waits()
         self._turn = Turn(self._waits)
         self._link: WeightLink
+        self._delivered: Version
+        """By the last publication."""
         self._admits: list[Admits] = []
         self.report: SendReport | None = None
         """What the last publication cost the sender."""
@@ -115,7 +119,8 @@ class WeightPublication:
                     # ever.
                     if self._pool.engines or not self._pool.replacing or attempt == _ATTEMPTS:
                         raise
-            self._pool.activate([engine.name for engine in self._connected], version)
+            self._pool.present(self._delivered)
+            self._pool.activate([engine.name for engine in self._connected])
             return self._costs()
 
     def _costs(self) -> dict[str, float]:
@@ -211,6 +216,9 @@ class WeightPublication:
                 with self._waits.wait(who, what, self._seconds + _SLACK_SECONDS):
                     failure = await self._publish(wanted, version, is_new)
             if failure is None:
+                if not is_new:
+                    check_unchanged(self._delivered, self._pool.published)
+                self._pool.delivered([engine.name for engine in wanted], self._delivered)
                 return
             self._connected = ()
             await self._find_the_lost(wanted)
@@ -263,18 +271,19 @@ class WeightPublication:
             engine.call("receive_weights", version, self._seconds, seconds=self._seconds + _SLACK_SECONDS)
             for engine in engines
         ]
-        failure, report, received = await self._together(
+        failure, sent, received = await self._together(
             self._ranks.run(learner_side.publish, version, self._seconds, is_new), receives, self._link
         )
         if failure is None:
-            self.report, self._received = report, received
+            self._delivered = one_of(report.version for report in (*sent, *received))
+            self.report, self._received = max(sent, key=lambda report: report.seconds), received
         return failure
 
     async def _together(
         self, sending: Coroutine[Any, Any, list[Any]], receiving: Sequence[Coroutine[Any, Any, Any]], link: WeightLink
-    ) -> tuple[str | None, SendReport | None, list[Any]]:
-        """Both sides of a meeting: what went wrong in words (the learner's if it has any), the result of the rank that
-        took longest to send, and those of the engines.
+    ) -> tuple[str | None, list[SendReport], list[Any]]:
+        """Both sides of a meeting: what went wrong in words (the learner's if it has any), the results of the ranks
+        that sent, and those of the engines.
 
         Raises only what the learner raises.
         """
@@ -299,10 +308,9 @@ class WeightPublication:
         results = sender.result()
         for task in (sender, *receivers):
             if (problem := _problem(task)) is not None:
-                return problem, None, []
+                return problem, [], []
         reports = [result for result in results if isinstance(result, SendReport)]
-        slowest = max(reports, key=lambda report: report.seconds, default=None)
-        return None, slowest, [task.result() for task in receivers]
+        return None, reports, [task.result() for task in receivers]
 
     async def _find_the_lost(self, engines: Sequence[EngineHandle]) -> None:
         """Takes engines that no longer answer out of the pool."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from rljob_trainer.errors import CheckpointError
 from rljob_trainer.record.start_model import STATE, Description
+from rljob_trainer.record.weights import Published
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Boundary:
     """What the schedule of the open groups counts in."""
     training: Mapping[str, Any]
     """The state of ``TrainingStep``."""
+    weights: Published | None = None
+    """As they were published at this boundary; None: nothing was."""
     unvalidated: dict[str, float] | None = None
     """The step's metrics as long as the validation is missing in them that is due here; what else becomes known of the
     step until its line is written is added to these very metrics. None: no validation is owed."""
@@ -71,6 +74,7 @@ class Boundary:
             "open": [[group.ordinal, group.epoch, group.source, group.row, group.deadline] for group in self.open],
             "groups_per_version": self.groups_per_version,
             "training": dict(self.training),
+            "weights": None if self.weights is None else asdict(self.weights),
             "unvalidated": self.unvalidated,
         }
 
@@ -86,6 +90,7 @@ class Boundary:
                 open=tuple(_open_group(*group) for group in state["open"]),
                 groups_per_version=int(state["groups_per_version"]),
                 training=state["training"],
+                weights=None if state["weights"] is None else Published(**state["weights"]),
                 unvalidated=state["unvalidated"],
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -23,6 +23,7 @@ from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
 from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.receiver import ReceiveReport
+from rljob_trainer.weights.residence import Resident
 
 ACTOR_OPTIONS: Mapping[str, Any] = {"max_concurrency": 16, "max_restarts": 0}
 """Ray options of every engine actor. Restarting is the pool's decision: a new engine needs weights before it serves."""
@@ -133,8 +134,8 @@ class EngineActor:
     def receive_weights(self, version: int, timeout: float) -> ReceiveReport:
         return self._loop.receive_weights(version, timeout)
 
-    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
-        return self._loop.digests(in_any_order)
+    def resident(self, in_any_order: bool = False) -> Resident | None:
+        return self._loop.resident(in_any_order)
 
     def sleep(self, keep_weights: bool = True) -> None:
         self._loop.sleep(keep_weights)

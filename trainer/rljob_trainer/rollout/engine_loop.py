@@ -23,7 +23,9 @@ from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.rollout.columns import Results
 from rljob_trainer.rollout.protocol import Engine
 from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.manifest import Manifest
 from rljob_trainer.weights.receiver import ReceiveReport
+from rljob_trainer.weights.residence import Resident
 
 T = TypeVar("T")
 
@@ -107,18 +109,20 @@ class EngineLoop:
 
     # ------------------------------------------------------------------ state
 
-    def update(self, receive: Callable[[Engine], None], version: int) -> None:
-        """One whole update in which ``receive`` calls ``engine.load`` (or nothing, when weights are shared); requests
-        stay where they are. If it fails, the engine samples nothing until an update succeeds."""
+    def update(self, receive: Callable[[Engine], Manifest], version: int) -> Manifest:
+        """One whole update in which ``receive`` calls ``engine.load`` (or nothing, when weights are shared) and returns
+        the manifest of the weights; requests stay where they are. If it fails, the engine samples nothing until an
+        update succeeds."""
 
-        def whole(engine: Engine) -> None:
+        def whole(engine: Engine) -> Manifest:
             self._updating = True
             engine.begin_update()
-            receive(engine)
-            engine.finish_update(version)
+            manifest = receive(engine)
+            engine.finish_update(version, manifest)
             self._updating = False
+            return manifest
 
-        self.call(whole)
+        return self.call(whole)
 
     def weight_ranks(self) -> int:
         """How many members of a weight group the engine is."""
@@ -141,9 +145,9 @@ class EngineLoop:
 
         return self.call(receive)
 
-    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
-        """Of the weights (``Engine.digests``)."""
-        return self.call(lambda engine: engine.digests(in_any_order))
+    def resident(self, in_any_order: bool = False) -> Resident | None:
+        """Of the weights (``Engine.resident``)."""
+        return self.call(lambda engine: engine.resident(in_any_order))
 
     def sleep(self, keep_weights: bool = True) -> None:
         def fall_asleep(engine: Engine) -> None:

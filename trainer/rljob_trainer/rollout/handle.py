@@ -45,7 +45,7 @@ _WORK: Mapping[str, tuple[str, str | None]] = {
     "join_weights": ("meet the learner for its weights", "deadlines.progressSeconds"),
     "receive_weights": ("load its weights", "deadlines.progressSeconds"),
     "score": ("score the canaries", "deadlines.progressSeconds"),
-    "digests": ("say which weights it has", "deadlines.progressSeconds"),
+    "resident": ("say which weights it has", "deadlines.progressSeconds"),
     "submit": ("take its requests", None),
     "collect": ("hand over what has finished", None),
     "abort": ("interrupt its requests", None),

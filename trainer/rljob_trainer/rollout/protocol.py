@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import torch
 
     from rljob_trainer.weights.group import WeightLink
+    from rljob_trainer.weights.manifest import Manifest
     from rljob_trainer.weights.receiver import ReceiveReport
+    from rljob_trainer.weights.residence import Resident
 
 
 class Engine(Protocol):
@@ -26,6 +28,12 @@ class Engine(Protocol):
     @property
     def version(self) -> int:
         """The policy version of the weights now loaded."""
+        ...
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """Of the weights that it was given last; None while an update is under way or its weights are gone, and before
+        the first update."""
         ...
 
     def add(self, request: GenerationRequest) -> None:
@@ -78,8 +86,9 @@ class Engine(Protocol):
         """
         ...
 
-    def finish_update(self, version: int) -> None:
-        """The update is complete: drops the prefix cache and serves ``version`` from now on.
+    def finish_update(self, version: int, manifest: Manifest) -> None:
+        """The update is complete: drops the prefix cache and serves ``version`` from now on, whose ``manifest`` is that
+        of what was loaded (or, where weights are shared, of the weights themselves).
 
         Requests that run across an update go on: in the torch engine, and in vLLM with ``keep_cache``, with the keys
         and values they have, otherwise prefilled anew under the new weights. Every token carries the version that
@@ -100,16 +109,16 @@ class Engine(Protocol):
         """One whole update from the weight group: begin, receive and load, finish."""
         ...
 
-    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
-        """Of the parameters that are sampled with, by Hugging Face name (``weights/digests.py``); None where an engine
-        keeps them in a layout of its own."""
+    def resident(self, in_any_order: bool = False) -> Resident | None:
+        """What is in memory of the weights that are sampled with (``weights/residence.py``). None where that is not the
+        engine's own, or away while it sleeps. ``in_any_order``: such sums, where tensors are kept as published."""
         ...
 
     def sleep(self, keep_weights: bool = True) -> None:
         """Frees the KV cache and, where the engine owns them, the weights' device memory.
 
         Running requests wait and are prefilled again after ``wake``; no ``step`` until then. With ``keep_weights``
-        False an update comes before ``wake``: the weights need not be kept anywhere.
+        False an update comes before ``wake``: the weights need not be kept anywhere, and the manifest is not.
         """
         ...
 
@@ -118,7 +127,8 @@ class Engine(Protocol):
         ...
 
     def wake(self) -> None:
-        """Takes back what ``sleep`` freed and has not come back yet. Nothing happens to one that is awake."""
+        """Takes back what ``sleep`` freed and has not come back yet. Nothing happens to one that is awake. Raises
+        ``EngineError`` when its weights are gone and no update has come."""
         ...
 
     def close(self) -> None: ...

@@ -36,9 +36,10 @@ from rljob_trainer.rollout import scoring
 from rljob_trainer.rollout.decoder import Decoder, DecoderConfig, module_parameters, read_folder
 from rljob_trainer.rollout.kv_cache import KVCache, quarter_of_free_memory
 from rljob_trainer.rollout.row_state import RowState
-from rljob_trainer.weights.digests import digests_of
 from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.manifest import Manifest
 from rljob_trainer.weights.receiver import Receiver, ReceiveReport
+from rljob_trainer.weights.residence import Resident, resident
 
 _OVERTAKEN = 64
 """Requests that may go past one that does not fit: then rows stay free until it does."""
@@ -99,12 +100,13 @@ class TorchEngine:
         self._device = decoder.device
         self._shared = shared
         self._version = version
+        self._manifest: Manifest | None = None
         self._max_concurrent = max_concurrent
         self._context = min(max_context or self._config.context, self._config.context)
         self._kv_bytes = kv_cache_bytes or quarter_of_free_memory(self._device)
         self._updating = False
         self._loaded: set[str] = set()
-        self._asleep = False
+        self._asleep = self._gone = False
         self._receiver: Receiver | None = None
 
         self._waiting: deque[GenerationRequest] = deque()
@@ -149,6 +151,10 @@ class TorchEngine:
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return self._manifest
 
     @property
     def has_work(self) -> bool:
@@ -347,9 +353,9 @@ class TorchEngine:
 
     # ------------------------------------------------------------------ weights
 
-    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
-        """None for weights that are shared with the learner, or rest elsewhere while the engine sleeps."""
-        return None if self._shared else digests_of(self._decoder.tensors.items(), in_any_order=in_any_order)
+    def resident(self, in_any_order: bool = False) -> Resident | None:
+        """None for weights that are shared with the learner, which looks at them itself."""
+        return None if self._shared else resident(self._decoder.tensors.items(), in_any_order=in_any_order)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -358,6 +364,7 @@ class TorchEngine:
 
     def begin_update(self) -> None:
         self._updating = True
+        self._manifest = None
         self._loaded = set()
 
     @torch.no_grad()
@@ -380,15 +387,15 @@ class TorchEngine:
                 target.copy_(tensor)
             self._loaded.add(name)
 
-    def finish_update(self, version: int) -> None:
+    def finish_update(self, version: int, manifest: Manifest) -> None:
         """Serves ``version``. Running requests go on with the keys and values they have."""
         missing = self._decoder.tensors.keys() - self._loaded
         if self._loaded and missing:
             raise EngineError(
                 f"torch engine: the update to version {version} lacks {len(missing)} parameters, first {min(missing)}"
             )
-        self._updating = False
-        self._version = version
+        self._updating = self._gone = False
+        self._version, self._manifest = version, manifest
         for entry in self._running:
             entry.segments.append((self._clock - entry.started, version))
 
@@ -406,7 +413,8 @@ class TorchEngine:
         if self._receiver is None:
             raise EngineError("torch engine: asked to receive weights before it joined a weight group")
         report = self._receiver.receive(version, self.load, self._decoder.tensors.get, timeout)
-        self.finish_update(version)
+        assert self._receiver.manifest is not None
+        self.finish_update(version, self._receiver.manifest)
         return report
 
     # ------------------------------------------------------------------ memory
@@ -454,6 +462,8 @@ class TorchEngine:
         self._cache = None
         self._rows = None
         self._asleep = True
+        if not keep_weights:
+            self._gone, self._manifest = True, None
         self._move_weights(torch.device("cpu"))
         if self._device.type == "cuda":
             # Whoever takes the memory now would split what the allocator keeps for a cache.
@@ -464,6 +474,8 @@ class TorchEngine:
 
     def wake(self) -> None:
         """The cache comes back with the first request."""
+        if self._gone:
+            raise EngineError("torch engine: wake() before the update that sleep(keep_weights=False) needs")
         self.wake_weights()
         self._asleep = False
 

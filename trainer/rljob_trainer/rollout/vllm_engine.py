@@ -33,7 +33,9 @@ from rljob_trainer.episodes.requests import (
 from rljob_trainer.episodes.tokens import FloatArray, Tokens
 from rljob_trainer.errors import EngineError
 from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.manifest import Manifest
 from rljob_trainer.weights.receiver import ReceiveReport
+from rljob_trainer.weights.residence import Resident, fingerprint
 
 _OWN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 _CPU_ENVIRONMENT = {
@@ -149,6 +151,8 @@ class VLLMEngine:
         self._weights_away = False
         """Whether the weights, too, are not on the device."""
         self._version = version
+        self._manifest: Manifest | None = None
+        self._gone = False
         self._updates = 0
         self._engine.set_weight_version(str(version))
 
@@ -157,6 +161,10 @@ class VLLMEngine:
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return self._manifest
 
     @property
     def has_work(self) -> bool:
@@ -320,13 +328,17 @@ class VLLMEngine:
     def receive_weights(self, version: int, timeout: float) -> ReceiveReport:
         self.begin_update()
         self._update({"version": version, "timeout": timeout})
-        report: ReceiveReport = self._engine.collective_rpc("rljob_receive_report")[0]
-        self.finish_update(version)
+        received: list[tuple[ReceiveReport, Manifest]] = self._engine.collective_rpc("rljob_received")
+        report, manifest = received[0]
+        if any(other != manifest for _, other in received):
+            raise EngineError(f"vLLM engine: its workers hold different manifests of version {version}")
+        self.finish_update(version, manifest)
         return report
 
     def begin_update(self) -> None:
         self._take_in()
         self._updating = True
+        self._manifest = None
         if not self._session:
             self._engine.collective_rpc("start_weight_update")
             self._session = True
@@ -366,7 +378,7 @@ class VLLMEngine:
             self._session = False
             raise
 
-    def finish_update(self, version: int) -> None:
+    def finish_update(self, version: int, manifest: Manifest) -> None:
         self._engine.collective_rpc("finish_weight_update")
         self._session = False
         self._updates += 1
@@ -377,12 +389,15 @@ class VLLMEngine:
         elif not self._engine.reset_prefix_cache(reset_running_requests=bool(self._requests)):
             raise EngineError(f"vLLM engine: the prefix cache could not be reset after the update to version {version}")
         self._engine.set_weight_version(str(version))
-        self._version = version
-        self._updating = False
+        self._version, self._manifest = version, manifest
+        self._updating = self._gone = False
 
-    def digests(self, in_any_order: bool = False) -> dict[str, int] | None:
-        """None: vLLM fuses matrices and lays them out for its kernels."""
-        return None
+    def resident(self, in_any_order: bool = False) -> Resident | None:
+        """The fingerprint of the workers' parameters: vLLM fuses matrices and lays them out for its kernels. On a CPU
+        its matrices are packed out of sight, and embeddings, norms and biases are what is left to look at."""
+        if self._weights_away:
+            return None
+        return fingerprint(self._engine.collective_rpc("rljob_parameters"))
 
     # ------------------------------------------------------------------ memory
 
@@ -393,6 +408,8 @@ class VLLMEngine:
         self._take_back(list(self._requests))
         if self._can_sleep:
             self._engine.sleep(level=1 if keep_weights else 2)
+        if not keep_weights:
+            self._gone, self._manifest = True, None
         self._asleep = self._weights_away = True
 
     def wake_weights(self) -> None:
@@ -401,6 +418,8 @@ class VLLMEngine:
         self._weights_away = False
 
     def wake(self) -> None:
+        if self._gone:
+            raise EngineError("vLLM engine: wake() before the update that sleep(keep_weights=False) needs")
         self.wake_weights()
         if self._asleep and self._can_sleep:
             self._engine.wake_up(tags=["kv_cache"])

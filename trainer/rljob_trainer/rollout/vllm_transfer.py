@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
@@ -23,6 +24,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from rljob_trainer.errors import EngineError
 from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.manifest import Manifest, manifest_of
 from rljob_trainer.weights.receiver import Receiver, ReceiveReport
 
 BACKEND = "rljob"
@@ -117,10 +119,18 @@ class WorkerExtension:
     weight_transfer_engine: Any
     model_runner: Any
 
-    def rljob_receive_report(self) -> ReceiveReport | None:
-        """What the last publication cost this worker."""
-        report: ReceiveReport | None = self.weight_transfer_engine.report
-        return report
+    def rljob_received(self) -> tuple[ReceiveReport, Manifest]:
+        """What the last publication cost this worker, and what it brought."""
+        transfer: RljobWeightTransfer = self.weight_transfer_engine
+        assert transfer.report is not None
+        assert transfer.receiver is not None
+        assert transfer.receiver.manifest is not None
+        return transfer.report, transfer.receiver.manifest
+
+    def rljob_parameters(self) -> Manifest:
+        """The sums of the parameters as they lie in this worker's memory."""
+        model: torch.nn.Module = self.model_runner.get_model()
+        return manifest_of((name, parameter.data) for name, parameter in model.named_parameters())
 
     def rljob_scale_logits(self, scale: float) -> None:
         """Multiplies all logits by ``scale``: how given sequences are scored at a temperature."""

@@ -6,7 +6,7 @@ them whatever becomes of the broadcast, and an engine's failure is not the learn
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.errors import DeadlineError, EngineError
-from rljob_trainer.weights.digests import digests_of
 from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.owners import sums_of_shards
 from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan, describe
+from rljob_trainer.weights.residence import sums_in_any_order
 from rljob_trainer.weights.sender import Publisher, SendReport
+from rljob_trainer.weights.shards import Shard
 
 T = TypeVar("T")
 
@@ -46,7 +48,9 @@ class Rank(Protocol):
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, Tensor]]: ...
 
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
+    def shards(self) -> Iterator[Shard]:
+        """The rank's parts of what is published, in its dtype, not gathered."""
+        ...
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None: ...
 
@@ -111,14 +115,13 @@ def publish(rank: Rank, version: int, timeout: float, is_new: bool) -> SendRepor
         return _publish(rank, version, timeout)
 
 
-def digests(rank: Rank, in_any_order: bool = False) -> dict[str, int] | None:
-    """What an engine must hold after a publication, from rank 0. Taken from the parameters that are trained, by another
-    way than that of the publication. Ranks gather in step."""
-    named = rank.named_parameters()
-    result = digests_of(named, in_any_order=in_any_order) if rank.rank == 0 else None
-    for _ in named:
-        pass
-    return result
+def sums(rank: Rank, in_any_order: bool = False) -> Mapping[str, int]:
+    """What the rank's own shards contribute to the sums that an engine must have after a publication: taken from the
+    parameters that are trained, by another way than that of the publication. Nothing is gathered."""
+    answered_for = (shard for shard in rank.shards() if shard.answers and shard.tensor.numel())
+    if in_any_order:
+        return sums_in_any_order((shard.name, shard.tensor) for shard in answered_for)
+    return sums_of_shards(answered_for)
 
 
 def _publish(rank: Rank, version: int, timeout: float) -> SendReport | Failure | None:

@@ -1,4 +1,4 @@
-"""An engine's side of a publication: receive buckets while the one before is verified and loaded.
+"""An engine's side of a publication: receive buckets while the one before is added up and loaded.
 
 What the engine lets us write in place is received there and never exists twice.
 """
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from rljob_trainer.errors import EngineError
 from rljob_trainer.weights.blocks import block_of, lay_out
-from rljob_trainer.weights.checksum import checksum
 from rljob_trainer.weights.group import INTERRUPTED, CalledOffError, WeightGroup, WeightLink, dist
+from rljob_trainer.weights.manifest import Addition, Manifest, Version
 from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan
+from rljob_trainer.weights.residence import listed
 
 Load = Callable[[Iterable[tuple[str, Tensor]]], None]
 Destination = Callable[[str], Tensor | None]
@@ -30,10 +31,12 @@ Destination = Callable[[str], Tensor | None]
 class ReceiveReport:
     """What a publication cost one receiver."""
 
-    version: int
+    version: Version
+    """With the manifest of what arrived, which is that of what was sent."""
     nbytes: int
     seconds: float
-    checksum_seconds: float
+    manifest_seconds: float
+    """For adding it up."""
     peak_buffer_bytes: int
     """Most memory held at once beyond the model itself."""
     pause_seconds: float = 0.0
@@ -50,6 +53,8 @@ class Receiver:
         self._group = WeightGroup(*link.seat(rank), timeout=timeout, device=self._device)
         self._plan: WeightPlan | None = None
         self._round = 0
+        self.manifest: Manifest | None = None
+        """Of the last publication that arrived whole."""
 
     def receive(self, version: int, load: Load, destination: Destination, timeout: float) -> ReceiveReport:
         """Receives a publication and gives it to ``load``, some tensors at a time. Nothing is written into them later:
@@ -57,13 +62,15 @@ class Receiver:
 
         A tensor for which ``destination`` returns a contiguous one of the same shape and dtype is received there; those
         that travel in one pack are moved into one block of memory first (``blocks.py``).
-        Raises ``EngineError`` when the sender is lost or the bytes differ from those sent, ``DeadlineError`` when the
-        publication does not begin in time. The generation is over then: join the next one.
+        Raises ``EngineError`` when the sender is lost or what arrived has another manifest than what was sent, naming
+        the tensors, and ``DeadlineError`` when the publication does not begin in time. The generation is over then:
+        join the next one.
         """
         started = time.monotonic()
         deadline = started + timeout
         group = self._group
         self._round += 1
+        self.manifest = None
         try:
             self._plan = self._read_plan(version, deadline)
             group.post(f"{self._round}/ready", "")
@@ -71,8 +78,9 @@ class Receiver:
             for tensors in incoming.receive(deadline):
                 load(tensors)
             group.rest()
+            received = incoming.manifest()
             self._compare(
-                self._plan, incoming.sums, group.read(f"{self._round}/sums", deadline, "the sender's checksums")
+                self._plan, received, group.read(f"{self._round}/manifest", deadline, "the sender's manifest")
             )
         except BaseException as error:
             innocent = isinstance(error, ConnectionError | CalledOffError)
@@ -84,9 +92,16 @@ class Receiver:
                 problem = f"weights: {self._name} lost the sender while receiving version {version} ({error})"
                 raise EngineError(problem) from error
             raise
+        self.manifest = received
         group.post(f"{self._round}/done", "ok")
         seconds = time.monotonic() - started
-        return ReceiveReport(version, self._plan.nbytes, seconds, incoming.checksum_seconds, incoming.peak_buffer_bytes)
+        return ReceiveReport(
+            received.version(version),
+            self._plan.nbytes,
+            seconds,
+            incoming.manifest_seconds,
+            incoming.peak_buffer_bytes,
+        )
 
     def _read_plan(self, version: int, deadline: float) -> WeightPlan:
         said = self._group.read(f"{self._round}/plan", deadline, f"the publication of version {version}").decode()
@@ -98,13 +113,12 @@ class Receiver:
             raise EngineError(f"weights: {self._name} never received the plan of its weight group")
         return plan
 
-    def _compare(self, plan: WeightPlan, received: list[int], sent: bytes) -> None:
-        pairs = zip(plan.buckets, json.loads(sent), received, strict=True)
-        wrong = [bucket.tensors[0].name for bucket, theirs, ours in pairs if theirs != ours]
-        if wrong:
+    def _compare(self, plan: WeightPlan, received: Manifest, sums: bytes) -> None:
+        sent = Manifest(zip(plan.tensors, json.loads(sums), strict=True))
+        if wrong := received.differing(sent):
             raise EngineError(
-                f"weights: {self._name} received other bytes than were sent, in {len(wrong)} of {len(received)} "
-                f"buckets, first at {wrong[0]}"
+                f"weights: {self._name} received other bytes than were sent, in {len(wrong)} of {len(sent.lines)} "
+                f"tensors: {listed(wrong)}"
             )
 
     def close(self) -> None:
@@ -118,8 +132,8 @@ class _Incoming:
     def __init__(self, group: WeightGroup, plan: WeightPlan, destination: Destination, device: torch.device) -> None:
         self._group, self._plan, self._destination, self._device = group, plan, destination, device
         self._bytes_held = 0
-        self.sums: list[int] = []
-        self.checksum_seconds = 0.0
+        self._addition = Addition()
+        self.manifest_seconds = 0.0
         self.peak_buffer_bytes = 0
 
     def receive(self, deadline: float) -> Iterator[list[tuple[str, Tensor]]]:
@@ -142,13 +156,21 @@ class _Incoming:
             bucket, work, data, held = travelling.popleft()
             self._group.wait(work, deadline)
             bytes_travelling -= bucket.nbytes
-            # What comes next travels while this is verified and loaded.
+            # What comes next travels while this is added up and loaded.
             receive_more()
+            tensors = bucket.views(data)
             started = time.perf_counter()
-            self.sums.append(checksum(data))
-            self.checksum_seconds += time.perf_counter() - started
-            yield bucket.views(data)
+            self._addition.add(tensors)
+            self.manifest_seconds += time.perf_counter() - started
+            yield tensors
             self._bytes_held -= held
+
+    def manifest(self) -> Manifest:
+        """Of what arrived."""
+        started = time.perf_counter()
+        manifest = self._addition.manifest()
+        self.manifest_seconds += time.perf_counter() - started
+        return manifest
 
     def _memory(self, bucket: Bucket) -> tuple[Tensor, int]:
         """Where a bucket is received, ``[nbytes]`` of uint8, and how many bytes had to be allocated for it."""

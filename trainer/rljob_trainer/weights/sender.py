@@ -1,7 +1,7 @@
 """The learner's side of a publication: gather, pack and send, bucket by bucket.
 
-While one bucket's worth of bytes travels the next is gathered and packed, so a whole-model copy never exists. On a
-sharded learner all ranks iterate their parameters in step; only rank 0 has a ``Publisher``.
+While one bucket's worth of bytes travels the next is gathered, packed and added up, so a whole-model copy never exists.
+On a sharded learner all ranks iterate their parameters in step; only rank 0 has a ``Publisher``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 from rljob_trainer.errors import EngineError
 from rljob_trainer.stores import serve_store
 from rljob_trainer.weights.blocks import block_of
-from rljob_trainer.weights.checksum import checksum
 from rljob_trainer.weights.group import WeightGroup, WeightLink
+from rljob_trainer.weights.manifest import Addition, Manifest, Version
 from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan
 
 SENDER = "the learner"
@@ -30,11 +30,13 @@ SENDER = "the learner"
 class SendReport:
     """What a publication cost the sender."""
 
-    version: int
+    version: Version
+    """With the manifest of what was sent."""
     nbytes: int
     seconds: float
     """From the first gather until the last receiver had loaded and verified everything."""
-    checksum_seconds: float
+    manifest_seconds: float
+    """For adding it up."""
     peak_buffer_bytes: int
     """Most memory held at once beyond the model itself."""
 
@@ -97,7 +99,9 @@ class Publisher:
                 outgoing.finish()
             except ConnectionError as error:
                 raise group.blame(f"{self._round}/done", str(error)) from error
-            group.announce(f"{self._round}/sums", json.dumps(outgoing.sums))
+            manifest = outgoing.manifest()
+            # Names, shapes and dtypes are in the plan, which both have.
+            group.announce(f"{self._round}/manifest", json.dumps([manifest.sums[meta.name] for meta in metas]))
             answers = group.gather(f"{self._round}/done", deadline, f"finish loading version {version}")
             group.rest()
         except BaseException:
@@ -107,10 +111,10 @@ class Publisher:
             self.disconnect()
             raise EngineError("weights: " + "; ".join(f"{name}: {answer}" for name, answer in failed.items()))
         return SendReport(
-            version,
+            manifest.version(version),
             self._plan.nbytes,
             time.monotonic() - started,
-            outgoing.checksum_seconds,
+            outgoing.manifest_seconds,
             outgoing.peak_buffer_bytes,
         )
 
@@ -127,8 +131,8 @@ class _Outgoing:
         self._budget = plan.budget(device)
         self._travelling: deque[tuple[Any, Tensor]] = deque()
         self._bytes_travelling = 0
-        self.sums: list[int] = []
-        self.checksum_seconds = 0.0
+        self._addition = Addition()
+        self.manifest_seconds = 0.0
         self.peak_buffer_bytes = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -140,11 +144,13 @@ class _Outgoing:
             )
         pack = self._home.get(name)
         if pack is None:
-            self._send(tensor.detach().to(self._device).contiguous().view(-1).view(torch.uint8))
+            whole = tensor.detach().to(self._device).contiguous()
+            self._send(whole.view(-1).view(torch.uint8), [(name, whole)])
             return
         self._gathered.append(tensor.detach())
         if len(self._gathered) == len(pack.tensors):
-            self._send(self._packed(pack))
+            data = self._packed(pack)
+            self._send(data, pack.views(data))
             self._gathered = []
 
     def _packed(self, pack: Bucket) -> Tensor:
@@ -158,10 +164,11 @@ class _Outgoing:
             place.copy_(tensor)
         return block
 
-    def _send(self, data: Tensor) -> None:
+    def _send(self, data: Tensor, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Adds up what leaves, and sends it."""
         started = time.perf_counter()
-        self.sums.append(checksum(data))
-        self.checksum_seconds += time.perf_counter() - started
+        self._addition.add(tensors)
+        self.manifest_seconds += time.perf_counter() - started
         waiting = sum(tensor.nbytes for tensor in self._gathered)
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self._bytes_travelling + waiting + data.numel())
         self._arrive(self._budget - data.numel())
@@ -181,3 +188,10 @@ class _Outgoing:
         if meta is not None:
             raise EngineError(f"weights: the learner did not yield {meta.name}, which its plan has")
         self._arrive(0)
+
+    def manifest(self) -> Manifest:
+        """Of what was sent."""
+        started = time.perf_counter()
+        manifest = self._addition.manifest()
+        self.manifest_seconds += time.perf_counter() - started
+        return manifest

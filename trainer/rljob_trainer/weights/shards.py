@@ -26,6 +26,8 @@ class Shard:
     """Where in the whole the box begins, ``[len(shape)]``."""
     tensor: torch.Tensor
     """The box itself, sharing the memory of what is trained. Empty where this rank has no part of the tensor."""
+    answers: bool = True
+    """Whether this rank is the one that counts where several have the box alike."""
 
 
 @dataclass(frozen=True, slots=True)

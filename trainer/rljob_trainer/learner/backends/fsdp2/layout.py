@@ -9,8 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Shard as DimensionShard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner.backends.fsdp2.mesh import full
 from rljob_trainer.learner.layout import Layout, Named
 from rljob_trainer.weights.shards import Shard
@@ -47,8 +49,16 @@ class Fsdp2Layout(Layout):
     def shard(self, name: str, parameter: torch.Tensor, part: torch.Tensor) -> Shard:
         if not isinstance(parameter, DTensor):
             return super().shard(name, parameter, part)
-        _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-        return Shard(name, tuple(parameter.shape), tuple(offset), part)
+        # A strided shard is a kind of ``Shard`` whose parts do not lie together.
+        if strange := [place for place in parameter.placements if type(place) not in (DimensionShard, Replicate)]:
+            raise LearnerError(f"{name} is distributed in a way whose parts are no boxes: {strange[0]}")
+        mesh = parameter.device_mesh
+        _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, parameter.placements)
+        coordinate = mesh.get_coordinate() or [0] * mesh.ndim
+        copies = [
+            at for place, at in zip(parameter.placements, coordinate, strict=True) if isinstance(place, Replicate)
+        ]
+        return Shard(name, tuple(parameter.shape), tuple(offset), part, answers=not any(copies))
 
     def release(self, module: nn.Module) -> None:
         # FSDP2 keeps the outermost group's for a backward pass, which a score has not got, and would use it again when
