@@ -112,7 +112,7 @@ def run_idle(shape: BatchShape, model: Path, steps: int) -> Run:
 
 async def _assemble_idle(*args: Any, **named: Any) -> Parts:
     parts = await assemble(*args, **named)
-    await parts.learner.run(make_idle, VOCABULARY)  # type: ignore[attr-defined]  # it is a LearnerGroup
+    await parts.learner.run(make_idle, VOCABULARY)
     return parts
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 from rljob_trainer.episodes.tokens import FloatArray, Tokens
+from rljob_trainer.learner.protocol import ScoreRequest, UpdateRequest
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.usage import Usage
 from rljob_trainer.rollout.engine_loop import EngineLoop
@@ -94,19 +95,19 @@ def make_idle(rank: LearnerRank, vocabulary: int) -> None:
 
     Later calls answer with the first result: shapes are the same in every step, since responses have full length.
     """
-    rank.attachments["engine"].close()
-    rank.attachments["engine"] = EngineLoop(lambda: IdleEngine(vocabulary), "idle")
+    rank.attachments.get(EngineLoop).close()
+    rank.attachments.put(EngineLoop(lambda: IdleEngine(vocabulary), "idle"))
     for name in ("update", "score"):
         setattr(rank, name, _once(getattr(rank, name)))
 
 
 def _once(method: Any) -> Any:
-    answers: dict[tuple[str, ...], Any] = {}
+    answers: dict[tuple[ScoreRequest | UpdateRequest, ...], Any] = {}
 
-    def answer(*args: Any, **wanted: Any) -> Any:
-        key = tuple(sorted(name for name, value in wanted.items() if value))
+    def answer(*args: Any) -> Any:
+        key = tuple(arg for arg in args if isinstance(arg, ScoreRequest | UpdateRequest))
         if key not in answers:
-            first = answers[key] = method(*args, **wanted)
+            first = answers[key] = method(*args)
             first.usage = Usage()  # its seconds are not those of the steps that get it again
         return answers[key]
 

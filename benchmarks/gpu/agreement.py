@@ -111,7 +111,8 @@ def _used(device: str) -> int:
 def _scores(model: Path, device: str, sampled: Sampled) -> np.ndarray:
     """The learner's log-probs of the responses, ``[tokens]``."""
     from benchmarks.gpu.learner import new_rank
-    from rljob_trainer.learner.protocol import SequenceBatch
+    from rljob_trainer.learner.backend import Placement, RowRules
+    from rljob_trainer.learner.protocol import ScoreRequest, SequenceBatch
     from rljob_trainer.learner.work import cut
 
     lengths = np.array([len(response) for response in sampled.responses])
@@ -123,5 +124,5 @@ def _scores(model: Path, device: str, sampled: Sampled) -> np.ndarray:
         mask=np.ones(int(lengths.sum()), dtype=np.bool_),
     )
     rank = new_rank(model, device, "bfloat16" if device == "cuda" else "float32", 16384, reference=False)
-    work = cut(batch, [range(len(batch))], ranks=1, token_budget=16384)
-    return work.merge(batch, [rank.score(work.shares[0], 1.0, log_probs=True).streams["log_probs"]])
+    work = cut(batch, [range(len(batch))], [Placement(0)], RowRules(16384))
+    return work.merge(batch, [rank.score(work.shares[0], ScoreRequest(log_probs=True)).streams["log_probs"]])

@@ -13,7 +13,9 @@ import torch
 
 from benchmarks.gpu.figures import Writer
 from benchmarks.gpu.model import Size, prompts, shaped_model
-from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
+from rljob_trainer.learner.backend import Placement, RowRules
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import Dtype, LearnerSettings
 from rljob_trainer.learner.work import Cut, cut
@@ -63,7 +65,7 @@ def new_rank(model: Path, device: str, dtype: Dtype, micro_batch_tokens: int, *,
         reference=reference,
         micro_batch_tokens=micro_batch_tokens,
     )
-    return LearnerRank(settings, address=f"127.0.0.1:{free_port()}")
+    return Fsdp2().start(settings, address=f"127.0.0.1:{free_port()}")
 
 
 def free_port() -> int:
@@ -86,14 +88,14 @@ def _measure(
     model = shaped_model(cache, size)
     rank = new_rank(model, device, dtype, micro_batch_tokens, reference=True)
     batch = responses(model, sequences, samples=8, tokens=tokens)
-    work = cut(batch, [range(len(batch))], ranks=1, token_budget=micro_batch_tokens)
+    work = cut(batch, [range(len(batch))], [Placement(0)], RowRules(micro_batch_tokens))
     name = f"{size}, {dtype}"
     _compare(writer, rank, model, batch, name, device)
 
     seconds: dict[str, list[float]] = {stage: [] for stage in PASSES}
     memory = 0
     for _ in range(WARM_UP + ROUNDS):
-        scores = rank.score(work.shares[0], 1.0, log_probs=True, reference=True)
+        scores = rank.score(work.shares[0], ScoreRequest(log_probs=True, reference=True))
         report = rank.update(work.shares[0], LossSettings())
         for stage, spent in (scores.usage.seconds | report.usage.seconds).items():
             if stage in seconds:
@@ -120,8 +122,8 @@ def _measure(
 
 def _compare(writer: Writer, rank: LearnerRank, model: Path, batch: SequenceBatch, name: str, device: str) -> None:
     """Before any update: the reference is the actor, bit for bit, and both are near transformers in float32."""
-    whole = cut(batch, [range(8)], ranks=1, token_budget=rank.settings.micro_batch_tokens)
-    streams = rank.score(whole.shares[0], 1.0, log_probs=True, reference=True).streams
+    whole = cut(batch, [range(8)], [Placement(0)], RowRules(rank.settings.micro_batch_tokens))
+    streams = rank.score(whole.shares[0], ScoreRequest(log_probs=True, reference=True)).streams
     difference = np.abs(streams["log_probs"] - streams["ref_log_probs"]).max()
     writer.at_most(f"{name}: reference against actor before an update, largest difference", float(difference), 0.0)
     exact = _float32_log_probs(model, batch, 8, device)

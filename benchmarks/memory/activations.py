@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from rljob_trainer.algorithms import segments
 from rljob_trainer.learner.attention import ATTENTION
+from rljob_trainer.learner.backend import Placement, RowRules
 from rljob_trainer.learner.gradients import ActorGradient, CriticGradient, Place
 from rljob_trainer.learner.logprobs import device_chunk
 from rljob_trainer.learner.models import Critic, Policy, checkpoint_activations
@@ -91,7 +92,7 @@ def peak_bytes(
         returns=np.ones(tokens, np.float32),
         values=np.ones(tokens, np.float32),
     )
-    work = cut(batch, [range(sequences)], ranks=1, token_budget=sequences * (prompt + response))
+    work = cut(batch, [range(sequences)], [Placement(0)], RowRules(sequences * (prompt + response)))
     with _pretended():
         network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=ATTENTION).eval()
         chunk = chunk or device_chunk(config.vocab_size, memory)

@@ -292,7 +292,7 @@ def moments_that_are_lost(watched: Watched) -> Iterator[None]:
         if due(watched):
             watched.strike()
             state = rank.actor.optimizer.state()
-            next(tensor for name, tensor in state.items() if name.endswith("exp_avg")).zero_()
+            next(shard.tensor for shard in state if shard.name.endswith("exp_avg")).zero_()
 
     with _before_update(change):
         yield

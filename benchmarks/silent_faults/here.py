@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import pickle
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -28,9 +28,13 @@ from rljob_trainer.driver.engines import engine_spec, start_pool
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.errors import DeadlineError
+from rljob_trainer.learner.actor import RankHandle
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, UpdateRequest
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.learner.work import RankReport, RankScores, Share
 from rljob_trainer.pipeline.parts import TrainedBatch
 from rljob_trainer.pools.size import engine_count
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
@@ -146,42 +150,53 @@ def _over(thing: Any) -> Any:
     return pickle.loads(pickle.dumps(thing))
 
 
-class LocalLearner(LearnerGroup):
-    """A ``LearnerGroup`` of one rank in a thread of this process."""
+class LocalHandle(RankHandle):
+    """A rank in a thread of this process. What goes there and comes back is pickled, as between processes."""
 
-    def __init__(self, settings: LearnerSettings, watched: Watched) -> None:
-        super().__init__(settings, learner_options_none())
-        self._thread = ThreadPoolExecutor(1)
-        self._watched = watched
-        self.rank: LearnerRank
+    def __init__(self, rank: LearnerRank, thread: ThreadPoolExecutor) -> None:
+        self._rank, self._thread = rank, thread
 
-    async def begin(self) -> None:
-        self.rank = await self._in_thread(lambda: LearnerRank(self.settings))
-        self.facts = self.rank.facts()
-        self._watched.ranks.append(self.rank)
+    async def _do(self, function: Callable[..., Any], *args: Any) -> Any:
+        return _over(await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*_over(args))))
 
-    async def _in_thread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
+    def score(self, share: Share, request: ScoreRequest) -> Awaitable[RankScores]:
+        return self._do(self._rank.score, share, request)
 
-    async def call(
-        self, method: str, *args: Any, per_rank: Sequence[tuple[Any, ...]] | None = None, **kwargs: Any
-    ) -> list[Any]:
-        own = per_rank[0] if per_rank else ()
-        return [_over(await self._in_thread(getattr(self.rank, method), *_over((*own, *args)), **kwargs))]
+    def update(self, share: Share, loss: LossSettings, request: UpdateRequest) -> Awaitable[RankReport]:
+        return self._do(self._rank.update, share, loss, request)
 
-    async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        return [await self._in_thread(function, self.rank, *args, **kwargs)]
+    def save(self, place: str | Path, belongs_to: str) -> Awaitable[None]:
+        return self._do(self._rank.save, place, belongs_to)
+
+    def load(self, place: str | Path, belongs_to: str) -> Awaitable[None]:
+        return self._do(self._rank.load, place, belongs_to)
+
+    def export(self, folder: Path) -> Awaitable[None]:
+        return self._do(self._rank.export, folder)
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(self._rank, *args, **kwargs))
 
     async def give_up(self) -> None:
-        self.rank.giving_up.ask()
+        self._rank.giving_up.ask()
 
-    async def close(self) -> None:
+    def kill(self) -> None:
         self._thread.shutdown(wait=False)
+
+
+async def local_learner(settings: LearnerSettings, watched: Watched) -> LearnerGroup:
+    """A learner of one rank in a thread of this process."""
+    learner = LearnerGroup(settings, learner_options_none())
+    thread = ThreadPoolExecutor(1)
+    rank = await asyncio.get_running_loop().run_in_executor(thread, lambda: Fsdp2().start(settings))
+    learner.handles, learner.facts = [LocalHandle(rank, thread)], rank.facts()
+    watched.ranks.append(rank)
+    return learner
 
 
 def learner_options_none() -> Any:
     """A group's options where nothing is placed."""
-    from rljob_trainer.learner.group import GroupOptions
+    from rljob_trainer.learner.options import GroupOptions
 
     return GroupOptions(call_seconds=60.0)
 
@@ -219,8 +234,7 @@ def without_ray(watched: Watched) -> Iterator[None]:
     async def start(
         job: ResolvedJob, model: Any, *, holds: Any, shelf: Any, waits: Any, stack: AsyncExitStack, **_: Any
     ) -> Any:
-        learner = LocalLearner(LearnerSettings.from_job(job, model.path, lanes=1), watched)
-        await learner.begin()
+        learner = await local_learner(LearnerSettings.from_job(job, model.path, lanes=1), watched)
         stack.push_async_callback(learner.close)
         spec = engine_spec(job, model)
         actors: Any = [LocalEngine(str(number), spec, watched) for number in range(engine_count(job.spec))]

@@ -14,7 +14,7 @@ from typing import Any
 from rljob_trainer import cli
 from rljob_trainer.driver import engines
 from rljob_trainer.learner.rank import LearnerRank
-from rljob_trainer.publish import colocated
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle
 
 TOLD = Path(os.environ["IN_TURNS"])
@@ -23,7 +23,7 @@ moved = engines.SharedDevices._call
 
 def cache_bytes(rank: LearnerRank) -> int:
     """Memory behind the cache of the engine beside a rank."""
-    cache: Any = rank.attachments[colocated._NAME].call(lambda engine: engine._cache)
+    cache: Any = rank.attachments.get(EngineLoop).call(lambda engine: engine._cache)
     return 0 if cache is None else int(cache._keys.nbytes + cache._values.nbytes)
 
 

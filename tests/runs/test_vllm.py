@@ -66,7 +66,7 @@ def check_export(runner: Runner, output: Path) -> None:
     first, last = (load_file(folder / "model.safetensors") for folder in (output / "model", exported))
     assert max(float((last[name] - first[name]).abs().max()) for name in first) > 1e-3
     runner.run(exported, json.dumps(PROMPTS), made, program=("-c", GREEDY), cold=True)
-    learner = load_actor(find_trained(output, None, runner.folder / "scratch", report=print)).actor_model
+    learner = load_actor(find_trained(output, None, runner.folder / "scratch", report=print)).live_model
     loaded = AutoModelForCausalLM.from_pretrained(exported)
     tokenizer = AutoTokenizer.from_pretrained(exported)
     for text, (prompt, answer) in zip(PROMPTS, json.loads(made.read_text()), strict=True):

@@ -181,6 +181,15 @@ FunctionPath = Annotated[
     ),
 ]
 """``module:function`` (dots allowed in the module)."""
+PlugIn = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=253,
+        pattern=r"^([a-z][a-z0-9-]*|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*)$",
+    ),
+]
+"""The name of something registered, or ``module:Class``."""
 
 LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LabelKey = Annotated[

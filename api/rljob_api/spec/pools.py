@@ -6,12 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.spec.base import LIVE, SUSPENDED, EnvMap, Fallback, FreeForm, SpecModel
+from rljob_api.spec.base import LIVE, SUSPENDED, EnvMap, Fallback, FreeForm, PlugIn, SpecModel
 from rljob_api.spec.data import SamplingSpec
 from rljob_api.spec.pod import Pod
 
 Engine = Literal["vllm", "torch"]
-Backend = Literal["fsdp2"]
 Schedule = Literal["constant", "cosine", "linear"]
 Placement = Literal["separate", "colocated"]
 
@@ -101,8 +100,10 @@ class OptimizerSpec(SpecModel):
 class TrainerSpec(SpecModel):
     """The pool of ranks that train."""
 
-    backend: Backend = Field(
-        default="fsdp2", description="What trains: fsdp2, PyTorch's fully sharded data parallelism."
+    backend: PlugIn = Field(
+        default="fsdp2",
+        description="What trains: fsdp2 (PyTorch's fully sharded data parallelism), a backend that a package has "
+        "registered, or module:Class.",
     )
     replicas: Annotated[int, SUSPENDED] = Field(
         default=1, ge=1, le=4096, description="Number of pods; each has one rank a GPU (one rank without GPU)."

@@ -252,6 +252,22 @@ def test_heads_too_narrow_for_vllm(folder: Path) -> None:
     one(folder / "job.yaml", "spec.model.source", "16 wide", "rollout.engine: torch")
 
 
+@pytest.mark.parametrize(
+    ("backend", "phrases"),
+    [
+        ("fsdp3", ["there is no backend 'fsdp3'", "there are fsdp2, and any class as module:Class"]),
+        ("absent_trainers:Own", ["no module absent_trainers", "put it beside the job file"]),
+    ],
+)
+def test_a_backend_that_nobody_has(edited: Edit, backend: str, phrases: list[str]) -> None:
+    one(edited("reward:", f"trainer: {{backend: '{backend}'}}\n  reward:"), "spec.trainer.backend", *phrases)
+
+
+def test_a_backend_beside_the_job_file_is_found_and_not_run(edited: Edit, folder: Path) -> None:
+    (folder / "my_trainer.py").write_text("raise SystemExit('it was run')\n")
+    assert found(edited("reward:", "trainer: {backend: 'my_trainer:Own'}\n  reward:")) == []
+
+
 def custom(edited: Edit, function: str) -> Path:
     return edited("{type: gsm8k}", f"{{type: custom, function: '{function}'}}")
 

@@ -13,7 +13,7 @@ from rljob_api.spec.model import Model, RandomModel, RandomTokenizer
 from rljob_trainer.checkpoints.folder import FolderCheckpoints
 from rljob_trainer.cli import main
 from rljob_trainer.driver.finished import find_trained, load_actor
-from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.models import materialise
 from rljob_trainer.record.output import MODEL
@@ -28,9 +28,9 @@ async def trained(output: Path, optimizer: Literal["adamw", "muon"], critic: boo
     random = RandomModel(hiddenSize=32, layers=2, heads=1, contextLength=16, tokenizer=RandomTokenizer(characters="01"))
     model = materialise(Model(random=random), output / MODEL)
     settings = OptimizerSettings(optimizer)
-    rank = LearnerRank(LearnerSettings(model.path, actor=settings, critic=settings if critic else None))
+    rank = Fsdp2().start(LearnerSettings(model.path, actor=settings, critic=settings if critic else None))
     with torch.no_grad():
-        for parameter in rank.actor_model.parameters():
+        for parameter in rank.live_model.parameters():
             parameter.fill_(NOT_DRAWN)
 
     async def save(place: str) -> None:
@@ -50,5 +50,5 @@ async def test_the_policy_is_exported_and_loaded_whichever_optimizer_trained_it(
         assert bool((tensor == NOT_DRAWN).all()), name
     # What `rljob eval --run` begins with.
     found = find_trained(tmp_path / "run", None, tmp_path / "scratch", report=pytest.fail)
-    for name, parameter in load_actor(found).actor_model.named_parameters():
+    for name, parameter in load_actor(found).live_model.named_parameters():
         assert bool((parameter == NOT_DRAWN).all()), name

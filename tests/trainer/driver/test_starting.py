@@ -19,7 +19,6 @@ from rljob_trainer.driver import engines as engines_of_run
 from rljob_trainer.driver import starting
 from rljob_trainer.driver.together import together
 from rljob_trainer.errors import EngineError
-from rljob_trainer.learner.group import GroupOptions
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.waits import Waits
 
@@ -34,8 +33,8 @@ class Played:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
-        self.options = GroupOptions()
-        self.actors = [SimpleNamespace()]
+        self.call_seconds = SECONDS
+        self.ranks, self.has_live_model = 1, True
         self.held = asyncio.Event()
         """Until it is set, no learner is ready."""
 
@@ -77,7 +76,7 @@ class Engine:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     parts = Played()
-    monkeypatch.setattr(starting.LearnerGroup, "start", parts.start_learner)
+    monkeypatch.setattr(starting.starting, "start_learner", parts.start_learner)
     monkeypatch.setattr(engines_of_run.RayEngine, "start", parts.start_engine)
     publication = SimpleNamespace(between=None, resend=None, bring_up=None, admit_by=None)
     monkeypatch.setattr(engines_of_run, "WeightPublication", lambda *_, **__: publication)
@@ -93,6 +92,7 @@ async def start(folder: Path, stack: AsyncExitStack, **spec: Any) -> list[str]:
     await starting.start_learner_and_engines(
         resolve(job),
         model,
+        base=folder,
         holds=tuple,
         shelf=Shelf(folder),
         waits=Waits(),
@@ -148,7 +148,7 @@ async def test_engines_that_are_there_end_with_a_learner_that_is_not(
         await asyncio.sleep(0.05)
         raise RuntimeError("no room for the learner")
 
-    monkeypatch.setattr(starting.LearnerGroup, "start", fail)
+    monkeypatch.setattr(starting.starting, "start_learner", fail)
     async with AsyncExitStack() as stack:
         with pytest.raises(RuntimeError, match="no room for the learner"):
             await start(tmp_path, stack, placement="separate", rollout={"replicas": 2})

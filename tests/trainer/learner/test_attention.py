@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob_trainer.learner.attention import Packed, packed_attention
+from rljob_trainer.learner.cpu.plain_layer import compute_in_rows
 from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy
 from rljob_trainer.learner.packing import Lengths, build_row, offsets_of
 from rljob_trainer.learner.protocol import SequenceBatch
@@ -126,6 +127,7 @@ def check_against_eager(path: Path, batch: SequenceBatch, final: bool, can_leave
         log_p = torch.log_softmax(reference(ids[None], use_cache=False).logits[0].double() / temperature, -1)
         expected.append(log_p[prompt - 1 : -1].gather(1, ids[prompt:, None])[:, 0])
     policy = load_policy(path, dtype=torch.float32)
+    compute_in_rows(policy.layers)
     row = build_row(Lengths.of(batch), np.arange(len(batch)), final=final)
     assert policy.outputs_only == can_leave_rows_out
     packed = PackedRow.of(row, batch.token_ids, CPU, torch.float32, outputs_only=policy.outputs_only)

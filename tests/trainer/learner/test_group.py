@@ -16,14 +16,19 @@ import pytest
 
 from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.errors import CheckpointError, LearnerError, StepGivenUpError
-from rljob_trainer.learner.group import RANK_PROCESS, GroupOptions, LearnerGroup
-from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
+from rljob_trainer.learner.actor import RankHandle
+from rljob_trainer.learner.backend import Placement, RowRules
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.learner.options import GroupOptions
+from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.learner.work import cut
 from rljob_trainer.models.sharing import send_model
 from rljob_trainer.storage.bucket import ObjectBucket
 
+ONE = [Placement(0)], RowRules(1 << 20)
 OPTIONS = GroupOptions(start_seconds=120, call_seconds=60)
 
 
@@ -64,26 +69,26 @@ async def test_two_ranks_do_what_one_does_until_one_is_killed(
     settings: LearnerSettings, make_batch: Callable[..., SequenceBatch], tmp_path: Path
 ) -> None:
     batch = make_batch()
-    one = LearnerRank(replace(settings, ranks=1))
-    share = cut(batch, [range(len(batch))], ranks=1, token_budget=1 << 20).shares[0]
-    wanted = {"log_probs": True, "entropy": True, "sum_squared_probs": True, "reference": True, "values": True}
+    one = Fsdp2().start(replace(settings, ranks=1))
+    share = cut(batch, [range(len(batch))], *ONE).shares[0]
+    wanted = ScoreRequest(0.7, log_probs=True, entropy=True, sum_squared_probs=True, reference=True, values=True)
     group = await LearnerGroup.start(settings, OPTIONS)
     try:
-        result = await group.score(batch, temperature=0.7, **wanted)
-        for name, stream in one.score(share, 0.7, **wanted).streams.items():
+        result = await group.score(batch, wanted)
+        for name, stream in one.score(share, wanted).streams.items():
             np.testing.assert_allclose(getattr(result, name), stream, atol=2e-6, err_msg=name)
         assert result.final_values is not None
         assert len(result.final_values) == len(batch)
 
         minis = [range(0, 12), range(12, 24)] * 2
         loss = LossSettings(value_clip=0.3, entropy_coefficient=0.01)
-        update = await group.update(batch, loss, minis, update_critic=True, keep_anchor=True)
+        update = await group.update(batch, loss, minis, UpdateRequest(update_critic=True, keep_anchor=True))
         assert (update.actor_steps, update.critic_steps, update.skipped) == (4, 4, [])
-        anchored = await group.score(batch, temperature=0.7, log_probs=True, anchored=True)
+        anchored = await group.score(batch, ScoreRequest(0.7, log_probs=True, anchored=True))
         np.testing.assert_array_equal(anchored.log_probs, result.log_probs)
-        one.update(cut(batch, minis, ranks=1, token_budget=1 << 20).shares[0], loss, update_critic=True)
-        result = await group.score(batch, temperature=0.7, **wanted)
-        for name, stream in one.score(share, 0.7, **wanted).streams.items():
+        one.update(cut(batch, minis, *ONE).shares[0], loss, UpdateRequest(update_critic=True))
+        result = await group.score(batch, wanted)
+        for name, stream in one.score(share, wanted).streams.items():
             np.testing.assert_allclose(getattr(result, name), stream, atol=2e-4, err_msg=name)
 
         # An error that all ranks report, such as a folder without a checkpoint, does not end the group.
@@ -113,11 +118,11 @@ async def test_a_step_is_given_up_by_all_ranks_when_one_is_asked(
     batch = make_batch()
     group = await LearnerGroup.start(settings, OPTIONS)
     try:
-        working = group.actors[1].run.remote(wait_until_asked)
-        await group.actors[1].give_up.remote()
+        working = group.run_at(1, wait_until_asked)
+        await group.handles[1].give_up()
         assert await working, "it was not heard while the rank worked"
         with pytest.raises(StepGivenUpError):
-            await group.update(batch, LossSettings(), [range(24)], update_critic=True)
+            await group.update(batch, LossSettings(), [range(24)], UpdateRequest(update_critic=True))
         await group.save(tmp_path)
         assert (tmp_path / "learner.json").exists()
     finally:
@@ -128,15 +133,15 @@ async def test_a_rank_that_raises_or_hangs_is_named(settings: LearnerSettings) -
     """In processes without models, which is all that this needs."""
     groups = [LearnerGroup(settings, OPTIONS) for _ in range(2)]
     for group in groups:
-        group.actors = [RANK_PROCESS.remote(number) for number in range(2)]
+        group.handles = [RankHandle(number, {}) for number in range(2)]
 
-    calls = [actor.run.remote(fail_or_wait, number) for number, actor in enumerate(groups[0].actors)]
+    calls = [handle.run(fail_or_wait, number) for number, handle in enumerate(groups[0].handles)]
     with pytest.raises(LearnerError, match=r"learner rank 1 failed in a test(.|\n)*out of cheese"):
         await groups[0]._gather("a test", calls, 60.0)
     with pytest.raises(LearnerError, match="has failed before: learner rank 1"):
         await groups[0].save(Path("nowhere"))
 
-    calls = [groups[1].actors[0].run.remote(fail_or_wait, 0)]
+    calls = [groups[1].handles[0].run(fail_or_wait, 0)]
     with pytest.raises(
         LearnerError, match=r"learner rank 0 did not finish a test within 1 s \(deadlines\.progressSeconds\): raise"
     ):
@@ -198,7 +203,7 @@ async def test_ranks_take_the_model_from_a_bucket_where_their_node_has_none(
         replace(settings, model_path=there, model_address=bucket.address), replace(OPTIONS, resources=resources)
     )
     try:
-        assert group.facts == LearnerRank(replace(settings, ranks=1)).facts()
+        assert group.facts == Fsdp2().start(replace(settings, ranks=1)).facts()
     finally:
         await group.close()
     assert (there / "config.json").exists()

@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cut_for import cut_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_trainer.learner.lanes import Twin, assign
+from rljob_trainer.learner.cpu.lanes import Twin, assign, halved_from
+from rljob_trainer.learner.cpu.plain_layer import compute_in_rows
 from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_policy
 from rljob_trainer.learner.packing import Lengths, build_row
 from rljob_trainer.learner.protocol import SequenceBatch
-from rljob_trainer.learner.work import cut
 
 CPU = torch.device("cpu")
 
@@ -49,6 +50,7 @@ def test_a_twin_has_the_same_parameters_and_gradients_of_its_own(
     folder: str, recomputed: bool, make_batch: Callable[..., SequenceBatch], request: pytest.FixtureRequest
 ) -> None:
     policy = load_policy(request.getfixturevalue(folder), dtype=torch.float32)
+    compute_in_rows(policy.layers)
     if recomputed:
         checkpoint_activations(policy.layers)
     batch = make_batch()
@@ -89,8 +91,8 @@ def test_large_mini_batches_are_halved(make_batch: Callable[..., SequenceBatch],
     batch = make_batch()
     tokens = Lengths.of(batch).row_tokens(np.arange(len(batch)))
 
-    def pieces(halved_from: int | None) -> list[int]:
-        share = cut(batch, [range(len(batch))], ranks=1, token_budget=1 << 20, halved_from=halved_from).shares[0]
+    def pieces(limit: int | None) -> list[int]:
+        share = cut_for(batch, [range(len(batch))], ranks=1, token_budget=1 << 20, halved_from=limit).shares[0]
         return [Lengths.of(batch).row_tokens(micro) for micro in share.micro_batches[0]]
 
     assert len(pieces(None)) == len(pieces(tokens + 1)) == 1
@@ -100,8 +102,8 @@ def test_large_mini_batches_are_halved(make_batch: Callable[..., SequenceBatch],
 
     alone = LearnerSettings(tied_folder)
     with_critic = LearnerSettings(tied_folder, critic=OptimizerSettings())
-    assert alone.halved_from_tokens is not None
-    assert with_critic.halved_from_tokens is not None
-    assert alone.halved_from_tokens < with_critic.halved_from_tokens
-    assert LearnerSettings(tied_folder, ranks=2).halved_from_tokens is None
-    assert LearnerSettings(tied_folder, dtype="bfloat16").halved_from_tokens is None
+    assert halved_from(alone) is not None
+    assert halved_from(with_critic) is not None
+    assert halved_from(alone) < halved_from(with_critic)
+    assert halved_from(LearnerSettings(tied_folder, ranks=2)) is None
+    assert halved_from(LearnerSettings(tied_folder, dtype="bfloat16")) is None

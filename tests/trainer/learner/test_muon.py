@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from cut_for import cut_for
+from whole_state import parts, whole
 
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.backends.fsdp2.mesh import full
 from rljob_trainer.learner.models import layer_matrices, load_critic, load_policy
 from rljob_trainer.learner.muon import orthogonal
 from rljob_trainer.learner.optim import Optimizer
-from rljob_trainer.learner.parallel import full
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
-from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.learner.work import cut
 
 MUON = OptimizerSettings("muon", learning_rate=0.01, weight_decay=0.1)
 
@@ -67,7 +68,7 @@ def test_only_the_matrices_of_layers_are_orthogonalised(untied_folder: Path) -> 
     assert all("layers." in name and "norm" not in name for name in matrices)
     critic = load_critic(untied_folder, dtype=torch.float32)
     assert len(layer_matrices(critic)) == 2 * 7
-    state = Optimizer(critic.named_parameters(), MUON, matrices=layer_matrices(critic)).state()
+    state = parts(Optimizer(critic.named_parameters(), MUON, matrices=layer_matrices(critic)).state())
     assert "head.weight.exp_avg" in state
     assert "backbone.embed_tokens.weight.exp_avg" in state
     assert "backbone.layers.0.mlp.up_proj.weight.momentum" in state
@@ -78,13 +79,13 @@ def updated(
     rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """How far an update moved the actor's matrices, and its optimizer's state."""
-    learner = LearnerRank(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
     matrices = {n: p for n, p in learner.actor.module.named_parameters() if n in layer_matrices(learner.actor.module)}
     before = {name: full(p).clone() for name, p in matrices.items()}
-    share = cut(batch, [range(len(batch))], ranks=settings.ranks, token_budget=60).shares[rank]
+    share = cut_for(batch, [range(len(batch))], ranks=settings.ranks, token_budget=60).shares[rank]
     learner.update(share, LossSettings())
     moved = {name: full(p) - before[name] for name, p in matrices.items()}
-    return moved, {name: full(tensor).clone() for name, tensor in learner.actor.optimizer.state().items()}
+    return moved, whole(learner.actor.optimizer.state())
 
 
 @pytest.mark.parametrize("layout", [{"ranks": 2}, {"ranks": 4}, {"ranks": 4, "replicate": 2}], ids=str)

@@ -12,12 +12,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.backends.fsdp2.layout import Fsdp2Layout
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.weights import learner_side
 from rljob_trainer.weights.manifest import added_up, manifest_of
-from rljob_trainer.weights.owners import owned, sums_of_owned
+from rljob_trainer.weights.owners import sums_of_shards
 from rljob_trainer.weights.residence import sums_in_any_order
+from rljob_trainer.weights.shards import Shard as Box
 
 Sums = dict[str, int]
 SHAPES = {"even": (8, 6), "uneven": (7, 5), "fewer": (3, 11), "vector": (9,), "deep": (5, 3, 7), "long": (1203, 37)}
@@ -46,7 +48,12 @@ def fully_sharded(rank: int, address: str, count: int) -> tuple[Sums, Sums]:
     whole = dict(manifest_of(net.named_parameters()).sums)
     fully_shard(net, mesh=init_device_mesh("cpu", (count,)))
     assert all(isinstance(parameter, DTensor) for parameter in net.parameters())
-    return sums_of_owned(net.named_parameters(), rank), whole
+    return sums_of_distributed(net.named_parameters()), whole
+
+
+def sums_of_distributed(named: Any) -> Sums:
+    layout = Fsdp2Layout(None)
+    return sums_of_shards(layout.shard(name, tensor, layout.local(tensor.detach())) for name, tensor in named)
 
 
 def placed(rank: int, address: str, shape: tuple[int, ...], placements: list[Any]) -> tuple[Sums, Sums]:
@@ -56,11 +63,11 @@ def placed(rank: int, address: str, shape: tuple[int, ...], placements: list[Any
     values = dict(Net().named_parameters())
     named = {name: value.detach() for name, value in values.items() if value.ndim > 1}
     parts = {name: distribute_tensor(value, mesh, placements) for name, value in named.items()}
-    return sums_of_owned(parts.items(), rank), dict(manifest_of(named.items()).sums)
+    return sums_of_distributed(parts.items()), dict(manifest_of(named.items()).sums)
 
 
 def of_learner(rank: int, address: str, settings: LearnerSettings) -> tuple[Sums, Sums, Sums, Sums]:
-    learner = LearnerRank(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
     whole = {name: tensor.clone() for name, tensor in learner.named_parameters_for_publish()}
     return (
         dict(learner_side.sums(learner)),
@@ -102,7 +109,8 @@ def test_a_learners_ranks_add_up_to_what_they_publish(ranks: Any, tied_folder: P
     assert len(told[0][1]) > 10
 
 
-def test_what_is_not_distributed_is_the_first_ranks() -> None:
+def test_what_another_rank_answers_for_is_not_added() -> None:
     tensor = torch.ones(3)
-    assert owned(tensor, 0) is tensor
-    assert owned(tensor, 1) is None
+    alike = [Box("x", (3,), (0,), tensor, answers=answers) for answers in (True, False)]
+    assert sums_of_shards(alike[:1]) == manifest_of([("x", tensor)]).sums
+    assert sums_of_shards(alike[1:]) == {}

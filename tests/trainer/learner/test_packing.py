@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from cut_for import cut_for
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rljob_trainer.learner.packing import (
@@ -21,7 +22,6 @@ from rljob_trainer.learner.packing import (
     take,
 )
 from rljob_trainer.learner.protocol import SequenceBatch
-from rljob_trainer.learner.work import cut
 
 GROUPS = st.lists(
     st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=5)), min_size=1, max_size=9
@@ -44,14 +44,15 @@ def test_ranges() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(GROUPS, st.integers(1, 4), st.integers(4, 60))
+@given(GROUPS, st.integers(1, 4), st.integers(4, 60), st.integers(1, 4))
 def test_a_plan_is_complete_within_budget_and_in_step(
-    groups: list[tuple[int, list[int]]], ranks: int, budget: int
+    groups: list[tuple[int, list[int]]], ranks: int, budget: int, multiple: int
 ) -> None:
     lengths = lengths_of(groups)
-    planned = plan(lengths, ranks, budget)
+    planned = plan(lengths, ranks, budget, count_multiple=multiple)
     assert len(planned) == ranks
     assert len({len(micros) for micros in planned}) == 1
+    assert len(planned[0]) % multiple == 0
     assert sorted(np.concatenate([m for micros in planned for m in micros]).tolist()) == list(range(len(lengths.keys)))
     # A sequence is never cut: one that is longer than the budget makes room for itself.
     longest = int((lengths.prompts + lengths.responses).max())
@@ -127,6 +128,41 @@ def test_the_last_layer_needs_the_rows_that_are_read(groups: list[tuple[int, lis
     assert asked == rows
 
 
+@settings(max_examples=150, deadline=None)
+@given(GROUPS, st.booleans(), st.integers(1, 9))
+@example([(1, [0])], False, 9)
+def test_what_fills_a_row_up_is_read_by_nobody(groups: list[tuple[int, list[int]]], final: bool, multiple: int) -> None:
+    lengths = lengths_of(groups)
+    indices = np.arange(len(lengths.keys))
+    plain, row = build_row(lengths, indices, final=final), build_row(lengths, indices, final=final, multiple=multiple)
+    assert len(row.source) % multiple == 0
+    assert 0 <= len(row.source) - len(plain.source) < multiple
+    assert row.source.max() < int((lengths.prompts + lengths.responses).sum())  # of a batch that may be shorter
+    assert sum(int(block.query_lengths.sum()) for block in row.blocks) == len(row.source)
+    assert sum(int(block.query_lengths.sum()) for block in row.last_blocks) == len(row.last_rows)
+    # The rows that are read stand elsewhere, but hold the same tokens at the same positions.
+    read, read_plain = [row.output_rows], [plain.output_rows]
+    if final:
+        assert row.final_rows is not None
+        assert plain.final_rows is not None
+        read, read_plain = [*read, row.final_rows], [*read_plain, plain.final_rows]
+    ours, theirs = np.concatenate(read), np.concatenate(read_plain)
+    np.testing.assert_array_equal(row.source[ours], plain.source[theirs])
+    np.testing.assert_array_equal(row.positions[ours], plain.positions[theirs])
+    assert set(ours.tolist()) <= set(row.last_rows.tolist())
+    np.testing.assert_array_equal(row.targets, plain.targets)
+    np.testing.assert_array_equal(row.stream, plain.stream)
+    # Whatever fills the row up attends to itself alone, and no other's keys are among it.
+    keys = [b.key_rows[np.arange(b.key_rows.shape[1]) < b.key_lengths[:, None]] for b in row.blocks
+            if b.key_rows is not None]  # fmt: skip
+    plain_keys = [b.key_rows[np.arange(b.key_rows.shape[1]) < b.key_lengths[:, None]] for b in plain.blocks
+                  if b.key_rows is not None]  # fmt: skip
+    for rows, others in zip(keys, plain_keys, strict=True):
+        np.testing.assert_array_equal(row.source[rows], plain.source[others])
+    empty = build_row(lengths, indices[:0], final=final, multiple=multiple)
+    assert (len(empty.source), len(empty.output_rows)) == (multiple, 0)
+
+
 def test_ranks_get_about_the_same_number_of_tokens() -> None:
     rng = np.random.default_rng(0)
     count = 256
@@ -156,7 +192,7 @@ def test_take_and_merge_are_inverse(make_batch: Callable[..., SequenceBatch]) ->
     np.testing.assert_array_equal(
         part.advantages, np.concatenate([batch.advantages[offsets[i] : offsets[i + 1]] for i in order])
     )
-    work = cut(batch, [range(len(batch))], ranks=3, token_budget=50)
+    work = cut_for(batch, [range(len(batch))], ranks=3, token_budget=50)
     streams, finals = [], []
     for share in work.shares:
         done = [m for mini in share.micro_batches for m in mini]
@@ -168,7 +204,7 @@ def test_take_and_merge_are_inverse(make_batch: Callable[..., SequenceBatch]) ->
 
 def test_counts_are_those_of_all_ranks(make_batch: Callable[..., SequenceBatch]) -> None:
     batch = make_batch()
-    work = cut(batch, [[0, 1, 2], [5]], ranks=2, token_budget=50)
+    work = cut_for(batch, [[0, 1, 2], [5]], ranks=2, token_budget=50)
     offsets = offsets_of(batch.response_lengths)
     masks = [batch.mask[offsets[i] : offsets[i + 1]] for i in range(len(batch))]
     for mini, counts in zip(([0, 1, 2], [5]), work.shares[1].counts, strict=True):
@@ -180,10 +216,10 @@ def test_malformed_batches_are_refused(make_batch: Callable[..., SequenceBatch])
     batch = make_batch()
     batch.advantages = batch.advantages[:-1]
     with pytest.raises(ValueError, match=r"advantages has \d+ entries but there are"):
-        cut(batch, [[0]], ranks=1, token_budget=100)
+        cut_for(batch, [[0]], ranks=1, token_budget=100)
     batch = make_batch()
     with pytest.raises(ValueError, match="mini-batch 1 names sequences outside"):
-        cut(batch, [[0], [99]], ranks=1, token_budget=100)
+        cut_for(batch, [[0], [99]], ranks=1, token_budget=100)
     batch.prompt_lengths = np.where(np.arange(len(batch)) == 3, 0, batch.prompt_lengths)
     with pytest.raises(ValueError, match="sequence 3 has no prompt"):
-        cut(batch, [[0]], ranks=1, token_budget=100)
+        cut_for(batch, [[0]], ranks=1, token_budget=100)

@@ -12,9 +12,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
+from rljob_trainer.learner.cpu.plain_layer import _rotated, _unit_norm, compute_in_rows, is_plain
 from rljob_trainer.learner.models import PackedRow, load_policy
 from rljob_trainer.learner.packing import Lengths, build_row
-from rljob_trainer.learner.plain_layer import _rotated, _unit_norm, is_plain
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
@@ -46,6 +46,7 @@ def test_values_and_gradients_are_those_of_transformers(family: str, last_rows_o
     model.save_pretrained(tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager")
     ours = load_policy(tmp_path, dtype=torch.float64)
+    compute_in_rows(ours.layers)
     assert all(is_plain(layer) for layer in ours.layers)
 
     prompts, responses, keys = np.array([5, 5, 5, 3, 7]), np.array([6, 1, 4, 9, 2]), np.array([0, 0, 0, 1, 2])
@@ -94,6 +95,7 @@ def test_half_precision_keeps_the_layer_s_own_forward_pass(tied_folder: Path) ->
     row = build_row(lengths, np.arange(2))
     packed = PackedRow.of(row, ids, CPU, torch.bfloat16)
     policy = load_policy(tied_folder, dtype=torch.bfloat16)
+    compute_in_rows(policy.layers)
     ours = policy(packed, 1.0).log_probs
     for layer in policy.layers:
         del layer.forward  # its class's is its own

@@ -11,29 +11,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cut_for import cut_for
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from whole_state import parts
 
 from rljob_trainer.errors import JobFileError, StepGivenUpError
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.metrics import update_result
 from rljob_trainer.learner.optim import StepOutcome
 from rljob_trainer.learner.packing import offsets_of
-from rljob_trainer.learner.protocol import LossSettings, SequenceBatch, UpdateResult
+from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest, UpdateResult
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.learner.trained import Trained
-from rljob_trainer.learner.work import cut
 from rljob_trainer.telemetry.names import check_all
 
 
 def update(rank: LearnerRank, batch: SequenceBatch, minis: list[Any] | None = None, **options: Any) -> UpdateResult:
     loss = options.pop("loss", LossSettings())
-    work = cut(batch, minis or [range(len(batch))], ranks=1, token_budget=rank.settings.micro_batch_tokens)
-    return update_result([rank.update(work.shares[0], loss, **options)], work, batch)
+    work = cut_for(batch, minis or [range(len(batch))], ranks=1, token_budget=rank.settings.micro_batch_tokens)
+    return update_result([rank.update(work.shares[0], loss, UpdateRequest(**options))], work, batch)
 
 
 def score(rank: LearnerRank, batch: SequenceBatch, temperature: float = 1.0, **wanted: bool) -> dict[str, np.ndarray]:
-    work = cut(batch, [range(len(batch))], ranks=1, token_budget=rank.settings.micro_batch_tokens)
-    streams = rank.score(work.shares[0], temperature, **wanted).streams
+    work = cut_for(batch, [range(len(batch))], ranks=1, token_budget=rank.settings.micro_batch_tokens)
+    streams = rank.score(work.shares[0], ScoreRequest(temperature, **wanted)).streams
     return {n: work.merge(batch, [s], per_sequence=n == "final_values") for n, s in streams.items()}
 
 
@@ -52,7 +55,7 @@ def test_the_actor_makes_good_tokens_likelier(
 ) -> None:
     batch = replace(make_batch(), old_log_probs=None, weights=None)
     batch.advantages = np.where(np.arange(len(batch.mask)) % 2 == 0, 1.0, -1.0).astype(np.float32)
-    rank = LearnerRank(settings)
+    rank = Fsdp2().start(settings)
     before = score(rank, batch, log_probs=True)["log_probs"]
     for _ in range(5):
         update(rank, batch)
@@ -69,7 +72,7 @@ def test_a_whole_update_runs_where_only_deterministic_kernels_may(
     results = []
     try:
         for deterministic in (False, True):
-            rank = LearnerRank(replace(settings, deterministic=deterministic))
+            rank = Fsdp2().start(replace(settings, deterministic=deterministic))
             assert torch.are_deterministic_algorithms_enabled() == deterministic
             update(rank, make_batch(), loss=losses)
             results.append(score(rank, make_batch(), log_probs=True)["log_probs"])
@@ -82,7 +85,7 @@ def test_a_whole_update_runs_where_only_deterministic_kernels_may(
 def test_the_critic_learns_a_constant(settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]) -> None:
     batch = make_batch()
     batch.returns = np.full(len(batch.mask), 0.7, dtype=np.float32)
-    rank = LearnerRank(settings)
+    rank = Fsdp2().start(settings)
     assert not score(rank, batch, values=True)["values"].any()  # the head begins at zero
     for _ in range(40):
         result = update(rank, batch, update_actor=False, update_critic=True)
@@ -97,7 +100,7 @@ def test_explained_variance_against_its_definition(
     settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
 ) -> None:
     batch = make_batch()
-    rank = LearnerRank(settings)
+    rank = Fsdp2().start(settings)
     update(rank, batch, update_critic=True, update_actor=False)
     values = score(rank, batch, values=True)["values"][batch.mask]
     result = update(rank, batch, update_critic=True, update_actor=False)
@@ -111,7 +114,7 @@ def test_without_old_log_probs_the_ratio_is_exactly_one(
     settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
 ) -> None:
     batch = replace(make_batch(), old_log_probs=None, weights=None)
-    result = update(LearnerRank(settings), batch, [range(0, 12), range(12, 24)] * 2)
+    result = update(Fsdp2().start(settings), batch, [range(0, 12), range(12, 24)] * 2)
     assert result.metrics["actor/ratio/mean"] == 1.0
     assert result.metrics["actor/clip_fraction"] == 0.0
     assert result.actor_steps == 4
@@ -120,7 +123,7 @@ def test_without_old_log_probs_the_ratio_is_exactly_one(
 def test_extremes_of_the_ratio_are_over_all_micro_batches_and_steps(
     settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
 ) -> None:
-    rank = LearnerRank(replace(settings, actor=OptimizerSettings(learning_rate=1e-12, weight_decay=0.0)))
+    rank = Fsdp2().start(replace(settings, actor=OptimizerSettings(learning_rate=1e-12, weight_decay=0.0)))
     batch = replace(make_batch(), weights=None)
     ours = score(rank, batch, log_probs=True)["log_probs"]
     batch.old_log_probs = ours + np.random.default_rng(0).normal(0, 0.3, len(ours)).astype(np.float32)
@@ -136,7 +139,7 @@ def test_metrics_are_means_over_tokens_and_have_public_names(
     settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
 ) -> None:
     batch = make_batch()
-    rank = LearnerRank(replace(settings, reference=True))
+    rank = Fsdp2().start(replace(settings, reference=True))
     streams = score(rank, batch, 0.8, log_probs=True, entropy=True)
     loss = LossSettings(temperature=0.8, kl_kind="k1", kl_coefficient=0.01, value_clip=0.2)
     metrics = update(rank, batch, loss=loss, update_critic=True).metrics
@@ -155,7 +158,7 @@ def test_the_exact_kl_of_scores_is_that_of_the_folders_logits(
 ) -> None:
     """With transformers' own forward pass, one sequence after the other, in float64."""
     batch = replace(make_batch(), weights=None)
-    rank = LearnerRank(replace(settings, reference=True, lanes=threads))
+    rank = Fsdp2().start(replace(settings, reference=True, lanes=threads))
     for _ in range(3):
         update(rank, batch)
     rank.export(tmp_path / "trained")
@@ -182,8 +185,8 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_is_named(
     first = offsets_of(batch.response_lengths)
     batch.mask[first[5]] = True
     batch.advantages[first[5]] = np.nan
-    rank = LearnerRank(settings)
-    twin = LearnerRank(settings)
+    rank = Fsdp2().start(settings)
+    twin = Fsdp2().start(settings)
     result = update(rank, batch, [range(0, 12), range(12, 24)], update_critic=True)
     assert len(result.skipped) == 1
     assert result.skipped[0].startswith("actor, mini-batch 0: the gradient of ")
@@ -203,24 +206,24 @@ def test_the_schedule_counts_updates_not_optimizer_steps(
 ) -> None:
     batch = make_batch(groups=2)
     schedule = OptimizerSettings(learning_rate=0.1, warmup_steps=4)
-    rank = LearnerRank(replace(settings, actor=schedule))
+    rank = Fsdp2().start(replace(settings, actor=schedule))
     rates = []
     for number in range(5):
         result = update(rank, batch, [range(len(batch))] * (number + 1), update_critic=number == 0)
         rates.append(result.metrics["actor/learning_rate"])
     assert rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
-    rank = LearnerRank(replace(settings, actor=schedule))
+    rank = Fsdp2().start(replace(settings, actor=schedule))
     pulls = [update(rank, batch, continues=number % 2 == 1).metrics["actor/learning_rate"] for number in range(6)]
     assert pulls == pytest.approx([0.025, 0.025, 0.05, 0.05, 0.075, 0.075])
     with pytest.raises(ValueError, match=r"stop\.steps"):
-        LearnerRank(replace(settings, actor=replace(schedule, schedule="cosine")))
+        Fsdp2().start(replace(settings, actor=replace(schedule, schedule="cosine")))
 
 
 def test_after_a_warm_up_of_the_critic_both_schedules_end_at_the_last_step(
     settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
 ) -> None:
     falling = OptimizerSettings(learning_rate=0.1, schedule="linear", min_learning_rate_ratio=0.2)
-    rank = LearnerRank(replace(settings, actor=falling, critic=falling, total_updates=5, critic_warmup_updates=2))
+    rank = Fsdp2().start(replace(settings, actor=falling, critic=falling, total_updates=5, critic_warmup_updates=2))
     batch = make_batch(groups=1)
     metrics = [update(rank, batch, update_actor=step >= 2, update_critic=True).metrics for step in range(5)]
     rates = [step.get("actor/learning_rate") for step in metrics]
@@ -234,7 +237,7 @@ def test_a_score_sees_the_weights_that_the_version_began_with(
 ) -> None:
     settings = LearnerSettings(tied_folder, actor=OptimizerSettings(learning_rate=1e-2))
     batch = make_batch()
-    rank, twin = LearnerRank(settings), LearnerRank(settings)
+    rank, twin = Fsdp2().start(settings), Fsdp2().start(settings)
     with pytest.raises(ValueError, match="the update kept none"):
         score(rank, batch, log_probs=True, anchored=True)
 
@@ -261,7 +264,7 @@ def test_the_same_work_gives_the_same_bits(settings: LearnerSettings, make_batch
     batch = make_batch()
     results = []
     for _ in range(2):
-        rank = LearnerRank(settings)
+        rank = Fsdp2().start(settings)
         metrics = update(rank, batch, [range(0, 12), range(12, 24)], update_critic=True).metrics
         learned = {name: value for name, value in metrics.items() if not name.startswith(("timing/", "memory/"))}
         results.append((learned, [t.clone() for _, t in rank.named_parameters_for_publish()]))
@@ -273,7 +276,7 @@ def test_the_reference_stays_where_the_actor_began(
     settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
 ) -> None:
     batch = make_batch()
-    rank = LearnerRank(replace(settings, reference=True))
+    rank = Fsdp2().start(replace(settings, reference=True))
     before = score(rank, batch, log_probs=True, reference=True)
     np.testing.assert_array_equal(before["log_probs"], before["ref_log_probs"])
     update(rank, batch)
@@ -281,15 +284,15 @@ def test_the_reference_stays_where_the_actor_began(
     np.testing.assert_array_equal(before["ref_log_probs"], after["ref_log_probs"])
     assert np.abs(after["log_probs"] - before["log_probs"]).max() > 1e-3
     with pytest.raises(ValueError, match="the job keeps none"):
-        score(LearnerRank(settings), batch, reference=True)
+        score(Fsdp2().start(settings), batch, reference=True)
 
 
 def test_publication_gives_live_tensors_once_each(settings: LearnerSettings, untied_folder: Path) -> None:
     for folder, tied in ((settings.model_path, True), (untied_folder, False)):
-        rank = LearnerRank(replace(settings, model_path=folder))
+        rank = Fsdp2().start(replace(settings, model_path=folder))
         named = dict(rank.named_parameters_for_publish())
         assert ("lm_head.weight" in named) != tied
-        live = dict(rank.actor_model.named_parameters())
+        live = dict(rank.live_model.named_parameters())
         assert named.keys() == live.keys()
         assert all(named[name].data_ptr() == live[name].data_ptr() for name in named)
         assert not any(t.requires_grad for t in named.values())
@@ -305,7 +308,7 @@ def test_an_export_is_a_model_folder(
     request: pytest.FixtureRequest,
 ) -> None:
     source = request.getfixturevalue(folder)
-    rank = LearnerRank(replace(settings, model_path=source))
+    rank = Fsdp2().start(replace(settings, model_path=source))
     update(rank, make_batch())
     rank.export(tmp_path / "out")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -319,9 +322,9 @@ def test_an_export_is_a_model_folder(
 def test_a_large_export_is_cut_into_files(settings: LearnerSettings, tmp_path: Path) -> None:
     from rljob_trainer.learner.export import write_folder
 
-    rank = LearnerRank(settings)
+    rank = Fsdp2().start(settings)
     parameters = list(rank._policy.published())
-    write_folder(tmp_path, settings.model_path, parameters, writer=True, file_bytes=64 << 10)
+    write_folder(tmp_path, settings.model_path, parameters, Layout(), writer=True, file_bytes=64 << 10)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert all(torch.equal(loaded.get_parameter(name), p) for name, p in parameters)
@@ -329,7 +332,7 @@ def test_a_large_export_is_cut_into_files(settings: LearnerSettings, tmp_path: P
 
 def test_a_folder_that_is_no_model(settings: LearnerSettings, tmp_path: Path) -> None:
     with pytest.raises(JobFileError, match=r"spec\.model: .*cannot be loaded"):
-        LearnerRank(replace(settings, model_path=tmp_path))
+        Fsdp2().start(replace(settings, model_path=tmp_path))
 
 
 def test_ranks_and_copies_must_fit(tied_folder: Path) -> None:
@@ -339,8 +342,7 @@ def test_ranks_and_copies_must_fit(tied_folder: Path) -> None:
 
 def state_of(rank: LearnerRank) -> dict[str, torch.Tensor]:
     assert rank.critic is not None
-    parts = {**rank.actor.state(), **rank.critic.state()}
-    return {name: tensor.clone() for name, tensor in parts.items()}
+    return {name: tensor.clone() for name, tensor in parts(rank.actor.state() + rank.critic.state()).items()}
 
 
 def asked_at(rank: LearnerRank, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +362,7 @@ def test_an_update_that_is_given_up_has_changed_nothing(
     settings: LearnerSettings, make_batch: Callable[..., SequenceBatch], lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = make_batch()
-    rank, other = (LearnerRank(replace(settings, lanes=lanes)) for _ in range(2))
+    rank, other = (Fsdp2().start(replace(settings, lanes=lanes)) for _ in range(2))
     for trained in (rank, other):
         update(trained, batch, update_critic=True)
     before = state_of(rank)
@@ -383,7 +385,7 @@ def test_an_update_that_is_given_up_has_changed_nothing(
 def test_an_update_goes_on_to_its_end_after_its_first_optimizer_step(
     settings: LearnerSettings, make_batch: Callable[..., SequenceBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank = LearnerRank(settings)
+    rank = Fsdp2().start(settings)
     step = rank._step
 
     def asked_in_a_step(trained: Trained) -> StepOutcome:

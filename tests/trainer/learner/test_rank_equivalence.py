@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cut_for import cut_for
 from safetensors.torch import load_file
 
 from rljob_trainer.algorithms import LossCounts
-from rljob_trainer.learner.parallel import full
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.backends.fsdp2.mesh import full
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
-from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.learner.work import cut
 
 LOSS = LossSettings(
     policy_loss_params={"clip_low": 0.2, "clip_high": 0.3},
@@ -40,8 +40,8 @@ def gradients(
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Full gradients of actor and critic after one mini-batch, and this rank's shares of the metrics. ``counts``: as
     if it were a part of a mini-batch with these."""
-    learner = LearnerRank(settings, rank, address, timeout_seconds=20)
-    work = cut(
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    work = cut_for(
         batch,
         [range(len(batch))],
         ranks=settings.ranks,
@@ -188,8 +188,10 @@ def moved_gradient(
     rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, loss: LossSettings
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """The actor's gradient some way off the reference, where a KL is not zero."""
-    learner = LearnerRank(settings, rank, address, timeout_seconds=20)
-    share = cut(batch, [range(len(batch))], ranks=settings.ranks, token_budget=settings.micro_batch_tokens).shares[rank]
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
+    share = cut_for(batch, [range(len(batch))], ranks=settings.ranks, token_budget=settings.micro_batch_tokens).shares[
+        rank
+    ]
     with torch.no_grad():
         for number, (_, parameter) in enumerate(learner.actor.module.named_parameters()):
             parameter.mul_(1 + 0.05 * (number % 3))
@@ -214,6 +216,6 @@ def test_publication_and_export_gather_the_folder_again(
 
 
 def publish_and_export(rank: int, address: str, settings: LearnerSettings, folder: Path) -> dict[str, torch.Tensor]:
-    learner = LearnerRank(settings, rank, address, timeout_seconds=20)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=20)
     learner.export(folder)
     return dict(learner.named_parameters_for_publish())

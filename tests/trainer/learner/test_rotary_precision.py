@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cut_for import cut_for
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from rljob_trainer.learner.protocol import SequenceBatch
-from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.protocol import ScoreRequest, SequenceBatch
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.learner.work import cut
 from rljob_trainer.rollout.torch_engine import TorchEngine
 
 VOCABULARY, HEAD, THETA = 50, 32, 10_000.0
@@ -67,15 +67,15 @@ def scored(
     rank: int, address: str, settings: LearnerSettings, batch: SequenceBatch, wanted: dict[str, bool]
 ) -> dict[str, np.ndarray]:
     """What this rank scores of the batch; its share, in the share's order."""
-    learner = LearnerRank(settings, rank, address)
-    work = cut(
+    learner = Fsdp2().start(settings, rank, address)
+    work = cut_for(
         batch,
         [range(len(batch))],
         ranks=settings.ranks,
         token_budget=settings.micro_batch_tokens,
         share_prompts=settings.share_prompts,
     )
-    return learner.score(work.shares[rank], 0.7, **wanted).streams
+    return learner.score(work.shares[rank], ScoreRequest(0.7, **wanted)).streams
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,10 @@ def test_their_exact_kl_over_the_vocabulary_is_zero(ranks: Any, folder: Path) ->
 
 def frequencies_of_all_models(rank: int, address: str, settings: LearnerSettings, kept: Path) -> dict[str, np.ndarray]:
     """Of the models after they came up, were told to make room, and read a state."""
-    learner = LearnerRank(settings, rank, address)
+    learner = Fsdp2().start(settings, rank, address)
     learner.save(kept)
-    learner.offload()
-    learner.onload()
+    learner.rest()
+    learner.wake()
     learner.load(kept)
     assert learner.critic is not None
     assert learner._reference is not None

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cut_for import cut_for
 
 from rljob_trainer.errors import LearnerError
 from rljob_trainer.learner import seals
 from rljob_trainer.learner.protocol import SequenceBatch
-from rljob_trainer.learner.work import cut
 
 MakeBatch = Callable[..., SequenceBatch]
 STREAMS = ("mask", "advantages", "returns", "values", "old_log_probs", "rollout_log_probs", "ref_log_probs", "weights")
@@ -22,7 +22,7 @@ STREAMS = ("mask", "advantages", "returns", "values", "old_log_probs", "rollout_
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_what_arrives_as_it_was_cut_is_taken(make_batch: MakeBatch, ranks: int) -> None:
     batch = make_batch()
-    for rank, share in enumerate(cut(batch, [range(len(batch))], ranks=ranks, token_budget=60).shares):
+    for rank, share in enumerate(cut_for(batch, [range(len(batch))], ranks=ranks, token_budget=60).shares):
         arrived = pickle.loads(pickle.dumps(share))
         seals.check(arrived.batch, arrived.seals, rank)
 

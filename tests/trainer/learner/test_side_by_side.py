@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cut_for import cut_for
+from whole_state import parts
 
-from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
-from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.cpu.side_by_side import SideBySide
+from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.learner.side_by_side import SideBySide
-from rljob_trainer.learner.work import cut
 
 
 def in_a_new_thread(function: Callable[[], int]) -> int:
@@ -90,15 +91,15 @@ def trained(folder: Path, batch: SequenceBatch) -> tuple[dict[str, torch.Tensor]
         reference=True,
         micro_batch_tokens=60,
     )
-    rank = LearnerRank(settings)
+    rank = Fsdp2().start(settings)
     halves = [range(0, 12), range(12, 24)]
     loss = LossSettings(kl_kind="k2", kl_coefficient=0.1, entropy_coefficient=0.01, value_clip=0.2)
     for _ in range(2):
-        rank.update(cut(batch, halves, ranks=1, token_budget=60).shares[0], loss, update_critic=True)
-    share = cut(batch, halves, ranks=1, token_budget=60).shares[0]
-    scores = rank.score(share, 1.0, log_probs=True, entropy=True, reference=True, values=True).streams
+        rank.update(cut_for(batch, halves, ranks=1, token_budget=60).shares[0], loss, UpdateRequest(update_critic=True))
+    share = cut_for(batch, halves, ranks=1, token_budget=60).shares[0]
+    scores = rank.score(share, ScoreRequest(log_probs=True, entropy=True, reference=True, values=True)).streams
     assert rank.critic is not None
-    return rank.actor.state() | rank.critic.state(), scores
+    return parts(rank.actor.state() + rank.critic.state()), scores
 
 
 def test_side_by_side_changes_no_bit(

@@ -12,20 +12,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from cut_for import cut_for
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from whole_state import parts, whole
 
 from rljob_trainer.errors import CheckpointError, UnreadableError, exit_code_of
 from rljob_trainer.learner import state as states
 from rljob_trainer.learner.adamw import AdamW
-from rljob_trainer.learner.parallel import full
-from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
-from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.backends.fsdp2.layout import Fsdp2Layout
+from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.learner.work import cut
 from rljob_trainer.storage.bucket import ObjectBucket
+from rljob_trainer.weights.shards import Shard as Box
 
 State = dict[str, torch.Tensor]
 
@@ -39,28 +41,28 @@ def updated(
 ) -> tuple[State, int, torch.Tensor]:
     """Loads, updates, saves, updates again; then the whole state, the schedule's clock and a random number. With
     ``score`` the models compute without gradients before each of these, which gathers what is sharded."""
-    learner = LearnerRank(settings, rank, address, timeout_seconds=60)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=60)
     minis = [range(0, 12), range(12, 24)]
-    share = cut(batch, minis, ranks=settings.ranks, token_budget=settings.micro_batch_tokens).shares[rank]
+    share = cut_for(batch, minis, ranks=settings.ranks, token_budget=settings.micro_batch_tokens).shares[rank]
 
     def score() -> None:
         if "score" in options:
-            learner.score(share, 0.7, log_probs=True, reference=True, values=True)
+            learner.score(share, ScoreRequest(0.7, log_probs=True, reference=True, values=True))
 
     if "load" in options:
         score()
         learner.load(options["load"])
     for _ in range(options.get("before", 0)):
         score()
-        learner.update(share, LossSettings(), update_critic=True)
+        learner.update(share, LossSettings(), UpdateRequest(update_critic=True))
         torch.rand(3)
     if "save" in options:
         score()
         learner.save(options["save"])
     for _ in range(options.get("after", 0)):
         score()
-        learner.update(share, LossSettings(), update_critic=True)
-    state = {name: full(t).clone() for model in learner._trained for name, t in model.state().items()}
+        learner.update(share, LossSettings(), UpdateRequest(update_critic=True))
+    state = whole([shard for model in learner._trained for shard in model.state()])
     return state, learner.actor.updates, torch.rand(2)
 
 
@@ -123,25 +125,27 @@ class Resting:
         shard = torch.randn(3, 2, generator=torch.Generator().manual_seed(rank))
         whole = DTensor(shard, DTensorSpec(mesh, (Shard(0),), tensor_meta=meta), requires_grad=False)
         self.parameter = torch.nn.Parameter(whole)
-        self.rule = AdamW([self.parameter], OptimizerSettings(learning_rate=1e-3))
+        self.layout = Fsdp2Layout(None)
+        self.rule = AdamW([self.parameter], OptimizerSettings(learning_rate=1e-3), self.layout)
         self.rule.apply([0], [shard + 1], 1e-3)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        return {"actor.parameter": self.parameter.detach(), **self.rule.state(0)}
+    def state(self) -> list[Box]:
+        kept = {"actor.parameter": self.layout.local(self.parameter.detach()), **self.rule.state(0)}
+        return [self.layout.shard(n, self.parameter if t.ndim else t, t) for n, t in kept.items()]
 
     def shards(self) -> dict[str, torch.Tensor]:
-        return {n: t.to_local() if isinstance(t, DTensor) else t for n, t in self.state().items()}
+        return parts(self.state())
 
 
 def saved_at_rest(rank: int, address: str, folder: Path) -> tuple[State, State]:
     dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=2)
     model: Any = Resting(rank)
     before = {name: shard.clone() for name, shard in model.shards().items()}
-    states.save(folder, [model], rank, 2)
+    states.save(folder, [model], states.StateOwner("fsdp2", rank, 2))
     dist.barrier()  # rank 0 writes the description last
     for shard in model.shards().values():
         shard.zero_()
-    states.load(folder, [model], rank, 2)
+    states.load(folder, [model], states.StateOwner("fsdp2", rank, 2))
     return before, model.shards()
 
 
@@ -177,7 +181,7 @@ def saved(
     tmp_path_factory: pytest.TempPathFactory, tied_folder: Path, make_batch: Callable[..., SequenceBatch]
 ) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    LearnerRank(LearnerSettings(tied_folder, critic=OptimizerSettings())).save(folder)
+    Fsdp2().start(LearnerSettings(tied_folder, critic=OptimizerSettings())).save(folder)
     return folder
 
 
@@ -191,7 +195,7 @@ def saved(
         ("missing random", "cannot be read.*random-0000"),
         ("broken digests", "cannot be read.*JSONDecodeError"),
         ("broken description", r"learner\.json cannot be read"),
-        ("newer description", "has format 99, this program reads 1"),
+        ("newer description", "has format 99, this program reads 2"),
         ("not a checkpoint", r"learner\.json is missing"),
     ],
 )
@@ -221,7 +225,7 @@ def test_damage_is_a_checkpoint_error(
         case "not a checkpoint":
             (folder / "learner.json").unlink()
     with pytest.raises(CheckpointError, match=message) as caught:
-        LearnerRank(settings).load(folder)
+        Fsdp2().start(settings).load(folder)
     assert exit_code_of(caught.value) == 66
 
 
@@ -237,7 +241,7 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(
     with pytest.raises(
         UnreadableError, match=r"cannot be read.*[Tt]oo many levels of symbolic links.*try again"
     ) as caught:
-        LearnerRank(settings).load(folder)
+        Fsdp2().start(settings).load(folder)
     assert exit_code_of(caught.value) == 75
 
 
@@ -261,7 +265,7 @@ def no_network() -> None:
 def test_a_machine_that_fails_while_it_reads_is_no_damage(
     failure: Callable[[], None], saved: Path, settings: LearnerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = LearnerRank(settings)
+    learner = Fsdp2().start(settings)
     monkeypatch.setattr(states, "load_tensors", lambda *_, **__: failure())
     with pytest.raises(UnreadableError, match="says nothing about what is in it: try again") as caught:
         learner.load(saved)
@@ -276,7 +280,7 @@ def test_a_rank_that_does_not_answer_while_others_read_is_no_damage(
 
 
 def load_alone(rank: int, address: str, settings: LearnerSettings, folder: Path) -> list[str | int]:
-    learner = LearnerRank(settings, rank, address, timeout_seconds=5)
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=5)
     if rank == 1:
         return []
     with pytest.raises(CheckpointError) as caught:
@@ -301,28 +305,28 @@ def test_a_lost_object_is_a_checkpoint_error(
         if not file.name.endswith(lost):
             bucket.upload(file, file.name)
     with pytest.raises(CheckpointError, match=message):
-        LearnerRank(settings).load(bucket.address)
+        Fsdp2().start(settings).load(bucket.address)
 
 
 def test_a_state_that_cannot_be_written_is_a_checkpoint_error(settings: LearnerSettings, object_store: Any) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be written into s3://no-such-bucket/x: .*does not exist"):
-        LearnerRank(settings).save("s3://no-such-bucket/x")
+        Fsdp2().start(settings).save("s3://no-such-bucket/x")
 
 
 def test_a_folder_that_was_given_up_is_not_made_anew(settings: LearnerSettings, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be written into .*gone.*: .*No such file"):
-        LearnerRank(settings).save(tmp_path / "gone")
+        Fsdp2().start(settings).save(tmp_path / "gone")
     assert not list(tmp_path.iterdir())
 
 
 def test_the_state_of_another_model_or_algorithm(
     saved: Path, settings: LearnerSettings, untied_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match="belong to another model"):
-        LearnerRank(replace(settings, model_path=untied_folder)).load(saved)
-    LearnerRank(replace(settings, critic=None)).save(tmp_path)
+    with pytest.raises(CheckpointError, match="belongs to another model"):
+        Fsdp2().start(replace(settings, model_path=untied_folder)).load(saved)
+    Fsdp2().start(replace(settings, critic=None)).save(tmp_path)
     with pytest.raises(CheckpointError, match=r"holds no critic \(it has: actor\)"):
-        LearnerRank(settings).load(tmp_path)
+        Fsdp2().start(settings).load(tmp_path)
 
 
 def test_damage_is_an_error_on_every_rank(saved: Path, ranks: Any, settings: LearnerSettings, tmp_path: Path) -> None:
@@ -336,18 +340,18 @@ def test_damage_is_an_error_on_every_rank(saved: Path, ranks: Any, settings: Lea
 
 def failing_load(rank: int, address: str, settings: LearnerSettings, folder: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
-        LearnerRank(settings, rank, address, timeout_seconds=60).load(folder)
+        Fsdp2().start(settings, rank, address, timeout_seconds=60).load(folder)
     return str(caught.value)
 
 
 def test_a_state_of_another_optimizer_is_called_that(saved: Path, settings: LearnerSettings) -> None:
     muon = OptimizerSettings("muon")
     with pytest.raises(CheckpointError, match=r"written with another optimizer.*set trainer\.optimizer\.type"):
-        LearnerRank(replace(settings, actor=muon, critic=muon)).load(saved)
+        Fsdp2().start(replace(settings, actor=muon, critic=muon)).load(saved)
 
 
 def test_a_learners_part_of_another_run_or_step_is_refused(settings: LearnerSettings, tmp_path: Path) -> None:
-    rank = LearnerRank(settings)
+    rank = Fsdp2().start(settings)
     rank.save(tmp_path, "run a, step 2")
     rank.load(tmp_path, "run a, step 2")
     rank.load(tmp_path)  # of a checkpoint that nobody put into a run
@@ -366,4 +370,4 @@ def test_an_optimizer_that_was_saved_with_another_model_is_named(
     (folder / "digests-0000.json").write_text(json.dumps(moved))
     settings = LearnerSettings(tied_folder, critic=OptimizerSettings())
     with pytest.raises(CheckpointError, match=r"^critic\.optimizer in .* tensors are not those that were saved with"):
-        LearnerRank(settings).load(folder)
+        Fsdp2().start(settings).load(folder)

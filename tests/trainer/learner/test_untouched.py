@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from cut_for import cut_for
+from whole_state import parts
 
 from rljob_trainer.errors import LearnerError
-from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.learner.work import RankReport, Share, cut
+from rljob_trainer.learner.work import RankReport, Share
 
 MATRIX = "language_model.model.layers.1.mlp.down_proj.weight"
 LOSS = LossSettings()
@@ -21,27 +24,27 @@ LOSS = LossSettings()
 @pytest.fixture
 def rank(tied_folder: Path) -> LearnerRank:
     settings = OptimizerSettings(learning_rate=1e-3, weight_decay=0.0)
-    return LearnerRank(LearnerSettings(tied_folder, actor=settings, critic=settings, reference=True))
+    return Fsdp2().start(LearnerSettings(tied_folder, actor=settings, critic=settings, reference=True))
 
 
 @pytest.fixture
 def share(make_batch: Callable[..., SequenceBatch]) -> Share:
     batch = make_batch(groups=2)
-    return cut(batch, [range(len(batch))], ranks=1, token_budget=1000).shares[0]
+    return cut_for(batch, [range(len(batch))], ranks=1, token_budget=1000).shares[0]
 
 
 def update(rank: LearnerRank, share: Share) -> RankReport:
-    return rank.update(share, LOSS, update_critic=True)
+    return rank.update(share, LOSS, UpdateRequest(update_critic=True))
 
 
 def tensor_of(rank: LearnerRank, name: str) -> torch.Tensor:
     """By the name that messages give it."""
-    return next(t for trained in rank._trained for n, t in trained.state().items() if n == name)
+    return next(t for trained in rank._trained for n, t in parts(trained.state()).items() if n == name)
 
 
 def test_updates_scores_and_a_resume_are_no_change(rank: LearnerRank, share: Share, tmp_path: Path) -> None:
     for _ in range(2):
-        rank.score(share, 1.0, log_probs=True, reference=True, values=True)
+        rank.score(share, ScoreRequest(log_probs=True, reference=True, values=True))
         assert update(rank, share).notes == []
     rank.save(tmp_path)
     assert update(rank, share).notes == []
@@ -55,7 +58,7 @@ def test_a_tensor_that_changes_between_updates_is_named(
     rank: LearnerRank, share: Share, model: str, which: str
 ) -> None:
     update(rank, share)
-    names = [name for trained in rank._trained for name, tensor in trained.state().items() if tensor.ndim == 2]
+    names = [name for trained in rank._trained for name, tensor in parts(trained.state()).items() if tensor.ndim == 2]
     name = next(name for name in names if name.startswith(f"{model}.{which}") and "down_proj" in name)
     changed = tensor_of(rank, name)
     with torch.no_grad():
@@ -67,7 +70,7 @@ def test_a_tensor_that_changes_between_updates_is_named(
 def test_moments_of_which_two_rows_change_places_are_named(rank: LearnerRank, share: Share) -> None:
     """Their sum stays what it was."""
     update(rank, share)
-    name = next(n for n, t in rank.actor.state().items() if n.startswith("actor.optimizer.") and t.ndim == 2)
+    name = next(n for n, t in parts(rank.actor.state()).items() if n.startswith("actor.optimizer.") and t.ndim == 2)
     rows = tensor_of(rank, name)
     with torch.no_grad():
         rows[[0, 1]] = rows[[1, 0]].clone()

@@ -7,25 +7,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from cut_for import cut_for
 
 from rljob_trainer.errors import LearnerError, StepGivenUpError
-from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.protocol import LossSettings, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.learner.work import Share, cut
+from rljob_trainer.learner.work import Share
 from rljob_trainer.publish import colocated
 from rljob_trainer.rollout.actor import EngineSpec
 
 
 @pytest.fixture
 def rank(tied_folder: Path) -> LearnerRank:
-    return LearnerRank(LearnerSettings(tied_folder, actor=OptimizerSettings(learning_rate=0.1)))
+    return Fsdp2().start(LearnerSettings(tied_folder, actor=OptimizerSettings(learning_rate=0.1)))
 
 
 @pytest.fixture
 def share(make_batch: Callable[..., SequenceBatch]) -> Share:
     batch = make_batch(groups=2)
-    return cut(batch, [range(len(batch))], ranks=1, token_budget=1000).shares[0]
+    return cut_for(batch, [range(len(batch))], ranks=1, token_budget=1000).shares[0]
 
 
 def weights(rank: LearnerRank, version: int) -> list[torch.Tensor]:
@@ -41,11 +43,11 @@ def test_between_two_pulls_it_has_the_versions_first_weights_and_then_those_and_
     rank: LearnerRank, share: Share
 ) -> None:
     folder = weights(rank, 0)
-    rank.update(share, LossSettings(), keep_anchor=True)
+    rank.update(share, LossSettings(), UpdateRequest(keep_anchor=True))
     assert same(weights(rank, 0), folder)
     with pytest.raises(LearnerError, match="version 1, but has present weights of no version, kept version 0; nothing"):
         weights(rank, 1)
-    rank.update(share, LossSettings(), continues=True)
+    rank.update(share, LossSettings(), UpdateRequest(continues=True))
     assert same(weights(rank, 0), folder)
     rank.call_present(1)
     assert same(weights(rank, 0), folder)
@@ -63,9 +65,9 @@ def test_without_a_copy_an_update_leaves_no_version_until_it_gets_a_number(rank:
 def test_an_update_that_was_the_critics_alone_or_was_given_up_leaves_the_version(
     tied_folder: Path, share: Share
 ) -> None:
-    rank = LearnerRank(LearnerSettings(tied_folder, critic=OptimizerSettings()))
+    rank = Fsdp2().start(LearnerSettings(tied_folder, critic=OptimizerSettings()))
     folder = weights(rank, 0)
-    rank.update(share, LossSettings(), update_actor=False, update_critic=True)
+    rank.update(share, LossSettings(), UpdateRequest(update_actor=False, update_critic=True))
     assert same(weights(rank, 0), folder)
     rank.giving_up.ask()
     with pytest.raises(StepGivenUpError):
@@ -78,7 +80,7 @@ def test_a_number_belongs_to_one_set_of_weights(rank: LearnerRank, share: Share)
     rank.call_present(2)  # a publication that is tried again
     with pytest.raises(LearnerError, match="as version 1, but has given that number or a later one"):
         rank.call_present(1)
-    rank.update(share, LossSettings(), keep_anchor=True)
+    rank.update(share, LossSettings(), UpdateRequest(keep_anchor=True))
     with pytest.raises(LearnerError, match="as version 2, but has given that number or a later one"):
         rank.call_present(2)
 

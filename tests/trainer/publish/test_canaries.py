@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rljob_trainer.errors import EngineError
-from rljob_trainer.learner.protocol import ScoreResult, SequenceBatch
+from rljob_trainer.learner.protocol import ScoreRequest, ScoreResult, SequenceBatch
 from rljob_trainer.publish.canaries import Canaries, GuardedPublication
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.torch_engine import TorchEngine
@@ -58,11 +58,11 @@ class Learner:
     def __init__(self, engine: TorchEngine) -> None:
         self.engine = engine
 
-    async def score(self, batch: SequenceBatch, *, temperature: float, log_probs: bool) -> ScoreResult:
+    async def score(self, batch: SequenceBatch, request: ScoreRequest) -> ScoreResult:
         ends = np.cumsum(batch.prompt_lengths + batch.response_lengths)
         rows = np.split(batch.token_ids, ends[:-1])
         pairs = [(r[:p].tolist(), r[p:].tolist()) for r, p in zip(rows, batch.prompt_lengths, strict=True)]
-        return ScoreResult(log_probs=np.concatenate(self.engine.score(pairs, temperature)))
+        return ScoreResult(log_probs=np.concatenate(self.engine.score(pairs, request.temperature)))
 
 
 class World:
@@ -197,9 +197,9 @@ async def test_one_that_joins_is_not_held_against_older_weights(world: World) ->
     late = world.engines[2]
     score = world.canaries._learner.score
 
-    async def joins_meanwhile(batch: SequenceBatch, **options: Any) -> ScoreResult:
+    async def joins_meanwhile(batch: SequenceBatch, request: ScoreRequest) -> ScoreResult:
         assert await world.canaries.admits(late)  # type: ignore[arg-type]
-        return await score(batch, **options)
+        return await score(batch, request)
 
     world.canaries._learner.score = joins_meanwhile  # type: ignore[method-assign]
     await world.canaries.check()

@@ -11,13 +11,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rljob_trainer.driver.local_ray import ray_for_run
-from rljob_trainer.learner.group import GroupOptions, LearnerGroup
+from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.learner.options import GroupOptions
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish import colocated
 from rljob_trainer.publish.canaries import Canaries, GuardedPublication
 from rljob_trainer.rollout.actor import EngineSpec
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import RayEngine
 from rljob_trainer.waits import Waits
 
@@ -31,7 +33,7 @@ def _ray(forked_workers: None) -> Iterator[None]:
 def damage(rank: LearnerRank, number: int) -> None:
     """The engine beside one rank gets other weights than the learner has."""
     if rank.rank == number:
-        loop = rank.attachments["engine"]
+        loop = rank.attachments.get(EngineLoop)
         loop.call(lambda engine: engine.parameters["model.norm.weight"].mul_(3.0))
 
 
@@ -44,8 +46,8 @@ async def test_a_damaged_copy_is_taken_over_once_more(tmp_path: Path) -> None:
     pool = RolloutPool(fixed_dispatch=True, max_outstanding=8)
     try:
         await learner.run(colocated.start_engine, EngineSpec("torch", str(tmp_path), dtype="float32", max_context=64))
-        for number, actor in enumerate(learner.actors):
-            pool.add(RayEngine(str(number), beside(actor), kill=lambda: None))
+        for number, handle in enumerate(learner.handles):
+            pool.add(RayEngine(str(number), beside(handle), kill=lambda: None))
         publication = colocated.ColocatedPublication(learner, pool, Waits())
         said: list[str] = []
         prompts = [(1, 2, 3, 4, 5), (6, 7, 8)]
@@ -68,5 +70,5 @@ async def test_a_damaged_copy_is_taken_over_once_more(tmp_path: Path) -> None:
         await learner.close()
 
 
-def beside(actor: Any) -> Any:
-    return lambda method, *args: actor.run.remote(colocated.call_engine, method, *args)
+def beside(handle: Any) -> Any:
+    return lambda method, *args: handle.run(colocated.call_engine, method, *args)

@@ -14,6 +14,7 @@ from rljob_trainer.publish.same_weights import SameWeights
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.weights.manifest import manifest_of
 from rljob_trainer.weights.residence import Resident, fingerprint, resident
+from rljob_trainer.weights.shards import Shard
 
 Model = dict[str, torch.Tensor]
 
@@ -80,8 +81,8 @@ class World:
         self.asked += 1
         return [function(self, *args)]
 
-    def named_shards(self) -> Any:
-        return iter(self.trained.items())
+    def shards(self) -> Any:
+        return (Shard(n, tuple(t.shape), (0,) * t.ndim, t) for n, t in self.trained.items())
 
     def give(self, engine: Engine) -> None:
         engine.weights = {name: tensor.clone() for name, tensor in self.trained.items()}

@@ -25,7 +25,6 @@ from rljob_trainer.driver.assemble import publication_of
 from rljob_trainer.driver.engines import Engines, start_engines
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.episodes.episode import Group
-from rljob_trainer.learner.group import GroupOptions
 from rljob_trainer.learner.residence import Residence
 from rljob_trainer.pipeline.parts import TrainedBatch
 from rljob_trainer.publish.turns import SharedDevices
@@ -58,8 +57,7 @@ class Learner:
 
     def __init__(self, device: Device, ranks: int = 1) -> None:
         self.device = device
-        self.actors = [SimpleNamespace(run=self)] * ranks
-        self.options = GroupOptions()
+        self.ranks, self.has_live_model, self.call_seconds = ranks, ranks == 1, 60.0
         device.there |= LEARNER
 
         def mover(name: str) -> Any:
@@ -67,23 +65,23 @@ class Learner:
 
         self.residence = Residence(GPU, {name: mover(name) for name in LEARNER}, idle_in_host=False)
 
-    async def offload(self, *, actor: bool = True) -> None:
+    async def rest(self, *, actor: bool = True) -> None:
         self.residence.evict(actor=actor)
 
-    async def onload(self) -> None:
+    async def wake(self) -> None:
         self.residence.settle()
 
     async def ask(self) -> None:
         with self.residence.working("actor"):
             self.device.happens("the learner scores canaries")
 
-    def remote(self, *_: Any) -> Any:
+    def run_at(self, *_: Any) -> Any:
         """A call of the engine in a rank's process: collects, and never has anything."""
         return SimpleNamespace(future=concurrent.futures.Future)
 
     async def run(self, function: Any, *args: Any) -> list[Any]:
         self.device.happens(function.__name__)
-        return [None for _ in self.actors]
+        return [None for _ in range(self.ranks)]
 
 
 class Engine:

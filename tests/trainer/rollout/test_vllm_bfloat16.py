@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from cut_for import cut_for
 from small_episodes import named
 from transformers import PreTrainedModel
 
 from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
-from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.learner.work import cut
 from rljob_trainer.stores import serve_store
 from rljob_trainer.weights.manifest import Manifest
 
@@ -45,7 +46,7 @@ def rank(folder: Path) -> Iterator[LearnerRank]:
     store, address = serve_store("127.0.0.1")
     del store
     settings = LearnerSettings(folder, dtype="bfloat16", actor=OptimizerSettings(learning_rate=1e-2))
-    rank = LearnerRank(settings, address=address)
+    rank = Fsdp2().start(settings, address=address)
     yield rank
     rank.close()
 
@@ -81,8 +82,8 @@ def sampled(engine: VLLMEngine) -> tuple[SequenceBatch, np.ndarray]:
 
 
 def scored(rank: LearnerRank, batch: SequenceBatch) -> np.ndarray:
-    work = cut(batch, [range(len(batch))], ranks=1, token_budget=rank.settings.micro_batch_tokens)
-    streams = rank.score(work.shares[0], 1.0, log_probs=True).streams
+    work = cut_for(batch, [range(len(batch))], ranks=1, token_budget=rank.settings.micro_batch_tokens)
+    streams = rank.score(work.shares[0], ScoreRequest(log_probs=True)).streams
     return work.merge(batch, [streams["log_probs"]])
 
 
@@ -91,7 +92,7 @@ def test_both_agree_at_the_end_of_2000_tokens_before_and_after_an_update(engine:
     batch, log_probs = sampled(engine)
     first = scored(rank, batch)
     assert np.abs(log_probs - first).mean() < 0.05
-    work = cut(batch, [range(len(batch))], ranks=1, token_budget=rank.settings.micro_batch_tokens)
+    work = cut_for(batch, [range(len(batch))], ranks=1, token_budget=rank.settings.micro_batch_tokens)
     rank.update(work.shares[0], LossSettings())
     assert np.abs(scored(rank, batch) - first).mean() > 0.5  # other weights, beyond all rounding
     engine.begin_update()

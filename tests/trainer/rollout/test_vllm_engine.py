@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from cut_for import cut_for
 from small_episodes import named
 from transformers import PreTrainedModel
 
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings, continued
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import EngineError
-from rljob_trainer.learner.protocol import SequenceBatch
-from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.protocol import ScoreRequest, SequenceBatch
 from rljob_trainer.learner.settings import LearnerSettings
-from rljob_trainer.learner.work import cut
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.manifest import Manifest, manifest_of
 from rljob_trainer.weights.plan import describe
@@ -147,13 +147,13 @@ def test_the_learner_gives_what_was_sampled_the_log_probs_that_the_engine_report
         response_lengths=np.array([len(result.tokens.ids) for result in results]),
         mask=np.ones(len(engines_own), dtype=np.bool_),
     )
-    rank = LearnerRank(LearnerSettings(llama_folder, micro_batch_tokens=256, log_prob_chunk_tokens=32))
-    work = cut(batch, [range(len(batch))], ranks=1, token_budget=256)
+    rank = Fsdp2().start(LearnerSettings(llama_folder, micro_batch_tokens=256, log_prob_chunk_tokens=32))
+    work = cut_for(batch, [range(len(batch))], ranks=1, token_budget=256)
     assert len(work.shares[0].micro_batches[0]) > 1
-    scores = work.merge(batch, [rank.score(work.shares[0], 0.7, log_probs=True).streams["log_probs"]])
+    scores = work.merge(batch, [rank.score(work.shares[0], ScoreRequest(0.7, log_probs=True)).streams["log_probs"]])
     np.testing.assert_allclose(scores, engines_own, rtol=0, atol=1e-4)
     # At another temperature they are others.
-    others = work.merge(batch, [rank.score(work.shares[0], 1.0, log_probs=True).streams["log_probs"]])
+    others = work.merge(batch, [rank.score(work.shares[0], ScoreRequest(log_probs=True)).streams["log_probs"]])
     assert np.abs(others - engines_own).max() > 0.1
 
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cut_for import cut_for
 from watched_step import Watched, spec_of
 
 from rljob_trainer.algorithms import LossCounts, Segments, aggregate
 from rljob_trainer.episodes.episode import Episode, Group, Leaf, Prompt, RewardResult
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.tokens import Tokens
-from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
-from rljob_trainer.learner.work import cut
 from rljob_trainer.models.materialise import materialise
 from rljob_trainer.training.batch import layout
 from rljob_trainer.training.step import TrainingStep
@@ -70,7 +70,7 @@ def step_of(folder: Path, **algorithm: Any) -> tuple[TrainingStep, Watched]:
         critic=critic,
         reference=spec.algorithm.needs_reference,
     )
-    learner = Watched(LearnerRank(settings))
+    learner = Watched(Fsdp2().start(settings))
     return TrainingStep(spec.algorithm, spec.batch, learner, temperature=1.0, seed=0, reward=spec.reward), learner
 
 
@@ -159,7 +159,7 @@ def test_shares_are_the_same_however_the_batch_is_cut() -> None:
     batch.sequences.shares = batch.shares()
     everything = range(len(batch.episode_of))
     for ranks in (1, 2, 3):
-        work = cut(batch.sequences, [everything], ranks=ranks, token_budget=16)
+        work = cut_for(batch.sequences, [everything], ranks=ranks, token_budget=16)
         assert {share.counts[0] for share in work.shares} == {LossCounts(int(batch.sequences.mask.sum()), 12.0)}
 
 

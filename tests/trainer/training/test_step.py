@@ -23,8 +23,8 @@ from rljob_api.spec.algorithm import KlLossKind, KlRewardKind
 from rljob_trainer.algorithms import Correction, Weights, advantage_estimators
 from rljob_trainer.episodes.episode import Group, RewardResult
 from rljob_trainer.errors import DataError, EngineError, LearnerError
-from rljob_trainer.learner.protocol import SequenceBatch
-from rljob_trainer.learner.rank import LearnerRank
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.protocol import ScoreRequest, SequenceBatch
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.models.materialise import materialise
 from rljob_trainer.telemetry.catalogue import METRICS
@@ -53,7 +53,7 @@ def step_of(
         reference=algorithm.needs_reference,
         critic=None if algorithm.critic is None else LearnerSettings(model_path=folder).actor,
     )
-    learner = Watched(LearnerRank(settings))
+    learner = Watched(Fsdp2().start(settings))
     step = TrainingStep(
         algorithm,
         spec.batch,
@@ -89,7 +89,7 @@ async def test_every_update_compares_trainer_and_engine(folder: Path, mode: str)
     for leaf in groups[1].leaves:
         leaf.tokens.versions[:] = 3
     batch = layout(groups).sequences
-    trainer = (await learner.score(batch, temperature=1.0, log_probs=True)).log_probs
+    trainer = (await learner.score(batch, ScoreRequest(log_probs=True))).log_probs
     metrics = (await step.run(groups, number=1, version=4)).metrics
     assert trainer is not None
     assert batch.rollout_log_probs is not None
@@ -640,8 +640,8 @@ async def test_token_baselines_train_with_what_the_learner_scores(folder: Path, 
     spec = spec_of(kl=NO_KL, advantage={"estimator": estimator}, rolloutCorrection={"mode": mode})
     _, batch = await trained(spec, folder)
     work = step_of(spec_of(), folder)[1]
-    scored = await work.score(layout(groups_of(SCORES)).sequences, temperature=1.0, log_probs=True,
-                              sum_squared_probs=True)  # fmt: skip
+    wanted = ScoreRequest(log_probs=True, sum_squared_probs=True)
+    scored = await work.score(layout(groups_of(SCORES)).sequences, wanted)
     assert scored.log_probs is not None
     assert scored.sum_squared_probs is not None
     cuts = np.cumsum(batch.response_lengths)[:-1]
@@ -708,8 +708,8 @@ def spoil(learner: Watched, stream: str, value: float) -> None:
     """Its scores of the last sample end with ``value``."""
     score = learner.score
 
-    async def broken(batch: SequenceBatch, **wanted: Any) -> Any:
-        scored = await score(batch, **wanted)
+    async def broken(batch: SequenceBatch, request: ScoreRequest) -> Any:
+        scored = await score(batch, request)
         getattr(scored, stream)[-1] = value
         return scored
 

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from watched_step import SCORES, Watched, groups_of, spec_of
 
 from rljob_trainer.episodes.episode import Group
+from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.optim import StepOutcome
-from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.models.materialise import materialise
@@ -83,7 +83,7 @@ async def test_every_gradient_of_a_ppo_step_is_that_of_its_losses(tmp_path: Path
     )
     folder = materialise(spec.model, tmp_path / "model").path
     optimizer = OptimizerSettings(learning_rate=5e-3)
-    rank = LearnerRank(LearnerSettings(folder, actor=optimizer, critic=optimizer, reference=True, lanes=lanes))
+    rank = Fsdp2().start(LearnerSettings(folder, actor=optimizer, critic=optimizer, reference=True, lanes=lanes))
     assert rank.critic is not None
     torch.manual_seed(1)
     with torch.no_grad():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from cut_for import cut_for
 from small_episodes import an_episode
 
 from rljob_api import resolve
@@ -13,9 +15,16 @@ from rljob_api.resolved import ResolvedSpec
 from rljob_api.spec.job import RLJob
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.learner.metrics import update_result, usage_metrics
-from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch, UpdateResult
+from rljob_trainer.learner.protocol import (
+    ACTOR_ALONE,
+    LossSettings,
+    ScoreRequest,
+    ScoreResult,
+    SequenceBatch,
+    UpdateRequest,
+    UpdateResult,
+)
 from rljob_trainer.learner.rank import LearnerRank
-from rljob_trainer.learner.work import cut
 
 SCORES = [[1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
 
@@ -31,10 +40,10 @@ class Watched:
         self.kept: list[bool] = []
         self.results: list[UpdateResult] = []
 
-    async def score(self, batch: SequenceBatch, *, temperature: float, **wanted: bool) -> ScoreResult:
-        self.scored.append({name for name, value in wanted.items() if value})
-        work = cut(batch, [range(len(batch))], ranks=1, token_budget=4096, share_prompts=True)
-        part = self.rank.score(work.shares[0], temperature, **wanted)
+    async def score(self, batch: SequenceBatch, request: ScoreRequest) -> ScoreResult:
+        self.scored.append({field.name for field in fields(request) if getattr(request, field.name) is True})
+        work = cut_for(batch, [range(len(batch))], ranks=1, token_budget=4096, share_prompts=True)
+        part = self.rank.score(work.shares[0], request)
         return ScoreResult(
             **{
                 name: work.merge(batch, [stream], per_sequence=name == "final_values")
@@ -48,24 +57,14 @@ class Watched:
         batch: SequenceBatch,
         loss: LossSettings,
         mini_batches: Sequence[Sequence[int]],
-        *,
-        update_actor: bool = True,
-        update_critic: bool = False,
-        continues: bool = False,
-        keep_anchor: bool = False,
+        request: UpdateRequest = ACTOR_ALONE,
     ) -> UpdateResult:
-        self.continued.append(continues)
-        self.kept.append(keep_anchor)
-        self.updates.append((batch, loss, [list(m) for m in mini_batches], update_actor, update_critic))
-        work = cut(batch, mini_batches, ranks=1, token_budget=4096, share_prompts=True)
-        report = self.rank.update(
-            work.shares[0],
-            loss,
-            update_actor=update_actor,
-            update_critic=update_critic,
-            continues=continues,
-            keep_anchor=keep_anchor,
-        )
+        self.continued.append(request.continues)
+        self.kept.append(request.keep_anchor)
+        minis = [list(m) for m in mini_batches]
+        self.updates.append((batch, loss, minis, request.update_actor, request.update_critic))
+        work = cut_for(batch, mini_batches, ranks=1, token_budget=4096, share_prompts=True)
+        report = self.rank.update(work.shares[0], loss, request)
         self.results.append(update_result([report], work, batch))
         return self.results[-1]
 

@@ -21,8 +21,9 @@ from rljob_trainer.episodes.episode import Group
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
 from rljob_trainer.errors import EngineError, LearnerError
-from rljob_trainer.learner.group import GroupOptions, LearnerGroup
-from rljob_trainer.learner.protocol import LossSettings, ScoreResult, SequenceBatch
+from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.learner.options import GroupOptions
+from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, ScoreResult, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.pipeline.parts import TrainedBatch
@@ -50,7 +51,7 @@ def _ray(forked_workers: None) -> Iterator[None]:
 def multiply(rank: LearnerRank, factor: float) -> None:
     """What an optimizer step is to a publication: other parameters, on every rank its share."""
     with torch.no_grad():
-        for parameter in rank.actor_model.parameters():
+        for parameter in rank.actor.module.parameters():
             parameter.mul_(factor)
 
 
@@ -205,7 +206,7 @@ class Pull:
             mask=np.ones(count, dtype=np.bool_),
             advantages=np.zeros(count, dtype=np.float32),
         )
-        await self._learner.update(batch, LossSettings(), [[0]], keep_anchor=True)
+        await self._learner.update(batch, LossSettings(), [[0]], UpdateRequest(keep_anchor=True))
         await self._learner.run(multiply, 1.25)
         return TrainedBatch()
 
@@ -217,10 +218,10 @@ class SlowToScore:
         self._learner = learner
         self.asked, self.may = asyncio.Event(), asyncio.Event()
 
-    async def score(self, batch: SequenceBatch, **wanted: Any) -> ScoreResult:
+    async def score(self, batch: SequenceBatch, request: ScoreRequest) -> ScoreResult:
         self.asked.set()
         await self.may.wait()
-        return await self._learner.score(batch, **wanted)
+        return await self._learner.score(batch, request)
 
 
 async def test_who_joins_or_comes_back_while_a_publication_is_checked_gets_what_was_published(folder: Path) -> None:

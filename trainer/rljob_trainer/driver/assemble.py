@@ -27,7 +27,7 @@ from rljob_trainer.episodes.identity import ordinals_of
 from rljob_trainer.episodes.requests import SamplingSettings
 from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.models.building import check_builds
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.models.materialise import materialise
@@ -129,6 +129,7 @@ async def assemble(
     learner, engines = await start_learner_and_engines(
         job,
         inputs.model,
+        base=base,
         holds=lambda: held.versions,
         shelf=shelf,
         waits=waits,
@@ -195,7 +196,7 @@ async def assemble(
         engines=engines,
         rollout=rollout,
         learner=learner,
-        dtype=learner.settings.dtype,
+        dtype=learner.dtype,
         step=step,
         trainer=trainer,
         validations=validations,
@@ -258,7 +259,7 @@ def devices(spec: ResolvedSpec) -> int:
 async def canaries_of(
     spec: ResolvedSpec,
     inputs: Inputs,
-    learner: LearnerGroup,
+    learner: RankedLearner,
     engines: Engines,
     report: Callable[[str], None],
     waits: Waits,
@@ -285,7 +286,7 @@ def keeps_first_weights(spec: ResolvedSpec) -> bool:
 
 
 def same_weights_of(
-    spec: ResolvedSpec, learner: LearnerGroup, engines: Engines, report: Callable[[str], None], waits: Waits
+    spec: ResolvedSpec, learner: RankedLearner, engines: Engines, report: Callable[[str], None], waits: Waits
 ) -> SameWeights | None:
     """None for engines without weights of their own. Where engines take turns on a GPU with the learner, what it trains
     rests in host memory when they can be asked: they are compared with one another."""

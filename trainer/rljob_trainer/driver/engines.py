@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from rljob_api import cluster
 from rljob_trainer.driver.together import together
 from rljob_trainer.learner.bundles import Bundles
-from rljob_trainer.learner.group import GroupOptions, LearnerGroup
+from rljob_trainer.learner.options import GroupOptions
+from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.pools.activity import Report
@@ -164,7 +165,7 @@ def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> En
 async def start_engines(
     job: ResolvedJob,
     model: ModelFolder,
-    learner: LearnerGroup,
+    learner: RankedLearner,
     holds: Holds,
     *,
     shelf: Shelf,
@@ -192,7 +193,7 @@ async def start_actors(
     *,
     waits: Waits,
     by_role: bool = False,
-    learner: LearnerGroup | None = None,
+    learner: RankedLearner | None = None,
 ) -> list[RayEngine]:
     """Starts all engines of ``job`` as actors of their own, side by side; when one fails the others are ended.
     ``learner``: beside whose ranks they live, where they are colocated.
@@ -204,7 +205,7 @@ async def start_actors(
 
 
 def _starter(
-    job: ResolvedJob, model: ModelFolder, waits: Waits, by_role: bool, learner: LearnerGroup | None = None
+    job: ResolvedJob, model: ModelFolder, waits: Waits, by_role: bool, learner: RankedLearner | None = None
 ) -> Callable[[str], Starting]:
     """Starts an engine of a name as an actor of its own. ``learner``: on whose devices colocated engines live."""
     built = engine_spec(job, model)
@@ -220,7 +221,7 @@ def _starter(
 
 
 async def _inside_ranks(
-    job: ResolvedJob, model: ModelFolder, learner: LearnerGroup, shelf: Shelf, waits: Waits, told: PoolTold
+    job: ResolvedJob, model: ModelFolder, learner: RankedLearner, shelf: Shelf, waits: Waits, told: PoolTold
 ) -> Engines:
     pool = RolloutPool(
         fixed_dispatch=job.spec.pipeline.mode == "sync",
@@ -233,35 +234,35 @@ async def _inside_ranks(
     if turns is not None:
         await turns.at_start()
     await learner.run(colocated.start_engine, engine_spec(job, model))
-    for number, actor in enumerate(learner.actors):
-        pool.add(RayEngine(str(number), _beside(actor), kill=lambda: None))
+    for number in range(learner.ranks):
+        pool.add(RayEngine(str(number), _beside(learner, number), kill=lambda: None))
     publication = colocated.ColocatedPublication(learner, pool, waits)
-    # On one rank the engine samples from the learner's own weights.
-    return Engines(pool, publication, turns, resend=publication.resend if len(learner.actors) > 1 else None)
+    # Where a rank has the whole actor the engine samples from the learner's own weights.
+    return Engines(pool, publication, turns, resend=None if learner.has_live_model else publication.resend)
 
 
-def _turns(spec: ResolvedSpec, pool: RolloutPool, learner: LearnerGroup, waits: Waits) -> SharedDevices | None:
+def _turns(spec: ResolvedSpec, pool: RolloutPool, learner: RankedLearner, waits: Waits) -> SharedDevices | None:
     if not takes_turns(spec):
         return None
     return SharedDevices(
         pool,
         learner,
         waits,
-        seconds=learner.options.call_seconds,
+        seconds=learner.call_seconds,
         engines_sleep=spec.rollout.free_cache_engine,
-        actor_stays=inside_ranks(spec) and len(learner.actors) == 1,
+        actor_stays=inside_ranks(spec) and learner.has_live_model,
     )
 
 
-def _beside(actor: Any) -> Callable[..., Any]:
+def _beside(learner: RankedLearner, rank: int) -> Callable[..., Any]:
     """Calls of the engine in a rank's process."""
-    return lambda method, *args, **kwargs: actor.run.remote(colocated.call_engine, method, *args, **kwargs)
+    return lambda method, *args, **kwargs: learner.run_at(rank, colocated.call_engine, method, *args, **kwargs)
 
 
 async def start_pool(
     job: ResolvedJob,
     model: ModelFolder,
-    learner: LearnerGroup | None,
+    learner: RankedLearner | None,
     holds: Holds,
     *,
     shelf: Shelf | None = None,

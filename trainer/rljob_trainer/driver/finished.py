@@ -19,7 +19,7 @@ from rljob_trainer.storage.small import BucketFile, LocalFile, SmallFile
 from rljob_trainer.telemetry.run_folder import JOB
 
 if TYPE_CHECKING:
-    from rljob_trainer.learner.rank import LearnerRank
+    from rljob_trainer.learner.backend import BackendRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,15 @@ def find_trained(place: str | Path, step: int | None, scratch: Path, report: Rep
     return Found(checkpoint, model, _trusts(_above(_above(checkpoint.place))))
 
 
-def load_actor(found: Found) -> LearnerRank:
-    """The trained policy in this process, whatever the ranks and the optimizer that trained it.
+def load_actor(found: Found) -> BackendRank:
+    """The trained policy in this process, whatever the backend, the ranks and the optimizer that trained it.
 
     Raises ``CheckpointError`` and, for a model folder that cannot be read, ``JobFileError``.
     """
-    from rljob_trainer.learner.rank import LearnerRank
     from rljob_trainer.learner.settings import LearnerSettings
+    from rljob_trainer.learner.starting import one_rank
 
-    rank = LearnerRank(LearnerSettings(model_path=found.model, trust_remote_code=found.trust_remote_code))
+    rank = one_rank(LearnerSettings(model_path=found.model, trust_remote_code=found.trust_remote_code))
     rank.load_weights(found.checkpoint.learner)
     return rank
 

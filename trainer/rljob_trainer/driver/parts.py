@@ -10,7 +10,7 @@ from rljob_trainer.driver.engines import Engines
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.episodes.group import Decode, GroupRollout
-from rljob_trainer.learner.protocol import Learner
+from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.pipeline.loop import Keep, Pipeline, keep_all
 from rljob_trainer.pipeline.schedule import ScheduleSettings
 from rljob_trainer.record.fence import Fence
@@ -38,7 +38,7 @@ class Parts:
     feed: PromptFeed
     engines: Engines
     rollout: GroupRollout
-    learner: Learner
+    learner: RankedLearner
     dtype: str
     """In which weights are published."""
     step: TrainingStep

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.driver.engines import (
@@ -18,7 +19,8 @@ from rljob_trainer.driver.engines import (
     start_engines,
 )
 from rljob_trainer.driver.together import together
-from rljob_trainer.learner.group import LearnerGroup
+from rljob_trainer.learner import starting
+from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.models.folder import ModelFolder
 from rljob_trainer.pools.size import engine_count
@@ -35,6 +37,7 @@ async def start_learner_and_engines(
     job: ResolvedJob,
     model: ModelFolder,
     *,
+    base: Path,
     holds: Holds,
     shelf: Shelf,
     waits: Waits,
@@ -42,20 +45,23 @@ async def start_learner_and_engines(
     told: PoolTold = NOBODY_TOLD,
     by_role: bool,
     report: Callable[[str], None],
-) -> tuple[LearnerGroup, Engines]:
+) -> tuple[RankedLearner, Engines]:
     """Both at once where they have devices of their own, which loading a large model keeps busy for minutes; colocated
-    engines come after the learner, which makes room for them. What was started is closed with ``stack``."""
+    engines come after the learner, which makes room for them. ``base``: where the user's modules are looked for. What
+    was started is closed with ``stack``."""
     spec = job.spec
     begun = time.monotonic()
     learner_after = engines_after = 0.0
 
-    async def start_learner() -> LearnerGroup:
+    async def start_learner() -> RankedLearner:
         nonlocal learner_after
         options = learner_options(spec, by_role)
         lanes = learner_lanes(spec, None if by_role else len(os.sched_getaffinity(0)))
-        settings = LearnerSettings.from_job(job, model.path, lanes=lanes, model_address=model.address)
+        settings = LearnerSettings.from_job(
+            job, model.path, lanes=lanes, model_address=model.address, code_paths=[str(base)]
+        )
         with waits.wait("driver", f"{spec.trainer.ranks} learner ranks to start", options.start_seconds):
-            learner = await LearnerGroup.start(settings, options)
+            learner = await starting.start_learner(settings, options)
         stack.push_async_callback(learner.close)
         learner_after = time.monotonic() - begun
         return learner

@@ -1,4 +1,4 @@
-"""AdamW's rule on plain local tensors: it neither knows about sharding nor pays for it."""
+"""AdamW's rule on a rank's own parts of parameters: it neither knows how they are cut nor pays for it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch.optim.adamw import adamw
 
+from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.settings import OptimizerSettings
-from rljob_trainer.learner.shards import like, local
 
 
 class AdamW:
     """Decoupled weight decay (arXiv:1711.05101) on matrices only: norms and biases are not decayed."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], settings: OptimizerSettings) -> None:
-        self.settings = settings
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], settings: OptimizerSettings, layout: Layout) -> None:
+        self.settings, self._layout = settings, layout
         self._parameters = list(parameters)
-        shards = [local(parameter.detach()) for parameter in self._parameters]
+        shards = [layout.local(parameter.detach()) for parameter in self._parameters]
         self._first = [torch.zeros_like(shard) for shard in shards]
         self._second = [torch.zeros_like(shard) for shard in shards]
         # Each parameter counts its own steps, as torch's kernels want it.
@@ -33,7 +33,7 @@ class AdamW:
             if not part:
                 continue
             adamw(
-                [local(self._parameters[i].detach()) for i, _ in part],
+                [self._layout.local(self._parameters[i].detach()) for i, _ in part],
                 [gradient for _, gradient in part],
                 [self._first[i] for i, _ in part],
                 [self._second[i] for i, _ in part],
@@ -51,13 +51,8 @@ class AdamW:
             )
 
     def state(self, index: int) -> dict[str, torch.Tensor]:
-        """``exp_avg`` and ``exp_avg_sq`` in the parameter's shape and sharding, and ``step``; they share memory."""
-        parameter = self._parameters[index]
-        return {
-            "step": self._steps[index],
-            "exp_avg": like(self._first[index], parameter),
-            "exp_avg_sq": like(self._second[index], parameter),
-        }
+        """``exp_avg`` and ``exp_avg_sq`` of this rank's part of the parameter, and ``step``; they share memory."""
+        return {"step": self._steps[index], "exp_avg": self._first[index], "exp_avg_sq": self._second[index]}
 
     def move(self, device: torch.device) -> None:
         """Moves the moments."""

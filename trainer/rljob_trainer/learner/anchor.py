@@ -13,8 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from rljob_trainer.learner import parallel
-from rljob_trainer.learner.shards import local
+from rljob_trainer.learner.layout import Layout
 
 _HOST = torch.device("cpu")
 
@@ -22,8 +21,8 @@ _HOST = torch.device("cpu")
 class Anchor:
     """A rank's copy of its part of a module's parameters."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, layout: Layout) -> None:
+        self._module, self._layout = module, layout
         self._kept: list[torch.Tensor] | None = None
         self.version: int | None = None
         """The policy version that the kept weights are; None: none, or nobody has said which."""
@@ -57,5 +56,5 @@ class Anchor:
 
     def _shards(self) -> list[torch.Tensor]:
         """Sharing memory with the module; anew each time, since it may have been moved."""
-        parallel.reshard(self._module)
-        return [local(parameter.detach()) for parameter in self._module.parameters()]
+        self._layout.release(self._module)
+        return [self._layout.local(parameter.detach()) for parameter in self._module.parameters()]

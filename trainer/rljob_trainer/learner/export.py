@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rljob_trainer.errors import UnsavedError
-from rljob_trainer.learner.parallel import full
+from rljob_trainer.learner.layout import Layout
 from rljob_trainer.models.weights import weight_files
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".safetensors.index.json")
@@ -25,29 +25,32 @@ FILE_BYTES = 4 << 30
 def write_folder(
     folder: Path,
     source: Path,
-    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    parameters: Sequence[tuple[str, torch.nn.Parameter]],
+    layout: Layout,
     *,
     writer: bool,
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Exports parameters under Hugging Face names into ``folder`` (made if missing).
+    """Exports this rank's parameters, under Hugging Face names, and those of the others into ``folder`` (made if
+    missing).
 
     All ranks call it; the one with ``writer`` writes. ``source`` is the folder the model came from. ``config.json``
     is written last: without it the folder is not a model. Raises ``CheckpointError`` when writing fails.
     """
     dtypes = source_dtypes(source)
     fallback = next(iter(dtypes.values()), torch.float32)
-    named = list(parameters)
-    files = _files([(name, dtypes.get(name, fallback), p.numel()) for name, p in named], file_bytes)
-    by_name = dict(named)
+    heads = layout.heads(parameters)
+    files = _files([(head.name, dtypes.get(head.name, fallback), head.numel) for head in heads], file_bytes)
+    gathered = layout.gather(parameters, lambda name: dtypes.get(name, fallback))
     try:
         if writer:
             folder.mkdir(parents=True, exist_ok=True)
             _copy_others(source, folder)
         for file, contents in files.items():
             tensors = {}
-            for name, dtype in contents:
-                tensor = full(by_name[name], dtype)
+            for expected, _ in contents:
+                name, tensor = next(gathered)
+                assert name == expected, (name, expected)
                 if writer:
                     tensors[name] = tensor.cpu().contiguous()
             if writer:
@@ -55,7 +58,7 @@ def write_folder(
         if writer:
             if len(files) > 1:
                 index = {name: file for file, contents in files.items() for name, _ in contents}
-                total = sum(p.numel() * dtypes.get(name, fallback).itemsize for name, p in named)
+                total = sum(head.numel * dtypes.get(head.name, fallback).itemsize for head in heads)
                 document = {"metadata": {"total_size": total}, "weight_map": index}
                 (folder / "model.safetensors.index.json").write_text(json.dumps(document, indent=2))
             shutil.copyfile(source / "config.json", folder / "config.json")

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from rljob_trainer.algorithms import (
     LossCounts,
@@ -25,7 +24,7 @@ from rljob_trainer.algorithms import (
     critic_loss,
     policy_losses,
 )
-from rljob_trainer.learner.models import PackedRow, Policy
+from rljob_trainer.learner.models import Critic, PackedRow, Policy
 from rljob_trainer.learner.packing import Row, build_row, offsets_of, ranges
 from rljob_trainer.learner.protocol import Int64Array, LossSettings
 from rljob_trainer.learner.reference import Reference
@@ -68,10 +67,14 @@ class Place:
     device: torch.device
     dtype: torch.dtype
     outputs_only: bool
+    returns_outputs: bool = True
+    """Whether what this rank computes of its sequences counts where ranks add up (``Placement``)."""
+    length_multiple: int = 1
+    """Of a row's tokens (``RowRules``)."""
 
     def row(self, share: Share, indices: Int64Array, *, final: bool = False) -> tuple[Row, PackedRow]:
         """Sequences ``indices`` of the share as one row."""
-        row = build_row(share.lengths, indices, final=final)
+        row = build_row(share.lengths, indices, final=final, multiple=self.length_multiple)
         return row, PackedRow.of(row, share.batch.token_ids, self.device, self.dtype, outputs_only=self.outputs_only)
 
 
@@ -148,7 +151,7 @@ class ActorGradient:
     def __init__(
         self,
         policy: Policy,
-        reference: Policy | None,
+        reference: Reference | None,
         share: Share,
         number: int,
         loss: LossSettings,
@@ -164,7 +167,7 @@ class ActorGradient:
         if loss.kl_kind == "full":
             if reference is None:
                 raise ValueError("the KL kind full needs the reference model, which this job does not keep")
-            self._reference = Reference(reference)
+            self._reference = reference
 
     def __call__(self, policy: Policy, number: int) -> MicroReport:
         """Adds the gradient of micro-batch ``number`` to the policy's parameters."""
@@ -172,7 +175,7 @@ class ActorGradient:
         loss = self._loss
         compared = None if self._reference is None else self._reference(micro.packed, loss.temperature)
         out = policy(micro.packed, loss.temperature, reference=compared)
-        if micro.empty:
+        if micro.empty or not policy.predicts:
             _connected_zero(out.log_probs).backward()
             return MicroReport({}, out.log_probs.detach())
         result = actor_loss(
@@ -204,12 +207,12 @@ class CriticGradient:
         self.scale = loss_scale(loss, share.counts[number], place.dtype)
         self._share, self._number, self._loss, self._place = share, number, loss, place
 
-    def __call__(self, critic: nn.Module, number: int) -> MicroReport:
+    def __call__(self, critic: Critic, number: int) -> MicroReport:
         """Adds the gradient of micro-batch ``number`` to the critic's parameters."""
         micro = micro_batch(self._share, self._number, number, self._place)
         loss = self._loss
         values, _ = critic(micro.packed)
-        if micro.empty:
+        if micro.empty or not critic.predicts:
             _connected_zero(values).backward()
             return MicroReport({})
         returns, mask = micro.needed("returns"), micro.needed("mask")
@@ -236,7 +239,7 @@ def _select(
     """For losses that look at the whole mini-batch first: what they find, each micro-batch's part ``[tokens]``; else
     None.
 
-    Every rank puts its tokens into the mini-batch's own order, adds up with the others, and finds the same.
+    Every rank that returns outputs puts its tokens into the mini-batch's own order; all add up, and find the same.
     """
     method = policy_losses[loss.policy_loss]
     if not method.looks_ahead(loss.policy_loss_params):
@@ -252,7 +255,7 @@ def _select(
         at = torch.from_numpy(ranges(offsets[sequences], lengths[sequences])).to(place.device)
         parts.append(at)
         log_probs = policy(micro.packed, loss.temperature).log_probs
-        if not micro.empty:
+        if place.returns_outputs and not micro.empty:
             mask = micro.needed("mask")
             streams = torch.stack([log_probs, *(micro.needed(name) for name in given)])
             whole[0, at] = mask.float()

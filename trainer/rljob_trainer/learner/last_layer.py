@@ -16,7 +16,14 @@ import torch
 from torch import nn
 
 from rljob_trainer.learner.attention import Packed
-from rljob_trainer.learner.plain_layer import is_plain
+
+_PLAIN = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether the layer is one of Llama's kind: pre-norm attention and feed-forward, each added to its input. Classes
+    of other packages with these names may do anything."""
+    return type(layer).__name__ in _PLAIN and type(layer).__module__.startswith("transformers.models.")
 
 
 def compute_outputs_only(layers: list[nn.Module]) -> bool:

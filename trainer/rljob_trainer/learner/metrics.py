@@ -1,7 +1,7 @@
 """Ranks' reports become the metrics of a step, under the names of ``telemetry/catalogue.py``.
 
-Shares add up over ranks; the sums of each optimizer step are then averaged over the steps that were taken. Of extremes
-(names that end in /max or /min) the largest or smallest over both is told.
+Shares add up over data indices; the sums of each optimizer step are then averaged over the steps that were taken. Of
+extremes (names that end in /max or /min) the largest or smallest over both is told.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ def update_result(reports: Sequence[RankReport], work: Cut, batch: SequenceBatch
     """``reports`` of all ranks after one update with ``work``, which ``batch`` was cut into."""
     metrics: dict[str, float] = {}
     skipped: list[str] = []
+    outputs = work.returned(reports)
     taken = {"actor": 0, "critic": 0}
     for model, rate in reports[0].rates.items():
         steps = [
             {name: _joined(name, [p.sums[name] for p in parts if name in p.sums], 1) for name in _names(parts)}
             | {"grad_norm": parts[0].grad_norm}
-            for parts in zip(*(_of(report, model) for report in reports), strict=True)
+            for parts in zip(*(_of(report, model) for report in outputs), strict=True)
             if all(part.problem is None for part in parts)
         ]
         refused = [
@@ -40,9 +41,9 @@ def update_result(reports: Sequence[RankReport], work: Cut, batch: SequenceBatch
             metrics[f"{model}/grad_norm"] = math.fsum(s["grad_norm"] for s in steps) / len(steps)
             metrics[f"{model}/grad_norm/max"] = max(s["grad_norm"] for s in steps)
             metrics.update(_means(model, steps))
-    metrics.update(_balance(work.rank_tokens))
+    metrics.update(_balance(work.tokens))
     metrics.update(usage_metrics([report.usage for report in reports]))
-    parts = [report.first_log_probs for report in reports if report.first_log_probs is not None]
+    parts = [report.first_log_probs for report in outputs if report.first_log_probs is not None]
     first = work.merge(batch, parts, only=0) if parts else None
     # What one rank's part of a parameter lacks, others may have.
     notes = [note for note in reports[0].notes if all(note in report.notes for report in reports)]
@@ -93,12 +94,12 @@ def _explained_variance(steps: list[dict[str, float]]) -> float | None:
     return 1.0 - of_error / of_return
 
 
-def _balance(rank_tokens: Sequence[int]) -> dict[str, float]:
+def _balance(tokens: Sequence[int]) -> dict[str, float]:
     return {
-        "balance/rank_tokens/mean": sum(rank_tokens) / len(rank_tokens),
-        "balance/rank_tokens/min": float(min(rank_tokens)),
-        "balance/rank_tokens/max": float(max(rank_tokens)),
-        "balance/rank_tokens/spread": float(max(rank_tokens) - min(rank_tokens)),
+        "balance/rank_tokens/mean": sum(tokens) / len(tokens),
+        "balance/rank_tokens/min": float(min(tokens)),
+        "balance/rank_tokens/max": float(max(tokens)),
+        "balance/rank_tokens/spread": float(max(tokens) - min(tokens)),
     }
 
 

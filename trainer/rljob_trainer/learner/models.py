@@ -2,7 +2,7 @@
 
 Their forward passes return exactly the streams that losses are made of, so that everything that touches a parameter
 happens inside a module's forward (which is what sharding hooks into). Sharding and checkpointing are applied from
-outside (``parallel.py``).
+outside, by a backend.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
 from rljob_trainer.learner.last_layer import compute_outputs_only
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
-from rljob_trainer.learner.plain_layer import compute_in_rows
+from rljob_trainer.learner.protocol import LearnerFacts
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -95,14 +95,20 @@ class Compared(NamedTuple):
 
 
 class Policy(nn.Module):
-    """A causal language model that tells log-probs; actor and reference are both one."""
+    """A causal language model that tells log-probs; actor and reference are both one.
+
+    The output head is here, for all backends: one that spreads layers differently overrides ``hidden``, and one whose
+    rank has no head (an early stage of a pipeline) sets ``predicts`` to False and gives no token a log-prob.
+    """
+
+    predicts = True
+    """Whether the losses of this rank's tokens are computed here."""
 
     def __init__(self, language_model: PreTrainedModel, chunk: int | None) -> None:
         super().__init__()
         self.language_model = language_model
         self.chunk = chunk
         self.outputs_only = compute_outputs_only(self.layers)
-        compute_in_rows(self.layers)
 
     def forward(
         self,
@@ -114,7 +120,7 @@ class Policy(nn.Module):
         reference: Compared | None = None,
     ) -> PolicyStreams:
         """Log-probs and entropy, and what else is asked for. ``reference``: for the exact KL to it."""
-        hidden = row.outputs(_hidden(self.language_model.base_model, row))
+        hidden = row.outputs(self.hidden(row))
         weight = self.language_model.get_output_embeddings().weight
         log_probs, entropy = log_probs_and_entropy(
             hidden, weight, row.targets, temperature=temperature, chunk=self.chunk
@@ -137,6 +143,10 @@ class Policy(nn.Module):
             kl,
         )
 
+    def hidden(self, row: PackedRow) -> torch.Tensor:
+        """Last hidden states ``[N, d]``, or ``[M, d]`` of the rows that are read."""
+        return _hidden(self.language_model.base_model, row)
+
     @property
     def layers(self) -> list[nn.Module]:
         return _layers(self.language_model, set(self.language_model._no_split_modules or ()))
@@ -155,6 +165,8 @@ class Policy(nn.Module):
 class Critic(nn.Module):
     """The same network with a value for each position instead of a distribution. The head begins at zero."""
 
+    predicts = True
+
     def __init__(self, language_model: PreTrainedModel) -> None:
         super().__init__()
         self.backbone = language_model.base_model
@@ -163,7 +175,6 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.outputs_only = compute_outputs_only(self.layers)
-        compute_in_rows(self.layers)
 
     def forward(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor | None]:
         """V before each response token ``[tokens]``, and V after the last token ``[S]`` if the row keeps it."""
@@ -187,6 +198,22 @@ def load_policy(
 ) -> Policy:
     """The language model of a Hugging Face folder, with attention over packed rows and without dropout."""
     return Policy(_load(folder, dtype, trust_remote_code), chunk)
+
+
+def facts_of(model: PreTrainedModel, device: torch.device) -> LearnerFacts:
+    """The size of a whole model, as published, and the device that it works on."""
+    config = model.config
+    embedding: Any = model.get_input_embeddings().weight
+    shared = embedding is model.get_output_embeddings().weight
+    every = sum(parameter.numel() for parameter in model.parameters())
+    heads = config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return LearnerFacts(
+        parameters=every - (0 if shared else embedding.numel()),
+        layers=config.num_hidden_layers,
+        width=heads * head,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    )
 
 
 def load_critic(folder: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Critic:

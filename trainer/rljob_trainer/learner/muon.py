@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import torch
 
+from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.settings import OptimizerSettings
-from rljob_trainer.learner.shards import like, local, part, whole
 
 MOMENTUM = 0.95
 """As published for every size; nobody tunes it."""
@@ -30,10 +30,10 @@ _ITERATIONS = 5
 class Muon:
     """For parameters of two dimensions, and for stacks of matrices (experts), which have three."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], settings: OptimizerSettings) -> None:
-        self.settings = settings
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], settings: OptimizerSettings, layout: Layout) -> None:
+        self.settings, self._layout = settings, layout
         self._parameters = list(parameters)
-        self._momentum = [torch.zeros_like(local(parameter.detach())) for parameter in self._parameters]
+        self._momentum = [torch.zeros_like(layout.local(parameter.detach())) for parameter in self._parameters]
 
     @torch.no_grad()
     def apply(self, chosen: Sequence[int], gradients: Sequence[torch.Tensor], rate: float) -> None:
@@ -45,18 +45,18 @@ class Muon:
         alike: dict[tuple[int, ...], list[tuple[torch.nn.Parameter, torch.Tensor]]] = defaultdict(list)
         for i, direction in zip(chosen, ahead, strict=True):
             parameter = self._parameters[i]
-            alike[tuple(parameter.shape)].append((parameter, whole(direction, parameter)))
+            alike[tuple(parameter.shape)].append((parameter, self._layout.whole(direction, parameter)))
         for shape, members in alike.items():
             size = 0.2 * math.sqrt(max(shape[-2:]))
             steps = orthogonal(torch.stack([direction for _, direction in members]))
             for (parameter, _), step in zip(members, steps, strict=True):
-                weights = local(parameter.detach())
+                weights = self._layout.local(parameter.detach())
                 weights.mul_(1 - rate * self.settings.weight_decay)
-                weights.add_(part(step, parameter).to(weights.dtype), alpha=-rate * size)
+                weights.add_(self._layout.part(step, parameter).to(weights.dtype), alpha=-rate * size)
 
     def state(self, index: int) -> dict[str, torch.Tensor]:
-        """``momentum`` in the shape and sharding of the parameter; it shares the rule's memory."""
-        return {"momentum": like(self._momentum[index], self._parameters[index])}
+        """``momentum`` of this rank's part of the parameter; it shares the rule's memory."""
+        return {"momentum": self._momentum[index]}
 
     def move(self, device: torch.device) -> None:
         """Moves the momentum."""

@@ -1,6 +1,6 @@
 """A model's optimizer: clipping by the global norm, steps that are refused, and which rule moves which parameter.
 
-Rules (``adamw.py``, ``muon.py``) work on plain local tensors.
+Rules (``adamw.py``, ``muon.py``) work on a rank's own parts of parameters, which are plain tensors.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from rljob_trainer.learner.adamw import AdamW
+from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.muon import Muon
 from rljob_trainer.learner.settings import OptimizerSettings
-from rljob_trainer.learner.shards import local
+from rljob_trainer.weights.shards import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class Rule(Protocol):
         ...
 
     def state(self, index: int) -> dict[str, torch.Tensor]:
-        """What one parameter's next step depends on, in the parameter's sharding, sharing the rule's memory."""
+        """What one parameter's next step depends on: scalars, and tensors laid out like this rank's part of it. They
+        share the rule's memory."""
         ...
 
     def move(self, device: torch.device) -> None: ...
@@ -44,19 +45,19 @@ class Rule(Protocol):
 class Optimizer:
     """AdamW for all parameters, or Muon for some and AdamW for the others.
 
-    ``shards`` is the process group over which parameters are sharded (None: this rank has all of them). ``matrices``
-    are the names of those that Muon may have, if the settings ask for it.
+    ``layout`` says how they are spread over ranks. ``matrices`` are the names of those that Muon may have, if the
+    settings ask for it.
     """
 
     def __init__(
         self,
         parameters: Iterable[tuple[str, torch.nn.Parameter]],
         settings: OptimizerSettings,
-        shards: dist.ProcessGroup | None = None,
+        layout: Layout | None = None,
         matrices: Collection[str] = (),
     ) -> None:
         self.settings = settings
-        self._shards = shards
+        self._layout = layout or Layout()
         self._named = dict(parameters)
         orthogonalised = matrices if settings.kind == "muon" else ()
         self._rules: list[tuple[Rule, list[str]]] = []
@@ -65,12 +66,12 @@ class Optimizer:
             (AdamW, [name for name in self._named if name not in orthogonalised]),
         ):
             if names:
-                self._rules.append((make([self._named[name] for name in names], settings), names))
+                self._rules.append((make([self._named[name] for name in names], settings, self._layout), names))
 
     def step(self, rate: float) -> StepOutcome:
         """Clips, applies and clears the gradients. A gradient that is not finite changes nothing and is reported."""
-        gradients = {name: local(p.grad) for name, p in self._named.items() if p.grad is not None}
-        norm = self._norm(list(gradients.values()))
+        gradients = {name: self._layout.local(p.grad) for name, p in self._named.items() if p.grad is not None}
+        norm = self._layout.squared_norm(gradients).sqrt()
         value = float(norm)
         problem = None
         if math.isfinite(value):
@@ -88,39 +89,33 @@ class Optimizer:
     def divide(self, scale: float) -> None:
         """Takes off the gradients what the loss was multiplied by."""
         if scale != 1.0:
-            torch._foreach_div_([local(p.grad) for p in self._named.values() if p.grad is not None], scale)
+            torch._foreach_div_([self._layout.local(p.grad) for p in self._named.values() if p.grad is not None], scale)
 
     def clear(self) -> None:
         """Drops all gradients."""
         for parameter in self._named.values():
             parameter.grad = None
 
-    def _norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        total = torch.stack(torch._foreach_norm(gradients)).square().sum()
-        if self._shards is not None:
-            dist.all_reduce(total, group=self._shards)
-        return total.sqrt()
-
     def _first_bad(self) -> str | None:
         """The first parameter, on this rank, whose gradient is not finite."""
         for name, parameter in self._named.items():
-            if parameter.grad is not None and not bool(local(parameter.grad).isfinite().all()):
+            if parameter.grad is not None and not bool(self._layout.local(parameter.grad).isfinite().all()):
                 return f"the gradient of {name} is not finite"
         return None
 
     # --- state --------------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """``NAME.WHAT`` for every parameter and what its rule keeps of it, in the parameter's shape and sharding.
+    def state(self) -> list[Shard]:
+        """``NAME.WHAT`` for every parameter and what its rule keeps of it, laid out like the parameter.
 
         The tensors share memory with the optimizer's own, so that a checkpoint is read in place.
         """
-        return {
-            f"{name}.{what}": tensor
+        return [
+            self._layout.shard(f"{name}.{what}", self._named[name] if tensor.ndim else tensor, tensor)
             for rule, names in self._rules
             for i, name in enumerate(names)
             for what, tensor in rule.state(i).items()
-        }
+        ]
 
     def move(self, device: torch.device) -> None:
         """Moves the rules' state (to host memory between updates, and back)."""

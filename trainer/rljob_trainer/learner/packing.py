@@ -1,4 +1,4 @@
-"""Which rank trains which sequences, in which micro-batches, and how a micro-batch becomes one packed row.
+"""Which data index trains which sequences, in which micro-batches, and how a micro-batch becomes one packed row.
 
 Pure numpy, no torch. A micro-batch is one row of tokens ``[N]`` without padding. Two things make the row shorter than
 the sum of its sequences: a prompt that several of them share stands there once, and the last response token, whose
@@ -116,20 +116,24 @@ class Lengths:
         return int(self.prompts[indices[first]].sum() + self.responses[indices].sum())
 
 
-def plan(lengths: Lengths, ranks: int, token_budget: int, halved_from: int | None = None) -> list[Bins]:
-    """Cuts one mini-batch: micro-batches ``[rank][micro-batch]``, each an array of positions (empty ones allowed).
+def plan(
+    lengths: Lengths, data_indices: int, token_budget: int, halved_from: int | None = None, count_multiple: int = 1
+) -> list[Bins]:
+    """Cuts one mini-batch: micro-batches ``[data index][micro-batch]``, each an array of positions (empty ones
+    allowed).
 
-    Ranks get about equal numbers of tokens; every rank has the same number of micro-batches, so collectives inside the
-    model always meet; no micro-batch exceeds ``token_budget`` unless one sequence alone does. From ``halved_from`` row
-    tokens on there are two micro-batches at least.
+    Data indices get about equal numbers of tokens; all have the same number of micro-batches, a multiple of
+    ``count_multiple``, so collectives inside the model always meet; no micro-batch exceeds ``token_budget`` unless one
+    sequence alone does. From ``halved_from`` row tokens on there are two micro-batches at least.
     """
     everything = np.arange(len(lengths.keys), dtype=np.int64)
-    shares = balance(lengths, everything, ranks)
+    shares = balance(lengths, everything, data_indices)
     halved = halved_from is not None and len(everything) > 1 and lengths.row_tokens(everything) >= halved_from
     packed: list[Bins] = []
-    # Asked for more bins, a rank cuts its groups finer and may then need even more: until all agree.
-    while not packed or len({len(bins) for bins in packed}) > 1:
-        count = max((len(bins) for bins in packed), default=2 if halved else 1)
+    count = 2 if halved else 1
+    # Asked for more bins, a data index cuts its groups finer and may then need even more: until all agree.
+    while not packed or len({len(bins) for bins in packed}) > 1 or len(packed[0]) % count_multiple:
+        count = -(-max(count, *map(len, packed), 0) // count_multiple) * count_multiple
         packed = [pack(lengths, share, token_budget, at_least=count) for share in shares]
     return packed
 
@@ -153,7 +157,7 @@ def balance(lengths: Lengths, indices: Int64Array, bins: int) -> Bins:
 
 
 def pack(lengths: Lengths, indices: Int64Array, token_budget: int, at_least: int = 1) -> Bins:
-    """Splits a rank's sequences into micro-batches under the budget, as few as that takes, evenly filled."""
+    """Splits a data index's sequences into micro-batches under the budget, as few as that takes, evenly filled."""
     total = lengths.row_tokens(indices) if len(indices) else 0
     if total <= token_budget and at_least == 1:
         return [indices]
@@ -244,18 +248,21 @@ class Row:
     final_rows: Int64Array | None  # [S] the row at each sequence's last token
 
 
-def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> Row:
+def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False, multiple: int = 1) -> Row:
     """Lays sequences ``indices`` of a batch out as one row. ``final`` keeps the last response token of each.
 
-    An empty ``indices`` gives a row of one token that predicts nothing: what a rank runs when it has no work left
-    but must take part in the collectives of the others.
+    The row's length is a multiple of ``multiple``: a segment that nobody reads, of the batch's first token, fills it
+    up. An empty ``indices`` gives a row of such tokens alone: what a rank runs when it has no work left but must take
+    part in the collectives of the others.
     """
     if not len(indices):
         none = np.empty(0, dtype=np.int64)
-        one = np.ones(1, dtype=np.int64)
         zero = np.zeros(1, dtype=np.int64)
-        block = (Block(one, one, None),)
-        return Row(zero, zero, block, block, zero, none, none, none, zero, none if final else None)
+        block = (Block(np.array([multiple]), np.array([multiple]), None),)
+        last = (Block(np.ones(1, dtype=np.int64), np.array([multiple]), None),)
+        source, positions = np.zeros(multiple, dtype=np.int64), np.arange(multiple, dtype=np.int64)
+        rows = np.array([multiple - 1])
+        return Row(source, positions, block, last, rows, none, none, none, zero, none if final else None)
 
     starts = offsets_of(lengths.prompts + lengths.responses)[indices]
     prompts, responses = lengths.prompts[indices], lengths.responses[indices]
@@ -272,6 +279,11 @@ def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> 
     whole = np.concatenate([alone, heads])
     whole_lengths = np.concatenate([prompts[alone] + tails[alone], prompts[heads]])
     whole_last = np.concatenate([1 + tails[alone], np.ones(len(heads), dtype=np.int64)])
+    filling = -(int(whole_lengths.sum()) + int(tails[branches].sum())) % multiple
+    if filling:
+        # Belongs to no sequence: number S.
+        whole, whole_lengths = np.append(whole, len(indices)), np.append(whole_lengths, filling)
+        whole_last = np.append(whole_last, 1)
     whole_blocks = _blocks(whole_lengths, whole_lengths)
     # Segments that continue a shared prompt.
     branch_lengths = tails[branches]
@@ -284,8 +296,9 @@ def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> 
     seg_last = np.concatenate([whole_last[order], branch_lengths[branch_order]])
 
     # Where in the row each sequence's prompt and the tokens after it begin.
-    prompt_row = np.zeros(len(indices), dtype=np.int64)
+    prompt_row = np.zeros(len(indices) + 1, dtype=np.int64)
     prompt_row[whole[order]] = seg_starts[: len(order)]
+    prompt_row = prompt_row[:-1]
     prompt_row = np.where(shared, prompt_row[first][group], prompt_row)
     tail_row = prompt_row + prompts
     tail_row[branches[branch_order]] = seg_starts[len(order) : -1]
@@ -301,12 +314,16 @@ def build_row(lengths: Lengths, indices: Int64Array, *, final: bool = False) -> 
         blocks.append(Block(queries, keys, np.where(column < keys[:, None], rows, 0)))
         last_blocks.append(blocks[-1])
 
-    source_starts = np.concatenate([starts[whole[order]], (starts + prompts)[branches[branch_order]]])
+    source_starts = np.concatenate([np.append(starts, 0)[whole[order]], (starts + prompts)[branches[branch_order]]])
+    source = ranges(source_starts, seg_lengths)
+    if filling:
+        begin = int(seg_starts[np.flatnonzero(whole[order] == len(indices))[0]])
+        source[begin : begin + filling] = 0
     position_starts = np.concatenate([np.zeros(len(order), dtype=np.int64), prompts[branches[branch_order]]])
     step = ranges(0, responses)  # 0 .. R - 1 within each response
     last_prompt_row = np.repeat(prompt_row + prompts - 1, responses)
     return Row(
-        source=ranges(source_starts, seg_lengths),
+        source=source,
         positions=ranges(position_starts, seg_lengths),
         blocks=tuple(blocks),
         last_blocks=tuple(last_blocks),

@@ -6,16 +6,23 @@ loss is said by ``LossSettings``. One call of ``update`` carries a whole step (a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rljob_trainer.algorithms.correction import Correction
 from rljob_trainer.episodes.tokens import BoolArray, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from rljob_trainer.learner.backend import BackendRank
+    from rljob_trainer.learner.bundles import Bundles
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -62,6 +69,53 @@ class LossSettings:
     temperature: float = 1.0
     correction: Correction | None = None
     """What corrects from pi_roll to the pi_old that ``SequenceBatch.rollout_share`` makes in the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Which streams of a batch are wanted, and of which weights."""
+
+    temperature: float = 1.0
+    log_probs: bool = False
+    entropy: bool = False
+    sum_squared_probs: bool = False
+    vocabulary_kl: bool = False
+    reference: bool = False
+    """The reference's log-probs."""
+    values: bool = False
+    """The critic's values, and those after the last tokens."""
+    anchored: bool = False
+    """The actor's streams with the weights that the last update with ``keep_anchor`` began with."""
+
+    @property
+    def of_policy(self) -> tuple[str, ...]:
+        """The streams that the actor's forward pass gives, by their names in ``ScoreResult``."""
+        wanted = {
+            "log_probs": self.log_probs,
+            "entropy": self.entropy,
+            "sum_squared_probs": self.sum_squared_probs,
+            "vocabulary_kl": self.vocabulary_kl,
+        }
+        return tuple(name for name, asked in wanted.items() if asked)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.of_policy or self.reference or self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRequest:
+    """Which models an update moves, and what it belongs to."""
+
+    update_actor: bool = True
+    update_critic: bool = False
+    continues: bool = False
+    """It belongs to the policy version of the update before, so the learning rate is the same."""
+    keep_anchor: bool = False
+    """Keep a copy of the actor as it is before."""
+
+
+ACTOR_ALONE = UpdateRequest()
 
 
 @dataclass(slots=True)
@@ -114,21 +168,8 @@ class LearnerFacts:
 class Learner(Protocol):
     """The driver's handle of all trainer ranks. Every call is awaited; ranks work in lock-step inside."""
 
-    async def score(
-        self,
-        batch: SequenceBatch,
-        *,
-        temperature: float,
-        log_probs: bool = False,
-        entropy: bool = False,
-        sum_squared_probs: bool = False,
-        vocabulary_kl: bool = False,
-        reference: bool = False,
-        values: bool = False,
-        anchored: bool = False,
-    ) -> ScoreResult:
-        """The streams asked for, all from one pass over the batch. ``anchored``: the actor's with the weights that the
-        last update with ``keep_anchor`` began with."""
+    async def score(self, batch: SequenceBatch, request: ScoreRequest) -> ScoreResult:
+        """The streams asked for, all from one pass over the batch."""
         ...
 
     async def update(
@@ -136,15 +177,10 @@ class Learner(Protocol):
         batch: SequenceBatch,
         loss: LossSettings,
         mini_batches: Sequence[Sequence[int]],
-        *,
-        update_actor: bool = True,
-        update_critic: bool = False,
-        continues: bool = False,
-        keep_anchor: bool = False,
+        request: UpdateRequest = ACTOR_ALONE,
     ) -> UpdateResult:
         """One optimizer step of each model per entry of ``mini_batches`` (indices of sequences; epochs are
-        repeated entries, in the order given). ``continues``: it belongs to the policy version of the update before, so
-        the learning rate is the same. ``keep_anchor``: keeps a copy of the actor as it is before."""
+        repeated entries, in the order given)."""
         ...
 
     async def give_up(self) -> None:
@@ -158,12 +194,60 @@ class Learner(Protocol):
         ...
 
     async def load(self, place: str | Path, belongs_to: str = "") -> None:
-        """Reads what ``save`` wrote, also by another number of ranks. Raises ``CheckpointError``, also for a state that
-        belongs to another run or step than is said."""
+        """Reads what ``save`` wrote, also by another number of ranks or another backend.
+
+        Raises ``CheckpointError``, also for a state that belongs to another run or step than is said.
+        """
         ...
 
     async def export(self, folder: Path) -> None:
         """Writes the actor as a Hugging Face folder."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Ends the ranks' processes."""
+        ...
+
+
+class RankedLearner(Learner, Protocol):
+    """A learner as those see it who work beside its models: publication, colocated engines, the checks of both.
+
+    They get here by ``learner.starting.start_learner``, and need not know what a rank is made of.
+    """
+
+    facts: LearnerFacts | None
+    """What rank 0 said of its model and device at the start."""
+    bundles: Bundles | None
+    """Where the ranks live, if places were reserved."""
+    call_seconds: float
+    """What a single call may take."""
+    dtype: str
+    """What is computed in, and published."""
+    has_live_model: bool
+    """Whether a rank has the actor whole, so that an engine in its process can sample from the very weights."""
+
+    @property
+    def ranks(self) -> int:
+        """How many there are; rank 0 sends what is published."""
+        ...
+
+    async def rest(self, *, actor: bool = True) -> None:
+        """Frees the devices for colocated engines; ``actor=False`` leaves the actor's parameters where they are."""
+        ...
+
+    async def wake(self) -> None:
+        """Takes the devices back."""
+        ...
+
+    async def run(
+        self, function: Callable[Concatenate[BackendRank, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """``function(rank, *args)`` in every rank's process at once; the results by rank. It keeps to ``call_seconds``
+        itself. Arguments go by position."""
+        ...
+
+    def run_at(
+        self, rank: int, function: Callable[Concatenate[BackendRank, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[T]:
+        """The same in one rank's process, for what is no business of the others."""
+        ...

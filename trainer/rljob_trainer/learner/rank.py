@@ -1,7 +1,9 @@
-"""The work of one rank: forward passes, losses, optimizer steps on its share of the sequences.
+"""The work of one rank: forward passes, losses, optimizer steps on its data index's share of the sequences.
 
-A plain object that knows torch.distributed but not Ray: ``group.py`` puts one into each actor. Every method that
-touches a model is called on all ranks at once, with shares that have equal numbers of micro-batches.
+A plain object that knows torch.distributed but not Ray: ``actor.py`` puts one into each process. It is a
+``BackendRank`` for every backend whose models are modules with parameters, however these are cut up and spread: the
+backend hands them over as ``SpreadModels``. Every method that touches a model is called on all ranks at once, with
+shares that have equal numbers of micro-batches.
 """
 
 from __future__ import annotations
@@ -9,16 +11,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from rljob_trainer.errors import LearnerError, StepGivenUpError
-from rljob_trainer.learner import export, parallel, seals, state
+from rljob_trainer.learner import export, seals, state
 from rljob_trainer.learner.anchor import Anchor
+from rljob_trainer.learner.backend import Attachments, Placement, RowRules
 from rljob_trainer.learner.giving_up import GivingUp
 from rljob_trainer.learner.gradients import (
     ActorGradient,
@@ -29,21 +34,21 @@ from rljob_trainer.learner.gradients import (
     Sums,
     on_host,
 )
-from rljob_trainer.learner.lanes import Twin, assign
-from rljob_trainer.learner.models import PackedRow, checkpoint_activations, load_critic, load_policy, place
+from rljob_trainer.learner.layout import Layout
+from rljob_trainer.learner.models import Critic, PackedRow, Policy
 from rljob_trainer.learner.optim import StepOutcome
-from rljob_trainer.learner.protocol import LearnerFacts, LossSettings
+from rljob_trainer.learner.passes import Passes, PassJob
+from rljob_trainer.learner.protocol import ACTOR_ALONE, LearnerFacts, LossSettings, ScoreRequest, UpdateRequest
 from rljob_trainer.learner.reference import Reference
 from rljob_trainer.learner.residence import Residence
 from rljob_trainer.learner.settings import LearnerSettings
-from rljob_trainer.learner.shards import like, local
-from rljob_trainer.learner.side_by_side import SideBySide
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.learner.untouched import Untouched
 from rljob_trainer.learner.usage import Meter
 from rljob_trainer.learner.work import RankReport, RankScores, Share, StepReport
 from rljob_trainer.weights.blocks import lay_out
 from rljob_trainer.weights.plan import Bucket
+from rljob_trainer.weights.shards import Shard
 
 Streams = dict[str, torch.Tensor]
 
@@ -54,70 +59,63 @@ def _go_on() -> None:
     """What there is to check when a step cannot be given up any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class SpreadModels:
+    """What a backend hands to a rank: modules that are on their device and cut up as the backend does it."""
+
+    actor: Policy
+    critic: Critic | None
+    reference: Policy | None
+    """Frozen."""
+    layout: Layout
+    """How the parameters of all three are spread."""
+    placement: Placement
+    rules: RowRules
+    device: torch.device
+    facts: LearnerFacts
+    """Of the whole actor."""
+    passes: Passes
+    live_model: PreTrainedModel | None
+    """The actor, if this rank has all of it as transformers made it."""
+
+
 class LearnerRank:
     """One rank's models and what is done with them."""
 
-    def __init__(
-        self, settings: LearnerSettings, rank: int = 0, address: str = "", timeout_seconds: float = 1800.0
-    ) -> None:
+    def __init__(self, settings: LearnerSettings, rank: int, models: SpreadModels) -> None:
+        """In every rank's process at once, after the process group was joined."""
         self.settings = settings
         self.rank = rank
-        # Ray shows each rank its own GPU only.
-        self.device = torch.device("cuda", 0) if settings.device == "cuda" else torch.device("cpu")
-        self.attachments: dict[str, Any] = {}
+        self.device = models.device
+        self.attachments = Attachments()
         """Objects of others that live beside the models (weight publication, a colocated engine)."""
         self.giving_up = GivingUp(settings.ranks)
         self.version: int | None = 0
         """The policy version that the actor's weights are, at first the folder's. None since an update of them began,
         or others were read, until ``call_present`` gives them a number."""
+        self.live_model = models.live_model
+        self._facts, self._passes, self._layout = models.facts, models.passes, models.layout
         self._dtype = settings.compute_dtype
         self._meter = Meter(self.device)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        torch.manual_seed(settings.seed)
-        if settings.deterministic:
-            # Not "warn only": flash attention's backward pass would stay as it is.
-            torch.use_deterministic_algorithms(True)
-            details: Any = torch.utils.deterministic
-            details.fill_uninitialized_memory = False
-        self.mesh = parallel.join(settings, rank, address, timeout_seconds)
-        self._cores = SideBySide(allowed=settings.two_lanes)
-
-        # Ranks that share a host each read the whole model before they cut it: in the files' own precision, if half.
-        stored = torch.float32 if self.mesh is None else export.stored_dtype(settings.model_path)
-        policy = load_policy(
-            settings.model_path,
-            dtype=stored,
-            chunk=settings.log_prob_chunk_tokens,
-            trust_remote_code=settings.trust_remote_code,
-        )
-        self._policy = self._prepare(policy, torch.float32, self._dtype)
+        self._policy, self._reference = models.actor, models.reference
         self.actor = Trained(
-            "actor", self._policy, settings.actor, total_updates=settings.actor_updates, mesh=self.mesh
+            "actor", self._policy, settings.actor, total_updates=settings.actor_updates, layout=self._layout
         )
         self.critic: Trained | None = None
-        if settings.critic is not None:
-            critic = load_critic(settings.model_path, dtype=stored, trust_remote_code=settings.trust_remote_code)
+        if models.critic is not None:
+            assert settings.critic is not None
             self.critic = Trained(
-                "critic",
-                self._prepare(critic, torch.float32, self._dtype),
-                settings.critic,
-                total_updates=settings.total_updates,
-                mesh=self.mesh,
+                "critic", models.critic, settings.critic, total_updates=settings.total_updates, layout=self._layout
             )
-        self._reference = None
-        if settings.reference:
-            frozen = load_policy(
-                settings.model_path,
-                dtype=self._dtype,
-                chunk=settings.log_prob_chunk_tokens,
-                trust_remote_code=settings.trust_remote_code,
-            )
-            self._reference = self._prepare(frozen.requires_grad_(False), self._dtype, self._dtype)
-        self._twins: dict[str, Twin] = {}
-        self._anchor = Anchor(self._policy)
+        self._anchor = Anchor(self._policy, self._layout)
         # All models are of one family.
-        self._place = Place(self.device, self._dtype, outputs_only=policy.outputs_only)
+        self._place = Place(
+            self.device,
+            self._dtype,
+            outputs_only=self._policy.outputs_only,
+            returns_outputs=models.placement.returns_outputs,
+            length_multiple=models.rules.length_multiple,
+        )
         # What is drawn from here on (nothing does today) differs between ranks.
         torch.manual_seed(settings.seed * 65537 + rank)
         parts: dict[str, Callable[[torch.device], object]] = {}
@@ -125,83 +123,48 @@ class LearnerRank:
             parts |= {trained.name: trained.module.to, f"{trained.name} optimizer": trained.optimizer.move}
         if self._reference is not None:
             parts["reference"] = self._reference.to
-        self._untouched = Untouched(rank, self._trained, self._reference)
+        self._untouched = Untouched(rank, self._trained, self._reference, self._layout)
         self._residence = Residence(self.device, parts, idle_in_host=settings.offload)
 
-    def _prepare(self, module: Any, masters: torch.dtype, compute: torch.dtype) -> Any:
-        """Checkpointing, sharding, device; parameters are kept in ``masters`` and computed with in ``compute``."""
-        if self.settings.activation_checkpointing:
-            checkpoint_activations(module.layers)
-        parallel.shard(module, module.layers, self.mesh, compute)
-        return place(module, self.device, masters)
-
-    @property
-    def actor_model(self) -> PreTrainedModel:
-        """The live language model, for an engine in the same process."""
-        model: PreTrainedModel = self._policy.language_model
-        return model
-
     def facts(self) -> LearnerFacts:
-        """The actor's size as published (not this rank's shard of it) and the device."""
-        config = self.actor_model.config
-        embedding: Any = self.actor_model.get_input_embeddings().weight
-        shared = embedding is self.actor_model.get_output_embeddings().weight
-        every = sum(parameter.numel() for parameter in self.actor_model.parameters())
-        heads = config.num_attention_heads
-        head = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return LearnerFacts(
-            parameters=every - (0 if shared else embedding.numel()),
-            layers=config.num_hidden_layers,
-            width=heads * head,
-            device=torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
-        )
+        """The actor's size as published (not this rank's part of it) and the device."""
+        return self._facts
 
     # --- scoring ------------------------------------------------------------------------------------------------------
 
-    def score(
-        self,
-        share: Share,
-        temperature: float,
-        *,
-        log_probs: bool = False,
-        entropy: bool = False,
-        sum_squared_probs: bool = False,
-        vocabulary_kl: bool = False,
-        reference: bool = False,
-        values: bool = False,
-        anchored: bool = False,
-    ) -> RankScores:
-        """The streams asked for, in the order of the share's micro-batches. ``anchored``: the actor's with the weights
-        that the last update with ``keep_anchor`` began with. Raises ``StepGivenUpError`` when asked to give up."""
+    def score(self, share: Share, request: ScoreRequest) -> RankScores:
+        """The streams asked for, in the order of the share's micro-batches. Raises ``StepGivenUpError`` when asked to
+        give up."""
         seals.check(share.batch, share.seals, self.rank)
-        compares = reference or vocabulary_kl
+        compares = request.reference or request.vocabulary_kl
         if compares and self._reference is None:
             raise ValueError("the reference was asked for, but the job keeps none (algorithm.kl is off)")
-        if values and self.critic is None:
+        if request.values and self.critic is None:
             raise ValueError("values were asked for, but the job has no critic (algorithm.advantage.estimator)")
-        own = [
-            *["log_probs"] * log_probs,
-            *["entropy"] * entropy,
-            *["sum_squared_probs"] * sum_squared_probs,
-            *["vocabulary_kl"] * vocabulary_kl,
-        ]
+        own, temperature = request.of_policy, request.temperature
         rows = [
-            self._place.row(share, indices, final=values)[1]
+            self._place.row(share, indices, final=request.values)[1]
             for mini_batch in share.micro_batches
             for indices in mini_batch
         ]
-        weights = self.anchored() if anchored else nullcontext()
-        with self._residence.working("actor", *["reference"] * compares, *["critic"] * values), weights:
-            against = Reference(self._reference) if vocabulary_kl and self._reference is not None else None
+        weights = self.anchored() if request.anchored else nullcontext()
+        with self._residence.working("actor", *["reference"] * compares, *["critic"] * request.values), weights:
+            against = self._compared() if request.vocabulary_kl else None
+            plain_reference = request.reference and not request.vocabulary_kl
             work: list[Callable[[PackedRow], Streams]] = [
                 *[partial(self._score_policy, temperature=temperature, wanted=own, against=against)] * bool(own),
-                *[partial(self._score_reference, temperature=temperature)] * (reference and not vocabulary_kl),
-                *[self._score_values] * values,
+                *[partial(self._score_reference, temperature=temperature)] * plain_reference,
+                *[self._score_values] * request.values,
             ]
-            parts = self._cores.run([partial(self._score_row, score, row) for row in rows for score in work])
+            parts = self._passes.run([partial(self._score_row, score, row) for row in rows for score in work])
         names = dict.fromkeys(name for part in parts for name in part)
         streams = {name: torch.cat([part[name] for part in parts if name in part]).cpu().numpy() for name in names}
         return RankScores(streams, self._meter.read())
+
+    def _compared(self) -> Reference:
+        """The reference for the exact KL. A collective call."""
+        assert self._reference is not None
+        return Reference(self._reference, self._layout)
 
     def _score_row(self, score: Callable[[PackedRow], Streams], row: PackedRow) -> Streams:
         self.giving_up.check()
@@ -269,40 +232,29 @@ class LearnerRank:
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    def update(
-        self,
-        share: Share,
-        loss: LossSettings,
-        *,
-        update_actor: bool = True,
-        update_critic: bool = False,
-        continues: bool = False,
-        keep_anchor: bool = False,
-    ) -> RankReport:
+    def update(self, share: Share, loss: LossSettings, request: UpdateRequest = ACTOR_ALONE) -> RankReport:
         """One optimizer step of each model per mini-batch, the critic's first.
 
         Raises ``StepGivenUpError`` when asked to give up before the first of them: then nothing has changed.
         """
         seals.check(share.batch, share.seals, self.rank)
-        if update_critic and self.critic is None:
+        if request.update_critic and self.critic is None:
             raise ValueError("an update of the critic was asked for, but the job has none")
-        work = [self.critic] if update_critic and self.critic is not None else []
-        if update_actor:
+        work = [self.critic] if request.update_critic and self.critic is not None else []
+        if request.update_actor:
             work.append(self.actor)
-        # Where models run in turn the first one's gradients are gone before the second one's are there.
-        groups = [work] if self.settings.two_lanes else [[trained] for trained in work]
+        groups = [work] if self._passes.together else [[trained] for trained in work]
         clocks, version = [trained.clock for trained in work], self.version
         for trained in work:
-            trained.begin(continues=continues)
+            trained.begin(continues=request.continues)
         try:
-            return self._update(groups, share, loss, keep_anchor=keep_anchor)
+            return self._update(groups, share, loss, keep_anchor=request.keep_anchor)
         except StepGivenUpError:
             self.version = version
             for trained, clock in zip(work, clocks, strict=True):
                 trained.clock = clock
                 trained.module.zero_grad()
-            for twin in self._twins.values():
-                twin.module.zero_grad()
+            self._passes.forget()
             raise
 
     def _update(
@@ -324,7 +276,7 @@ class LearnerRank:
                     check = _go_on if report.steps else self.giving_up.check
                     seen = self.gradient(group, share, number, loss, check)
                     check()
-                    outcomes = self._cores.run([partial(self._step, trained) for trained in group])
+                    outcomes = self._passes.run([partial(self._step, trained) for trained in group])
                     for trained, told, outcome in zip(group, seen, outcomes, strict=True):
                         sums.append(told.sums)
                         if trained is self.actor and number == 0:
@@ -348,34 +300,23 @@ class LearnerRank:
     ) -> list[MiniBatchReport]:
         """Adds the gradients of one mini-batch to the models' parameters. ``check`` is called before each pass."""
         micro_batches = share.micro_batches[number]
-        jobs = [(trained, micro) for trained in work for micro in range(len(micro_batches))]
-        costs = [trained.cost(share.lengths, micro_batches[micro]) for trained, micro in jobs]
-        lanes = [[jobs[job] for job in lane] for lane in assign(costs, 2 if self.settings.two_lanes else 1)]
-        passes = {trained: self._pass(trained, share, number, loss) for trained in work}
-        # A model that runs in both lanes has a twin in the second.
-        in_all = set(work).intersection(*({trained for trained, _ in lane} for lane in lanes))
-        twins = {trained: self._twin(trained) for trained in work if len(lanes) > 1 and trained in in_all}
+        jobs = [
+            PassJob(trained, micro, trained.cost(share.lengths, indices))
+            for trained in work
+            for micro, indices in enumerate(micro_batches)
+        ]
+        gradients = {trained: self._pass(trained, share, number, loss) for trained in work}
 
-        def run(lane: int) -> dict[tuple[Trained, int], MicroReport]:
-            told = {}
-            for trained, micro in lanes[lane]:
-                check()
-                module: Any = twins[trained].module if lane and trained in twins else trained.module
-                with self._meter.measure(f"update_{trained.name}"):
-                    told[trained, micro] = passes[trained](module, micro)
-            return told
+        def one_pass(module: nn.Module, job: PassJob) -> MicroReport:
+            check()
+            with self._meter.measure(f"update_{job.trained.name}"):
+                gradient: Callable[[Any, int], MicroReport] = gradients[job.trained]
+                return gradient(module, job.micro)
 
-        for twin in twins.values():
-            twin.follow()
-        told = {
-            job: report
-            for lane in self._cores.run([partial(run, lane) for lane in range(len(lanes))])
-            for job, report in lane.items()
-        }
-        for twin in twins.values():
-            twin.hand_over()
+        told = self._passes.gradients(jobs, one_pass)
         for trained in work:
-            trained.optimizer.divide(passes[trained].scale)
+            self._layout.add_up(trained.module.parameters())
+            trained.optimizer.divide(gradients[trained].scale)
         return [MiniBatchReport.of([told[trained, m] for m in range(len(micro_batches))]) for trained in work]
 
     def _pass(self, trained: Trained, share: Share, number: int, loss: LossSettings) -> ActorGradient | CriticGradient:
@@ -385,12 +326,8 @@ class LearnerRank:
         # Drawn anew for every optimizer step, equal on all ranks, the same after a resume.
         step = trained.pull * 65_537 + number
         seed = ((self.settings.seed * 1_000_003 + trained.updates) * 1_000_003 + step) % (1 << 63)
-        return ActorGradient(self._policy, self._reference, share, number, loss, self._place, seed)
-
-    def _twin(self, trained: Trained) -> Twin:
-        if trained.name not in self._twins:
-            self._twins[trained.name] = Twin(trained.module)
-        return self._twins[trained.name]
+        compared = self._compared() if loss.kl_kind == "full" and self._reference is not None else None
+        return ActorGradient(self._policy, compared, share, number, loss, self._place, seed)
 
     def _step(self, trained: Trained) -> StepOutcome:
         with self._meter.measure(f"update_{trained.name}"):
@@ -402,16 +339,20 @@ class LearnerRank:
     def _trained(self) -> list[Trained]:
         return [self.actor] if self.critic is None else [self.actor, self.critic]
 
+    @property
+    def _owner(self) -> state.StateOwner:
+        return state.StateOwner(self.settings.backend, self.rank, self.settings.ranks)
+
     def save(self, place: str | Path, belongs_to: str = "") -> None:
         """Writes this rank's shards into an existing folder, or to an address. Raises ``CheckpointError``."""
         # From wherever the parts rest: a colocated engine may have the device.
-        state.save(place, self._trained, self.rank, self.settings.ranks, belongs_to)
+        state.save(place, self._trained, self._owner, belongs_to)
 
     def load(self, place: str | Path, belongs_to: str = "") -> None:
-        """Reads a saved state, whatever the number of ranks that wrote it. Raises ``CheckpointError``."""
+        """Reads a saved state, whatever the backend and the ranks that wrote it. Raises ``CheckpointError``."""
         self.version = self._anchor.version = None
         with self._residence.working():
-            state.load(place, self._trained, self.rank, self.settings.ranks, belongs_to)
+            state.load(place, self._trained, self._owner, belongs_to)
             self._untouched.keep()
 
     def load_weights(self, place: str | Path) -> None:
@@ -423,7 +364,16 @@ class LearnerRank:
 
     def export(self, folder: Path) -> None:
         """Writes the actor as a Hugging Face folder, in the dtype of the folder it came from."""
-        export.write_folder(folder, self.settings.model_path, self._policy.published(), writer=self.rank == 0)
+        parameters = list(self._policy.published())
+        export.write_folder(folder, self.settings.model_path, parameters, self._layout, writer=self.rank == 0)
+
+    def shards(self) -> Iterator[Shard]:
+        """This rank's parts of what is published, by Hugging Face names and in the compute dtype, one at a time. In
+        float32 they share the parameters' memory. Nothing is gathered."""
+        self._layout.release(self._policy)
+        for name, parameter in self._policy.published():
+            part = self._layout.local(parameter.detach()).to(self._dtype)
+            yield self._layout.shard(name, parameter, part)
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, torch.Tensor]]:
         """``(Hugging Face name, full tensor)`` in the compute dtype, gathered one at a time.
@@ -431,21 +381,14 @@ class LearnerRank:
         All ranks must iterate in step. A model that is not sharded gives its live tensors, without a copy. A shared
         embedding comes once.
         """
-        for name, parameter in self._policy.published():
-            yield name, parallel.full(parameter, self._dtype)
-
-    def named_shards(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same, not gathered and not for sending: what a publication is compared with."""
-        for name, parameter in self._policy.published():
-            value = parameter.detach()
-            yield name, like(local(value).to(self._dtype), value)
+        yield from self._layout.gather(self._policy.published(), lambda _: self._dtype)
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None:
         """Moves the actor's parameters together as the packs want them, where the live tensors are what is published.
 
         Aliases of them (a colocated engine's) would keep the old memory: not for a rank that shares its weights.
         """
-        if self.mesh is not None or self._dtype != torch.float32:
+        if self.live_model is None or self._dtype != torch.float32:
             return  # gathered or converted anew for every publication
         parameters = dict(self._policy.published())
         for pack in packs:
@@ -453,15 +396,15 @@ class LearnerRank:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def offload(self, *, actor: bool = True) -> None:
-        """Frees the device for an engine: models and optimizer state rest in host memory until ``onload``; what is
+    def rest(self, *, actor: bool = True) -> None:
+        """Frees the device for an engine: models and optimizer state rest in host memory until ``wake``; what is
         scored meanwhile comes for that and goes again. Nothing happens on a CPU.
 
         With ``actor`` False the actor's parameters stay. Publication and ``save`` work either way.
         """
         self._residence.evict(actor=actor)
 
-    def onload(self) -> None:
+    def wake(self) -> None:
         """Takes back to the device what works there."""
         self._residence.settle()
 

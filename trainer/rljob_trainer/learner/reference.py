@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.models import Compared, PackedRow, Policy
-from rljob_trainer.learner.parallel import full
 
 
 class Reference:
     """Its output matrix is gathered once, here: ranks then need not be at the same micro-batch."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, layout: Layout) -> None:
         self._policy = policy
-        self._weight = full(policy.language_model.get_output_embeddings().weight)
+        weight = policy.language_model.get_output_embeddings().weight.detach()
+        self._weight = layout.whole(layout.local(weight), weight)
 
     @torch.no_grad()
     def __call__(self, row: PackedRow, temperature: float) -> Compared:

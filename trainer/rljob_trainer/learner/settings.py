@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -46,22 +47,21 @@ class OptimizerSettings:
         )
 
 
-_HALVED_FROM = 1024
-_HALVED_FROM_WITH_CRITIC = 8192
-"""Row tokens, measured with two layers of 64 columns on two cores: two threads that share Python's lock lose 8 % with
-480, and win 16 % with 960, 25 % with 1,900, 60 % with 3,800."""
-
-
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
-    """One learner. Its ranks are ``replicate`` copies of the weights, each cut into shards over the other ranks."""
+    """One learner, whatever its backend."""
 
     model_path: Path
+    backend: str = "fsdp2"
+    """``trainer.backend``: see ``learner/backends``."""
+    code_paths: tuple[str, ...] = ()
+    """Folders in which the module of a backend ``module:Class`` is looked for."""
     dtype: Dtype = "float32"
     """What forward and backward compute in. Master weights and optimizer state are always float32."""
     device: Literal["cpu", "cuda"] = "cpu"
     ranks: int = 1
     replicate: int = 1
+    """Copies of the weights, each cut into shards over the other ranks."""
     actor: OptimizerSettings = OptimizerSettings()
     critic: OptimizerSettings | None = None
     """None: no critic."""
@@ -73,7 +73,7 @@ class LearnerSettings:
     """Whether optimizer state, critic and reference rest in host memory while they have nothing to do (GPU)."""
     log_prob_chunk_tokens: int | None = None
     lanes: Literal[1, 2] = 2
-    """Threads that one rank on a CPU may spread an update over (``lanes.py``)."""
+    """Threads that one rank on a CPU may spread an update over (``cpu/lanes.py``)."""
     share_prompts: bool = True
     """Compute a prompt once for all its samples in a micro-batch. Changes speed, never the result."""
     total_updates: int | None = None
@@ -103,9 +103,10 @@ class LearnerSettings:
         *,
         lanes: Literal[1, 2] = 2,
         model_address: str | None = None,
+        code_paths: Sequence[str] = (),
     ) -> LearnerSettings:
         """``model_path`` is the local Hugging Face folder of the job's model; where it is missing on a node it is taken
-        from ``model_address``.
+        from ``model_address``. ``code_paths``: folders with the user's modules.
 
         ``total_updates`` is for jobs that end by something else than ``stop.steps``.
         """
@@ -116,6 +117,8 @@ class LearnerSettings:
         critic = algorithm.critic
         return cls(
             model_path=Path(model_path),
+            backend=trainer.backend,
+            code_paths=tuple(code_paths),
             dtype=("bfloat16" if device == "cuda" else "float32") if dtype == "auto" else dtype,
             device=device,
             ranks=trainer.ranks,
@@ -144,19 +147,3 @@ class LearnerSettings:
     def actor_updates(self) -> int | None:
         """Length of the actor's schedule."""
         return None if self.total_updates is None else max(1, self.total_updates - self.critic_warmup_updates)
-
-    @property
-    def two_lanes(self) -> bool:
-        """Whether an update is spread over two threads (``lanes.py``): one rank on CPUs, in no process group."""
-        return self.lanes == 2 and self.device == "cpu" and self.ranks == 1 and self.compute_dtype == torch.float32
-
-    @property
-    def halved_from_tokens(self) -> int | None:
-        """Row tokens from which a mini-batch is cut in two micro-batches at least, for two lanes; None: never.
-
-        A forward and backward pass has a fixed cost (6 ms for two layers). Actor and critic fill two lanes without
-        another one, as far as they cost the same: only what is large is cut for a better balance.
-        """
-        if not self.two_lanes:
-            return None
-        return _HALVED_FROM if self.critic is None else _HALVED_FROM_WITH_CRITIC

@@ -1,12 +1,15 @@
 """A learner's state in a folder or a bucket: torch's distributed checkpoint, which any number of ranks can read.
 
-    learner.json      format, ranks that wrote it, updates done by each model, run and step it belongs to
+    learner.json      format, backend and ranks that wrote it, updates done by each model, run and step it belongs to
     random-0003.pt    random states of rank 3
     digests-0003.json sums of the parts of all tensors that rank 3 wrote
     .metadata, *.distcp   parameters and optimizer moments, each shard once
 
 Each rank writes its own shards where they belong and reads the parts of shards that it needs: no rank, and no node,
-ever sees the whole. Whether the files are the ones that were written is checked by whoever owns the place
+ever sees the whole. Tensors have canonical names and say which box of the whole they are, so what one backend has
+written another one reads. What it cannot read is said: an optimizer's state that is kept in another form, a tensor that
+has another shape. Random states are those of the ranks that drew from them: they come back when as many ranks of the
+same backend read as wrote. Whether the files are the ones that were written is checked by whoever owns the place
 (``checkpoints``); here it is only checked that they can be read and fit this model.
 """
 
@@ -17,7 +20,8 @@ import json
 import shutil
 import traceback
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as collectives
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
@@ -36,14 +41,15 @@ from rljob_trainer.errors import (
     causes,
     reading_failed,
 )
-from rljob_trainer.learner.shards import local
 from rljob_trainer.learner.state_files import StateFiles, state_files
+from rljob_trainer.learner.state_tensors import ShardTensor
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.storage import is_address
 from rljob_trainer.storage.bucket import REMEDY, refused
 from rljob_trainer.weights.manifest import manifest_of
+from rljob_trainer.weights.shards import Shard
 
-FORMAT = 1
+FORMAT = 2
 _DESCRIPTION = "learner.json"
 _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 """How torch's RuntimeError for the host's memory begins."""
@@ -51,7 +57,16 @@ _LIST = ".metadata"
 """The list of tensors that torch keeps beside them."""
 
 
-def save(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, belongs_to: str = "") -> None:
+@dataclass(frozen=True, slots=True)
+class StateOwner:
+    """Which rank of which learner writes or reads."""
+
+    backend: str
+    rank: int
+    ranks: int
+
+
+def save(place: str | Path, models: Sequence[Trained], owner: StateOwner, belongs_to: str = "") -> None:
     """Writes this rank's shards, their digests and random states; rank 0 also the description. A collective call.
 
     ``belongs_to`` says in words of which run and step the state is.
@@ -59,14 +74,22 @@ def save(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, be
     """
     files = state_files(place)
     try:
-        _quietly(save_tensors, _tensors(models), storage_writer=files.writer(), no_dist=not dist.is_initialized())
+        _quietly(
+            save_tensors, _tensors(_shards(models)), storage_writer=files.writer(), no_dist=not dist.is_initialized()
+        )
         random = io.BytesIO()
         torch.save(_random_states(), random)
-        files.write(_random_file(rank), random.getvalue())
-        files.write(_digest_file(rank), json.dumps(_digests(models)).encode())
-        if rank == 0:
+        files.write(_random_file(owner.rank), random.getvalue())
+        files.write(_digest_file(owner.rank), json.dumps(_digests(models)).encode())
+        if owner.rank == 0:
             updates = {m.name: m.updates for m in models}
-            description = {"format": FORMAT, "ranks": ranks, "updates": updates, "belongs_to": belongs_to}
+            description = {
+                "format": FORMAT,
+                "backend": owner.backend,
+                "ranks": owner.ranks,
+                "updates": updates,
+                "belongs_to": belongs_to,
+            }
             files.write(_DESCRIPTION, json.dumps(description).encode())
     except CheckpointError:
         raise
@@ -79,13 +102,12 @@ def save(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, be
         ) from error
 
 
-def load(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, belongs_to: str = "") -> None:
+def load(place: str | Path, models: Sequence[Trained], owner: StateOwner, belongs_to: str = "") -> None:
     """Reads what ``save`` wrote, in place. Raises ``CheckpointError`` naming the file or the model that is wrong, and
     when the state belongs to another run or step than ``belongs_to`` says (empty: nobody knows).
 
-    Where as many ranks read as wrote, each also looks whether its tensors are those that were saved together.
-
-    Random states come back when as many ranks read as wrote; otherwise they stay as they were made from the seed.
+    Where as many ranks of the same backend read as wrote, each also looks whether its tensors are those that were saved
+    together, and random states come back; otherwise they stay as they were made from the seed.
     After an error the models may hold a mixture: load another checkpoint or stop.
     """
     files = state_files(place)
@@ -102,21 +124,25 @@ def load(place: str | Path, models: Sequence[Trained], rank: int, ranks: int, be
                 "it was written by a job with another algorithm"
             )
     try:
-        _quietly(load_tensors, _tensors(models), storage_reader=files.reader(), no_dist=not dist.is_initialized())
+        _quietly(
+            load_tensors, _tensors(_shards(models)), storage_reader=files.reader(), no_dist=not dist.is_initialized()
+        )
         random, saved = None, None
-        if description["ranks"] == ranks:
-            data = files.read(name := _digest_file(rank))
+        if (description["backend"], description["ranks"]) == (owner.backend, owner.ranks):
+            data = files.read(name := _digest_file(owner.rank))
             if data is None:
                 raise FileNotFoundError(f"{name} is missing")
             saved = json.loads(data)
-            data = files.read(name := _random_file(rank))
+            data = files.read(name := _random_file(owner.rank))
             if data is None:
                 raise FileNotFoundError(f"{name} is missing")
             random = torch.load(io.BytesIO(data), weights_only=True)
     # Damaged bytes surface as whatever the unpickler or the zip reader stumbles over; torch's wrapper around that
     # is not even an Exception.
     except (Exception, CheckpointException) as error:
-        raise _unreadable(place, files, error, _lacking(files, models)) from error
+        raise _misfit(place, files, description["backend"], owner, _shards(models)) or _unreadable(
+            place, files, error
+        ) from error
     if saved is not None:
         _check(saved, _digests(models), place)
     if random is not None:
@@ -135,28 +161,46 @@ def load_weights(place: str | Path, model: Trained) -> None:
     if model.name not in description["updates"]:
         raise CheckpointError(f"{place} holds no {model.name} (it has: {', '.join(description['updates'])})")
     try:
-        _quietly(load_tensors, model.weights(), storage_reader=files.reader(), no_dist=not dist.is_initialized())
+        _quietly(
+            load_tensors, _tensors(model.weights()), storage_reader=files.reader(), no_dist=not dist.is_initialized()
+        )
     except (Exception, CheckpointException) as error:  # as in load
         raise _unreadable(place, files, error) from error
 
 
-def _lacking(files: StateFiles, models: Sequence[Trained]) -> set[str]:
-    """Which of the tensors that the models need a checkpoint does not list; none where its list can't be read."""
+def _misfit(
+    place: str | Path, files: StateFiles, writer: str, owner: StateOwner, shards: Sequence[Shard]
+) -> CheckpointError | None:
+    """What the models need and a checkpoint has not, or in another shape, in words; None where its list of tensors
+    cannot be read or has all."""
     try:
-        listed = set(files.reader().read_metadata().state_dict_metadata)
+        listed = files.reader().read_metadata().state_dict_metadata
     except Exception:  # noqa: BLE001  damaged, which is being said already
-        return set()
-    return set(_tensors(models)) - listed
-
-
-def _unreadable(
-    place: str | Path, files: StateFiles, error: BaseException, lacking: Collection[str] = ()
-) -> CheckpointError:
+        return None
+    lacking = sorted(shard.name for shard in shards if shard.name not in listed)
     if lacking and all(".optimizer." in name for name in lacking):
+        if writer != owner.backend:
+            return CheckpointError(
+                f"the learner's state in {place} was written by the backend {writer} with an optimizer's state that "
+                f"{owner.backend} does not keep like that (it has no {lacking[0]}); go on with trainer.backend: "
+                f"{writer} and its trainer.optimizer.type, or start a new run from the model that `rljob export` makes "
+                "of it"
+            )
         return CheckpointError(
-            f"the learner's state in {place} was written with another optimizer (it has no {min(lacking)}); set "
+            f"the learner's state in {place} was written with another optimizer (it has no {lacking[0]}); set "
             "trainer.optimizer.type to that one, or start a new run from the model that `rljob export` makes of it"
         )
+    for shard in shards:
+        found = listed.get(shard.name)
+        if isinstance(found, TensorStorageMetadata) and tuple(found.size) != shard.shape:
+            return CheckpointError(
+                f"{shard.name} in {place} has the shape {list(found.size)}, and here {list(shard.shape)}: it "
+                f"belongs to another model, or was written by a backend ({writer}) that pads it"
+            )
+    return None
+
+
+def _unreadable(place: str | Path, files: StateFiles, error: BaseException) -> CheckpointError:
     sentence = f"the learner's state in {place} cannot be read: {_reason(error)}"
     if is_address(place):  # compared with its manifest, tag by tag, before anything of it is read
         failed = not isinstance(error, FileNotFoundError)
@@ -214,7 +258,7 @@ def _described(files: StateFiles, place: str | Path) -> dict[str, Any]:
 
 def _digests(models: Sequence[Trained]) -> dict[str, int]:
     """Of this rank's part of every tensor."""
-    return dict(manifest_of((name, local(tensor)) for name, tensor in _tensors(models).items()).sums)
+    return dict(manifest_of((shard.name, shard.tensor) for shard in _shards(models)).sums)
 
 
 def _check(saved: dict[str, int], read: dict[str, int], place: str | Path) -> None:
@@ -228,8 +272,13 @@ def _check(saved: dict[str, int], read: dict[str, int], place: str | Path) -> No
     )
 
 
-def _tensors(models: Sequence[Trained]) -> dict[str, torch.Tensor]:
-    return {name: tensor for model in models for name, tensor in model.state().items()}
+def _shards(models: Sequence[Trained]) -> list[Shard]:
+    return [shard for model in models for shard in model.state()]
+
+
+def _tensors(shards: Sequence[Shard]) -> dict[str, torch.Tensor]:
+    """As a checkpoint takes them."""
+    return {shard.name: ShardTensor(shard) for shard in shards}
 
 
 def _random_file(rank: int) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import torch
-from torch.distributed.device_mesh import DeviceMesh
+from dataclasses import replace
 
+from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.models import Critic, Policy, layer_matrices
 from rljob_trainer.learner.optim import Optimizer, StepOutcome
 from rljob_trainer.learner.packing import Lengths
-from rljob_trainer.learner.parallel import reshard, shard_group
 from rljob_trainer.learner.protocol import Int64Array
 from rljob_trainer.learner.rates import learning_rate
 from rljob_trainer.learner.settings import OptimizerSettings
+from rljob_trainer.weights.shards import Shard
 
 
 class Trained:
@@ -24,14 +24,15 @@ class Trained:
         settings: OptimizerSettings,
         *,
         total_updates: int | None,
-        mesh: DeviceMesh | None,
+        layout: Layout,
     ) -> None:
         self.name = name
         self.module = module
         self.settings = settings
         self.total_updates = total_updates
+        self.layout = layout
         matrices = layer_matrices(module) if settings.kind == "muon" else ()
-        self.optimizer = Optimizer(module.named_parameters(), settings, shard_group(mesh), matrices)
+        self.optimizer = Optimizer(module.named_parameters(), settings, layout, matrices)
         self._layer_parameters = sum(p.numel() for layer in module.layers for p in layer.parameters())
         self.updates = 0
         """Updates (policy versions) begun so far: the schedule's clock."""
@@ -71,15 +72,16 @@ class Trained:
     def step(self) -> StepOutcome:
         return self.optimizer.step(self.rate)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Parameters by the names that ``state`` gives them, sharing their memory: of a sharded model this rank's
-        shards, never what was gathered, and rounded, for a forward pass."""
-        reshard(self.module)
-        return {f"{self.name}.model.{name}": p.detach() for name, p in self.module.named_parameters()}
+    def weights(self) -> list[Shard]:
+        """This rank's parts of the parameters, by the names that ``state`` gives them, sharing their memory: never what
+        was gathered, and rounded, for a forward pass."""
+        self.layout.release(self.module)
+        return [
+            self.layout.shard(f"{self.name}.model.{name}", p, self.layout.local(p.detach()))
+            for name, p in self.module.named_parameters()
+        ]
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Parameters and optimizer state by name, sharing their memory."""
-        result = self.weights()
-        for name, tensor in self.optimizer.state().items():
-            result[f"{self.name}.optimizer.{name}"] = tensor
-        return result
+    def state(self) -> list[Shard]:
+        """This rank's parts of parameters and optimizer state, sharing their memory."""
+        prefix = f"{self.name}.optimizer."
+        return self.weights() + [replace(shard, name=prefix + shard.name) for shard in self.optimizer.state()]

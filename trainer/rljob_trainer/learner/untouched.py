@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from rljob_trainer.errors import LearnerError
-from rljob_trainer.learner.parallel import reshard
-from rljob_trainer.learner.shards import local
+from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.trained import Trained
 from rljob_trainer.weights.manifest import manifest_of
 
@@ -33,8 +32,9 @@ _REMEDY = (
 class Untouched:
     """The memory of one rank. ``reference`` None: there is none."""
 
-    def __init__(self, rank: int, trained: Sequence[Trained], reference: nn.Module | None) -> None:
+    def __init__(self, rank: int, trained: Sequence[Trained], reference: nn.Module | None, layout: Layout) -> None:
         self._rank, self._trained, self._reference = rank, tuple(trained), reference
+        self._layout = layout
         self._of_reference = self._look_at_reference()
         self._kept: dict[str, int] = {}
         self._still: set[str] = set()
@@ -89,7 +89,7 @@ class Untouched:
                 name
                 for name in names
                 if name in (still if whole else still & self._still)
-                and _is_to_move(parameters[name.partition(".model.")[2]], trained.rate)
+                and self._is_to_move(parameters[name.partition(".model.")[2]], trained.rate)
             ]
             self._still = self._still.difference(names) | still
             new = [name for name in told if name not in self._told]
@@ -112,20 +112,20 @@ class Untouched:
 
     @staticmethod
     def _look(work: Sequence[Trained]) -> dict[str, int]:
-        states = [trained.state() for trained in work]
-        return dict(manifest_of((name, local(tensor)) for state in states for name, tensor in state.items()).sums)
+        shards = [shard for trained in work for shard in trained.state()]
+        return dict(manifest_of((shard.name, shard.tensor) for shard in shards).sums)
 
     def _look_at_reference(self) -> dict[str, int]:
         if self._reference is None:
             return {}
-        reshard(self._reference)
-        return dict(manifest_of((name, local(p)) for name, p in self._reference.named_parameters()).sums)
+        self._layout.release(self._reference)
+        named = self._reference.named_parameters()
+        return dict(manifest_of((name, self._layout.local(p.detach())) for name, p in named).sums)
 
-
-def _is_to_move(parameter: torch.Tensor, rate: float) -> bool:
-    """Whether a step of this rate is more than rounding for all of its numbers."""
-    mine = local(parameter.detach())
-    return parameter.requires_grad and mine.numel() > 0 and rate > _SMALLEST * float(mine.abs().max())
+    def _is_to_move(self, parameter: torch.Tensor, rate: float) -> bool:
+        """Whether a step of this rate is more than rounding for all of its numbers."""
+        mine = self._layout.local(parameter.detach())
+        return parameter.requires_grad and mine.numel() > 0 and rate > _SMALLEST * float(mine.abs().max())
 
 
 def _listed(names: Sequence[str]) -> str:

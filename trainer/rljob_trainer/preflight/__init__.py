@@ -1,4 +1,4 @@
-"""What can be known before a run starts by looking at the files that a job names: data, model, rewards, checkpoints.
+"""What can be known before a run starts by looking at what a job names: data, model, rewards, backend, checkpoints.
 
 Neither torch nor the network is touched: remote addresses are left to the run itself, and so are hub ids of models that
 are not in this machine's cache. The schema and the rules between fields are ``rljob_api``'s. A job that is not valid by
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rljob_api import Readable, RLJob, Violation
+from rljob_trainer.preflight.backend import check_backend
 from rljob_trainer.preflight.data import check_data
 from rljob_trainer.preflight.model import check_model, known_tokenizer
 from rljob_trainer.preflight.places import local_path
@@ -30,6 +31,7 @@ def preflight(found: Readable, *, base: Path | None = None, code: Sequence[Path]
         *check_model(found, base),
         *check_data(found, base, known_tokenizer(found, base), columns),
         *check_rewards(found, [*code, Path.cwd()], columns),
+        *check_backend(found, [*code, Path.cwd()]),
         *_checkpoint(job, base),
         *_restore(job, base),
     ]

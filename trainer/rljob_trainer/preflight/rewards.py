@@ -13,6 +13,7 @@ from rljob_api import Readable, Violation
 from rljob_api.problems import did_you_mean
 from rljob_api.spec.reward import RewardFunction
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.preflight.modules import module_spec, search_path
 from rljob_trainer.preflight.places import as_violation
 from rljob_trainer.rewards.terms import STANDARD
 
@@ -45,21 +46,11 @@ def _custom_function(
     """Looks for ``module:function`` without running the module."""
     path = f"{place}.function"
     module, _, name = str(function.function).partition(":")
-    search = list(dict.fromkeys([*map(str, folders), *(entry for entry in sys.path if entry)]))
-    places: Sequence[str] | None = search
-    spec: importlib.machinery.ModuleSpec | None = None
-    for depth, part in enumerate(module.split(".")):
-        parents = ".".join(module.split(".")[: depth + 1])
-        spec = importlib.machinery.PathFinder.find_spec(parents if depth else part, places) if places else None
-        if spec is None:
-            yield Violation(
-                path,
-                f"there is no module {parents}",
-                "put it beside the job file or into the current folder, install it, or (on a cluster) mount it by code",
-            )
-            return
-        places = list(spec.submodule_search_locations) if spec.submodule_search_locations else None
-    assert spec is not None
+    search = search_path(folders)
+    spec = module_spec(path, module, search)
+    if isinstance(spec, Violation):
+        yield spec
+        return
     if spec.origin is None or not spec.origin.endswith(".py"):
         return
     yield from _function_in(place, Path(spec.origin), name, function, columns)

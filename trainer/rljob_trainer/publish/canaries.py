@@ -22,7 +22,7 @@ import numpy as np
 
 from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.errors import CHANGED_JOB, DeadlineError, EngineError
-from rljob_trainer.learner.protocol import Learner, SequenceBatch
+from rljob_trainer.learner.protocol import Learner, ScoreRequest, SequenceBatch
 from rljob_trainer.publish.quiet import Publication
 from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle
@@ -96,7 +96,7 @@ class Canaries:
             return
         self.forget()
         with self._waits.wait("trainer", "the learner to score the canaries", self._seconds):
-            scored = await self._learner.score(self._batch(), temperature=1.0, log_probs=True)
+            scored = await self._learner.score(self._batch(), ScoreRequest(log_probs=True))
         self._trainer, self._asked = scored.log_probs, True
 
     async def check(self) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """A torch engine inside a learner rank's process: on one rank it samples from the rank's own weights without a copy.
 
-The functions of this module run in that process (``LearnerGroup.run``). The rank and the engine take turns: the engine
+The functions of this module run in that process (``RankedLearner.run``). The rank and the engine take turns: the engine
 has no request while the learner updates, so an optimizer step never happens under a sample.
 """
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rljob_trainer.learner.group import LearnerGroup
-from rljob_trainer.learner.side_by_side import take_share
+from rljob_trainer.learner.cpu.side_by_side import take_share
+from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish.delivery import check_unchanged, one_of
 from rljob_trainer.rollout.actor import EngineSpec, build_engine
@@ -23,39 +23,36 @@ from rljob_trainer.waits import Waits
 from rljob_trainer.weights.manifest import Addition, Manifest, Version, manifest_of
 
 if TYPE_CHECKING:
-    # The driver, which imports this module too, needs no model library: seconds of every start.
-    from rljob_trainer.learner.rank import LearnerRank
-
-_NAME = "engine"
+    from rljob_trainer.learner.backend import BackendRank
 
 
-def start_engine(rank: LearnerRank, spec: EngineSpec) -> None:
-    """Builds the engine beside the models. A rank that holds only a shard gives it weights of its own."""
+def start_engine(rank: BackendRank, spec: EngineSpec) -> None:
+    """Builds the engine beside the models. A rank that has only a part of the actor gives it weights of its own."""
     threads = torch.get_num_threads()
 
     def build() -> Engine:
         # On the engine's thread. Rank and engine take turns, but the rank's threads are still there while it waits.
         take_share(threads)
-        if rank.settings.ranks > 1:
+        if rank.live_model is None:
             return build_engine(spec)
         return TorchEngine.from_model(
-            rank.actor_model,
+            rank.live_model,
             version=spec.version,
             max_concurrent=spec.max_concurrent,
             max_context=spec.max_context,
         )
 
-    rank.attachments[_NAME] = EngineLoop(build, f"{rank.rank} (colocated)")
+    rank.attachments.put(EngineLoop(build, f"{rank.rank} (colocated)"))
     # The number is a thread's own once it has one, but the last one set is what new threads begin with.
     torch.set_num_threads(threads)
 
 
-def call_engine(rank: LearnerRank, method: str, *args: Any, **kwargs: Any) -> Any:
+def call_engine(rank: BackendRank, method: str, *args: Any, **kwargs: Any) -> Any:
     """What a method of ``EngineLoop`` returns, which ``RayEngine`` sends by its name."""
-    return getattr(rank.attachments[_NAME], method)(*args, **kwargs)
+    return getattr(rank.attachments.get(EngineLoop), method)(*args, **kwargs)
 
 
-def take_weights(rank: LearnerRank, version: int, is_new: bool) -> Version:
+def take_weights(rank: BackendRank, version: int, is_new: bool) -> Version:
     """Gives the engine beside a rank the rank's weights, and the manifest of what it was given. Shared weights are
     there already: only the version is new, and its manifest is that of the weights themselves. ``is_new``: the rank's
     present weights become ``version``.
@@ -64,11 +61,11 @@ def take_weights(rank: LearnerRank, version: int, is_new: bool) -> Version:
     """
     if is_new:
         rank.call_present(version)
-    loop: EngineLoop = rank.attachments[_NAME]
+    loop = rank.attachments.get(EngineLoop)
 
     def take(engine: Engine) -> Manifest:
         # On the engine's thread, while this one waits: all ranks gather together.
-        if rank.settings.ranks == 1:
+        if rank.live_model is not None:
             return manifest_of(rank.named_parameters_for_publish())
         addition = Addition()
         for item in rank.named_parameters_for_publish():
@@ -83,7 +80,7 @@ def take_weights(rank: LearnerRank, version: int, is_new: bool) -> Version:
 class ColocatedPublication:
     """A ``Publication`` between each rank and the engine beside it."""
 
-    def __init__(self, learner: LearnerGroup, pool: RolloutPool, waits: Waits) -> None:
+    def __init__(self, learner: RankedLearner, pool: RolloutPool, waits: Waits) -> None:
         self._learner, self._pool, self._waits = learner, pool, waits
 
     async def publish(self, version: int) -> dict[str, float]:
@@ -102,6 +99,6 @@ class ColocatedPublication:
 
     async def _take_over(self, version: int, *, is_new: bool) -> Version:
         reason = f"the engines beside the ranks to take version {version} over"
-        with self._waits.wait("trainer", reason, self._learner.options.call_seconds):
-            given: list[Version] = await self._learner.run(take_weights, version, is_new)
+        with self._waits.wait("trainer", reason, self._learner.call_seconds):
+            given = await self._learner.run(take_weights, version, is_new)
         return one_of(given)

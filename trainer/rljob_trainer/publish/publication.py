@@ -11,9 +11,10 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.learner.backend import BackendRank
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish.delivery import check_unchanged, one_of
 from rljob_trainer.rollout.engine_loop import EngineLoop
@@ -25,6 +26,9 @@ from rljob_trainer.weights.learner_side import Failure
 from rljob_trainer.weights.manifest import Version
 from rljob_trainer.weights.receiver import ReceiveReport
 from rljob_trainer.weights.sender import SENDER, SendReport
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +47,11 @@ _ATTEMPTS = 3
 
 
 class Ranks(Protocol):
-    """All learner ranks (``LearnerGroup``)."""
+    """All learner ranks (``RankedLearner``)."""
 
-    def run(self, function: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, list[Any]]:
+    def run(
+        self, function: Callable[Concatenate[BackendRank, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, list[T]]:
         """``function(rank, *args)`` in every rank's process; results by rank."""
         ...
 

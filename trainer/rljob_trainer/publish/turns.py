@@ -51,11 +51,11 @@ class Turns(Protocol):
 
 
 class Movable(Protocol):
-    """All learner ranks (``LearnerGroup``)."""
+    """All learner ranks (``RankedLearner``)."""
 
-    async def offload(self, *, actor: bool = True) -> None: ...
+    async def rest(self, *, actor: bool = True) -> None: ...
 
-    async def onload(self) -> None: ...
+    async def wake(self) -> None: ...
 
 
 class TurnMembers(Protocol):
@@ -94,27 +94,27 @@ class SharedDevices:
 
     async def at_start(self) -> None:
         """Before the first engine is there."""
-        await self._offload(actor=not self._actor_stays)
+        await self._rest(actor=not self._actor_stays)
 
     async def to_learner(self) -> None:
         # What comes next is an update or a checkpoint that is read, and then new weights.
         await self._engines(lambda engine: engine.within(_TURN_SECONDS, EngineLoop.sleep, False), "to free the device")
         with self._waits.wait("trainer", "the learner's state on the device", self._seconds):
-            await self._learner.onload()
+            await self._learner.wake()
 
     async def to_engines(self) -> None:
-        await self._offload(actor=False)
+        await self._rest(actor=False)
         await self._engines(
             lambda engine: engine.within(_TURN_SECONDS, EngineLoop.wake_weights), "to take the device for its weights"
         )
 
     async def published(self) -> None:
-        await self._offload(actor=not self._actor_stays)
+        await self._rest(actor=not self._actor_stays)
         await self._engines(lambda engine: engine.within(_TURN_SECONDS, EngineLoop.wake), "to take the device")
 
-    async def _offload(self, *, actor: bool) -> None:
+    async def _rest(self, *, actor: bool) -> None:
         with self._waits.wait("trainer", "the learner to free the device", self._seconds):
-            await self._learner.offload(actor=actor)
+            await self._learner.rest(actor=actor)
 
     async def _engines(self, move: Callable[[EngineHandle], Awaitable[None]], what: str) -> None:
         """Each has devices of its own: all at once."""

@@ -48,7 +48,14 @@ from rljob_trainer.episodes.episode import Group, RewardResult
 from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.errors import DataError, LearnerError, StepGivenUpError
 from rljob_trainer.learner.packing import take
-from rljob_trainer.learner.protocol import Learner, ScoreResult, SequenceBatch, UpdateResult
+from rljob_trainer.learner.protocol import (
+    Learner,
+    ScoreRequest,
+    ScoreResult,
+    SequenceBatch,
+    UpdateRequest,
+    UpdateResult,
+)
 from rljob_trainer.pipeline.loop import Stage, unmeasured
 from rljob_trainer.pipeline.parts import Apart, TrainedBatch
 from rljob_trainer.telemetry.batch_metrics import (
@@ -273,13 +280,15 @@ class TrainingStep:
         with self._stage("score"):
             scored = await self._learner.score(
                 batch.sequences,
-                temperature=self._temperature,
-                log_probs=needs_old or needs_squares,
-                sum_squared_probs=needs_squares,
-                vocabulary_kl=algorithm.kl.in_reward is not None and algorithm.kl.in_reward.kind == "full",
-                reference=algorithm.needs_reference,
-                values=algorithm.needs_critic,
-                anchored=continues and self._anchors,
+                ScoreRequest(
+                    temperature=self._temperature,
+                    log_probs=needs_old or needs_squares,
+                    sum_squared_probs=needs_squares,
+                    vocabulary_kl=algorithm.kl.in_reward is not None and algorithm.kl.in_reward.kind == "full",
+                    reference=algorithm.needs_reference,
+                    values=algorithm.needs_critic,
+                    anchored=continues and self._anchors,
+                ),
             )
         return scored if needs_old else replace(scored, log_probs=None), scored.log_probs
 
@@ -293,10 +302,12 @@ class TrainingStep:
             batch.sequences,
             loss,
             mini_batches,
-            update_actor=self._trains_actor(number),
-            update_critic=self.algorithm.critic is not None,
-            continues=continues,
-            keep_anchor=self._keeps_first_weights and not continues,
+            UpdateRequest(
+                update_actor=self._trains_actor(number),
+                update_critic=self.algorithm.critic is not None,
+                continues=continues,
+                keep_anchor=self._keeps_first_weights and not continues,
+            ),
         )
 
     def _trains_actor(self, number: int) -> bool:
@@ -556,7 +567,9 @@ class TrainingStep:
         assert few.rollout_log_probs is not None
         scored: dict[float, FloatArray] = {}
         for temperature in sorted({*attribution.TEMPERATURES, self._temperature}):
-            result = await self._learner.score(few, temperature=temperature, log_probs=True, anchored=anchored)
+            result = await self._learner.score(
+                few, ScoreRequest(temperature=temperature, log_probs=True, anchored=anchored)
+            )
             assert result.log_probs is not None
             scored[temperature] = result.log_probs
         return attribution.of_temperature(scored, few.rollout_log_probs, self._temperature)

@@ -1,4 +1,4 @@
-"""What learner ranks do in a publication: functions for ``LearnerGroup.run``, which call them in every rank's process.
+"""What learner ranks do in a publication: functions for ``RankedLearner.run``, which call them in every rank's process.
 
 Nothing is raised here because of an engine: ranks gather their parameters in step, so each must walk through all of
 them whatever becomes of the broadcast, and an engine's failure is not the learner's. It is returned instead.
@@ -9,18 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.weights.group import WeightLink
+from rljob_trainer.weights.owners import sums_of_shards
 from rljob_trainer.weights.plan import Bucket, TensorMeta, WeightPlan, describe
 from rljob_trainer.weights.residence import sums_in_any_order
 from rljob_trainer.weights.sender import Publisher, SendReport
+from rljob_trainer.weights.shards import Shard
 
-_KEY = "weights"
+T = TypeVar("T")
+
+
+class Attached(Protocol):
+    """Where objects live beside a rank's models, one of each type."""
+
+    def put(self, thing: object) -> None: ...
+
+    def get(self, kind: type[T]) -> T: ...
 
 
 class Rank(Protocol):
@@ -28,7 +38,9 @@ class Rank(Protocol):
 
     rank: int
     device: torch.device
-    attachments: dict[str, Any]
+
+    @property
+    def attachments(self) -> Attached: ...
 
     def call_present(self, version: int) -> None: ...
 
@@ -36,8 +48,8 @@ class Rank(Protocol):
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, Tensor]]: ...
 
-    def named_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """What is published, in its dtype, not gathered: distributed tensors, or whole ones that all ranks have."""
+    def shards(self) -> Iterator[Shard]:
+        """The rank's parts of what is published, in its dtype, not gathered."""
         ...
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None: ...
@@ -70,7 +82,7 @@ def open_publisher(rank: Rank, bucket_bytes: int, host: str | None = None, every
 
             host = str(ray.util.get_node_ip_address())
         publisher = Publisher(bucket_bytes, host, rank.device)
-    rank.attachments[_KEY] = _Side(publisher)
+    rank.attachments.put(_Side(publisher))
     return publisher.address if publisher else None
 
 
@@ -106,14 +118,10 @@ def publish(rank: Rank, version: int, timeout: float, is_new: bool) -> SendRepor
 def sums(rank: Rank, in_any_order: bool = False) -> Mapping[str, int]:
     """What the rank's own shards contribute to the sums that an engine must have after a publication: taken from the
     parameters that are trained, by another way than that of the publication. Nothing is gathered."""
-    # Only here: the driver, which imports this module too, needs no distributed tensors, half a second of every start.
-    from rljob_trainer.weights.owners import owned, sums_of_owned
-
-    named = rank.named_shards()
+    answered_for = (shard for shard in rank.shards() if shard.answers and shard.tensor.numel())
     if in_any_order:
-        parts = ((name, owned(tensor, rank.rank)) for name, tensor in named)
-        return sums_in_any_order((name, part) for name, part in parts if part is not None)
-    return sums_of_owned(named, rank.rank)
+        return sums_in_any_order((shard.name, shard.tensor) for shard in answered_for)
+    return sums_of_shards(answered_for)
 
 
 def _publish(rank: Rank, version: int, timeout: float) -> SendReport | Failure | None:
@@ -135,5 +143,4 @@ def _publish(rank: Rank, version: int, timeout: float) -> SendReport | Failure |
 
 
 def _side(rank: Rank) -> _Side:
-    side: _Side = rank.attachments[_KEY]
-    return side
+    return rank.attachments.get(_Side)

@@ -5,17 +5,14 @@ One rank in float32 stays a plain module: no wrapping, no process group, no cost
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from rljob_trainer.learner.process import meet
 from rljob_trainer.learner.settings import LearnerSettings
-from rljob_trainer.stores import reach_store, serve_store
 
 
 def needs_process_group(settings: LearnerSettings) -> bool:
@@ -24,26 +21,10 @@ def needs_process_group(settings: LearnerSettings) -> bool:
 
 
 def join(settings: LearnerSettings, rank: int, address: str, timeout_seconds: float) -> DeviceMesh | None:
-    """Joins the learner's process group and returns the mesh; None where one plain rank is all there is.
-
-    ``address`` (host:port) is rank 0's. ``timeout_seconds`` bounds the meeting and every later collective.
-    """
+    """Joins the learner's process group and returns the mesh; None where one plain rank is all there is."""
     if not needs_process_group(settings):
         return None
-    cuda = settings.device == "cuda"
-    timeout = timedelta(seconds=timeout_seconds)
-    if rank == 0:
-        host, port = address.rsplit(":", 1)
-        store, _ = serve_store(host, int(port), timeout)
-    else:
-        store = reach_store(address, timeout)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        store=store,
-        rank=rank,
-        world_size=settings.ranks,
-        timeout=timeout,
-    )
+    meet(settings, rank, address, timeout_seconds)
     shards = settings.ranks // settings.replicate
     if settings.replicate == 1:
         return init_device_mesh(settings.device, (shards,), mesh_dim_names=("shard",))
@@ -63,19 +44,6 @@ def shard(model: nn.Module, layers: list[nn.Module], mesh: DeviceMesh | None, co
         # Losses are normalised by global counts: gradients of ranks add up, they are not averaged.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-
-
-def reshard(model: nn.Module) -> None:
-    """Lets go of what was gathered for a forward pass: FSDP2 keeps the outermost group's for a backward pass, which a
-    score has not got, and would use it again when the weights are others."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
-def shard_group(mesh: DeviceMesh | None) -> dist.ProcessGroup | None:
-    """The ranks over which one copy of the parameters is cut."""
-    return None if mesh is None else mesh.get_group("shard")
 
 
 def full(parameter: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -19,13 +19,7 @@ import torch
 from torch import nn
 
 from rljob_trainer.learner.attention import Packed, attended
-
-_PLAIN = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
-
-
-def is_plain(layer: nn.Module) -> bool:
-    """Whether the layer computes what this module does. Classes of other packages with these names may do anything."""
-    return type(layer).__name__ in _PLAIN and type(layer).__module__.startswith("transformers.models.")
+from rljob_trainer.learner.last_layer import is_plain
 
 
 def compute_in_rows(layers: list[nn.Module]) -> None:

@@ -1,0 +1,85 @@
+"""One rank of the backend ``fsdp2``: its models are loaded, sharded over the ranks, and put on its device."""
+
+from __future__ import annotations
+
+import torch
+
+from rljob_trainer.learner import export
+from rljob_trainer.learner.backend import Placement, RowRules
+from rljob_trainer.learner.backends.fsdp2.layout import Fsdp2Layout
+from rljob_trainer.learner.backends.fsdp2.mesh import join, shard
+from rljob_trainer.learner.cpu.lanes import TwoLanes, two_lanes
+from rljob_trainer.learner.cpu.plain_layer import compute_in_rows
+from rljob_trainer.learner.layout import Layout
+from rljob_trainer.learner.models import (
+    Critic,
+    Policy,
+    checkpoint_activations,
+    facts_of,
+    load_critic,
+    load_policy,
+    place,
+)
+from rljob_trainer.learner.passes import OneByOne
+from rljob_trainer.learner.process import prepare
+from rljob_trainer.learner.rank import LearnerRank, SpreadModels
+from rljob_trainer.learner.settings import LearnerSettings
+
+
+def build_rank(
+    settings: LearnerSettings,
+    rank: int,
+    address: str,
+    timeout_seconds: float,
+    placement: Placement,
+    rules: RowRules,
+) -> LearnerRank:
+    """All ranks at once. ``address`` and ``timeout_seconds``: see ``Backend.start``."""
+    device = prepare(settings)
+    mesh = join(settings, rank, address, timeout_seconds)
+
+    def spread(module: Policy | Critic, masters: torch.dtype) -> None:
+        """Parameters are kept in ``masters``."""
+        compute_in_rows(module.layers)
+        if settings.activation_checkpointing:
+            checkpoint_activations(module.layers)
+        shard(module, module.layers, mesh, settings.compute_dtype)
+        place(module, device, masters)
+
+    def policy(dtype: torch.dtype) -> Policy:
+        return load_policy(
+            settings.model_path,
+            dtype=dtype,
+            chunk=settings.log_prob_chunk_tokens,
+            trust_remote_code=settings.trust_remote_code,
+        )
+
+    # Ranks that share a host each read the whole model before they cut it: in the files' own precision, if half.
+    stored = torch.float32 if mesh is None else export.stored_dtype(settings.model_path)
+    actor = policy(stored)
+    facts = facts_of(actor.language_model, device)
+    spread(actor, torch.float32)
+    critic = reference = None
+    if settings.critic is not None:
+        critic = load_critic(settings.model_path, dtype=stored, trust_remote_code=settings.trust_remote_code)
+        spread(critic, torch.float32)
+    if settings.reference:
+        reference = policy(settings.compute_dtype)
+        reference.requires_grad_(False)
+        spread(reference, settings.compute_dtype)
+    return LearnerRank(
+        settings,
+        rank,
+        SpreadModels(
+            actor=actor,
+            critic=critic,
+            reference=reference,
+            layout=Layout() if mesh is None else Fsdp2Layout(mesh.get_group("shard")),
+            placement=placement,
+            rules=rules,
+            device=device,
+            facts=facts,
+            passes=TwoLanes() if two_lanes(settings) else OneByOne(),
+            live_model=actor.language_model if settings.ranks == 1 else None,
+        ),
+    )
