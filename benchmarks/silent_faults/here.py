@@ -196,14 +196,14 @@ class LocalEngine(EngineHandle):
         watched.engines[name] = self.loop
         watched.handles[name] = self
 
-    async def call(self, method: str, *args: Any, seconds: float) -> Any:
+    async def within(self, seconds: float, method: Any, *args: Any) -> Any:
         if self._dead:
             raise EngineLostError(f"engine {self.name} is gone")
         try:
             async with asyncio.timeout(None if seconds == float("inf") else seconds):
-                return _over(await asyncio.to_thread(getattr(self.loop, method), *_over(args)))
+                return _over(await asyncio.to_thread(method, self.loop, *_over(args)))
         except TimeoutError:
-            raise DeadlineError(f"engine {self.name} did not do {method} within {seconds:g} s") from None
+            raise DeadlineError(f"engine {self.name} did not do {method.__name__} within {seconds:g} s") from None
 
     def kill(self) -> None:
         if not self._dead:

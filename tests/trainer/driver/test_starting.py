@@ -67,8 +67,8 @@ class Engine:
         self.name = name
         self.seen = seen
 
-    async def call(self, method: str, *_: Any, seconds: float) -> None:
-        self.seen.append(f"engine {self.name}: {method}")
+    async def within(self, _: float, method: Any, *args: Any) -> None:
+        self.seen.append(f"engine {self.name}: {method.__name__}")
 
     def kill(self) -> None:
         self.seen.append(f"engine {self.name} killed")

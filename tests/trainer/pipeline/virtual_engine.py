@@ -14,6 +14,7 @@ from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.rollout.actor import EnginePlace
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineLostError
 
 
@@ -42,15 +43,15 @@ class VirtualEngine:
         self._ended = asyncio.Event()
         self._timers: dict[EpisodeId, asyncio.TimerHandle] = {}
 
-    async def call(self, method: str, *args: Any, seconds: float) -> Any:
+    async def within(self, seconds: float, method: Any, *args: Any) -> Any:
         await asyncio.sleep(0)
         self._check()
-        if method == "wait_until_ended":
+        if method is EngineLoop.wait_until_ended:
             await self._ended.wait()
-        if method == "collect":
+        if method is EngineLoop.collect:
             await self._wait_for_results(*args)
         self._check()
-        return getattr(self, f"_{method}")(*args)
+        return getattr(self, f"_{method.__name__}")(*args)
 
     async def _wait_for_results(self, wait: float, linger: float = 0.0) -> None:
         if not self._finished:

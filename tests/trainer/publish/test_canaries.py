@@ -30,8 +30,8 @@ class Handle:
         self.name, self.engine = name, engine
         self.loop = EngineLoop(lambda: engine, name)
 
-    async def call(self, method: str, *args: Any, seconds: float) -> Any:
-        return await asyncio.to_thread(getattr(self.loop, method), *args)
+    async def within(self, seconds: float, method: Any, *args: Any) -> Any:
+        return await asyncio.to_thread(method, self.loop, *args)
 
     def kill(self) -> None: ...
 

@@ -11,6 +11,7 @@ import torch
 
 from rljob_trainer.errors import EngineError
 from rljob_trainer.publish.same_weights import SameWeights
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.weights.manifest import manifest_of
 from rljob_trainer.weights.residence import Resident, fingerprint, resident
 
@@ -30,8 +31,8 @@ class Engine:
     def __init__(self, name: str) -> None:
         self.name, self.weights, self.lost, self.fuses = name, model(1), False, False
 
-    async def call(self, method: str, in_any_order: bool = False, *, seconds: float) -> Any:
-        assert method == "resident"
+    async def within(self, seconds: float, method: Any, in_any_order: bool = False) -> Any:
+        assert method is EngineLoop.resident
         if self.lost:
             raise EngineError(f"engine {self.name} is gone")
         return self.fused() if self.fuses else resident(self.weights.items(), in_any_order=in_any_order)

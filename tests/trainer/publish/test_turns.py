@@ -29,6 +29,7 @@ from rljob_trainer.learner.group import GroupOptions
 from rljob_trainer.learner.residence import Residence
 from rljob_trainer.pipeline.parts import TrainedBatch
 from rljob_trainer.publish.turns import SharedDevices
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.waits import Waits
 
@@ -94,17 +95,17 @@ class Engine:
         self.device, self.weights = device, {WEIGHTS} if own_weights else set()
         device.there |= {*self.weights, CACHE}
 
-    async def call(self, method: str, *args: Any, seconds: float) -> Any:
-        if method == "collect":
+    async def within(self, seconds: float, method: Any, *args: Any) -> Any:
+        if method is EngineLoop.collect:
             await asyncio.Event().wait()
-        self.device.happens(method)
-        if method == "sleep":
+        self.device.happens(method.__name__)
+        if method is EngineLoop.sleep:
             # Their weights need not be kept: new ones come before they wake.
             assert args == (False,)
             self.device.there -= {WEIGHTS, CACHE}
-        elif method == "wake_weights":
+        elif method is EngineLoop.wake_weights:
             self.device.there |= self.weights
-        elif method == "wake":
+        elif method is EngineLoop.wake:
             self.device.there |= {*self.weights, CACHE}
 
     def kill(self) -> None: ...

@@ -11,6 +11,7 @@ import time
 
 import ray
 
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineLostError, RayEngine
 
 
@@ -22,10 +23,10 @@ class Hungry:
 
 async def main() -> None:
     actor = Hungry.remote()
-    engine = RayEngine("0", lambda method: getattr(actor, method).remote(), kill=lambda: None)
+    engine = RayEngine("0", lambda _: actor.step.remote(), kill=lambda: None)
     for _call in ("the one that is under way", "a later one"):
         try:
-            await engine.call("step", seconds=300)
+            await engine.within(300, EngineLoop.status)
         except EngineLostError as error:
             print(f"lost: {error}", flush=True)
 

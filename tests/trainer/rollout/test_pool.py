@@ -103,7 +103,8 @@ async def made_by(name: str, pool: RolloutPool, more_than: int = 0) -> None:
 
 
 async def process_of(handle: EngineHandle) -> int:
-    process: int = await handle.call("ready", seconds=20)
+    assert handle.place is not None
+    process = handle.place.process
     return process
 
 
@@ -220,8 +221,8 @@ class Paced:
         engine.step = paced  # type: ignore[method-assign]
         self.loop = EngineLoop(lambda: engine, name)
 
-    async def call(self, method: str, *args: Any, seconds: float) -> Any:
-        return await asyncio.to_thread(getattr(self.loop, method), *args)
+    async def within(self, seconds: float, method: Any, *args: Any) -> Any:
+        return await asyncio.to_thread(method, self.loop, *args)
 
     def kill(self) -> None:
         self.loop.close()
@@ -249,11 +250,11 @@ async def test_no_replacement_is_started_for_a_pool_that_ends(spec: EngineSpec) 
     starting, ending, started = asyncio.Event(), asyncio.Event(), []
 
     class Last(Paced):
-        async def call(self, method: str, *args: Any, seconds: float) -> Any:
-            if method == "close":
+        async def within(self, seconds: float, method: Any, *args: Any) -> Any:
+            if method is EngineLoop.close:
                 ending.set()
                 await asyncio.sleep(0.05)  # long enough for a start that had only waited for this
-            return await super().call(method, *args, seconds=seconds)
+            return await super().within(seconds, method, *args)
 
     async def replace(name: str) -> EngineHandle:
         starting.set()
@@ -311,7 +312,7 @@ async def test_a_drained_engine_s_requests_go_on_elsewhere_from_where_they_are(s
         made = (await pool.status())[0].tokens_made
         assert made < 4 * 4 * 200, "the tokens that the engine had made were made again"
         with pytest.raises(EngineLostError, match="engine 0 is gone"):
-            await leaving.call("status", seconds=20)
+            await leaving.within(20, EngineLoop.status)
 
 
 async def test_a_lent_engine_answers_only_its_borrower_and_gets_no_weights(slow: EngineSpec) -> None:
@@ -444,7 +445,7 @@ async def test_interrupted_responses_wait_on_the_shelf(slow: EngineSpec, tmp_pat
             await pool.pause(interrupt=True)
             begun = [request.begun for request in await pool.begun() if len(request.begun)]
             assert begun
-            # Versions are all the same here: one array for all responses, and none of them on the shelf.
+            # Their versions are all the same, so they are no array of their own.
             arrays = [array for one in begun for array in (one.ids, one.log_probs)]
             assert all(np.may_share_memory(array, shelf._bytes) for array in arrays)
             written.append(shelf._end)

@@ -12,6 +12,7 @@ from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish.publication import WeightPublication
 from rljob_trainer.rollout.actor import EnginePlace
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.stores import serve_store
 from rljob_trainer.waits import Waits
@@ -40,9 +41,11 @@ class Engine:
     name = "3"
     place: EnginePlace | None = None
 
-    def call(self, method: str, *args: Any, seconds: float) -> Coroutine[Any, Any, Any]:
-        received = ReceiveReport(Version(args[0], "ab"), 0, 0.0, 0.0, 0) if method == "receive_weights" else None
-        return self._answer(1 if method == "weight_ranks" else received)
+    def within(self, seconds: float, method: Any, *args: Any) -> Coroutine[Any, Any, Any]:
+        received = (
+            ReceiveReport(Version(args[0], "ab"), 0, 0.0, 0.0, 0) if method is EngineLoop.receive_weights else None
+        )
+        return self._answer(1 if method is EngineLoop.weight_ranks else received)
 
     async def _answer(self, answer: Any) -> Any:
         return answer

@@ -31,6 +31,7 @@ from rljob_trainer.publish.canaries import Canaries, GuardedPublication
 from rljob_trainer.publish.held_weights import HeldWeights
 from rljob_trainer.publish.publication import Beside, WeightPublication
 from rljob_trainer.rollout.actor import EngineSpec
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle, RayEngine
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.telemetry.names import check_all
@@ -73,7 +74,7 @@ def scores_of(folder: Path, factor: float) -> np.ndarray:
 
 
 async def served(engine: EngineHandle) -> np.ndarray:
-    (scores,) = await engine.call("score", [PAIR], 1.0, seconds=30)
+    (scores,) = await engine.within(30, EngineLoop.score, [PAIR], 1.0)
     array: np.ndarray = scores
     return array
 
@@ -104,7 +105,7 @@ async def test_two_ranks_publish_to_engines_that_come_and_go(folder: Path) -> No
         assert 0 < costs["timing/publish_seconds/engine_pause"] <= costs["timing/publish_seconds/transfer"] + 1
         for engine in pool.engines:
             np.testing.assert_allclose(await served(engine), scores_of(folder, 1.25), atol=1e-5)
-            assert (await engine.call("status", seconds=10)).version == 2
+            assert (await engine.within(10, EngineLoop.status)).version == 2
         assert publication.report.nbytes == sum(t.nbytes for t in TorchEngine.from_folder(folder).parameters.values())
 
         late = await RayEngine.start("late", EngineSpec("torch", str(folder)), num_cpus=0)
@@ -180,7 +181,7 @@ async def test_between_two_pulls_an_engine_that_joins_gets_the_weights_that_the_
         pool.add(late)
         await between_pulls.bring_up(late)
         assert late in pool.serving
-        assert (await late.call("status", seconds=10)).version == 1
+        assert (await late.within(10, EngineLoop.status)).version == 1
         np.testing.assert_allclose(await served(late), scores_of(folder, 1.0), atol=1e-5)
         # The learner goes on from where it was.
         await between_pulls.publish(2)
@@ -260,7 +261,7 @@ async def test_who_joins_or_comes_back_while_a_publication_is_checked_gets_what_
             while len(pool.serving) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         for engine in pool.serving:
-            assert (await engine.call("status", seconds=10)).version == 2
+            assert (await engine.within(10, EngineLoop.status)).version == 2
             np.testing.assert_allclose(await served(engine), scores_of(folder, 1.25), atol=1e-5, err_msg=engine.name)
         scorer.may.set()
         assert (await publishing)["mismatch/canary/max"] < 1e-4
@@ -314,7 +315,8 @@ async def test_an_engine_that_died_is_left_out_and_its_successor_gets_the_weight
         pool.bring_up_by(publication.bring_up)
         await publication.publish(1)
         victim = pool.engines[0]
-        os.kill(await victim.call("ready", seconds=10), signal.SIGKILL)
+        assert victim.place is not None
+        os.kill(victim.place.process, signal.SIGKILL)
         await learner.run(multiply, 1.25)
         # Whether its death is noticed before or by the publication: nobody waits for it.
         await publication.publish(2)
@@ -354,7 +356,7 @@ async def test_no_engine_waits_for_the_store_of_a_dead_learner(folder: Path) -> 
 async def made_by(engine: EngineHandle, more_than: int) -> None:
     """Until an engine has made so many tokens."""
     async with asyncio.timeout(60):
-        while (await engine.call("status", seconds=30)).tokens_made <= more_than:  # noqa: ASYNC110
+        while (await engine.within(30, EngineLoop.status)).tokens_made <= more_than:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

@@ -255,7 +255,7 @@ def _turns(spec: ResolvedSpec, pool: RolloutPool, learner: LearnerGroup, waits: 
 
 def _beside(actor: Any) -> Callable[..., Any]:
     """Calls of the engine in a rank's process."""
-    return lambda method, *args: actor.run.remote(colocated.call_engine, method, *args)
+    return lambda method, *args, **kwargs: actor.run.remote(colocated.call_engine, method, *args, **kwargs)
 
 
 async def start_pool(

@@ -22,6 +22,7 @@ from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.pools.activity import Activity, Report
 from rljob_trainer.pools.members import Member, Members, Pending, Standing, pending_of
 from rljob_trainer.rollout.columns import Requests
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineLostError
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.waits import NEVER, patiently
@@ -225,7 +226,7 @@ class Dispatch(ABC):
     async def _submit(self, member: Member, groups: list[list[Pending]]) -> None:
         """All groups in one message; if the engine refuses one of them, one by one."""
         requests = Requests(pending.request for group in groups for pending in group)
-        submitted = asyncio.ensure_future(member.handle.call("submit", requests, seconds=CALL_SECONDS))
+        submitted = asyncio.ensure_future(member.handle.within(CALL_SECONDS, EngineLoop.submit, requests))
         try:
             # Its results are asked for right behind it, not after an answer that says nothing.
             await asyncio.sleep(0)
@@ -255,8 +256,8 @@ class Dispatch(ABC):
                 if not member.pending:
                     member.work.clear()
                     continue
-                results = await member.handle.call(
-                    "collect", _POLL_SECONDS, _LINGER_SECONDS, seconds=_POLL_SECONDS + CALL_SECONDS
+                results = await member.handle.within(
+                    _POLL_SECONDS + CALL_SECONDS, EngineLoop.collect, _POLL_SECONDS, _LINGER_SECONDS
                 )
                 self._resolve(member, results)
         except (EngineError, DeadlineError) as error:
@@ -265,7 +266,7 @@ class Dispatch(ABC):
     async def _watch(self, member: Member) -> None:
         """Learns of an engine's death also when nothing is asked of it: one call that ends with the engine."""
         try:
-            await member.handle.call("wait_until_ended", seconds=math.inf)
+            await member.handle.within(math.inf, EngineLoop.wait_until_ended)
         except EngineError as error:
             self.report_lost(member.handle.name, str(error))
 
@@ -293,9 +294,9 @@ class Dispatch(ABC):
         """Interrupts an engine's requests; they return to the queue's front with the tokens they have (only those of
         versions below ``before_version``, if given)."""
         try:
-            partials = await member.handle.call("abort", seconds=CALL_SECONDS)
+            partials = await member.handle.within(CALL_SECONDS, EngineLoop.abort)
             # Those that had finished before are still to be collected.
-            finished = await member.handle.call("collect", 0.0, seconds=CALL_SECONDS)
+            finished = await member.handle.within(CALL_SECONDS, EngineLoop.collect, 0.0)
         except (EngineError, DeadlineError) as error:
             # Lost, or taken out of the pool by somebody else meanwhile: what it had in hand is made again.
             self.report_lost(member.handle.name, str(error))
@@ -360,7 +361,7 @@ class Dispatch(ABC):
 
     async def _abort(self, member: Member, ids: list[EpisodeId]) -> None:
         try:
-            await member.handle.call("abort", ids, seconds=CALL_SECONDS)
+            await member.handle.within(CALL_SECONDS, EngineLoop.abort, ids)
         except (EngineError, DeadlineError) as error:
             self.report_lost(member.handle.name, str(error))
 

@@ -20,7 +20,7 @@ from rljob_trainer.pools.activity import Report
 from rljob_trainer.pools.dispatch import CALL_SECONDS, Dispatch
 from rljob_trainer.pools.lent import Lent
 from rljob_trainer.pools.members import Member, pending_of
-from rljob_trainer.rollout.engine_loop import EngineStatus
+from rljob_trainer.rollout.engine_loop import EngineLoop, EngineStatus
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.weights.manifest import Version
@@ -214,7 +214,7 @@ class RolloutPool(Dispatch):
 
     async def status(self) -> list[EngineStatus]:
         """Every engine's own account."""
-        calls = [m.handle.call("status", seconds=CALL_SECONDS) for m in self._members.values()]
+        calls = [m.handle.within(CALL_SECONDS, EngineLoop.status) for m in self._members.values()]
         return [status for status in await asyncio.gather(*calls) if isinstance(status, EngineStatus)]
 
     async def close(self) -> None:
@@ -225,7 +225,7 @@ class RolloutPool(Dispatch):
         await self._end_tasks()
         for member in list(self._members.values()):
             with suppress(EngineError, DeadlineError):
-                await member.handle.call("close", seconds=5.0)
+                await member.handle.within(5.0, EngineLoop.close)
             self._drop(member)
         await self._end_tasks()
 

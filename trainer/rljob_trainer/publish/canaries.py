@@ -24,6 +24,7 @@ from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.errors import CHANGED_JOB, DeadlineError, EngineError
 from rljob_trainer.learner.protocol import Learner, SequenceBatch
 from rljob_trainer.publish.quiet import Publication
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.waits import Waits
 
@@ -153,7 +154,7 @@ class Canaries:
         pool's business."""
         try:
             with self._waits.wait("trainer", f"engine {engine.name} to score the canaries", self._seconds):
-                scores = await engine.call("score", self._pairs, 1.0, seconds=self._seconds)
+                scores = await engine.within(self._seconds, EngineLoop.score, self._pairs, 1.0)
         except (EngineError, DeadlineError) as error:
             self._pool.report_lost(engine.name, str(error))
             return None

@@ -50,9 +50,9 @@ def start_engine(rank: LearnerRank, spec: EngineSpec) -> None:
     torch.set_num_threads(threads)
 
 
-def call_engine(rank: LearnerRank, method: str, *args: Any) -> Any:
-    """A method of ``EngineLoop`` by its name."""
-    return getattr(rank.attachments[_NAME], method)(*args)
+def call_engine(rank: LearnerRank, method: str, *args: Any, **kwargs: Any) -> Any:
+    """What a method of ``EngineLoop`` returns, which ``RayEngine`` sends by its name."""
+    return getattr(rank.attachments[_NAME], method)(*args, **kwargs)
 
 
 def take_weights(rank: LearnerRank, version: int, is_new: bool) -> Version:

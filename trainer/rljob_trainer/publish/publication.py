@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish.delivery import check_unchanged, one_of
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.waits import Turn, Waits
 from rljob_trainer.weights import ipc, learner_side
@@ -226,7 +227,7 @@ class WeightPublication:
             opened = await self._ranks.run(learner_side.open_publisher, self._bucket_bytes, self._host, every_rank)
             self._addresses = [address for address in opened if address is not None]
         try:
-            workers = [await engine.call("weight_ranks", seconds=self._seconds) for engine in engines]
+            workers = [await engine.within(self._seconds, EngineLoop.weight_ranks) for engine in engines]
         except (EngineError, DeadlineError) as error:
             return str(error)
         names, first_ranks, senders = [SENDER], [], []
@@ -240,7 +241,7 @@ class WeightPublication:
             self._addresses[0], next(self._generations), tuple(names), backend, senders=tuple(senders)
         )
         joins = [
-            engine.call("join_weights", self._link, first, self._seconds, seconds=self._seconds + _SLACK_SECONDS)
+            engine.within(self._seconds + _SLACK_SECONDS, EngineLoop.join_weights, self._link, first, self._seconds)
             for engine, first in zip(engines, first_ranks, strict=True)
         ]
         failure, *_ = await self._together(
@@ -262,7 +263,7 @@ class WeightPublication:
     async def _publish(self, engines: tuple[EngineHandle, ...], version: int, is_new: bool) -> str | None:
         """One broadcast to the connected engines; returns what went wrong."""
         receives = [
-            engine.call("receive_weights", version, self._seconds, seconds=self._seconds + _SLACK_SECONDS)
+            engine.within(self._seconds + _SLACK_SECONDS, EngineLoop.receive_weights, version, self._seconds)
             for engine in engines
         ]
         failure, sent, received = await self._together(
@@ -310,7 +311,7 @@ class WeightPublication:
         """Takes engines that no longer answer out of the pool."""
         for engine in engines:
             try:
-                await engine.call("status", seconds=_SLACK_SECONDS)
+                await engine.within(_SLACK_SECONDS, EngineLoop.status)
             except (EngineError, DeadlineError) as error:
                 self._pool.report_lost(engine.name, str(error))
 

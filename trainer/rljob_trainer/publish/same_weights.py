@@ -24,6 +24,7 @@ from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.publish.canaries import Pool, Resend
 from rljob_trainer.publish.publication import Ranks
 from rljob_trainer.publish.quiet import Publication
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.waits import Waits
 from rljob_trainer.weights import learner_side
@@ -221,7 +222,7 @@ class SameWeights:
     async def _resident(self, engine: EngineHandle, in_any_order: bool = False) -> Resident | None:
         """None also for an engine that is lost, which is the pool's business."""
         try:
-            told: Resident | None = await engine.call("resident", in_any_order, seconds=self._seconds)
+            told: Resident | None = await engine.within(self._seconds, EngineLoop.resident, in_any_order)
         except (EngineError, DeadlineError) as error:
             self._pool.report_lost(engine.name, str(error))
             return None

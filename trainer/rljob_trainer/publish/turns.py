@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rljob_trainer.publish.quiet import Publication
+from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.waits import Waits
 
@@ -97,30 +98,33 @@ class SharedDevices:
 
     async def to_learner(self) -> None:
         # What comes next is an update or a checkpoint that is read, and then new weights.
-        await self._engines("sleep", "to free the device", False)
+        await self._engines(lambda engine: engine.within(_TURN_SECONDS, EngineLoop.sleep, False), "to free the device")
         with self._waits.wait("trainer", "the learner's state on the device", self._seconds):
             await self._learner.onload()
 
     async def to_engines(self) -> None:
         await self._offload(actor=False)
-        await self._engines("wake_weights", "to take the device for its weights")
+        await self._engines(
+            lambda engine: engine.within(_TURN_SECONDS, EngineLoop.wake_weights), "to take the device for its weights"
+        )
 
     async def published(self) -> None:
         await self._offload(actor=not self._actor_stays)
-        await self._engines("wake", "to take the device")
+        await self._engines(lambda engine: engine.within(_TURN_SECONDS, EngineLoop.wake), "to take the device")
 
     async def _offload(self, *, actor: bool) -> None:
         with self._waits.wait("trainer", "the learner to free the device", self._seconds):
             await self._learner.offload(actor=actor)
 
-    async def _engines(self, method: str, what: str, *args: Any) -> None:
+    async def _engines(self, move: Callable[[EngineHandle], Awaitable[None]], what: str) -> None:
         """Each has devices of its own: all at once."""
-        if self._engines_sleep:
-            await asyncio.gather(*(self._call(engine, method, what, *args) for engine in self._pool.engines))
 
-    async def _call(self, engine: EngineHandle, method: str, what: str, *args: Any) -> None:
-        with self._waits.wait("trainer", f"engine {engine.name} {what}", _TURN_SECONDS):
-            await engine.call(method, *args, seconds=_TURN_SECONDS)
+        async def one(engine: EngineHandle) -> None:
+            with self._waits.wait("trainer", f"engine {engine.name} {what}", _TURN_SECONDS):
+                await move(engine)
+
+        if self._engines_sleep:
+            await asyncio.gather(*map(one, self._pool.engines))
 
 
 async def _nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import ray
 from ray.exceptions import RayTaskError
@@ -13,6 +13,10 @@ from rljob_trainer.actor_deaths import DEATHS, cause_of_death
 from rljob_trainer.aside import aside
 from rljob_trainer.errors import DeadlineError, EngineError, RLJobError
 from rljob_trainer.rollout.actor import ACTOR_OPTIONS, EngineActor, EnginePlace, EngineSpec
+from rljob_trainer.rollout.engine_loop import EngineLoop
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class EngineLostError(EngineError):
@@ -26,8 +30,10 @@ class EngineHandle(Protocol):
     place: EnginePlace | None
     """Where its process is; None: beside a learner rank."""
 
-    async def call(self, method: str, *args: Any, seconds: float) -> Any:
-        """Calls a method of ``EngineLoop`` or ``EngineActor`` by its name.
+    async def within(
+        self, seconds: float, method: Callable[Concatenate[EngineLoop, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """What a ``method`` of ``EngineLoop`` returns for these arguments, from the engine's process.
 
         Raises ``EngineLostError`` when the process is gone, ``DeadlineError`` after ``seconds``, else what the
         engine raised.
@@ -59,12 +65,15 @@ _WORK: Mapping[str, tuple[str, str | None]] = {
 class RayEngine:
     """An engine in a Ray actor: one of its own (``RayEngine.start``) or one beside a learner rank (``invoke``)."""
 
-    def __init__(self, name: str, invoke: Callable[..., Any], kill: Callable[[], None]) -> None:
-        """``invoke(method, *args)`` starts a call and returns its reference; ``kill`` ends the process."""
+    def __init__(
+        self, name: str, invoke: Callable[..., Any], kill: Callable[[], None], place: EnginePlace | None = None
+    ) -> None:
+        """``invoke(method, *args)`` starts a call and returns its reference; ``kill`` ends the process. ``place``:
+        where it is; None beside a rank."""
         self.name = name
-        self.place: EnginePlace | None = None
         self._invoke = invoke
         self._kill = kill
+        self.place = place
 
     @classmethod
     async def start(cls, name: str, spec: EngineSpec, *, seconds: float = 600.0, **options: Any) -> RayEngine:
@@ -75,18 +84,20 @@ class RayEngine:
 
         # Ray asks its head, which may be gone, to register class and actor, and answers when that has answered.
         actor: Any = await aside(create)
-        handle = cls(
-            name,
-            lambda method, *args: getattr(actor, method).remote(*args),
-            lambda: ray.kill(actor, no_restart=True),
-        )
+
+        def invoke(method: str, *args: Any, **kwargs: Any) -> Any:
+            return getattr(actor, method).remote(*args, **kwargs)
+
+        def kill() -> None:
+            ray.kill(actor, no_restart=True)
+
+        starting = cls(name, invoke, kill)
         try:
-            await handle.call("ready", seconds=seconds)
-            handle.place = await handle.call("place", seconds=seconds)
+            await starting._answer("ready", seconds)
+            return cls(name, invoke, kill, await starting._answer("place", seconds))
         except BaseException:
-            handle.kill()
+            kill()
             raise
-        return handle
 
     def _too_late(self, method: str, seconds: float) -> str:
         place = "" if self.place is None else f" (process {self.place.process} in {self.place.pod})"
@@ -98,10 +109,16 @@ class RayEngine:
             remedy = f"if it is only slow, raise {setting}, else its log should say what it hangs in"
         return f"engine {self.name}{place} did not {doing} within {seconds:g} s: {remedy}"
 
-    async def call(self, method: str, *args: Any, seconds: float) -> Any:
+    async def within(
+        self, seconds: float, method: Callable[Concatenate[EngineLoop, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        answer: T = await self._answer(method.__name__, seconds, *args, **kwargs)
+        return answer
+
+    async def _answer(self, method: str, seconds: float, *args: Any, **kwargs: Any) -> Any:
         try:
             async with asyncio.timeout(seconds):
-                return await asyncio.wrap_future(self._invoke(method, *args).future())
+                return await asyncio.wrap_future(self._invoke(method, *args, **kwargs).future())
         except TimeoutError:
             raise DeadlineError(self._too_late(method, seconds)) from None
         except RayTaskError as error:
