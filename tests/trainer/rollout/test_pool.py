@@ -445,7 +445,7 @@ async def test_interrupted_responses_wait_on_the_shelf(slow: EngineSpec, tmp_pat
             await pool.pause(interrupt=True)
             begun = [request.begun for request in await pool.begun() if len(request.begun)]
             assert begun
-            # Versions are all the same here: one array for all responses, and none of them on the shelf.
+            # Their versions are all the same, so they are no array of their own.
             arrays = [array for one in begun for array in (one.ids, one.log_probs)]
             assert all(np.may_share_memory(array, shelf._bytes) for array in arrays)
             written.append(shelf._end)
