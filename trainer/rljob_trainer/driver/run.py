@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import logging
 import tempfile
 import time
@@ -35,13 +34,13 @@ from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.engines import inside_ranks
 from rljob_trainer.driver.feeding import date_of_prompts
 from rljob_trainer.driver.ray_beside import ray_beside
+from rljob_trainer.driver.run_record import RunRecord
 from rljob_trainer.driver.session import Session
 from rljob_trainer.errors import CheckpointError, DeadlineError, OutputError, RLJobError, exit_code_of
 from rljob_trainer.garbage import seldom, settle
 from rljob_trainer.models.sharing import is_below, on_shared_storage, send_model
 from rljob_trainer.pools.size import engine_count
 from rljob_trainer.record import start_model
-from rljob_trainer.record.account import Account
 from rljob_trainer.record.fence import Fence, FencedError, RemovedError
 from rljob_trainer.record.ledger import FILE as LEDGER
 from rljob_trainer.record.ledger import Ledger
@@ -52,9 +51,8 @@ from rljob_trainer.record.same_job import check_unchanged
 from rljob_trainer.record.written_job import write_job
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.telemetry import run_folder
-from rljob_trainer.telemetry.report import write_report
 from rljob_trainer.telemetry.sinks import Sinks, open_sinks
-from rljob_trainer.telemetry.summary import Outcome, Summary, ValidationHistory, describe_machine, package_versions
+from rljob_trainer.telemetry.summary import Outcome
 from rljob_trainer.telemetry.timing import StageTimes
 from rljob_trainer.telemetry.trackers import open_trackers
 from rljob_trainer.telemetry.view import JobSummary, View, Views
@@ -124,7 +122,7 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
         state = state_of(output, options.state, job.spec.checkpoint.keep)
         fence, start = await asyncio.to_thread(_take_over, job, options, output, state, view)
         controls = _controls_of(job, options, fence.attempt, output.path, stop, view)
-        record = _Record(job, options, output, state, start, controls)
+        record = RunRecord(job, output, state, start, controls, options.shown)
         async with AsyncExitStack() as stack:
             if options.listening is not None:
                 port = await stack.enter_async_context(serving(options.listening, _answers_of(controls)))
@@ -217,7 +215,7 @@ async def _watch(controls: Controls, fence: Fence) -> None:
 
 
 async def _unless_stopped_early(
-    training: asyncio.Task[Ending], watching: asyncio.Task[None], stop: StopRequest, record: _Record
+    training: asyncio.Task[Ending], watching: asyncio.Task[None], stop: StopRequest, record: RunRecord
 ) -> Ending:
     """The training's ending. Until training begins (while parts start, a checkpoint is read, the model is validated) a
     request to stop just ends it; later the session sees to that.
@@ -264,7 +262,7 @@ class _Held:
     state: State
     fence: Fence
     controls: Controls
-    record: _Record
+    record: RunRecord
 
 
 async def _train_within_limits(held: _Held, start: Start) -> Ending:
@@ -386,99 +384,6 @@ def _ledger_path(options: RunOptions, output: OutputFolder) -> Path:
     folder = Path(tempfile.gettempdir(), "rljob", output.path.name)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / LEDGER
-
-
-class _Record:
-    """What is known about the run, for the files it leaves: also when it fails half-way."""
-
-    def __init__(
-        self,
-        job: ResolvedJob,
-        options: RunOptions,
-        output: OutputFolder,
-        state: State,
-        start: Start,
-        controls: Controls,
-    ) -> None:
-        self._model = ""
-        self._session: Session | None = None
-        self._ledger: Ledger | None = None
-        """Closed, perhaps; its account stays."""
-        self._controls = controls
-        self._job = job
-        self._output = output
-        self._place, self._shown = state.place, options.shown
-        self._start = start
-        self._began = datetime.datetime.now(datetime.UTC)
-
-    @property
-    def trains(self) -> bool:
-        """Whether training has begun: until then there is nothing to save."""
-        return self._session is not None and self._session.trains
-
-    def reads(self, model: str) -> None:
-        """``model``: what is trained, in words."""
-        self._model = model
-
-    def counted_by(self, ledger: Ledger) -> None:
-        """From now on ``ledger`` says what became of the prompts; also when it is closed."""
-        self._ledger = ledger
-
-    def lives_in(self, session: Session) -> None:
-        """The parts are there, and ``session`` is about to train."""
-        self._session = session
-
-    def begins_again(self, start: Start) -> int:
-        """The run goes on from a checkpoint of its own; returns its step."""
-        assert start.checkpoint is not None
-        self._session, self._start = None, start
-        return start.checkpoint.step
-
-    def write(self, outcome: Outcome, reason: str) -> None:
-        """Status, summary, timeline and report. A folder that cannot be written is logged: the run's own error matters
-        more."""
-        for write in (self._controls.standing.write, lambda: self._write(outcome, reason)):
-            try:
-                write()
-            except RLJobError as error:
-                _log.error("%s", error)
-
-    def _write(self, outcome: Outcome, reason: str) -> None:
-        folder, session = self._output.path, self._session
-        ended = datetime.datetime.now(datetime.UTC)
-        totals = None if session is None else session.totals
-        checkpoint = self._start.checkpoint if session is None else session.checkpoint or self._start.checkpoint
-        account = Account() if self._ledger is None else self._ledger.account
-        trained, dropped = account.ended
-        Summary(
-            outcome=outcome,
-            reason=reason,
-            job=self._job.metadata.name,
-            algorithm=self._job.spec.algorithm.preset,
-            model=self._model,
-            started_at=self._began,
-            ended_at=ended,
-            seconds=(ended - self._began).total_seconds(),
-            resumed_from_step=None if self._start.checkpoint is None else self._start.checkpoint.step,
-            steps=0 if totals is None else totals.step,
-            total_steps=self._controls.end.total_steps,
-            version=0 if totals is None else totals.version,
-            samples=0 if totals is None else totals.samples,
-            prompt_tokens=0 if totals is None else totals.tokens - totals.response_tokens,
-            response_tokens=0 if totals is None else totals.response_tokens,
-            ages=account.ages,
-            trained=trained,
-            dropped=dropped,
-            overlong_prompts=0 if session is None else session.overlong_prompts,
-            seconds_by_stage=self._controls.times.exclusive_totals,
-            validation=ValidationHistory.read(folder).by_source(),
-            checkpoint=None if checkpoint is None else self._shown(checkpoint.place),
-            report=self._shown(f"{self._place}/{run_folder.REPORT}"),
-            packages=package_versions(),
-            machine=describe_machine(),
-        ).write(folder)
-        self._controls.times.trace.write(folder / run_folder.TIMELINE)
-        write_report(folder)
 
 
 def _open_sinks(job: ResolvedJob, output: OutputFolder, start: Start, view: View) -> Sinks:

@@ -47,7 +47,16 @@ def update_result(reports: Sequence[RankReport], work: Cut, batch: SequenceBatch
     first = work.merge(batch, parts, only=0) if parts else None
     # What one rank's part of a parameter lacks, others may have.
     notes = [note for note in reports[0].notes if all(note in report.notes for report in reports)]
-    return UpdateResult(metrics, taken["actor"], taken["critic"], skipped, first, notes)
+    return UpdateResult(
+        metrics,
+        taken["actor"],
+        taken["critic"],
+        skipped,
+        first,
+        notes,
+        grad_norm=metrics.get("actor/grad_norm"),
+        entropy=metrics.get("actor/entropy"),
+    )
 
 
 def usage_metrics(ranks: Sequence[Usage]) -> dict[str, float]:

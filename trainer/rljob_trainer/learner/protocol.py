@@ -150,6 +150,10 @@ class UpdateResult:
     without an update of the actor."""
     notes: list[str] = field(default_factory=list)
     """Sentences about what the update did not do as it should have."""
+    grad_norm: float | None = None
+    """Of the actor's gradients, the mean over its optimizer steps; None: none was taken."""
+    entropy: float | None = None
+    """Of the actor's distribution at the trained tokens, in nats; None: nobody asked for it, or no step was taken."""
 
 
 @dataclass(frozen=True, slots=True)

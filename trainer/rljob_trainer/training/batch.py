@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from rljob_trainer.algorithms import Segments
 from rljob_trainer.episodes.episode import Episode, Group
 from rljob_trainer.episodes.tokens import BoolArray, FloatArray, IntArray, Tokens
 from rljob_trainer.errors import DataError
@@ -45,6 +47,16 @@ class TrainingBatch:
     def last_leaf(self) -> Int64Array:
         """``[E]`` the index of each episode's last sequence."""
         return np.searchsorted(self.episode_of, np.arange(len(self)), side="right") - 1
+
+    @property
+    def segments(self) -> Segments:
+        """Where each sequence's response tokens are in the streams."""
+        return Segments.from_lengths(torch.from_numpy(self.sequences.response_lengths))
+
+    @property
+    def episode_segments(self) -> Segments:
+        """Where each episode's response tokens are in the streams."""
+        return Segments.from_lengths(torch.from_numpy(np.diff(self.episode_offsets)))
 
     def owner(self, sequence: int) -> Episode:
         """The episode that a sequence is a leaf of."""

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from rljob_api.resolved import ResolvedAlgorithm, ResolvedBatch
@@ -27,32 +26,25 @@ from rljob_trainer.algorithms import (
     AdvantageInputs,
     AdvantageOutput,
     NotFiniteError,
-    PolicyDistance,
-    Segments,
     UnfitRewardError,
     advantage_estimators,
     advantages,
-    agreement_metrics,
     clipped_scores,
     correct,
     gradient_noise,
     kl_penalised_rewards,
-    most_apart,
     normalised_scores,
-    policy_distance,
     resampled,
     rollout_share,
     without_truncated,
 )
-from rljob_trainer.episodes.episode import Group, RewardResult
+from rljob_trainer.episodes.episode import Group
 from rljob_trainer.episodes.tokens import FloatArray
 from rljob_trainer.errors import DataError, LearnerError, StepGivenUpError
-from rljob_trainer.learner.packing import take
 from rljob_trainer.learner.protocol import (
     Learner,
     ScoreRequest,
     ScoreResult,
-    SequenceBatch,
     UpdateRequest,
     UpdateResult,
 )
@@ -64,9 +56,10 @@ from rljob_trainer.telemetry.batch_metrics import (
     oldest_versions,
     optimizer_step_metrics,
 )
-from rljob_trainer.training import attribution
+from rljob_trainer.training.agreement import GapExplainer, compared
 from rljob_trainer.training.batch import TrainingBatch, layout
 from rljob_trainer.training.checks import TrainedPrompts, check_groups, check_layout, check_scored
+from rljob_trainer.training.scores import greedy_scores, part_matrix, part_scores
 from rljob_trainer.training.settings import (
     correction_settings,
     entropy_controller,
@@ -78,11 +71,6 @@ from rljob_trainer.training.settings import (
 )
 
 _log = logging.getLogger(__name__)
-
-_GROWN = 3.0
-"""Times by which a gap between trainer and engines has to grow to be looked into once more."""
-_NAMED = 3
-"""Samples that are named as the worst."""
 
 
 class TrainingStep:
@@ -132,8 +120,7 @@ class TrainingStep:
         self.correcting = False
         """Whether the correction has been switched on beyond what the job says."""
         self._prompts = prompts
-        self._explained = 0.0
-        """The largest gap between trainer and engines that was looked into."""
+        self._explainer = GapExplainer(learner, temperature, report)
         self._trained_version: int | None = None
         self._steps_taken: list[int] = []
         """The policy's optimizer steps in each of the latest versions, the present one last. By place and not by
@@ -154,7 +141,7 @@ class TrainingStep:
         scored, own = await self._score(batch, optimizer_steps=len(mini_batches), continues=continues)
         check_scored(replace(scored, log_probs=own), batch, number)
         if scored.log_probs is not None and (not continues or self._anchors):
-            await self._explain(batch, made, scored.log_probs, version, number, anchored=continues)
+            await self._explainer.look(batch, made, scored.log_probs, version, number, anchored=continues)
         with self._stage("advantage"):
             try:
                 corrected = self._correct(batch, scored)
@@ -176,7 +163,7 @@ class TrainingStep:
                 apart: Apart | None = None
                 if scored.log_probs is not None:
                     scored_with = version if not continues or self._anchors else None
-                    apart, agreement = self._agreement(batch, made, scored.log_probs, scored_with)
+                    apart, agreement = compared(batch, made, scored.log_probs, scored_with, name_worst=self._judged)
                     metrics |= agreement
                 result = await update
             finally:
@@ -191,19 +178,24 @@ class TrainingStep:
         self._steps_taken[-1] += result.actor_steps
         if scored.log_probs is None:
             updated_from = None if continues else version
-            apart, agreement = self._agreement(batch, made, result.first_log_probs, updated_from)
+            apart, agreement = compared(batch, made, result.first_log_probs, updated_from, name_worst=self._judged)
             metrics.update(agreement)
             metrics.update(self._bypassed(batch, result.first_log_probs))
             if result.first_log_probs is not None and not continues:
                 # The weights have changed: nothing that is given up from here on may say that they have not.
                 with suppress(StepGivenUpError):
-                    await self._explain(batch, made, result.first_log_probs, version, number, anchored=False)
+                    await self._explainer.look(batch, made, result.first_log_probs, version, number, anchored=False)
         self._trained_version = version
         if self._prompts is not None:
             self._prompts.trained(groups, number)
-        if self.algorithm.gradient_noise and batch.sequences.advantages is not None and result.actor_steps:
+        if (
+            self.algorithm.gradient_noise
+            and batch.sequences.advantages is not None
+            and result.actor_steps
+            and result.grad_norm is not None
+        ):
             of_batch = torch.from_numpy(batch.sequences.advantages)
-            metrics.update(gradient_noise(inputs, of_batch, metrics["actor/grad_norm"]))
+            metrics.update(gradient_noise(inputs, of_batch, result.grad_norm))
         for told in (*result.skipped, *result.notes):
             self._report(f"step {number}: {told}")
         if kl_in_reward is not None:
@@ -213,8 +205,8 @@ class TrainingStep:
                 self.kl.update(kl_in_reward, len(batch))
         if self.entropy is not None:
             metrics["actor/entropy_coefficient"] = self.entropy.coefficient
-            if "actor/entropy" in metrics:
-                self.entropy.update(metrics["actor/entropy"])
+            if result.entropy is not None:
+                self.entropy.update(result.entropy)
         return TrainedBatch(metrics, apart)
 
     async def give_up(self) -> None:
@@ -252,6 +244,11 @@ class TrainingStep:
         self.correcting = True
 
     # --- the stages
+
+    @property
+    def _judged(self) -> bool:
+        """Whether somebody wants to know which samples are furthest apart."""
+        return self.algorithm.rollout_correction.limits is not None
 
     @property
     def _anchors(self) -> bool:
@@ -325,7 +322,7 @@ class TrainingStep:
             torch.from_numpy(scored.log_probs),
             torch.from_numpy(sequences.rollout_log_probs),
             torch.from_numpy(sequences.mask),
-            _segments(batch),
+            batch.segments,
             correction_settings(correction),
         )
         sequences.mask = corrected.mask.numpy()
@@ -345,7 +342,7 @@ class TrainingStep:
             torch.from_numpy(first),
             torch.from_numpy(sequences.rollout_log_probs),
             torch.from_numpy(sequences.mask & np.isfinite(first) & np.isfinite(sequences.rollout_log_probs)),
-            _segments(batch),
+            batch.segments,
             correction_settings(self.algorithm.rollout_correction),
         ).metrics
 
@@ -359,7 +356,7 @@ class TrainingStep:
         were made, and what the estimators call a sequence is an episode here.
         """
         algorithm, sequences = self.algorithm, batch.sequences
-        segments = _episode_segments(batch)
+        segments = batch.episode_segments
         mask = torch.from_numpy(sequences.mask)
         scores = self._shaped_scores(batch)
         old = sequences.rollout_log_probs if scored.log_probs is None else scored.log_probs
@@ -378,7 +375,7 @@ class TrainingStep:
                 vocabulary_kl=_tensor(scored.vocabulary_kl),
             )
             kl = float(mean_kl)
-        bootstrap, greedy = algorithm.truncated.bootstrap, _greedy_scores(groups)
+        bootstrap, greedy = algorithm.truncated.bootstrap, greedy_scores(groups)
         final = None if scored.final_values is None else scored.final_values[batch.last_leaf]
         inputs = AdvantageInputs(
             mask=mask,
@@ -390,7 +387,7 @@ class TrainingStep:
             final_values=_tensor(final) if bootstrap else None,
             truncated=torch.from_numpy(batch.truncated) if bootstrap else None,
             greedy_scores=None if greedy is None else self._clipped(greedy),
-            parts=_parts(batch, self._part_weights) if self._estimator.needs_parts else None,
+            parts=part_matrix(batch, self._part_weights) if self._estimator.needs_parts else None,
             part_weights=torch.tensor(list(self._part_weights.values())) if self._estimator.needs_parts else None,
             log_probs=_tensor(old if own is None else own),
             sum_squared_probs=_tensor(scored.sum_squared_probs),
@@ -426,7 +423,7 @@ class TrainingStep:
             sequences.old_log_probs = scored.log_probs
         if self.algorithm.truncated.mask:
             mask, truncated = torch.from_numpy(sequences.mask), torch.from_numpy(batch.truncated)
-            sequences.mask = without_truncated(mask, _episode_segments(batch), truncated).numpy()
+            sequences.mask = without_truncated(mask, batch.episode_segments, truncated).numpy()
         sequences.shares = batch.shares()
 
     def _mini_batches(self, groups: int, batch: TrainingBatch, number: int) -> list[list[int]]:
@@ -491,121 +488,6 @@ class TrainingStep:
         ages = (version - oldest).tolist()
         return {g: sum(self._steps_taken[-1 - age :]) for g, age in zip(groups.tolist(), ages, strict=True)}
 
-    def _agreement(
-        self,
-        batch: TrainingBatch,
-        mask: npt.NDArray[np.bool_],
-        trainer: FloatArray | None,
-        version: int | None,
-    ) -> tuple[Apart | None, dict[str, float]]:
-        """How far trainer and engines are apart, and the metrics of that.
-
-        ``mismatch/...``: trainer against engine, on the tokens that both saw with the same weights.
-
-        ``drift/...``: on all tokens, where some are of other weights.
-
-        ``trainer [tokens]``: its log-probs, scored before the update, else those of the update's first forward pass.
-        ``version`` is that of their weights; None: no engine has these, since a batch has been trained since the
-        publication. Tokens of other versions differ because the policy has moved, which is no error. ``mask`` has the
-        rejected tokens, too: limits are there for these above all.
-        """
-        sequences = batch.sequences
-        if trainer is None or sequences.rollout_log_probs is None:
-            return None, {}
-        known = mask & np.isfinite(trainer)
-        alike = known & (batch.versions == version) if version is not None else np.zeros_like(known)
-        streams = torch.from_numpy(trainer), torch.from_numpy(sequences.rollout_log_probs)
-        segments, worst, apart = _segments(batch), "", None
-        metrics: dict[str, float] = {}
-        if self.algorithm.rollout_correction.limits is not None:
-            furthest = most_apart(*streams, torch.from_numpy(known), segments, _NAMED)
-            worst = ", ".join(f"{batch.owner(i).id} by {by:.2g} nats" for i, by in furthest)
-        if alike.any():
-            of_these = torch.from_numpy(alike)
-            distance = policy_distance(*streams, of_these, segments)
-            metrics |= agreement_metrics(*streams, of_these) | distance.metrics("mismatch")
-            apart = _apart("mismatch", distance, worst)
-        if (known & ~alike).any():
-            distance = policy_distance(*streams, torch.from_numpy(known), segments)
-            metrics |= distance.metrics("drift")
-            apart = _apart("drift", distance, worst)
-        return apart, metrics
-
-    async def _explain(
-        self,
-        batch: TrainingBatch,
-        mask: npt.NDArray[np.bool_],
-        trainer: FloatArray,
-        version: int,
-        number: int,
-        *,
-        anchored: bool,
-    ) -> None:
-        """Says why trainer and engines disagree under the same weights, if they do and the streams tell. Looked into
-        when the gap is there first, and whenever it has grown to several times what was looked into before.
-
-        After the update some sequences are scored with what the policy is then, at the job's temperature as at others:
-        its one step is small against a gap that has such a cause.
-        """
-        engine = batch.sequences.rollout_log_probs
-        if engine is None:
-            return
-        known = mask & np.isfinite(trainer) & np.isfinite(engine) & (batch.versions == version)
-        apart = attribution.gap(trainer, engine, known)
-        if not apart > max(attribution.NOTICEABLE, _GROWN * self._explained):
-            return
-        self._explained = apart
-        said = attribution.shifted(trainer, engine, known, batch.offsets)
-        if not said and attribution.alike(trainer, engine, known):
-            wholly = np.logical_and.reduceat(np.append(known, True), batch.offsets[:-1]).tolist()
-            few = np.array(attribution.few(batch.sequences.response_lengths.tolist(), wholly), dtype=np.int64)
-            said = await self._of_temperature(take(batch.sequences, few), anchored=anchored) if len(few) else ""
-        if said:
-            self._report(f"step {number}: engines and trainer differ by {apart:.2g} nats per token: {said}")
-
-    async def _of_temperature(self, few: SequenceBatch, *, anchored: bool) -> str:
-        assert few.rollout_log_probs is not None
-        scored: dict[float, FloatArray] = {}
-        for temperature in sorted({*attribution.TEMPERATURES, self._temperature}):
-            result = await self._learner.score(
-                few, ScoreRequest(temperature=temperature, log_probs=True, anchored=anchored)
-            )
-            assert result.log_probs is not None
-            scored[temperature] = result.log_probs
-        return attribution.of_temperature(scored, few.rollout_log_probs, self._temperature)
-
-
-def _apart(family: Literal["mismatch", "drift"], distance: PolicyDistance, worst: str) -> Apart:
-    return Apart(family, distance.kl, distance.chi_square, distance.effective_sample_size, worst)
-
-
-def _segments(batch: TrainingBatch) -> Segments:
-    return Segments.from_lengths(torch.from_numpy(batch.sequences.response_lengths))
-
-
-def _episode_segments(batch: TrainingBatch) -> Segments:
-    return Segments.from_lengths(torch.from_numpy(np.diff(batch.episode_offsets)))
-
 
 def _tensor(stream: FloatArray | None) -> torch.Tensor | None:
     return None if stream is None else torch.from_numpy(stream)
-
-
-def _greedy_scores(groups: Sequence[Group]) -> torch.Tensor | None:
-    """``[E]``: the greedy score of each episode's prompt; None when the job does not sample greedy responses."""
-    if any(group.greedy_score is None for group in groups):
-        return None
-    return torch.tensor([group.greedy_score for group in groups for _ in group.episodes], dtype=torch.float32)
-
-
-def part_scores(rewards: Sequence[RewardResult]) -> dict[str, npt.NDArray[np.float32]]:
-    """What each reward function gave, unweighted, ``[E]`` by name; NaN where a function was not asked."""
-    names = sorted({name for reward in rewards for name in reward.parts})
-    return {name: np.array([reward.parts.get(name, np.nan) for reward in rewards], dtype=np.float32) for name in names}
-
-
-def _parts(batch: TrainingBatch, names: Iterable[str]) -> torch.Tensor:
-    """``[E, K]``: the named reward functions' scores as a tensor, 0 where a function was not asked."""
-    rewards = [episode.reward for episode in batch.episodes if episode.reward is not None]
-    rows = [[reward.parts.get(name, 0.0) for name in names] for reward in rewards]
-    return torch.tensor(rows, dtype=torch.float32)
