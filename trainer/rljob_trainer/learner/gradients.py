@@ -44,7 +44,7 @@ class MicroReport:
 
 @dataclass(frozen=True, slots=True)
 class MiniBatchReport:
-    """The same of a mini-batch."""
+    """Metrics and log-probs summed over one mini-batch."""
 
     sums: Sums
     log_probs: list[torch.Tensor]
@@ -100,7 +100,7 @@ class MicroBatch:
         return torch.from_numpy(values[self.row.stream]).to(self.device, non_blocking=True)
 
     def needed(self, name: str) -> torch.Tensor:
-        """The same for a stream that must be there. Raises ``ValueError`` naming it."""
+        """The stream of a name, which must be there. Raises ``ValueError`` naming it."""
         stream = self.stream(name)
         if stream is None:
             raise ValueError(f"the update needs the stream {name!r}, which the batch lacks")
@@ -201,7 +201,7 @@ class ActorGradient:
 
 
 class CriticGradient:
-    """The same for the critic, with the moments that its explained variance is made of."""
+    """The gradient of the critic, with the moments that its explained variance is made of."""
 
     def __init__(self, share: Share, number: int, loss: LossSettings, place: Place) -> None:
         self.scale = loss_scale(loss, share.counts[number], place.dtype)

@@ -53,8 +53,8 @@ class Layout:
         Collective."""
 
     def squared_norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Of a model's whole gradient, from this rank's parts of it by name: a scalar that is equal on all ranks.
-        Collective."""
+        """The squared norm of a model's whole gradient, from this rank's parts of it by name: a scalar that is equal on
+        all ranks. Collective."""
         return torch.stack(torch._foreach_norm(list(gradients.values()))).square().sum()
 
     def heads(self, named: Named) -> list[TensorHead]:

@@ -153,7 +153,7 @@ class Policy(nn.Module):
 
     @property
     def output_parameters(self) -> int:
-        """Those of the matrix that turns a hidden state into logits."""
+        """The parameters of the matrix that turns a hidden state into logits."""
         weight: torch.Tensor = self.language_model.get_output_embeddings().weight
         return weight.numel()
 
@@ -163,7 +163,7 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """The same network with a value for each position instead of a distribution. The head begins at zero."""
+    """The policy's network with a value for each position instead of a distribution. The head begins at zero."""
 
     predicts = True
 

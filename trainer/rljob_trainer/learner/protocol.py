@@ -253,5 +253,5 @@ class RankedLearner(Learner, Protocol):
     def run_at(
         self, rank: int, function: Callable[Concatenate[BackendRank, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> Awaitable[T]:
-        """The same in one rank's process, for what is no business of the others."""
+        """Runs ``function`` in one rank's process, for what is no business of the others."""
         ...

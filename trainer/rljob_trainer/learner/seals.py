@@ -20,7 +20,7 @@ _NAMED = 3
 
 
 def seals_of(batch: SequenceBatch) -> dict[str, list[int]]:
-    """Of every stream that the batch has."""
+    """The seals of every stream that the batch has."""
     rows = offsets_of(batch.prompt_lengths + batch.response_lengths).tolist()
     tokens = offsets_of(batch.response_lengths).tolist()
     seals = {"token_ids": [digest(batch.token_ids[a:b]) for a, b in pairwise(rows)]}
@@ -31,7 +31,7 @@ def seals_of(batch: SequenceBatch) -> dict[str, list[int]]:
 
 
 def of_sequences(seals: Seals, indices: Int64Array) -> dict[str, list[int]]:
-    """Those of some sequences, in that order."""
+    """The seals of some sequences, in that order."""
     return {name: [digests[i] for i in indices.tolist()] for name, digests in seals.items()}
 
 

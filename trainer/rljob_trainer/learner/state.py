@@ -257,7 +257,7 @@ def _described(files: StateFiles, place: str | Path) -> dict[str, Any]:
 
 
 def _digests(models: Sequence[Trained]) -> dict[str, int]:
-    """Of this rank's part of every tensor."""
+    """Digests of this rank's part of every tensor."""
     return dict(manifest_of((shard.name, shard.tensor) for shard in _shards(models)).sums)
 
 
@@ -277,7 +277,7 @@ def _shards(models: Sequence[Trained]) -> list[Shard]:
 
 
 def _tensors(shards: Sequence[Shard]) -> dict[str, torch.Tensor]:
-    """As a checkpoint takes them."""
+    """The tensors as a checkpoint takes them."""
     return {shard.name: ShardTensor(shard) for shard in shards}
 
 

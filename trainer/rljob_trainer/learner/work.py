@@ -41,7 +41,7 @@ class Share:
     """Of ``batch``, as the driver had it."""
 
     def outline(self) -> Share:
-        """The same number of micro-batches without any sequence."""
+        """A share of as many micro-batches without any sequence."""
         nobody = np.empty(0, dtype=np.int64)
         empty = [[nobody for _ in own] for own in self.micro_batches]
         batch, lengths = take(self.batch, nobody), self.lengths.take(nobody)
@@ -83,7 +83,7 @@ class RankReport:
     """What the run should say of this update."""
 
     def largest_norms(self) -> dict[str, float]:
-        """Of the gradients of the optimizer steps that were taken, by model."""
+        """The largest norms of the gradients of the optimizer steps that were taken, by model."""
         norms: dict[str, float] = {}
         for step in self.steps:
             if step.problem is None:

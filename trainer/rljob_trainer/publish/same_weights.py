@@ -124,7 +124,7 @@ class SameWeights:
             self._pool.report_lost(name, f"{cause}, also after a second sending")
 
     async def _compare_replicas(self, version: int, told: Mapping[EngineHandle, Resident]) -> None:
-        """Those of each layout with one another."""
+        """Compares the engines of each layout with one another."""
         self._usual = {}
         for layout in {has.layout: None for has in told.values()}:
             has = {engine: each.sums for engine, each in told.items() if each.layout == layout}

@@ -146,7 +146,7 @@ class EngineLoop:
         return self.call(receive)
 
     def resident(self, in_any_order: bool = False) -> Resident | None:
-        """Of the weights (``Engine.resident``)."""
+        """What the engine says of its weights (``Engine.resident``)."""
         return self.call(lambda engine: engine.resident(in_any_order))
 
     def sleep(self, keep_weights: bool = True) -> None:

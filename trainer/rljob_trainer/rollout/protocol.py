@@ -32,8 +32,8 @@ class Engine(Protocol):
 
     @property
     def manifest(self) -> Manifest | None:
-        """Of the weights that it was given last; None while an update is under way or its weights are gone, and before
-        the first update."""
+        """The manifest of the weights that it was given last; None while an update is under way or its weights are
+        gone, and before the first update."""
         ...
 
     def add(self, request: GenerationRequest) -> None:

@@ -32,7 +32,8 @@ class HandOver:
         """Of the stage: by which the receiver has reached it, or can."""
 
     def broadcast(self, tensors: list[Tensor], options: Any = None) -> _Journey:
-        """As of torch's process groups: one contiguous tensor of uint8 ``[n]``, the same n on both sides."""
+        """A broadcast as torch's process groups have it: one contiguous tensor of uint8 ``[n]``, the same n on both
+        sides."""
         self._count += 1
         (data,) = tensors
         journey = _Journey(self, self._count, data)
@@ -41,7 +42,8 @@ class HandOver:
         return journey
 
     def advance(self) -> None:
-        """As far as the other side lets it. Raises ``RuntimeError`` when the stage cannot be made or reached."""
+        """Moves on as far as the other side lets it. Raises ``RuntimeError`` when the stage cannot be made or
+        reached."""
         while self._begun and (self._send(self._begun[0]) if self._is_sender else self._take(self._begun[0])):
             self._begun.popleft().is_over = True
 

@@ -109,13 +109,13 @@ class Addition:
             self._sums.append(sums_of([tensor for _, tensor in named]))
 
     def manifest(self) -> Manifest:
-        """Of all that were added."""
+        """The manifest of all that were added."""
         numbers = torch.cat([part.cpu() for part in self._sums]).tolist() if self._sums else []
         return Manifest(zip(self._metas, map(unsigned, numbers), strict=True))
 
 
 def manifest_of(named: Iterable[tuple[str, Tensor]]) -> Manifest:
-    """Of whole tensors under their Hugging Face names."""
+    """The manifest of whole tensors under their Hugging Face names."""
     addition = Addition()
     some: list[tuple[str, Tensor]] = []
     for name, tensor in named:

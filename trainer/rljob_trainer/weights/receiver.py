@@ -166,7 +166,7 @@ class _Incoming:
             self._bytes_held -= held
 
     def manifest(self) -> Manifest:
-        """Of what arrived."""
+        """The manifest of what arrived."""
         started = time.perf_counter()
         manifest = self._addition.manifest()
         self.manifest_seconds += time.perf_counter() - started

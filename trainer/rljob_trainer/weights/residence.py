@@ -35,12 +35,12 @@ class Resident:
 
 
 def sums_in_any_order(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """The same for the same numbers in another order."""
+    """Sums that are the same for the same numbers in another order."""
     return {name: sum_in_any_order(tensor) for name, tensor in named}
 
 
 def fingerprint(workers: Iterable[Manifest]) -> Resident:
-    """Of an engine's runtime tensors, given each of its workers' own."""
+    """The fingerprint of an engine's runtime tensors, given each of its workers' own."""
     sums: dict[str, int] = {}
     shapes = []
     for number, manifest in enumerate(workers):
@@ -50,7 +50,7 @@ def fingerprint(workers: Iterable[Manifest]) -> Resident:
 
 
 def resident(named: Iterable[tuple[str, Tensor]], *, in_any_order: bool = False) -> Resident:
-    """Of an engine that keeps tensors as they are published."""
+    """What an engine says that keeps tensors as they are published."""
     return Resident(sums_in_any_order(named) if in_any_order else manifest_of(named).sums)
 
 

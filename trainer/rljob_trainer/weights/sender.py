@@ -190,7 +190,7 @@ class _Outgoing:
         self._arrive(0)
 
     def manifest(self) -> Manifest:
-        """Of what was sent."""
+        """The manifest of what was sent."""
         started = time.perf_counter()
         manifest = self._addition.manifest()
         self.manifest_seconds += time.perf_counter() - started

@@ -166,12 +166,12 @@ def _of_first_blocks(device: torch.device) -> Tensor:
 
 
 def _of_rows(rows: Tensor, last: int) -> Tensor:
-    """Of rows of which none is beyond the ``last``. Most tensors have few: looked up, not made."""
+    """Weights of rows of which none is beyond the ``last``. Most tensors have few: looked up, not made."""
     return _of_first_rows(rows.device)[rows] if last < _FIRST_ROWS else _odd(rows + _OF_ROWS)
 
 
 def _of_blocks(rows: Tensor, last: int) -> Tensor:
-    """Of the blocks in which these rows are."""
+    """Weights of the blocks in which these rows are."""
     blocks = rows >> _ROWS.bit_length() - 1
     return _of_first_blocks(rows.device)[blocks] if last < _FIRST_ROWS else _odd(blocks + _OF_BLOCKS)
 
@@ -193,7 +193,7 @@ _scratch = _Scratch()
 
 
 def _sum_of_rows(data: Tensor, first: int) -> Tensor:
-    """Of the bytes of whole rows, the first of which has this number: a number on the device."""
+    """The sum of the bytes of whole rows, the first of which has this number: a number on the device."""
     return _sum_on_cpu(data, first) if data.device.type == "cpu" else _sum_elsewhere(data, first)
 
 
@@ -230,7 +230,7 @@ def _sum_on_cpu(data: Tensor, first: int) -> Tensor:
 
 
 def _sum_elsewhere(data: Tensor, first: int) -> Tensor:
-    """The same by operations that there are on every device: a dot product of integers is not among them."""
+    """The sum by operations that there are on every device: a dot product of integers is not among them."""
     columns = _of_columns(data.device)
     total = torch.zeros((), dtype=torch.int64, device=data.device)
     sizes = _sizes_of_blocks(first, len(data) // _ROW_BYTES)
@@ -301,8 +301,8 @@ def _between(values: Tensor, last: Tensor) -> Tensor:
 
 
 def _sum_of_runs(runs: Tensor, starts: Tensor) -> Tensor:
-    """Of runs ``[n, bytes]`` that begin at the bytes ``starts`` ``[n]``: each on words of its own that are zero beside
-    it."""
+    """The sum of runs ``[n, bytes]`` that begin at the bytes ``starts`` ``[n]``: each on words of its own that are zero
+    beside it."""
     lead, width = starts % 8, runs.shape[1]
     canvas = torch.zeros(len(runs), (width + 14) // 8 * 8, dtype=torch.uint8, device=runs.device)
     canvas.scatter_(1, lead[:, None] + torch.arange(width, device=runs.device), runs)

@@ -19,7 +19,7 @@ from rljob_trainer.weights.shards import Shard
 
 
 class Fsdp2Layout(Layout):
-    """Of modules that went through ``fully_shard``. ``shards`` are the ranks over which one copy is cut."""
+    """The layout of modules that went through ``fully_shard``. ``shards`` are the ranks over which one copy is cut."""
 
     def __init__(self, shards: dist.ProcessGroup) -> None:
         self._shards = shards
