@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -214,12 +215,12 @@ def test_counts_are_those_of_all_ranks(make_batch: Callable[..., SequenceBatch])
 
 def test_malformed_batches_are_refused(make_batch: Callable[..., SequenceBatch]) -> None:
     batch = make_batch()
-    batch.advantages = batch.advantages[:-1]
+    batch = replace(batch, advantages=batch.advantages[:-1])
     with pytest.raises(ValueError, match=r"advantages has \d+ entries but there are"):
         cut_for(batch, [[0]], ranks=1, token_budget=100)
     batch = make_batch()
     with pytest.raises(ValueError, match="mini-batch 1 names sequences outside"):
         cut_for(batch, [[0], [99]], ranks=1, token_budget=100)
-    batch.prompt_lengths = np.where(np.arange(len(batch)) == 3, 0, batch.prompt_lengths)
+    batch = replace(batch, prompt_lengths=np.where(np.arange(len(batch)) == 3, 0, batch.prompt_lengths))
     with pytest.raises(ValueError, match="sequence 3 has no prompt"):
         cut_for(batch, [[0]], ranks=1, token_budget=100)

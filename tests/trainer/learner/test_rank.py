@@ -54,7 +54,7 @@ def test_the_actor_makes_good_tokens_likelier(
     settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]
 ) -> None:
     batch = replace(make_batch(), old_log_probs=None, weights=None)
-    batch.advantages = np.where(np.arange(len(batch.mask)) % 2 == 0, 1.0, -1.0).astype(np.float32)
+    batch = replace(batch, advantages=np.where(np.arange(len(batch.mask)) % 2 == 0, 1.0, -1.0).astype(np.float32))
     rank = Fsdp2().start(settings)
     before = score(rank, batch, log_probs=True)["log_probs"]
     for _ in range(5):
@@ -84,7 +84,7 @@ def test_a_whole_update_runs_where_only_deterministic_kernels_may(
 
 def test_the_critic_learns_a_constant(settings: LearnerSettings, make_batch: Callable[..., SequenceBatch]) -> None:
     batch = make_batch()
-    batch.returns = np.full(len(batch.mask), 0.7, dtype=np.float32)
+    batch = replace(batch, returns=np.full(len(batch.mask), 0.7, dtype=np.float32))
     rank = Fsdp2().start(settings)
     assert not score(rank, batch, values=True)["values"].any()  # the head begins at zero
     for _ in range(40):
@@ -126,7 +126,7 @@ def test_extremes_of_the_ratio_are_over_all_micro_batches_and_steps(
     rank = Fsdp2().start(replace(settings, actor=OptimizerSettings(learning_rate=1e-12, weight_decay=0.0)))
     batch = replace(make_batch(), weights=None)
     ours = score(rank, batch, log_probs=True)["log_probs"]
-    batch.old_log_probs = ours + np.random.default_rng(0).normal(0, 0.3, len(ours)).astype(np.float32)
+    batch = replace(batch, old_log_probs=ours + np.random.default_rng(0).normal(0, 0.3, len(ours)).astype(np.float32))
     metrics = update(rank, batch, [range(0, 12), range(12, 24)]).metrics
     ratios = np.exp(ours - batch.old_log_probs)[batch.mask]
     assert metrics["actor/steps"] == 2

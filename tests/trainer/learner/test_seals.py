@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def test_a_token_that_changes_is_named_with_its_sequence(make_batch: MakeBatch) 
 def test_a_stream_that_is_missing_is_named(make_batch: MakeBatch) -> None:
     batch = make_batch()
     sealed = seals.seals_of(batch)
-    batch.values = None
+    batch = replace(batch, values=None)
     with pytest.raises(LearnerError, match="the values of"):
         seals.check(batch, sealed, 0)
 

@@ -7,6 +7,7 @@ Expected numbers are computed here by loops over episodes, leaves and tokens in 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def test_shares_are_the_same_however_the_batch_is_cut() -> None:
     groups = branching()
     groups[0].episodes[1].leaves[2].tokens.mask[:] = False  # two of three leaves are trained
     batch = layout(groups)
-    batch.sequences.shares = batch.shares()
+    batch = batch.of(replace(batch.sequences, shares=batch.shares()))
     everything = range(len(batch.episode_of))
     for ranks in (1, 2, 3):
         work = cut_for(batch.sequences, [everything], ranks=ranks, token_budget=16)

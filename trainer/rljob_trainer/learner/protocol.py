@@ -27,7 +27,7 @@ T = TypeVar("T")
 Int64Array = npt.NDArray[np.int64]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SequenceBatch:
     """S sequences: token ids of prompt and response, and streams over the response tokens.
 

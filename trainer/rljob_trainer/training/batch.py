@@ -7,7 +7,7 @@ here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from rljob_trainer.learner.packing import offsets_of
 from rljob_trainer.learner.protocol import Int64Array, SequenceBatch
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TrainingBatch:
     """The sequences of a batch and what is known of them: S sequences, the leaves of E episodes, in N groups.
 
@@ -57,6 +57,10 @@ class TrainingBatch:
     def episode_segments(self) -> Segments:
         """Where each episode's response tokens are in the streams."""
         return Segments.from_lengths(torch.from_numpy(np.diff(self.episode_offsets)))
+
+    def of(self, sequences: SequenceBatch) -> TrainingBatch:
+        """The batch with ``sequences`` in place of its own, which are the same but for some streams."""
+        return replace(self, sequences=sequences)
 
     def owner(self, sequence: int) -> Episode:
         """The episode that a sequence is a leaf of."""

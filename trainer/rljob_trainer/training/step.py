@@ -144,7 +144,7 @@ class TrainingStep:
             await self._explainer.look(batch, made, scored.log_probs, version, number, anchored=continues)
         with self._stage("advantage"):
             try:
-                corrected = self._correct(batch, scored)
+                batch, corrected = self._corrected(batch, scored)
             except NotFiniteError as error:
                 raise LearnerError(f"step {number}: {error} ({batch.owner(error.row).id})") from error
             try:
@@ -154,7 +154,7 @@ class TrainingStep:
                 raise LearnerError(f"step {number}: {error} ({batch.episodes[error.row].id})") from error
             except UnfitRewardError as error:
                 raise DataError(f"step {number}: {error} ({batch.episodes[error.row].id})") from error
-            self._fill(batch, scored, estimated, version)
+            batch = self._filled(batch, scored, estimated, version)
         with self._stage("update"):
             update = asyncio.ensure_future(self._update(batch, mini_batches, number, continues=continues))
             try:
@@ -311,11 +311,11 @@ class TrainingStep:
         critic = self.algorithm.critic
         return critic is None or number > critic.warmup_steps
 
-    def _correct(self, batch: TrainingBatch, scored: ScoreResult) -> dict[str, float]:
+    def _corrected(self, batch: TrainingBatch, scored: ScoreResult) -> tuple[TrainingBatch, dict[str, float]]:
         """Decoupled mode: weights and a narrowed mask for what engine and trainer disagree about; its diagnostics."""
         correction, sequences = self.algorithm.rollout_correction, batch.sequences
         if correction.mode != "decoupled" or self.algorithm.interpolates:
-            return {}
+            return batch, {}
         assert scored.log_probs is not None
         assert sequences.rollout_log_probs is not None
         corrected = correct(
@@ -325,9 +325,8 @@ class TrainingStep:
             batch.segments,
             correction_settings(correction),
         )
-        sequences.mask = corrected.mask.numpy()
-        sequences.weights = None if corrected.weights is None else corrected.weights.to(torch.float32).numpy()
-        return corrected.metrics
+        weights = None if corrected.weights is None else corrected.weights.to(torch.float32).numpy()
+        return batch.of(replace(sequences, mask=corrected.mask.numpy(), weights=weights)), corrected.metrics
 
     def _bypassed(self, batch: TrainingBatch, first: FloatArray | None) -> dict[str, float]:
         """Bypass mode: the diagnostics of the correction, which the losses do themselves.
@@ -407,24 +406,31 @@ class TrainingStep:
         clip = None if self._reward is None else self._reward.clip
         return scores if clip is None else clipped_scores(scores, clip.low, clip.high)
 
-    def _fill(self, batch: TrainingBatch, scored: ScoreResult, output: AdvantageOutput, version: int) -> None:
-        """Completes the streams that the learner gets."""
-        sequences = batch.sequences
-        sequences.advantages = output.advantages.to(torch.float32).numpy()
-        if output.returns is not None:
-            sequences.returns = output.returns.to(torch.float32).numpy()
-        sequences.values = scored.values
-        sequences.ref_log_probs = scored.ref_log_probs
+    def _filled(
+        self, batch: TrainingBatch, scored: ScoreResult, output: AdvantageOutput, version: int
+    ) -> TrainingBatch:
+        """The batch with all streams that the learner gets."""
+        sequences, share = batch.sequences, None
+        old, mask = scored.log_probs, sequences.mask
         if self.algorithm.rollout_correction.mode == "bypass":
-            sequences.old_log_probs = sequences.rollout_log_probs
+            old = sequences.rollout_log_probs
         elif self.algorithm.interpolates:
-            sequences.rollout_share = rollout_share(torch.from_numpy(version - batch.versions)).numpy()
-        else:
-            sequences.old_log_probs = scored.log_probs
+            old, share = None, rollout_share(torch.from_numpy(version - batch.versions)).numpy()
         if self.algorithm.truncated.mask:
-            mask, truncated = torch.from_numpy(sequences.mask), torch.from_numpy(batch.truncated)
-            sequences.mask = without_truncated(mask, batch.episode_segments, truncated).numpy()
-        sequences.shares = batch.shares()
+            truncated = torch.from_numpy(batch.truncated)
+            mask = without_truncated(torch.from_numpy(mask), batch.episode_segments, truncated).numpy()
+        narrowed = batch.of(replace(sequences, mask=mask))
+        complete = replace(
+            narrowed.sequences,
+            advantages=output.advantages.to(torch.float32).numpy(),
+            returns=None if output.returns is None else output.returns.to(torch.float32).numpy(),
+            values=scored.values,
+            ref_log_probs=scored.ref_log_probs,
+            old_log_probs=old,
+            rollout_share=share,
+            shares=narrowed.shares(),
+        )
+        return batch.of(complete)
 
     def _mini_batches(self, groups: int, batch: TrainingBatch, number: int) -> list[list[int]]:
         """Indices of sequences, one list per optimizer step: all mini-batches of the first epoch, then of the next."""
