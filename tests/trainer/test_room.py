@@ -32,12 +32,12 @@ def write_a_file(_folder: Path) -> None:
 def save_tensors(folder: Path) -> None:
     """torch raises an error of its own instead, with the cause inside."""
     (folder / ".metadata.tmp").symlink_to(FULL)
-    state.save(folder, [], 0, 1)
+    state.save(folder, [], state.StateOwner("fsdp2", 0, 1))
 
 
 def save_random_states(folder: Path) -> None:
     (folder / state._random_file(0)).symlink_to(FULL)
-    state.save(folder, [], 0, 1)
+    state.save(folder, [], state.StateOwner("fsdp2", 0, 1))
 
 
 def error_of(writes: Callable[[Path], None], folder: Path) -> RLJobError:

@@ -64,7 +64,7 @@ def test_a_store_that_is_not_there_is_tried_again(object_store, monkeypatch: pyt
     try:
         for act in (
             lambda: ObjectBucket("s3://bucket/path").files(),
-            lambda: state.save("s3://bucket/learner", [], 0, 1),
+            lambda: state.save("s3://bucket/learner", [], state.StateOwner("fsdp2", 0, 1)),
         ):
             with pytest.raises(UnreachableError, match="EndpointConnectionError") as away:
                 act()

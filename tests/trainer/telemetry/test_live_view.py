@@ -138,10 +138,10 @@ def test_the_painter_sleeps_until_something_changes() -> None:
 PROGRAM = """
 import sys, time
 from rljob_trainer.telemetry.open_view import open_view
-from rljob_trainer.telemetry.view import JobSummary, Present, StepRecord
+from rljob_trainer.telemetry.view import JobSummary, Present, ShownStep
 with open_view() as view:
     view.start(JobSummary(name="quickstart", algorithm="grpo", model="llama", total_steps=200))
-    view.step(StepRecord(1, {"reward/mean": 0.5}))
+    view.step(ShownStep(1, {"reward/mean": 0.5}))
     view.message("a [bold]line[/bold] of log")
     view.show(Present("READY"))
     %s

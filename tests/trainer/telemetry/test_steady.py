@@ -11,12 +11,12 @@ import pytest
 PROGRAM = """
 import sys
 from rljob_trainer.telemetry.open_view import open_view
-from rljob_trainer.telemetry.view import StepRecord, JobSummary
+from rljob_trainer.telemetry.view import JobSummary, ShownStep
 
 with open_view(plain=sys.argv[1] == "plain") as view:
     view.start(JobSummary(name="quickstart", algorithm="grpo", model="llama", total_steps=2))
     for step in range(2000):  # more than any buffer takes
-        view.step(StepRecord(step, {"reward/mean": 0.5}))
+        view.step(ShownStep(step, {"reward/mean": 0.5}))
         view.message("a line of log")
 print("the run is over", file=sys.stderr)
 """
