@@ -311,7 +311,7 @@ class Dispatch(ABC):
                 if len(partial.tokens) != len(pending.request.begun):
                     if self._shelf is not None:
                         self._shelf.keep(partial)
-                    pending.request = continued(pending.request, partial)
+                    pending.begun_with(partial)
                 self._queue.appendleft([pending])
         self._follow(member)
         self._wake()
@@ -341,7 +341,7 @@ class Dispatch(ABC):
                 if not pending.done.done():
                     pending.done.set_exception(EngineLostError(f"engine {member.handle.name} is lost"))
             else:
-                pending.running_since = None
+                pending.starts_over()
                 self._queue.appendleft([pending])
         member.pending.clear()
         self._handed_back.set()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult
+from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult, continued
 from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.weights.manifest import Version
@@ -45,6 +45,14 @@ class Pending:
     since: float = field(default_factory=time.monotonic)
     running_since: float | None = None
     """Since when an engine has it; interruptions count, what was lost with an engine does not. None: it waits."""
+
+    def begun_with(self, partial: GenerationResult) -> None:
+        """It goes on where ``partial`` stopped."""
+        self.request = continued(self.request, partial)
+
+    def starts_over(self) -> None:
+        """Its engine is lost, and what it ran for there does not count."""
+        self.running_since = None
 
     def placed(self) -> None:
         """An engine has it in hand from now on."""
@@ -84,6 +92,32 @@ class Member:
     """What collects its results, and what waits for its death."""
     kept_version: int | None = None
     """The version whose weights it keeps while it is lent."""
+
+    def joins(self) -> None:
+        """It gets no requests until it ``serves``."""
+        self.state = "joining"
+
+    def serves(self) -> None:
+        """It gets requests from now on."""
+        self.state = "serving"
+
+    def leaves(self) -> None:
+        """It gets no requests any more, and no weights."""
+        self.state = "leaving"
+
+    def is_lent(self, version: int) -> None:
+        """It answers its borrower alone, with the weights of ``version``."""
+        self.state, self.kept_version = "lent", version
+
+    def comes_home(self) -> int | None:
+        """It was given back; the version whose weights it has."""
+        kept, self.kept_version = self.kept_version, None
+        self.joins()
+        return kept
+
+    def was_given(self, version: Version) -> None:
+        """It holds the manifest of ``version``."""
+        self.holds = version
 
     def unfollow(self) -> None:
         """Ends the followers, except for the one that asks for it."""

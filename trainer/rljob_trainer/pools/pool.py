@@ -108,7 +108,7 @@ class RolloutPool(Dispatch):
             raise ValueError(f"the pool already has an engine {handle.name}")
         member = Member(handle)
         self._members[handle.name] = member
-        member.followers = [self._spawn(self._collect(member))]
+        member.followers.append(self._spawn(self._collect(member)))
         # A rank answers one call at a time, and its death is the learner's to notice.
         if handle.place is not None:
             member.followers.append(self._spawn(self._watch(member)))
@@ -117,7 +117,7 @@ class RolloutPool(Dispatch):
         """The named engines have been given ``version`` and say that they hold its manifest. They do not serve yet."""
         for name in names:
             if (member := self._members.get(name)) is not None:
-                member.holds = version
+                member.was_given(version)
 
     def present(self, version: Version) -> None:
         """``version`` has been delivered to all engines that are to serve from now on."""
@@ -133,7 +133,7 @@ class RolloutPool(Dispatch):
             if self.published is not None and member.holds != self.published:
                 has = "the manifest of no version" if member.holds is None else str(member.holds)
                 raise EngineError(f"engine {name} cannot serve {self.published}: it holds {has}; please report this")
-            member.state = "serving"
+            member.serves()
         for member in self._members.values():
             self._follow(member)
         self._wake()
@@ -143,7 +143,7 @@ class RolloutPool(Dispatch):
         elsewhere, without the tokens of the present version."""
         member = self._members.get(name)
         if member is not None and member.state == "serving":
-            member.state = "joining"
+            member.joins()
             await self._dispatched()
             await self._take_back(member, before_version=self.version)
 
@@ -151,7 +151,7 @@ class RolloutPool(Dispatch):
         """Takes an engine out and ends it. ``drain``: its requests go on elsewhere from where they are; else they start
         again."""
         member = self._members[name]
-        member.state = "leaving"
+        member.leaves()
         if drain:
             await self._dispatched()
             await self._take_back(member)
@@ -209,7 +209,7 @@ class RolloutPool(Dispatch):
         member.unfollow()
         member.handle.kill()
         self._return_all(member)
-        member.state = "leaving"
+        member.leaves()
         self.activity.forget(member.handle.name)
 
     async def status(self) -> list[EngineStatus]:
@@ -244,13 +244,13 @@ class RolloutPool(Dispatch):
         serving = sorted(self._members.serving, key=lambda member: member.budget)
         chosen = serving[: min(count, len(serving) - 1)]
         for member in chosen:
-            member.state = "joining"
+            member.joins()
         await self._dispatched()
         for member in chosen:
             await self._take_back(member)
         lent = [member for member in chosen if self._members.get(member.handle.name) is member]
         for member in lent:
-            member.state, member.kept_version = "lent", self.version
+            member.is_lent(self.version)
         return Lent(lent, self._ask, self._take_home) if lent else None
 
     async def _ask(
@@ -273,8 +273,7 @@ class RolloutPool(Dispatch):
         """A lent engine serves again, with weights that may be newer by now."""
         if self._members.get(member.handle.name) is not member or member.state != "lent":
             return
-        kept, member.kept_version, member.state = member.kept_version, None, "joining"
-        if kept == self.version or self._bring_up is None:
+        if member.comes_home() == self.version or self._bring_up is None:
             self.activate([member.handle.name])
         else:
             self._spawn(self._bring_home(member, self._bring_up))
