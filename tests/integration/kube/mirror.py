@@ -81,14 +81,13 @@ class Mirror:
         connection = self._connect()
         try:
             connection.request("GET", self._list, headers=self._headers)
-            response = connection.getresponse()
+            response = self._good(connection)
             listed = json.loads(response.read())
-            if response.status != 200:
-                raise ConnectionError(f"answers {response.status}")
             version = listed["metadata"]["resourceVersion"]
             self._note({item["metadata"]["uid"]: item for item in listed["items"]}, int(version))
             connection.request("GET", f"{self._list}&watch=true&resourceVersion={version}", headers=self._headers)
-            response = connection.getresponse()
+            # A server that has just begun lists, and may refuse the watch a moment later.
+            response = self._good(connection)
             while line := response.readline():
                 event = json.loads(line)
                 if self._closed or event["type"] == "ERROR":
@@ -100,6 +99,14 @@ class Mirror:
                 self._note(objects, int(item["metadata"]["resourceVersion"]))
         finally:
             connection.close()
+
+    @staticmethod
+    def _good(connection: http.client.HTTPSConnection) -> http.client.HTTPResponse:
+        """The answer to what was asked. Raises ``ConnectionError`` for a refusal, which is tried again."""
+        response = connection.getresponse()
+        if response.status != 200:
+            raise ConnectionError(f"answers {response.status}")
+        return response
 
     def _note(self, objects: dict[str, Object], version: int) -> None:
         with self._changed:
