@@ -18,7 +18,7 @@ from rljob_trainer.rollout.engine_loop import EngineLoop
 from rljob_trainer.rollout.handle import EngineHandle
 
 TOLD = Path(os.environ["IN_TURNS"])
-moved = engines.SharedDevices._call
+moved = engines.SharedDevices._engines
 
 
 def cache_bytes(rank: LearnerRank) -> int:
@@ -32,15 +32,25 @@ def tell(line: str) -> None:
         file.write(line)
 
 
-async def told(turns: engines.SharedDevices, engine: EngineHandle, method: str, what: str, *args: Any) -> None:
-    learner: Any = turns._learner
-    [before] = await learner.run(cache_bytes)
-    await moved(turns, engine, method, what, *args)
-    [after] = await learner.run(cache_bytes)
-    tell(f"{method} {before} {after}\n")
+class Watched:
+    """An engine whose cache is looked at before and after it is asked something."""
+
+    def __init__(self, engine: EngineHandle, learner: Any) -> None:
+        self._engine, self._learner = engine, learner
+
+    async def within(self, seconds: float, method: Any, *args: Any) -> Any:
+        [before] = await self._learner.run(cache_bytes)
+        answer = await self._engine.within(seconds, method, *args)
+        [after] = await self._learner.run(cache_bytes)
+        tell(f"{method.__name__} {before} {after}\n")
+        return answer
 
 
-engines.SharedDevices._call = told  # type: ignore[method-assign]
+async def told(turns: engines.SharedDevices, move: Any, what: str) -> None:
+    await moved(turns, lambda engine: move(Watched(engine, turns._learner)), what)
+
+
+engines.SharedDevices._engines = told  # type: ignore[method-assign]
 engines.takes_turns = lambda spec: spec.placement == "colocated"
 
 if __name__ == "__main__":

@@ -46,10 +46,11 @@ def test_a_run_rolls_back_to_before_the_breach_and_no_version_is_used_twice(runn
     assert [r["step"] for r in records] == [1, 2, 3, 4, 5, 6, 7]
     assert [r["mismatch/roll_backs"] for r in records] == [0, 0, 0, 1, 1, 1, 1]
     assert max(r["mismatch/kl"] for r in records) < 1e-6
-    # Versions 1 to 4 were published before the breach was acted upon, step 5 publishes 5: 6 is the checkpoint's own.
+    # The run began with version 0. 1 to 4 were published before the breach was acted upon, step 5 publishes 5: 6 is the
+    # checkpoint's own.
     assert [r["progress/version"] for r in records] == [1, 2, 3, 7, 8, 9, 10]
     with sqlite3.connect(output / "ledger.sqlite") as ledger:
-        assert [v for (v,) in ledger.execute("SELECT version FROM versions ORDER BY version")] == list(range(1, 11))
+        assert [v for (v,) in ledger.execute("SELECT version FROM versions ORDER BY version")] == list(range(11))
         states = dict(ledger.execute("SELECT state, count(*) FROM groups GROUP BY state"))
         asked = dict(ledger.execute("SELECT ordinal, times_asked FROM groups"))
     assert states == {"trained": 56}

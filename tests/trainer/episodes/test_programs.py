@@ -126,7 +126,7 @@ async def test_a_line_that_is_half_on_the_disk_is_no_line(engine: TorchEngine, t
         (tmp_path / "episodes").mkdir()
         segment.write_bytes(data[:cut])
         torn = EpisodeLog(tmp_path / "episodes")
-        torn.restore([PROMPT.ordinal], step=1, version=3, published_as=3)
+        torn.restore([PROMPT.ordinal], PROMPT.ordinal + 1, step=1, version=3, published_as=3)
         assert_same(await play(engine, torn, Sums()), expected)
         torn.close()
 
@@ -171,7 +171,9 @@ async def test_what_newer_weights_made_is_cut_and_the_world_s_answer_before_it_s
     first.close()
     for number, (attempt, published) in enumerate((("second", 7), ("third", 9))):
         log, service = EpisodeLog(tmp_path / "episodes"), Sums()
-        assert log.restore([PROMPT.ordinal], step=2, version=3, published_as=published) == {}, attempt
+        assert log.restore([PROMPT.ordinal], PROMPT.ordinal + 1, step=2, version=3, published_as=published) == {}, (
+            attempt
+        )
         if number == 0:
             log.close()
             continue
@@ -184,8 +186,37 @@ async def test_what_newer_weights_made_is_cut_and_the_world_s_answer_before_it_s
             assert ours.leaves[0].tokens.versions.tolist() == [9] * 14
             assert ours.response_ids == theirs.response_ids  # the same weights under other numbers
             check_episode(ours)
-    assert EpisodeLog(tmp_path / "episodes").restore([6], step=2, version=3, published_as=9) == {}
+    assert (
+        EpisodeLog(tmp_path / "episodes").restore(
+            [PROMPT.ordinal - 1], PROMPT.ordinal + 1, step=2, version=3, published_as=9
+        )
+        == {}
+    )
     assert EpisodeLog(tmp_path / "episodes").records == {}
+
+
+async def test_prompts_that_were_handed_out_after_the_checkpoint_keep_their_records(
+    engine: TorchEngine, tmp_path: Path
+) -> None:
+    """The run gives them out again under the same numbers: their calls are not made again."""
+    log = EpisodeLog(tmp_path / "episodes")
+    expected = await play(engine, log, Sums())
+    log.close()
+    for next_ordinal, asked_again in ((PROMPT.ordinal + 1, True), (PROMPT.ordinal, False)):
+        again, service = EpisodeLog(tmp_path / "episodes"), Sums()
+        saved = again.records.copy()
+        again.restore([], next_ordinal, step=2, version=3, published_as=3)
+        assert bool(again.records) != asked_again
+        if not asked_again:
+            assert_same(await play(engine, again, service), expected)
+            assert service.asked == []
+        again.close()
+        if asked_again:
+            shutil.rmtree(tmp_path / "episodes")
+            refilled = EpisodeLog(tmp_path / "episodes")
+            await play(engine, refilled, Sums())
+            assert refilled.records.keys() == saved.keys()
+            refilled.close()
 
 
 async def test_a_process_that_dies_while_it_restores_leaves_one_time_s_numbers_or_the_other_s(
@@ -207,13 +238,13 @@ async def test_a_process_that_dies_while_it_restores_leaves_one_time_s_numbers_o
         dying = EpisodeLog(folder)
         monkeypatch.setattr(Path, method, killed)
         with pytest.raises(Killed):
-            dying.restore([PROMPT.ordinal], step=2, version=3, published_as=8)
+            dying.restore([PROMPT.ordinal], PROMPT.ordinal + 1, step=2, version=3, published_as=8)
         monkeypatch.undo()
         after = EpisodeLog(folder)
         assert versions(after) == {expected}
         assert len(after.records) == 3
     # Whatever the last one left, the next one moves it from where it is.
-    after.restore([PROMPT.ordinal], step=2, version=3, published_as=11)
+    after.restore([PROMPT.ordinal], PROMPT.ordinal + 1, step=2, version=3, published_as=11)
     assert versions(EpisodeLog(folder)) == {11}
     assert [path.suffix for path in folder.iterdir()] == [".log"]
 
@@ -227,7 +258,7 @@ async def test_a_turn_that_was_cut_goes_on_from_the_tokens_that_survive(model: A
                 versions = np.array([3, 3, 4, 4, 4, 5], np.int32)
                 tokens = replace(call.turn.tokens, versions=versions)
                 record.calls[place] = replace(call, turn=replace(call.turn, tokens=tokens))
-    begun = log.restore([PROMPT.ordinal], step=2, version=3, published_as=6)
+    begun = log.restore([PROMPT.ordinal], PROMPT.ordinal + 1, step=2, version=3, published_as=6)
     assert {id.turn: turn.tokens.versions.tolist() for id, turn in begun.items()} == {1: [6, 6]}
     asked = tasks()
     for task in asked:

@@ -45,3 +45,15 @@ def test_paths_of_files_that_are_there_become_absolute(tmp_path: Path, model: st
     # And nothing else was changed.
     sources = {"model": job.spec.model, "data": job.spec.data}
     assert resolve(written.model_copy(update={"spec": spec.model_copy(update=sources)})) == resolve(job)
+
+
+def test_each_part_of_the_training_data_is_found_from_anywhere(tmp_path: Path) -> None:
+    base, output = tmp_path / "jobs", tmp_path / "runs"
+    for folder in (base, output):
+        folder.mkdir()
+    (base / "easy.jsonl").touch()
+    parts = "train: {parts: [{name: easy, source: easy.jsonl}, {name: hub, source: openai/gsm8k, split: train}]}"
+    (job,) = load_jobs(JOB.replace("train: {source: data/train-*.jsonl}", parts).replace("SOURCE", "org/model"))
+    write_job(output / "job.yaml", resolve(job), base)
+    (written,) = load_jobs(output / "job.yaml")
+    assert [part.source for part in written.spec.data.train.parts] == [str(base / "easy.jsonl"), "openai/gsm8k"]

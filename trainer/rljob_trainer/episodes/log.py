@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.receipts import Receipt
 from rljob_trainer.episodes.record import CallPlace, EpisodeRecord, RecordedCall, RecordedTurn, What
 from rljob_trainer.episodes.requests import BegunTurn
@@ -101,13 +101,14 @@ class EpisodeLog:
     # --- what a process does before its first episode
 
     def restore(
-        self, open_prompts: Collection[int], *, step: int, version: int, published_as: int
+        self, open_prompts: Collection[int], next_ordinal: int, *, step: int, version: int, published_as: int
     ) -> dict[EpisodeId, BegunTurn]:
         """The run goes on from the checkpoint of ``step``, whose weights were ``version`` and are ``published_as``.
 
-        Keeps the records of ``open_prompts`` alone; what later weights made is forgotten, and the versions of the rest
-        are moved, as those of kept tokens are. Returns what is left of turns that were cut, by the identity of the
-        turn, as far as there is something.
+        Keeps the training records of ``open_prompts``, and of prompts from ``next_ordinal`` on, which were
+        handed out after the checkpoint and will be again under the same numbers; what later weights made is
+        forgotten, and the versions of the rest are moved, as those of kept tokens are. Returns what is left of
+        turns that were cut, by the identity of the turn, as far as there is something.
         """
         left: dict[EpisodeId, BegunTurn] = {}
         known = self._in_here(step, version)
@@ -118,7 +119,11 @@ class EpisodeLog:
             self.records = {}
         else:
             later = published_as - known
-            self.records = {id: record for id, record in self.records.items() if id.ordinal in open_prompts}
+            self.records = {
+                id: record
+                for id, record in self.records.items()
+                if id.purpose == TRAINING and (id.ordinal in open_prompts or id.ordinal >= next_ordinal)
+            }
             for id, record in self.records.items():
                 cut = record.cut(known + 1)
                 record.later(later)

@@ -1,8 +1,8 @@
 """The tokens of a response and what is known of each: one type from the engine to the batch.
 
 Everything that carries tokens across a border (messages, the shelf, checkpoints, receipts) goes over the streams of
-this type and names none of them. So a new stream is one field here; where it is made and where it is used are the other
-two places to change.
+this type and names none of them. So a new stream is one field here, and crosses every border. What makes it (an
+engine), and what uses it (``SequenceBatch`` and the losses' inputs, which name their streams), change besides.
 """
 
 from __future__ import annotations

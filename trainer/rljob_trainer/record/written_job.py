@@ -45,6 +45,8 @@ def sources_of(spec: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     yield model, "tokenizer"
     yield model.get("random", {}).get("tokenizer", {}), "source"
     yield data["train"], "source"
+    for part in data["train"].get("parts", ()):
+        yield part, "source"
     for held_out in data.get("validation", ()):
         yield held_out, "source"
 

@@ -2,8 +2,8 @@
 
 A reward function takes what it names as keyword arguments: ``prompt``, ``response``, ``answer``, ``source``,
 ``tokens`` (response length), ``finish`` (``stop`` or ``length``), any column of its row, and its parameters (the
-keyword-only ones: ``params`` of the job file). It returns a number or a ``RewardVerdict``. Adding one touches
-one file: decorate it, and import that file in ``BUILT_IN``.
+keyword-only ones: ``params`` of the job file). It returns a number or a ``RewardVerdict``. To add one, decorate it,
+import its file in ``BUILT_IN``, and name it in ``rljob_api.spec.reward``.
 """
 
 from __future__ import annotations
