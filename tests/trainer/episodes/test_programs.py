@@ -26,7 +26,7 @@ from conftest import tiny
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.log import EpisodeLog
-from rljob_trainer.episodes.programs import Programs, Voice
+from rljob_trainer.episodes.programs import Programs, Voice, named
 from rljob_trainer.episodes.receipts import check_episode
 from rljob_trainer.errors import UnreachableError, exit_code_of
 from rljob_trainer.rollout.torch_engine import TorchEngine
@@ -399,3 +399,18 @@ async def test_a_disk_that_takes_no_line_ends_the_run(
         await play(engine, log, Sums())
     monkeypatch.undo()
     log._failure = None  # for the fixture, which closes it
+
+
+def test_a_program_that_is_an_object_is_known_by_the_text_of_its_class() -> None:
+    class One:
+        async def __call__(self, task: Task, model: Voice, world: Any) -> None:
+            await model.ask([1])
+
+    class Two:
+        async def __call__(self, task: Task, model: Voice, world: Any) -> None:
+            await model.ask([2])
+
+    digests = {named(program).split()[-1] for program in (One(), Two())}
+    assert len(digests) == 2
+    assert named(One()) == named(One())
+    assert "00000000" not in digests

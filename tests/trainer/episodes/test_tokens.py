@@ -136,6 +136,19 @@ def test_a_stream_that_only_some_tokens_have_is_refused(tmp_path: Path) -> None:
         unfinished.write({5: turns}, tmp_path)
 
 
+def test_what_the_model_was_given_has_every_stream_that_its_answers_have() -> None:
+    answer = whole(4)
+    both = Tokens.joined([answer, Tokens.given([7, 8, 9], 5, like=answer), answer])
+    assert both.streams().keys() == answer.streams().keys() == stream_types().keys()
+    assert both.ids.tolist()[4:7] == [7, 8, 9]
+    assert both.versions.tolist()[4:7] == [5, 5, 5]
+    assert both.mask.tolist() == [*answer.mask, False, False, False, *answer.mask]
+    assert both.routed_experts is not None
+    assert both.routed_experts.shape == (11, 3, 2)
+    bare = replace(answer, routed_experts=None)
+    assert Tokens.given([7], 5, like=bare).routed_experts is None
+
+
 def test_a_mask_that_is_true_throughout_weighs_nothing(tmp_path: Path) -> None:
     """It is there for every token of every response, and nearly always the same."""
     made = Tokens.sampled(*(np.arange(100_000).astype(dtype) for dtype in (np.int32, np.float32, np.int32)))

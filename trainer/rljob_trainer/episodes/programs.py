@@ -22,8 +22,6 @@ import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from rljob_trainer.episodes.environment import LanguageModel, Task
 from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf
 from rljob_trainer.episodes.identity import EpisodeId
@@ -224,7 +222,8 @@ class Play:
         for place, leaf in reversed(list(enumerate(self._leaves))):
             so_far = (*leaf.prompt_ids, *leaf.tokens.ids.tolist())
             if context[: len(so_far)] == so_far:
-                observed = _observed(context[len(so_far) :], int(leaf.tokens.versions[-1]) if len(leaf.tokens) else 0)
+                version = int(leaf.tokens.versions[-1]) if len(leaf.tokens) else 0
+                observed = Tokens.given(context[len(so_far) :], version, like=turn.tokens)
                 self._leaves[place] = leaf.continued(observed, turn.tokens, turn.receipt)
                 return
         self._leaves.append(Leaf(context, turn.tokens, turn.receipt))
@@ -315,24 +314,14 @@ class Siblings:
 
 
 def named(program: Program) -> str:
-    """A program's name and a digest of its text, which changes with it."""
+    """A program's name and a digest of its text, which changes with it. An object's program is its class."""
+    written = program if inspect.isroutine(program) or inspect.isclass(program) else type(program)
     try:
-        text = inspect.getsource(program)
+        text = inspect.getsource(written)
     except (OSError, TypeError):
         text = ""
     name = f"{getattr(program, '__module__', '')}:{getattr(program, '__qualname__', type(program).__qualname__)}"
     return f"{name} {zlib.crc32(text.encode()):08x}"
-
-
-def _observed(ids: Sequence[int], version: int) -> Tokens:
-    """Tokens that the model was given: no log-probs are known of them, and their version says nothing."""
-    count = len(ids)
-    return Tokens(
-        np.array(ids, np.int32),
-        np.zeros(count, np.float32),
-        np.full(count, version, np.int32),
-        np.zeros(count, np.bool_),
-    )
 
 
 def _tell(ended: Callable[[int, Episode], None], position: int, task: asyncio.Task[Episode]) -> None:

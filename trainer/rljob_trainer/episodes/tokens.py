@@ -52,6 +52,15 @@ class Tokens:
         return cls(ids, log_probs, versions, all_true(len(ids)), **streams)
 
     @classmethod
+    def given(cls, ids: Sequence[int], version: int, like: Self) -> Self:
+        """Tokens that the model was given, masked: nothing is known of them. They have the streams that ``like`` has,
+        of zeros, and a ``version`` that says nothing."""
+        count = len(ids)
+        streams = {name: np.zeros((count, *stream.shape[1:]), stream.dtype) for name, stream in like.streams().items()}
+        known = {"ids": np.array(ids, np.int32), "versions": np.full(count, version, np.int32)}
+        return cls(**streams | known)
+
+    @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """One after the other. Raises ``ValueError`` when a stream is known of some of the tokens only."""
         if not parts:
