@@ -34,7 +34,7 @@ from rljob_trainer.driver.ending import Ending
 from rljob_trainer.driver.engines import inside_ranks
 from rljob_trainer.driver.feeding import date_of_prompts
 from rljob_trainer.driver.ray_beside import ray_beside
-from rljob_trainer.driver.run_record import RunRecord
+from rljob_trainer.driver.run_files import RunFiles
 from rljob_trainer.driver.session import Session
 from rljob_trainer.errors import CheckpointError, DeadlineError, OutputError, RLJobError, exit_code_of
 from rljob_trainer.garbage import seldom, settle
@@ -122,7 +122,7 @@ async def run_job(job: ResolvedJob, options: RunOptions, view: View) -> Ending:
         state = state_of(output, options.state, job.spec.checkpoint.keep)
         fence, start = await asyncio.to_thread(_take_over, job, options, output, state, view)
         controls = _controls_of(job, options, fence.attempt, output.path, stop, view)
-        record = RunRecord(job, output, state, start, controls, options.shown)
+        record = RunFiles(job, output, state, start, controls, options.shown)
         async with AsyncExitStack() as stack:
             if options.listening is not None:
                 port = await stack.enter_async_context(serving(options.listening, _answers_of(controls)))
@@ -215,7 +215,7 @@ async def _watch(controls: Controls, fence: Fence) -> None:
 
 
 async def _unless_stopped_early(
-    training: asyncio.Task[Ending], watching: asyncio.Task[None], stop: StopRequest, record: RunRecord
+    training: asyncio.Task[Ending], watching: asyncio.Task[None], stop: StopRequest, record: RunFiles
 ) -> Ending:
     """The training's ending. Until training begins (while parts start, a checkpoint is read, the model is validated) a
     request to stop just ends it; later the session sees to that.
@@ -262,7 +262,7 @@ class _Held:
     state: State
     fence: Fence
     controls: Controls
-    record: RunRecord
+    record: RunFiles
 
 
 async def _train_within_limits(held: _Held, start: Start) -> Ending:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class RunRecord:
+class RunFiles:
     """What is known about the run, for the files it leaves: also when it fails half-way."""
 
     def __init__(
