@@ -426,11 +426,12 @@ async def test_what_a_held_engine_made_of_the_present_version_is_made_again_else
         running = asyncio.gather(*map(pool.generate, groups))
         await made_by("0", pool)
         await pool.hold("0")
-        held = pool.standings()[0]
-        assert (held.state, held.running) == ("joining", 0)
+        assert pool.standings()[0].state == "joining"
+        # What it had finished by then may still be on its way, and stands.
+        await until(lambda: pool.standings()[0].running == 0)
         wrong = next(status.tokens_made for status in await pool.status() if status.name == "0")
         assert tokens(await running) == expected(slow.folder, groups)
-        assert 0 < wrong == sum(status.tokens_made for status in await pool.status()) - 4 * 4 * 200
+        assert 0 < sum(status.tokens_made for status in await pool.status()) - 4 * 4 * 200 <= wrong
         pool.activate(["0"])
         assert len(pool.serving) == 2
 
