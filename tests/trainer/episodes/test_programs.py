@@ -25,6 +25,7 @@ from two_turns import PROMPT, DyingLog, Killed, Played, Sums, play, program_of, 
 from conftest import tiny
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Episode
+from rljob_trainer.episodes.identity import validation_of
 from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.episodes.programs import Programs, Voice, named
 from rljob_trainer.episodes.receipts import check_episode
@@ -217,6 +218,19 @@ async def test_prompts_that_were_handed_out_after_the_checkpoint_keep_their_reco
             await play(engine, refilled, Sums())
             assert refilled.records.keys() == saved.keys()
             refilled.close()
+
+
+async def test_each_round_of_a_validation_asks_anew(engine: TorchEngine, tmp_path: Path) -> None:
+    """Its prompts are the same in every round; what older weights said in a former one is of no use."""
+    log, service = EpisodeLog(tmp_path / "episodes"), Sums()
+    environment = Programs(program_of(service), log)
+    held_out = [replace(task, id=task.id._replace(purpose=validation_of("held out"))) for task in tasks()]
+    for rounds in (1, 2):
+        episodes = await environment.play(held_out, Played(engine))
+        assert [episode.id.purpose for episode in episodes] == ["validation set held out"] * 3
+        assert len(service.asked) == 3 * rounds
+    assert (log.records, environment.continued) == ({}, 0)
+    log.close()
 
 
 async def test_a_process_that_dies_while_it_restores_leaves_one_time_s_numbers_or_the_other_s(

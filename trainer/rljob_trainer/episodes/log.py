@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,6 +34,27 @@ _FORMAT = 1
 _SYNC_SECONDS = 0.5
 """Lines that come within so long reach the disk together."""
 _log = logging.getLogger(__name__)
+
+
+class CallLog(Protocol):
+    """Where the calls of an episode that has begun are kept."""
+
+    def put(self, id: EpisodeId, call: RecordedCall) -> None: ...
+
+    def synced(self) -> Future[None]: ...
+
+
+class Unrecorded:
+    """The log of episodes that nobody goes on with."""
+
+    def put(self, id: EpisodeId, call: RecordedCall) -> None:
+        """Keeps nothing."""
+
+    def synced(self) -> Future[None]:
+        """Nothing is waited for."""
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
 
 class EpisodeLog:

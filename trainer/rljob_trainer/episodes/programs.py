@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 
 from rljob_trainer.episodes.environment import LanguageModel, Task
 from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf
-from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.log import EpisodeLog
+from rljob_trainer.episodes.identity import TRAINING, EpisodeId
+from rljob_trainer.episodes.log import CallLog, EpisodeLog, Unrecorded
 from rljob_trainer.episodes.receipts import prompt_digest
 from rljob_trainer.episodes.record import (
     ASK,
@@ -65,7 +65,8 @@ class Programs:
     """The environment of one program."""
 
     def __init__(self, program: Program, log: EpisodeLog, *, tries: int = 4) -> None:
-        """``tries``: how often a call is made that meets a failure of the world, before the run ends."""
+        """``log`` keeps the calls of episodes that are trained on. ``tries``: how often a call is made that meets a failure
+        of the world, before the run ends."""
         self._program = program
         self._log = log
         self._tries = tries
@@ -93,6 +94,9 @@ class Programs:
         return {}
 
     async def _play(self, task: Task, siblings: Siblings) -> Episode:
+        if task.id.purpose != TRAINING:
+            # The next round asks the same prompts anew, of newer weights; one that was cut off is made again whole.
+            return await self._run(task, siblings, EpisodeRecord(self._named), Unrecorded())
         record = self._log.records.get(task.id)
         if record is not None:
             self.continued += 1
@@ -102,13 +106,13 @@ class Programs:
         if record is None:
             record = self._log.begin(task.id, self._named)
         try:
-            return await self._run(task, siblings, record)
+            return await self._run(task, siblings, record, self._log)
         except DivergedError as difference:
             self._begin_anew(task, str(difference))
-            return await self._run(task, siblings, self._log.begin(task.id, self._named))
+            return await self._run(task, siblings, self._log.begin(task.id, self._named), self._log)
 
-    async def _run(self, task: Task, siblings: Siblings, record: EpisodeRecord) -> Episode:
-        play = Play(task, record, self._log, siblings, self._tries)
+    async def _run(self, task: Task, siblings: Siblings, record: EpisodeRecord, log: CallLog) -> Episode:
+        play = Play(task, record, log, siblings, self._tries)
         try:
             await self._program(task, Voice(play), Calls(play))
         finally:
@@ -130,7 +134,7 @@ class Play:
         self,
         task: Task,
         record: EpisodeRecord,
-        log: EpisodeLog,
+        log: CallLog,
         siblings: Siblings,
         tries: int,
     ) -> None:
