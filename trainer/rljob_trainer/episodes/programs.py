@@ -65,8 +65,8 @@ class Programs:
     """The environment of one program."""
 
     def __init__(self, program: Program, log: EpisodeLog, *, tries: int = 4) -> None:
-        """``log`` keeps the calls of episodes that are trained on. ``tries``: how often a call is made that meets a failure
-        of the world, before the run ends."""
+        """``log`` keeps the calls of episodes that are trained on. ``tries``: how often a call is made that meets a
+        failure of the world, before the run ends."""
         self._program = program
         self._log = log
         self._tries = tries
