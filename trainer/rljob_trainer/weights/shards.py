@@ -7,11 +7,14 @@ publication gathers by it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+from rljob_trainer.errors import LearnerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,11 @@ class TensorPart:
 
 def inventory(shards: Sequence[Shard]) -> dict[str, list[TensorPart]]:
     """Who holds which parts of which tensors, each part once (its lowest rank): the same on every rank, in the order of
-    the ranks' own shards. A collective call of all ranks of the default process group."""
+    the ranks' own shards. A collective call of all ranks of the default process group.
+
+    Raises ``LearnerError`` on all of them for a tensor of which the parts are not the whole: what nobody holds would be
+    whatever was in memory.
+    """
     rank = dist.get_rank() if dist.is_initialized() else 0
     mine = [(s.name, TensorPart(s.shape, s.offset, tuple(s.tensor.shape), rank)) for s in shards if s.tensor.numel()]
     everyones = [mine]
@@ -56,6 +63,14 @@ def inventory(shards: Sequence[Shard]) -> dict[str, list[TensorPart]]:
             held = found.setdefault(name, [])
             if all(other.offset != part.offset for other in held):
                 held.append(part)
+    for name, held in found.items():
+        shapes, numbers = {part.shape for part in held}, sum(math.prod(part.size) for part in held)
+        if len(shapes) > 1 or numbers != math.prod(held[0].shape):
+            raise LearnerError(
+                f"the ranks' parts of {name} have {numbers} numbers, a tensor of shape "
+                f"{' and '.join(map(str, sorted(shapes)))} has {math.prod(held[0].shape)}: the shards of the backend "
+                "(spec.trainer.backend) leave something out, or give it twice"
+            )
     return found
 
 
