@@ -193,7 +193,7 @@ def test_a_reference_answer_that_cannot_be_read_in_time_is_mathematics_and_count
 ) -> None:
     maths._prepare()
     monkeypatch.setattr(maths, "_SECONDS", 0.2)
-    halves = "+".join([r"\frac{1}{2}"] * 1000)
+    halves = "+".join([r"\frac{1}{2}"] * 5000)  # read in 3 s at the least where 7 takes 4 ms
     with pytest.raises(
         TooSlowError, match=r"^reading the reference answer '.*' takes more than 0.2 s of processor time$"
     ):
@@ -202,3 +202,30 @@ def test_a_reference_answer_that_cannot_be_read_in_time_is_mathematics_and_count
         math(rf"\boxed{{{halves}}}", "500")
     assert math(r"\boxed{\frac{1}{2}}", "0.5").score == 1.0
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+def test_an_interruption_that_falls_into_the_end_of_an_object_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is raised in ``__del__`` goes to ``sys.unraisablehook`` and no further."""
+    lost: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: lost.append(raised.exc_type.__name__))
+    monkeypatch.setattr(maths, "_SECONDS", 0.02)
+    monkeypatch.setattr(maths, "_AGAIN_SECONDS", 0.02)
+
+    class LongEnd:
+        def __del__(self) -> None:
+            spend(5)
+
+    def spend(seconds: float) -> None:
+        begun = time.process_time()
+        while time.process_time() - begun < seconds:
+            sum(range(1000))
+
+    @maths._limited("waiting")
+    def wait() -> None:
+        ended = LongEnd()
+        del ended
+        spend(10)
+
+    with pytest.raises(TooSlowError):
+        wait()
+    assert lost == ["TooSlowError"]

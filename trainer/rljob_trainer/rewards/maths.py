@@ -19,6 +19,8 @@ from rljob_trainer.rewards.rules import RewardVerdict, TooSlowError, normalised,
 _BRACES = re.compile(r"(\\boxed\s*\{|\\fbox\s*\{)|\\[{}]|[{}]")
 _SECONDS = 5.0
 """Processor time per parse and per comparison."""
+_AGAIN_SECONDS = 0.5
+"""An interruption that comes while Python ends an object is printed and forgotten: it comes again after so long."""
 
 # It warns that its own limits are switched off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -70,7 +72,7 @@ def _limited(doing: str) -> Iterator[None]:
 
     before = signal.signal(signal.SIGPROF, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_PROF, _SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, _SECONDS, _AGAIN_SECONDS)
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
