@@ -49,6 +49,8 @@ def secret(job: ResolvedJob, uid: str, incarnation: int, tokens: JobTokens) -> D
         "kind": "Secret",
         "metadata": metadata(job, uid, name, "tokens"),
         "type": "Opaque",
+        # Tokens never change, and the operator, which may only create Secrets, could not set changed ones right.
+        "immutable": True,
         "stringData": {names.RAY_TOKEN_KEY: tokens.ray, names.DRIVER_TOKEN_KEY: tokens.driver},
     }
 
