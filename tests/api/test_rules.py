@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -613,6 +614,15 @@ def test_rule(document: Make, name: str, kept: str, broken: str, path: str) -> N
     assert violations[0].problem
     assert violations[0].remedy
     assert path in [violation.path for violation in RULES[name](Job(job))]
+
+
+@pytest.mark.parametrize("pattern", ["a{99999999999}", 500 * "(" + 500 * ")"], ids=["repetitions", "depth"])
+def test_a_pattern_beyond_the_bounds_of_pythons_compiler_is_refused_as_one(document: Make, pattern: str) -> None:
+    # The API server, whose compiler has other bounds, takes both.
+    functions = [{"type": "pattern", "pattern": pattern}]
+    _, violations = check(_base(document, f"spec: {{reward: {{functions: {json.dumps(functions)}}}}}"))
+    assert [violation.path for violation in violations] == ["spec.reward.functions[0].pattern"]
+    assert "is not a regular expression" in violations[0].problem
 
 
 def test_every_rule_is_tested() -> None:

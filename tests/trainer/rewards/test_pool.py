@@ -300,6 +300,7 @@ async def test_the_term_that_hangs_is_named_whatever_was_called_before() -> None
         ),
         ({"type": "gsm8k", "params": {"response": "72"}}, "it takes method, formatScore"),
         ({"type": "pattern", "pattern": "("}, "not a regular expression"),
+        ({"type": "pattern", "pattern": "a{99999999999}"}, "not a regular expression"),
     ],
 )
 async def test_a_function_that_cannot_be_used_is_refused_before_the_first_sample(

@@ -295,7 +295,7 @@ def _checked_params(spec: TermSpec, function: Callable[..., Any]) -> dict[str, A
 def _check_pattern(spec: TermSpec) -> None:
     try:
         re.compile(str(spec.params.get("pattern", "")))
-    except re.error as problem:
+    except (re.error, OverflowError, RecursionError) as problem:
         raise JobFileError(f"{spec.place}.pattern: not a regular expression: {problem}") from problem
 
 
