@@ -110,7 +110,7 @@ class Play:
         turn = None if call is None else call.turn
         number, self._turns = self._turns, self._turns + 1
         if turn is None:
-            most = min(room, *(limit for limit in (max_tokens, self._limits.turn_tokens) if limit is not None))
+            most = min([room, *(limit for limit in (max_tokens, self._limits.turn_tokens) if limit is not None)])
             sampling = replace(self.task.sampling, max_tokens=most)
             result = await self._ask(self.task.request(number, ids, sampling))
             turn = RecordedTurn(result.tokens, result.finish, result.seconds, result.receipt)
