@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from types import MappingProxyType, TracebackType
@@ -57,8 +57,11 @@ class Sandbox:
 
     async def __aenter__(self) -> Self:
         """Raises ``WorldError`` where the mode does not work here."""
-        sweep()
-        self._launcher = Launcher(self._mode, self._limits)
+        await asyncio.to_thread(sweep)
+        try:
+            self._launcher = await asyncio.to_thread(Launcher, self._mode, self._limits)
+        except OSError as error:
+            raise WorldError(f"the sandbox could not be prepared: {error}") from error
         started = [asyncio.create_task(self._start()) for _ in range(self._count)]
         try:
             for worker in await asyncio.gather(*started):
@@ -118,7 +121,7 @@ class Sandbox:
         await asyncio.gather(*(worker.close() for worker in self._workers))
         self._workers.clear()
         if launcher is not None:
-            launcher.close()
+            await asyncio.to_thread(launcher.close)
 
     def _check(self, source: str, stdin: str, files: Mapping[str, str]) -> None:
         for name in files:
@@ -135,7 +138,6 @@ class Sandbox:
 
 def mode_available(mode: Mode) -> str | None:
     """Why programs can't run in this mode on this machine; None: one just has. Takes a few tenths of a second."""
-    found: list[str | None] = []
 
     async def attempt() -> str | None:
         try:
@@ -146,10 +148,8 @@ def mode_available(mode: Mode) -> str | None:
         return None if result.stdout == "42\n" else f"a program of one line ended otherwise than it should: {result}"
 
     # In a thread: the caller's event loop, if it has one, can't run another.
-    thread = threading.Thread(target=lambda: found.append(asyncio.run(attempt())))
-    thread.start()
-    thread.join()
-    return found[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(attempt())).result()
 
 
 def _result(ended: Ended) -> ProgramResult:

@@ -36,10 +36,11 @@ class PythonFiles:
         executable = Path(os.path.realpath(prefix / "bin" / version))
         if not executable.exists():
             executable = Path(os.path.realpath(sys.executable))
-        name = sysconfig.get_config_var("INSTSONAME")
-        shared = Path(str(sysconfig.get_config_var("LIBDIR"))) / str(name)
+        name = str(sysconfig.get_config_var("INSTSONAME"))
+        places = (prefix / "lib" / name, Path(str(sysconfig.get_config_var("LIBDIR"))) / name)
+        shared = [place for place in places if ".so" in name and os.access(place, os.R_OK)]
         library = Path(os.path.realpath(sysconfig.get_path("stdlib")))
-        return cls(executable, library, shared if ".so" in str(name) and shared.exists() else None)
+        return cls(executable, library, shared[0] if shared else None)
 
     def environment(self) -> dict[str, str]:
         """All that a keeper's environment has. Hashes are the same in every worker, so that programs are repeatable."""
@@ -78,7 +79,7 @@ class PythonFiles:
         _link(str(self.executable), str(copy.executable))
         if self.shared and copy.shared:
             _link(str(self.shared), str(copy.shared))
-        ignored = shutil.ignore_patterns(*LEFT_OUT, "config-*")
+        ignored = shutil.ignore_patterns(*LEFT_OUT, "config-*", "*.opt-?.pyc")
         shutil.copytree(self.library, copy.library, ignore=ignored, copy_function=_link)
         return copy
 
@@ -86,7 +87,11 @@ class PythonFiles:
 def system_libraries() -> list[str]:
     """Folders of the C library and of what Python's modules are linked with."""
     machine = sysconfig.get_config_var("MULTIARCH")
-    folders = ["/lib64", "/usr/lib64", *([f"/lib/{machine}", f"/usr/lib/{machine}"] if machine else ["/lib", "/usr/lib"])]
+    folders = [
+        "/lib64",
+        "/usr/lib64",
+        *([f"/lib/{machine}", f"/usr/lib/{machine}"] if machine else ["/lib", "/usr/lib"]),
+    ]
     return [folder for folder in folders if os.path.isdir(folder)]
 
 

@@ -167,4 +167,7 @@ class Worker:
             said = stderr.read1(MOST_SAID) if ended or self._process.poll() is not None else b""
             stderr.close()
         text = said.decode(errors="replace").strip()
-        return WorldError(f"the sandbox's worker failed ({error!r}, exit status {self._process.returncode})" + (f": {text}" if text else ""))
+        return WorldError(
+            f"the sandbox's worker failed ({error!r}, exit status {self._process.returncode})"
+            + (f": {text}" if text else "")
+        )

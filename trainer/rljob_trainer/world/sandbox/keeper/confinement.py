@@ -129,6 +129,9 @@ class ByLandlock:
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
         os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        # The driver's end, should another of its processes keep the keeper's socket open.
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(keeper, signal.SIGKILL))
+        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGTERM)
         os.waitpid(keeper, 0)
         with suppress(ProcessLookupError, PermissionError):
             os.kill(-1, signal.SIGKILL)
@@ -189,9 +192,11 @@ def reap_all() -> None:
 
 
 def measured(folder: str) -> tuple[int, int]:
-    """How many files and folders are below a folder, and their bytes on the disk. Not many more than are allowed are looked
-    at."""
+    """How many files and folders are below a folder, and their bytes on the disk, with those of files that have no name any
+    more and that the caller's descendants hold open. Not many more than are allowed are looked at."""
     files = size = 0
+    for process in tree.descendants(os.getpid()):
+        size += tree.nameless(process)
     waiting = [folder]
     while waiting and files <= MOST_FILES:
         with suppress(OSError):

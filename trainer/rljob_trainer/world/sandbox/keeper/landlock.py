@@ -49,7 +49,12 @@ def abi() -> int:
 
 def handled(version: int) -> int:
     """All rights to files that the version knows: what no rule grants is refused."""
-    return _OLDEST | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0) | (IOCTL_DEV if version >= 5 else 0)
+    return (
+        _OLDEST
+        | (REFER if version >= 2 else 0)
+        | (TRUNCATE if version >= 3 else 0)
+        | (IOCTL_DEV if version >= 5 else 0)
+    )
 
 
 def within(version: int) -> int:

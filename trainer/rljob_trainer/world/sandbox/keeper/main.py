@@ -9,6 +9,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -30,6 +31,8 @@ def main() -> None:
     limits = SandboxLimits(**document.pop("limits"))
     paths = {name: tuple(document.pop(name)) for name in ("readable", "devices")}
     settings = Settings(**document, **paths, limits=limits)
+    # A program may send it to the first process of its namespace, which has no other handlers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = os.dup(0)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)

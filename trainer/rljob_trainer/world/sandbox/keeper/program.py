@@ -12,6 +12,7 @@ import json
 import math
 import os
 import resource
+import signal
 import sys
 import threading
 import traceback
@@ -81,7 +82,7 @@ class Program:
 def _executed(source: str, path: str, main: ModuleType) -> int:
     """Runs the source as ``main``; returns the exit code, and shows what the interpreter would show."""
     try:
-        exec(compile(source, path, "exec"), main.__dict__)
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
@@ -107,7 +108,8 @@ def become_program(ends: Ends, confinement: Confinement, settings: Settings) -> 
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), "utf-8")
         sys.stderr = io.TextIOWrapper(io.BufferedWriter(io.FileIO(2, "w")), "utf-8", "backslashreplace", None, True)
         sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
-        system.prctl(system.PR_SET_PDEATHSIG, 9)
+        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         addresses = _addresses()
         confinement.bind_program()
         os.closerange(5, resource.getrlimit(resource.RLIMIT_NOFILE)[0])

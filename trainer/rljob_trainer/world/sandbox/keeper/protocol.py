@@ -15,7 +15,14 @@ from typing import Literal, Self, get_args
 Mode = Literal["namespaces", "landlock", "none"]
 
 Outcome = Literal[
-    "exited", "killed", "timed out", "out of memory", "too much output", "too many processes", "too many files", "cancelled"
+    "exited",
+    "killed",
+    "timed out",
+    "out of memory",
+    "too much output",
+    "too many processes",
+    "too many files",
+    "cancelled",
 ]
 """How a program ended: by itself, with an exit code; by a signal that was not the sandbox's; by one of the limits; or because
 whoever had asked for it no longer wanted it."""

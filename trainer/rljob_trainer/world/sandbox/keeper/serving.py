@@ -77,6 +77,7 @@ class _Running:
     setup: bytearray = field(default_factory=bytearray)
     outcome: Outcome = "exited"
     status: int | None = None
+    processor_seconds: float = 0.0
 
 
 class Keeper:
@@ -167,7 +168,8 @@ class Keeper:
                     raise Disconnected
                 running.outcome = "cancelled"
             if ended in ready:
-                running.status = os.waitpid(running.process, 0)[1]
+                _, running.status, used = os.wait4(running.process, 0)
+                running.processor_seconds = used.ru_utime + used.ru_stime
                 break
             now = time.monotonic()
             if any(captured.over for captured in outputs.values()):
@@ -201,7 +203,9 @@ class Keeper:
         outcome, code = running.outcome, -signal.SIGKILL
         if running.status is not None:
             code = os.waitstatus_to_exitcode(running.status)
-            if code == -signal.SIGXCPU:
+            late = running.processor_seconds >= self._settings.limits.cpu_seconds
+            if code == -signal.SIGXCPU or (code == -signal.SIGKILL and late):
+                # The second comes a second after the first, which can be ignored.
                 outcome = "timed out"
             elif code < 0:
                 outcome = "killed"

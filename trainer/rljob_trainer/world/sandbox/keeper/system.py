@@ -60,7 +60,9 @@ def unmount(path: str) -> None:
 def drop_capabilities() -> None:
     """Gives up all capabilities of the calling process, for good: it may get no new privileges."""
     zero = ctypes.c_ulong(0)
-    called(_libc.prctl(PR_CAP_AMBIENT, ctypes.c_ulong(PR_CAP_AMBIENT_CLEAR_ALL), zero, zero, zero), "ambient capabilities")
+    called(
+        _libc.prctl(PR_CAP_AMBIENT, ctypes.c_ulong(PR_CAP_AMBIENT_CLEAR_ALL), zero, zero, zero), "ambient capabilities"
+    )
     header = (ctypes.c_uint32 * 2)(LINUX_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
     called(_libc.syscall(ctypes.c_long(CAPSET[MACHINE]), header, none), "capset")

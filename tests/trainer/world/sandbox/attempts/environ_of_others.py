@@ -1,0 +1,7 @@
+"""Read the environment of a process of the job."""
+
+from attempt import FACTS, attempted
+
+with attempted() as through:
+    with open(f"/proc/{FACTS['victim']}/environ", "rb") as file:
+        through(str(b"SECRET" in file.read()))

@@ -1,0 +1,7 @@
+"""Read the memory of a process of the job by /proc."""
+
+from attempt import FACTS, attempted
+
+with attempted() as through:
+    with open(f"/proc/{FACTS['victim']}/mem", "rb"):
+        through("opened")

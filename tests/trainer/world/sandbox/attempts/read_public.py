@@ -1,0 +1,7 @@
+"""Read a token that everybody on the machine may read."""
+
+from attempt import FACTS, attempted
+
+with attempted() as through:
+    with open(FACTS["public"]) as file:
+        through(file.read())

@@ -1,0 +1,9 @@
+"""Read a pod's service account."""
+
+import os
+
+from attempt import FACTS, attempted
+
+with attempted() as through:
+    with open(os.path.join(FACTS["account"], "token")) as file:
+        through(file.read())
