@@ -29,8 +29,8 @@ def why_not() -> str | None:
 
 @contextmanager
 def restricted_python() -> Iterator[tuple[list[str], dict[str, str]]]:
-    """The beginning of a command line, and the environment. What the sandbox's tests import is copied to where that user
-    gets at it."""
+    """The beginning of a command line, and the environment. What the sandbox's tests import is copied to where that
+    user gets at it."""
     with tempfile.TemporaryDirectory(prefix="restricted-") as name:
         folder = Path(name)
         folder.chmod(0o755)

@@ -2,9 +2,8 @@
 
     python sandbox_attempts.py MODE [forbid namespaces]
 
-Prints JSON: for each attempt the cell of docs/sandbox.md's table, and what the program said. A process of its own, so that it
-can be started as somebody without any right.
-"""
+Prints JSON: for each attempt the cell of docs/sandbox.md's table, and what the program said. A process of its own, so
+that it can be started as somebody without any right."""
 
 from __future__ import annotations
 

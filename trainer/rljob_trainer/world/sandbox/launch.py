@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import itertools
-import json
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_trainer.world.protocol import WorldError
@@ -52,8 +51,7 @@ class Launcher:
         self._abi = landlock.abi() if mode == "landlock" else 0
         if mode == "landlock" and self._abi < landlock.OLDEST_ABI:
             raise WorldError(
-                f"Landlock is of version {self._abi} here, and the sandbox needs {landlock.OLDEST_ABI} (Linux 6.2, with "
-                "landlock among its security modules)"
+                f"Landlock is of version {self._abi} here, and the sandbox needs {landlock.OLDEST_ABI} (Linux 6.2)"
                 if self._abi
                 else "this kernel has no Landlock, or a seccomp profile forbids it"
             )
@@ -83,16 +81,16 @@ class Launcher:
         missing = []
         if not self.own_users:
             missing.append(
-                "programs have the user of the job, which has no right to change it: what the kernel counts by user (files in "
-                "use, pending signals) they share with it"
+                "programs have the user of the job, which has no right to change it: what the kernel counts by user "
+                "(processes, pipes, pending signals) they share with it"
             )
         if self._mode == "landlock" and self._abi < landlock.SCOPES_ABI:
             missing.append("Landlock does not hold back signals before Linux 6.12: programs may start no processes")
         return tuple(missing)
 
     def launch(self) -> Launched:
-        """Starts a worker, which says when it is ready. Raises ``OSError``. From the thread whose end is the job's end: where
-        bubblewrap is, the worker ends with it."""
+        """Starts a worker, which says when it is ready. Raises ``OSError``. From the thread whose end is the job's
+        end: where bubblewrap is, the worker ends with it."""
         user = FIRST_USER + os.getpid() * WORKERS_OF_A_PROCESS + next(_numbers) % WORKERS_OF_A_PROCESS
         folder = Path(tempfile.mkdtemp(prefix="worker-", dir=self.folder))
         if self.own_users:
@@ -103,22 +101,24 @@ class Launcher:
         settings = Settings(self._mode, inside, python.readable(), DEVICES, self._counted, self._abi, self._limits)
         keeper = str(KEEPER_INSIDE if apart else self.folder)
         start = f"import sys; sys.path.insert(0, {keeper!r}); from {KEEPER_PACKAGE}.main import main; main()"
-        command = [str(python.executable), "-s", "-S", "-P", "-B", "-c", start, json.dumps(asdict(settings))]
+        command = [str(python.executable), "-s", "-S", "-P", "-B", "-c", start, settings.to_json()]
         if apart:
             command = [*self._namespaces(python), *command]
+        own = user if self.own_users else None
+        no_groups: list[int] = []
         ours, its = socket.socketpair()
         try:
             process = subprocess.Popen(
                 command,
-                stdin=its,
+                stdin=its.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=python.environment(),
                 cwd="/",
                 start_new_session=True,
-                user=user if self.own_users else None,
-                group=user if self.own_users else None,
-                extra_groups=[] if self.own_users else None,
+                user=own,
+                group=own,
+                extra_groups=None if own is None else no_groups,
             )
         except BaseException:
             ours.close()
@@ -138,7 +138,7 @@ class Launcher:
         return self.own_users or (self._mode == "namespaces" and os.geteuid() != 0)
 
     def _namespaces(self, inside: PythonFiles) -> list[str]:
-        """Bubblewrap's part of the command line: what there is, and what is shared with the machine, which is nothing."""
+        """Bubblewrap's part of the command line: what there is to see, and that nothing is shared with the machine."""
         command = [str(self._bubblewrap), "--unshare-all", "--die-with-parent", "--as-pid-1", "--hostname", "sandbox"]
         command += ["--uid", str(NAMESPACE_USER), "--gid", str(NAMESPACE_USER), "--cap-add", "CAP_SYS_ADMIN"]
         shown = list(zip(map(str, self._python.own()), map(str, inside.own()), strict=True))

@@ -87,10 +87,9 @@ class Sandbox:
     async def run(self, source: str, stdin: str = "", files: Mapping[str, str] = NO_FILES) -> ProgramResult:
         """Runs ``source`` as ``program.py`` in an empty folder with ``files`` (paths below it, texts).
 
-        Raises ``WorldError`` when the sandbox itself has failed, which says nothing of the program: the next call gets a new
-        worker. Cancelled, it ends the program and all that it has started. Raises ``ValueError`` for files that are
-        no files of the folder, or too many or too large.
-        """
+        Raises ``WorldError`` when the sandbox itself has failed, which says nothing of the program; the next call
+        gets a new worker. Cancelled, it ends the program and all that it has started. Raises ``ValueError`` for files
+        that are not in the folder, too many, or too large."""
         launcher = self._entered()
         self._check(source, stdin, files)
         worker = await self._idle.get()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import struct
 import subprocess
@@ -82,8 +83,9 @@ class Worker:
         return self._writer.is_closing()
 
     async def run(self, source: str, stdin: str, files: Mapping[str, str]) -> Ended:
-        """Runs one program. Raises ``WorldError``, after which the worker is closed, as it is when the call is cancelled
-        before the worker has all of the program; cancelled later, the program has ended when this raises."""
+        """Runs one program. Raises ``WorldError``, after which the worker is closed, as it is when the call is
+        cancelled before the worker has all of the program. Cancelled later, the program has ended when this
+        raises."""
         payload = json.dumps({"source": source, "stdin": stdin, "files": dict(files)}).encode()
         try:
             self._writer.write(REQUEST.pack(len(payload)) + payload)
@@ -112,7 +114,7 @@ class Worker:
         for wait in (GRACE_SECONDS, GRACE_SECONDS):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
-                    while self._process.poll() is None:
+                    while self._process.poll() is None:  # noqa: ASYNC110  nothing says it but a thread
                         await asyncio.sleep(0.002)
                     return
             self._process.send_signal(signal.SIGKILL)
@@ -158,16 +160,12 @@ class Worker:
 
     async def _broken(self, error: Exception) -> WorldError:
         """Closes the worker, and says what it said at its end."""
-        said = b""
-        stderr = self._process.stderr
-        ended = self._process.poll() is not None
         self._writer.close()
         await asyncio.shield(self._gone())
+        text = ""
+        stderr = self._process.stderr
         if stderr is not None and not stderr.closed:
-            said = stderr.read1(MOST_SAID) if ended or self._process.poll() is not None else b""
+            text = os.read(stderr.fileno(), MOST_SAID).decode(errors="replace").strip()
             stderr.close()
-        text = said.decode(errors="replace").strip()
-        return WorldError(
-            f"the sandbox's worker failed ({error!r}, exit status {self._process.returncode})"
-            + (f": {text}" if text else "")
-        )
+        status = self._process.returncode
+        return WorldError(f"the sandbox's worker failed ({error!r}, exit status {status}): {text or 'it said nothing'}")

@@ -24,20 +24,21 @@ NUMBERS = {
 """Of system calls, on x86_64 and aarch64."""
 
 
-class _Through(Exception):
+class _ThroughError(Exception):
     """The attempt has got at something."""
 
 
 @contextlib.contextmanager
 def attempted() -> Iterator[Callable[[str], NoReturn]]:
-    """Says how the attempt inside ended. ``KeyError`` and ``FileNotFoundError`` mean that there is nothing to get at."""
+    """Says how the attempt inside ended. ``KeyError`` and ``FileNotFoundError`` mean that there is nothing to get
+    at."""
 
     def through(what: str) -> NoReturn:
-        raise _Through(what)
+        raise _ThroughError(what)
 
     try:
         yield through
-    except _Through as what:
+    except _ThroughError as what:
         print("through:", what)
     except (KeyError, FileNotFoundError, ProcessLookupError) as error:
         print("nothing there:", type(error).__name__)

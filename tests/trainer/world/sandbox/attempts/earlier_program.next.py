@@ -27,11 +27,12 @@ with attempted() as through:
     looked = 0
     for first, last in ((middle - 2**27, middle + 2**27), (end - 2**26, end)):
         for address in range(first, last, PAGE):
-            if LIBC.mincore(ctypes.c_void_p(address), ctypes.c_size_t(PAGE), state) == 0:
-                # The kernel looks for us whether it can be read.
-                if LIBC.write(writing, ctypes.c_void_p(address), ctypes.c_size_t(PAGE)) == PAGE:
-                    looked += 1
-                    found += after(os.read(reading, PAGE))
+            if LIBC.mincore(ctypes.c_void_p(address), ctypes.c_size_t(PAGE), state) != 0:
+                continue
+            # The kernel looks for us whether it can be read.
+            if LIBC.write(writing, ctypes.c_void_p(address), ctypes.c_size_t(PAGE)) == PAGE:
+                looked += 1
+                found += after(os.read(reading, PAGE))
     if found:
         through(f"on {found} pages")
     assert looked > 1000, "it did not look"

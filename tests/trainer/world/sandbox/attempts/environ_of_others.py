@@ -2,6 +2,5 @@
 
 from attempt import FACTS, attempted
 
-with attempted() as through:
-    with open(f"/proc/{FACTS['victim']}/environ", "rb") as file:
-        through(str(b"SECRET" in file.read()))
+with attempted() as through, open(f"/proc/{FACTS['victim']}/environ", "rb") as file:
+    through(str(b"SECRET" in file.read()))

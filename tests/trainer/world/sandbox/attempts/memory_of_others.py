@@ -2,6 +2,5 @@
 
 from attempt import FACTS, attempted
 
-with attempted() as through:
-    with open(f"/proc/{FACTS['victim']}/mem", "rb"):
-        through("opened")
+with attempted() as through, open(f"/proc/{FACTS['victim']}/mem", "rb"):
+    through("opened")

@@ -2,6 +2,5 @@
 
 from attempt import FACTS, attempted
 
-with attempted() as through:
-    with open(f"/proc/{FACTS['victim']}/root{FACTS['public']}") as file:
-        through(file.read())
+with attempted() as through, open(f"/proc/{FACTS['victim']}/root{FACTS['public']}") as file:
+    through(file.read())

@@ -4,6 +4,5 @@ import os
 
 from attempt import FACTS, attempted
 
-with attempted() as through:
-    with open(os.path.join(FACTS["account"], "token")) as file:
-        through(file.read())
+with attempted() as through, open(os.path.join(FACTS["account"], "token")) as file:
+    through(file.read())

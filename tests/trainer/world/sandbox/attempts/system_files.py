@@ -2,6 +2,5 @@
 
 from attempt import attempted
 
-with attempted() as through:
-    with open("/etc/passwd") as file:
-        through(file.readline())
+with attempted() as through, open("/etc/passwd") as file:
+    through(file.readline())

@@ -4,6 +4,5 @@ import socket
 
 from attempt import FACTS, attempted
 
-with attempted() as through:
-    with socket.create_connection(("127.0.0.1", FACTS["tcp"]), 1) as connection:
-        through(f"it said {connection.recv(64)!r}")
+with attempted() as through, socket.create_connection(("127.0.0.1", FACTS["tcp"]), 1) as connection:
+    through(f"it said {connection.recv(64)!r}")

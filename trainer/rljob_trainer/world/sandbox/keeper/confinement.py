@@ -30,11 +30,13 @@ class Confinement(Protocol):
         ...
 
     def kill(self, program: int) -> None:
-        """Ends the program and all that it has started, and waits for the ends. What it leaves in its folder goes too."""
+        """Ends the program and all that it has started, and waits for the ends. What it leaves in its folder goes
+        too."""
         ...
 
     def space(self) -> tuple[int, int]:
-        """Files and bytes in the program's folder, as far as they are counted here: (0, 0) where the kernel limits them."""
+        """Files and bytes in the program's folder, as far as they are counted here: (0, 0) where the kernel limits
+        them."""
         ...
 
 
@@ -69,8 +71,8 @@ class InNamespaces:
 
 
 class ByLandlock:
-    """Landlock's domains, one in the other: the guardian's, in it the keeper's, in it each program's. A process of an outer
-    domain can signal those of inner ones, and none of these the outer ones."""
+    """Landlock's domains, one in the other: the guardian's, in it the keeper's, in it each program's. A process of an
+    outer domain can signal those of inner ones, and none of these the outer ones."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -192,8 +194,8 @@ def reap_all() -> None:
 
 
 def measured(folder: str) -> tuple[int, int]:
-    """How many files and folders are below a folder, and their bytes on the disk, with those of files that have no name any
-    more and that the caller's descendants hold open. Not many more than are allowed are looked at."""
+    """How many files and folders are below a folder, and their bytes on the disk, with those of files that have no
+    name any more and that the caller's descendants hold open. Not many more than are allowed are looked at."""
     files = size = 0
     for process in tree.descendants(os.getpid()):
         size += tree.nameless(process)

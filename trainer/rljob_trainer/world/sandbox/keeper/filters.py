@@ -1,10 +1,10 @@
 """Which system calls the keeper and its programs may make: programs for the kernel's seccomp filter, as bytes.
 
-Two filters, one after the other; the kernel takes the stricter answer. The keeper's is a list of what is allowed, for itself
-and all that it forks, and is installed once. The program's takes away what only the keeper needs, and looks at arguments; it
-is short, for it is installed for every program. Whatever is refused is refused by an error number: nothing is killed for
-trying. Calls that are newer than the list, and ``clone3``, whose flags lie in memory that a filter can't read, "do not
-exist" (ENOSYS), so that the C library falls back on older ones.
+Two filters, one after the other; the kernel takes the stricter answer. The keeper's is a list of what is allowed, for
+itself and all that it forks, and is installed once. The program's takes away what only the keeper needs, and looks at
+arguments; it is short, for it is installed for every program. Whatever is refused is refused by an error number:
+nothing is killed for trying. Calls that are newer than the list, and ``clone3``, whose flags lie in memory that a
+filter can't read, "do not exist" (ENOSYS), so that the C library falls back on older ones.
 
 Source: Linux, ``Documentation/userspace-api/seccomp_filter.rst``, ``include/uapi/linux/{seccomp,filter,audit}.h``.
 """
@@ -23,12 +23,12 @@ NUMBERS = {"x86_64": X86_64, "aarch64": AARCH64}
 AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 FOR_THE_KEEPER = frozenset(
-    "unshare mount umount2 capset seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self memfd_create".split()
-)
+    ["unshare", "mount", "umount2", "capset", "seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "memfd_create"]
+)  # fmt: skip
 """What programs may not do and the keeper must: ``memfd_create`` is how it hands over standard input."""
 CHANGES_OF_FILES = frozenset(
-    "chmod fchmod fchmodat chown fchown fchownat lchown utime utimes utimensat futimesat".split()
-)
+    ["chmod", "fchmod", "fchmodat", "chown", "fchown", "fchownat", "lchown", "utime", "utimes", "utimensat", "futimesat"]
+)  # fmt: skip
 """Landlock does not look at these: where the program's user owns files outside its folder, it could lock others out."""
 SIGNALS = ("kill", "tgkill")
 OTHER_SIGNALS = ("tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")

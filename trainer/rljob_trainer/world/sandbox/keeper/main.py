@@ -15,22 +15,19 @@ import traceback
 from contextlib import suppress
 
 from .confinement import confinement
-from .protocol import SandboxLimits, Settings
-from .serving import Disconnected, Keeper
+from .protocol import Settings
+from .serving import DriverGoneError, Keeper
 
 USUAL = (
-    "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq", "itertools",
-    "math", "random", "re", "statistics", "string", "threading", "traceback", "typing",
+    "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq",
+    "itertools", "math", "random", "re", "statistics", "string", "threading", "traceback", "typing",
 )  # fmt: skip
 """What programs import most: imported once, before they are forked."""
 
 
 def main() -> None:
     """Serves the driver until it is gone; in a fork that becomes a program, runs that."""
-    document = json.loads(sys.argv[1])
-    limits = SandboxLimits(**document.pop("limits"))
-    paths = {name: tuple(document.pop(name)) for name in ("readable", "devices")}
-    settings = Settings(**document, **paths, limits=limits)
+    settings = Settings.from_json(sys.argv[1])
     # A program may send it to the first process of its namespace, which has no other handlers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = os.dup(0)
@@ -47,7 +44,7 @@ def main() -> None:
     gc.freeze()
     keeper.say_ready()
     program = None
-    with suppress(Disconnected, BrokenPipeError, ConnectionResetError):
+    with suppress(DriverGoneError, BrokenPipeError, ConnectionResetError):
         program = keeper.serve()
     if program is not None:
         program.run()

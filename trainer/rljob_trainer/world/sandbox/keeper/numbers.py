@@ -1,4 +1,5 @@
-"""Numbers of the system calls that the filter names (``filters.py``); of no others, so that what is not here is refused.
+"""Numbers of the system calls that the filter names (``filters.py``); of no others, so that what is not here is
+refused.
 
 From Linux's ``asm/unistd_64.h`` and ``asm-generic/unistd.h``; a test compares them with libseccomp's.
 """

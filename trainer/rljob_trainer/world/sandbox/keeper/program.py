@@ -1,4 +1,5 @@
-"""A fork of the keeper becomes a program: it reads what it is to be, and runs it as Python's own ``python program.py`` would.
+"""A fork of the keeper becomes a program: it reads what it is to be, and runs it as Python's own ``python
+program.py`` would.
 
 Standard library only: this runs inside the sandbox.
 """
@@ -54,9 +55,9 @@ class Program:
     folder: str
 
     def run(self) -> NoReturn:
-        """Runs the program and ends the process with its exit code: after its threads, exit functions and destructors of what
-        is global, and with all that it wrote. Only the interpreter's own pieces are not taken apart, which takes longer
-        than most programs."""
+        """Runs the program and ends the process with its exit code: after its threads, exit functions and destructors
+        of what is global, and with all that it wrote. Only the interpreter's own pieces are not taken apart, which
+        takes longer than most programs."""
         path = os.path.join(self.folder, NAME)
         main = ModuleType("__main__")
         main.__dict__.update(__file__=path, __builtins__=__builtins__)
@@ -98,16 +99,13 @@ def _executed(source: str, path: str, main: ModuleType) -> int:
 
 
 def become_program(ends: Ends, confinement: Confinement, settings: Settings) -> Program:
-    """Binds the calling process, and takes what it is to run. Where that fails the keeper is told, and the process ends."""
+    """Binds the calling process, and takes what it is to run. Where that fails the keeper is told, and the process
+    ends."""
     try:
         os.setsid()
         stdin = os.memfd_create("stdin")
         for descriptor, place in ((stdin, 0), (ends.stdout, 1), (ends.stderr, 2), (ends.payload, 3), (ends.setup, 4)):
             os.dup2(descriptor, place)
-        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r")), "utf-8")
-        sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), "utf-8")
-        sys.stderr = io.TextIOWrapper(io.BufferedWriter(io.FileIO(2, "w")), "utf-8", "backslashreplace", None, True)
-        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
         system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         addresses = _addresses()

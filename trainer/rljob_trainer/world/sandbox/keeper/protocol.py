@@ -1,16 +1,16 @@
 """What driver and keeper say to each other over one socket. Standard library only: half of it runs inside the sandbox.
 
-The driver asks for a program with the length of its payload (four bytes) and the payload (JSON: source, stdin, files), which
-the keeper hands on unread. While the program runs, one more byte means that it is to be killed. The keeper says frames: a
-kind, a length, and so many bytes: once that it is ready, then one for each program, with an ``End`` ahead of what the program
-wrote, or one that says how it failed itself.
-"""
+The driver asks for a program with the length of its payload (four bytes) and the payload (JSON: source, stdin,
+files), which the keeper hands on unread. While the program runs, one more byte means that it is to be killed. The
+keeper says frames: a kind, a length, and so many bytes: once that it is ready, then one for each program, with an
+``End`` ahead of what the program wrote, or one that says how it failed itself."""
 
 from __future__ import annotations
 
+import json
 import struct
-from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self, get_args
 
 Mode = Literal["namespaces", "landlock", "none"]
 
@@ -24,8 +24,8 @@ Outcome = Literal[
     "too many files",
     "cancelled",
 ]
-"""How a program ended: by itself, with an exit code; by a signal that was not the sandbox's; by one of the limits; or because
-whoever had asked for it no longer wanted it."""
+"""How a program ended: by itself, with an exit code; by a signal that was not the sandbox's; by one of the limits; or
+because whoever had asked for it no longer wanted it."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 HEADER = struct.Struct("!cI")
@@ -82,6 +82,17 @@ class Settings:
     landlock_abi: int
     """Which version of Landlock to ask for; 0: none."""
     limits: SandboxLimits
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        document: dict[str, Any] = json.loads(text)
+        document["readable"] = tuple(document["readable"])
+        document["devices"] = tuple(document["devices"])
+        document["limits"] = SandboxLimits(**document["limits"])
+        return cls(**document)
 
 
 @dataclass(frozen=True, slots=True)

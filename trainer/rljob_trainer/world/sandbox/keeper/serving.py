@@ -1,8 +1,7 @@
 """The keeper: an interpreter that is ready, and forks for each program that it is asked for.
 
-It is inside the sandbox, and knows no more of a program than how long its payload is: it hands that on unread, in memory that
-its forks do not get, so that no program finds anything of those before it. Standard library only.
-"""
+It is inside the sandbox, and knows no more of a program than how long its payload is: it hands that on unread, in
+memory that its forks do not get, so that no program finds anything of those before it. Standard library only."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ TICK_SECONDS = 0.01
 """Between looks at what the program uses."""
 
 
-class Disconnected(Exception):
+class DriverGoneError(Exception):
     """The driver is gone."""
 
 
@@ -134,7 +133,7 @@ class Keeper:
         while length:
             count = os.readv(self._control, [self._payload.view[: min(length, WINDOW_BYTES)]])
             if not count:
-                raise Disconnected
+                raise DriverGoneError
             length -= count
             left = self._payload.view[:count]
             while left and open_payload:
@@ -165,7 +164,7 @@ class Keeper:
                     poll.unregister(setup)
             if self._control in ready:
                 if os.read(self._control, 1) != CANCEL:
-                    raise Disconnected
+                    raise DriverGoneError
                 running.outcome = "cancelled"
             if ended in ready:
                 _, running.status, used = os.wait4(running.process, 0)

@@ -47,7 +47,8 @@ def unshare(flags: int) -> None:
 
 
 def mount_tmpfs(path: str, size: int, files: int) -> None:
-    """An empty file system in memory at ``path``, for ``size`` bytes in so many ``files``, without programs or devices."""
+    """An empty file system in memory at ``path``, for ``size`` bytes in so many ``files``, without programs or
+    devices."""
     options = f"size={size},nr_inodes={files},mode=700".encode()
     flags = ctypes.c_ulong(MS_NOSUID | MS_NODEV | MS_NOEXEC)
     called(_libc.mount(b"tmpfs", path.encode(), b"tmpfs", flags, options), f"mount at {path}")
