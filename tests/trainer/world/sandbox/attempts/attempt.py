@@ -19,7 +19,7 @@ NUMBERS = {
     "clone": (56, 220), "clone3": (435, 435), "mount": (165, 40), "io_uring_setup": (425, 425), "bpf": (321, 280),
     "perf_event_open": (298, 241), "userfaultfd": (323, 282), "keyctl": (250, 219), "shmget": (29, 194),
     "shmctl": (31, 195), "mq_open": (240, 180), "mq_unlink": (241, 181), "init_module": (175, 105),
-    "name_to_handle_at": (303, 264), "prctl": (157, 167), "seccomp": (317, 277),
+    "name_to_handle_at": (303, 264), "prctl": (157, 167), "seccomp": (317, 277), "capget": (125, 90),
 }  # fmt: skip
 """Of system calls, on x86_64 and aarch64."""
 

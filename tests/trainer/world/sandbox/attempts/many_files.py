@@ -5,8 +5,8 @@ import time
 from attempt import attempted
 
 with attempted() as through:
-    for number in range(20000):
+    for number in range(5000):
         with open(f"file-{number}", "w"):
             pass
     time.sleep(0.5)
-    through("20,000 files")
+    through("5,000 files")

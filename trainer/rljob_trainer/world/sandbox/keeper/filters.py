@@ -22,13 +22,14 @@ from .system import MACHINE, PR_SET_NO_NEW_PRIVS, called, prctl
 NUMBERS = {"x86_64": X86_64, "aarch64": AARCH64}
 AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-FOR_THE_KEEPER = frozenset(
-    ["unshare", "mount", "umount2", "capset", "seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "memfd_create"]
-)  # fmt: skip
+FOR_THE_KEEPER = frozenset({
+    "unshare", "mount", "umount2", "capset", "seccomp", "landlock_create_ruleset", "landlock_add_rule",
+    "landlock_restrict_self", "memfd_create",
+})  # fmt: skip
 """What programs may not do and the keeper must: ``memfd_create`` is how it hands over standard input."""
-CHANGES_OF_FILES = frozenset(
-    ["chmod", "fchmod", "fchmodat", "chown", "fchown", "fchownat", "lchown", "utime", "utimes", "utimensat", "futimesat"]
-)  # fmt: skip
+CHANGES_OF_FILES = frozenset({
+    "chmod", "fchmod", "fchmodat", "chown", "fchown", "fchownat", "lchown", "utime", "utimes", "utimensat", "futimesat",
+})  # fmt: skip
 """Landlock does not look at these: where the program's user owns files outside its folder, it could lock others out."""
 SIGNALS = ("kill", "tgkill")
 OTHER_SIGNALS = ("tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")

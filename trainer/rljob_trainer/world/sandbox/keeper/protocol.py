@@ -52,7 +52,7 @@ class SandboxLimits:
     output_bytes: int = 64 * 2**10
     """Of each of stdout and stderr; a program that writes more is killed."""
     file_bytes: int = 64 * 2**20
-    """Of all files together, in at most 4,096 files and folders."""
+    """Of all files together, in at most 1,024 files and folders."""
 
     def __post_init__(self) -> None:
         if self.wall_seconds <= 0 or self.cpu_seconds <= 0:
@@ -63,7 +63,7 @@ class SandboxLimits:
             raise ValueError("a program needs a process, 1 MiB for files, and an output limit of at least 0")
 
 
-MOST_FILES = 4096
+MOST_FILES = 1024
 """Files and folders that a program may leave in its folder."""
 
 
