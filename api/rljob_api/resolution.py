@@ -14,6 +14,7 @@ from rljob_api.resolved import (
     ResolvedAlgorithm,
     ResolvedBatch,
     ResolvedCritic,
+    ResolvedEnvironment,
     ResolvedGroupFilter,
     ResolvedJob,
     ResolvedKl,
@@ -228,5 +229,6 @@ def _rollout(spec: Spec, where: Placement, trainer: ResolvedTrainer) -> Resolved
         "replicas": replicas,
         "min_replicas": given.min_replicas or replicas,
         "max_replicas": given.max_replicas or replicas,
+        "environment": _filled(given.environment, ResolvedEnvironment),
     }
     return ResolvedRollout(**{**dict(given), **filled})

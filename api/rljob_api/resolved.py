@@ -26,6 +26,7 @@ from rljob_api.spec.algorithm import (
     RolloutCorrection,
     Truncated,
 )
+from rljob_api.spec.environment import CallFormat, EnvironmentSpec
 from rljob_api.spec.job import RLJob, Spec
 from rljob_api.spec.pipeline import Batch, PartialRollout, PipelineSpec, Staleness, Stop
 from rljob_api.spec.pools import OptimizerSpec, Placement, RolloutSpec, TrainerParallelism, TrainerSpec
@@ -146,10 +147,17 @@ class ResolvedPipeline(PipelineSpec):
     partial_rollout: PartialRollout
 
 
+class ResolvedEnvironment(EnvironmentSpec):
+    call_format: CallFormat
+    max_turns: int
+    call_seconds: int
+
+
 class ResolvedRollout(RolloutSpec):
     replicas: int
     min_replicas: int
     max_replicas: int
+    environment: ResolvedEnvironment
 
 
 class ResolvedTrainerParallelism(TrainerParallelism):

@@ -49,6 +49,8 @@ def secret(job: ResolvedJob, uid: str, incarnation: int, tokens: JobTokens) -> D
         "kind": "Secret",
         "metadata": metadata(job, uid, name, "tokens"),
         "type": "Opaque",
+        # Tokens never change, and the operator, which may only create Secrets, could not set changed ones right.
+        "immutable": True,
         "stringData": {names.RAY_TOKEN_KEY: tokens.ray, names.DRIVER_TOKEN_KEY: tokens.driver},
     }
 
@@ -69,11 +71,12 @@ def ray_cluster(
         names.ATTEMPT_ANNOTATION: "0",
         names.TOKEN_KEY_ANNOTATION: key,
     }
+    # Without a queue of the job's own, too: Kueue may give the cluster its namespace's default one.
+    priority = job.metadata.labels.get(names.PRIORITY_LABEL)
+    if priority is not None:
+        described["labels"][names.PRIORITY_LABEL] = priority
     if job.spec.queue_name is not None:
         described["labels"][names.QUEUE_LABEL] = job.spec.queue_name
-        priority = job.metadata.labels.get(names.PRIORITY_LABEL)
-        if priority is not None:
-            described["labels"][names.PRIORITY_LABEL] = priority
         if any(pool.resizable for pool in pools(job)):
             described["annotations"][names.ELASTIC_ANNOTATION] = "true"
     head, tokens = Role(names.HEAD_ROLE, job.spec.head.pod, {}), names.secret(name, uid, key)

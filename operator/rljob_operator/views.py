@@ -282,4 +282,5 @@ def trimmed_pod(raw: Object) -> dict[str, Any]:
 
 
 def _number(text: object, default: int) -> int:
-    return int(text) if isinstance(text, str) and text.isdigit() else default
+    """The number that an annotation of ours holds, of nine digits at most; ``default`` for what somebody else wrote."""
+    return int(text) if isinstance(text, str) and re.fullmatch("[0-9]{1,9}", text) else default

@@ -8,10 +8,12 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from rljob_api import check
 from rljob_api.pod_template.quantities import parse
 from rljob_api.spec.base import IMAGE
+from rljob_api.spec.pod import Resources
 
 Make = Callable[..., dict[str, Any]]
 POD = "spec.head.pod"
@@ -106,6 +108,14 @@ def test_an_entry_that_is_null_counts_as_absent(document: Make) -> None:
 )  # fmt: skip
 def test_quantities_are_exact(text: Any, value: Any) -> None:
     assert parse(text) == value
+
+
+@pytest.mark.parametrize("text", ["1e9223372036854775808", "1E-99999999999999999999"])
+def test_an_exponent_that_kubernetes_cannot_read_makes_no_quantity(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a Kubernetes quantity"):
+        parse(text)
+    with pytest.raises(ValidationError):
+        Resources.model_validate({"limits": {"cpu": text}})
 
 
 @pytest.mark.parametrize(

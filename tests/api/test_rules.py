@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ Make = Callable[..., dict[str, Any]]
 RANDOM = "spec: {model: {source: null, random: {tokenizer: {characters: abc}, %s}}, rollout: {engine: torch}}"
 SMALL = "data: {maxPromptTokens: 32}, rollout: {maxResponseTokens: 32}"
 ALGORITHM = "spec: {algorithm: {%s}}"
+ENVIRONMENT = "spec: {rollout: {environment: {%s}}}"
 MAXRL = "spec: {algorithm: {advantage: {estimator: maxrl}, %s}, reward: {%%s}}"
 PPO = "preset: ppo"
 POD = "spec: {head: {pod: {%s}}}"
@@ -550,6 +552,47 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec: {deadlines: {startSeconds: 101, progressSeconds: 10, runSeconds: 100}}", "spec.deadlines.startSeconds"),
     ("stop_comes_before_the_deadline", "spec: {stop: {seconds: 3599}, deadlines: {runSeconds: 3600}}",
      "spec: {stop: {seconds: 3600}, deadlines: {runSeconds: 3600}}", "spec.stop.seconds"),
+    # rollout.environment
+    ("environment_fields_belong_to_its_type", ENVIRONMENT % "type: custom, function: 'a:b', maxTurns: 3",
+     ENVIRONMENT % "maxTurns: 3", "spec.rollout.environment.maxTurns"),
+    ("params_are_a_programs", ENVIRONMENT % "type: custom, function: 'a:b', params: {x: 1}",
+     ENVIRONMENT % "type: tools, tools: [{type: calculator}], params: {x: 1}", "spec.rollout.environment.params"),
+    ("environment_fields_belong_to_its_type",
+     ENVIRONMENT % "type: tools, tools: [{type: calculator}], callFormat: llama, callSeconds: 5",
+     ENVIRONMENT % "type: custom, function: 'a:b', callFormat: llama", "spec.rollout.environment.callFormat"),
+    ("custom_environments_name_a_function", ENVIRONMENT % "type: custom, function: 'a:b'",
+     ENVIRONMENT % "type: custom", "spec.rollout.environment.function"),
+    ("custom_environments_name_a_function", "{}", ENVIRONMENT % "function: 'a:b'",
+     "spec.rollout.environment.function"),
+    ("tool_environments_have_tools", ENVIRONMENT % "type: tools, tools: [{type: calculator}]",
+     ENVIRONMENT % "type: tools", "spec.rollout.environment.tools"),
+    ("tool_environments_have_tools", "{}", ENVIRONMENT % "tools: [{type: calculator}]",
+     "spec.rollout.environment.tools"),
+    ("custom_tools_name_a_function", ENVIRONMENT % "type: tools, tools: [{type: custom, function: 'a:b'}]",
+     ENVIRONMENT % "type: tools, tools: [{type: custom}]", "spec.rollout.environment.tools[0].function"),
+    ("custom_tools_name_a_function", "{}",
+     ENVIRONMENT % "type: tools, tools: [{type: calculator, function: 'a:b'}]",
+     "spec.rollout.environment.tools[0].function"),
+    ("a_code_fence_calls_the_one_tool",
+     ENVIRONMENT % "type: tools, callFormat: codeFence, tools: [{type: calculator}]",
+     ENVIRONMENT % "type: tools, callFormat: codeFence, tools: [{type: calculator}, {type: custom, function: 'a:b'}]",
+     "spec.rollout.environment.tools"),
+    ("tool_names_differ",
+     ENVIRONMENT % "type: tools, tools: [{type: custom, function: 'a:b'}, {type: custom, function: 'c:b', name: d}]",
+     ENVIRONMENT % "type: tools, tools: [{type: custom, function: 'a:b'}, {type: custom, function: 'c:b'}]",
+     "spec.rollout.environment.tools[1].name"),
+    ("environment_rewards_have_a_program",
+     "spec: {rollout: {environment: {type: custom, function: 'a:b'}}, reward: {functions: [{type: environment}]}}",
+     "spec: {reward: {functions: [{type: environment}]}}", "spec.reward.functions[0].type"),
+    ("tools_need_a_chat",
+     "spec: {rollout: {environment: {type: tools, tools: [{type: calculator}]}}, data: {chat: always}}",
+     "spec: {rollout: {environment: {type: tools, tools: [{type: calculator}]}}, data: {chat: never}}",
+     "spec.data.chat"),
+    ("tools_need_a_chat",
+     "spec: {rollout: {environment: {type: tools, tools: [{type: calculator}]}}, "
+     "model: {source: null, chatTemplate: x, random: {tokenizer: {characters: ab}}}}",
+     "spec: {rollout: {environment: {type: tools, tools: [{type: calculator}]}}, "
+     "model: {source: null, random: {tokenizer: {characters: ab}}}}", "spec.model.chatTemplate"),
 ]  # fmt: skip
 
 GENEROUS = "spec: {data: {maxPromptTokens: 32}, rollout: {maxResponseTokens: 32}}"
@@ -571,6 +614,15 @@ def test_rule(document: Make, name: str, kept: str, broken: str, path: str) -> N
     assert violations[0].problem
     assert violations[0].remedy
     assert path in [violation.path for violation in RULES[name](Job(job))]
+
+
+@pytest.mark.parametrize("pattern", ["a{99999999999}", 500 * "(" + 500 * ")"], ids=["repetitions", "depth"])
+def test_a_pattern_beyond_the_bounds_of_pythons_compiler_is_refused_as_one(document: Make, pattern: str) -> None:
+    # The API server, whose compiler has other bounds, takes both.
+    functions = [{"type": "pattern", "pattern": pattern}]
+    _, violations = check(_base(document, f"spec: {{reward: {{functions: {json.dumps(functions)}}}}}"))
+    assert [violation.path for violation in violations] == ["spec.reward.functions[0].pattern"]
+    assert "is not a regular expression" in violations[0].problem
 
 
 def test_every_rule_is_tested() -> None:

@@ -47,6 +47,15 @@ def test_an_example_of_the_wheel_is_validated_explained_and_rendered(environment
     assert "RayCluster" in kinds
 
 
+def test_the_operators_command_says_which_extra_it_needs(environment: Path) -> None:
+    done = subprocess.run(
+        [environment / "bin/rljob-operator", "--help"], cwd=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 64
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'rljob[operator]'" in done.stderr
+
+
 def test_the_wheel_holds_crd_chart_and_examples_as_the_checkout_does(environment: Path) -> None:
     for folder in ("crds", "charts", "examples"):
         files = {path.relative_to(ROOT): path.read_bytes() for path in (ROOT / folder).rglob("*") if path.is_file()}

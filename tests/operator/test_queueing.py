@@ -257,8 +257,8 @@ def cluster() -> dict[str, Any]:
     return made
 
 
-def described(placement: str = "separate", **labels: str) -> dict[str, Any]:
-    spec = job_spec(queueName="rl", placement=placement)
+def described(placement: str = "separate", queue: str | None = "rl", **labels: str) -> dict[str, Any]:
+    spec = job_spec(queueName=queue, placement=placement)
     if placement == "colocated":
         spec["rollout"] = {}
     document = {
@@ -278,6 +278,13 @@ def test_the_priority_class_of_kueue_is_passed_on() -> None:
     assert made["labels"]["kueue.x-k8s.io/priority-class"] == "urgent"
     assert made["labels"]["kueue.x-k8s.io/queue-name"] == "rl"
     assert "kueue.x-k8s.io/priority-class" not in described()["labels"]
+
+
+def test_the_priority_class_of_kueue_is_passed_on_without_a_queue_too() -> None:
+    # Kueue gives it the queue `default` of its namespace, where there is one.
+    made = described(queue=None, **{"priority-class": "urgent"})
+    assert made["labels"]["kueue.x-k8s.io/priority-class"] == "urgent"
+    assert "kueue.x-k8s.io/queue-name" not in made["labels"]
 
 
 def test_only_a_cluster_that_can_be_resized_is_elastic() -> None:

@@ -89,6 +89,16 @@ def test_a_view_of_what_is_kept_of_a_cluster_is_that_of_the_whole() -> None:
     assert "managedFields" not in json.dumps(kept)
 
 
+@pytest.mark.parametrize("written", ["", "x", "-1", "²", "9" * 5000])
+def test_an_annotation_that_somebody_has_changed_is_no_number(written: str) -> None:
+    cluster = cluster_of_every_kind()
+    cluster["metadata"]["annotations"] |= dict.fromkeys(
+        ("rljob.dev/attempt", "rljob.dev/incarnation", "rljob.dev/generation"), written
+    )
+    seen = cluster_view(cluster)
+    assert (seen.attempt, seen.incarnation, seen.generation) == (0, 0, 0)
+
+
 def test_a_cluster_finds_its_job_by_what_is_kept_of_it() -> None:
     store, whole = Store(), cluster_of_every_kind()
     key = store.put_cluster(whole)

@@ -95,6 +95,17 @@ class RewardError(DataError):
     """A reward function raised or hung on a sample, and the job says that this stops the run."""
 
 
+class ProgramError(DataError):
+    """The program of an environment, or a tool of the job's own, raised or did what it may not."""
+
+
+class WorldFailedError(RLJobError):
+    """What an environment's program calls has failed as often as it was called, which says nothing about the model
+    (exit code 75: try again)."""
+
+    exit_code = 75
+
+
 class RewardWorkerError(RLJobError):
     """Processes that score samples were lost, and neither function nor row need be at fault (exit code 75: try
     again)."""

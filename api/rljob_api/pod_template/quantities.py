@@ -6,7 +6,8 @@ import re
 from fractions import Fraction
 from typing import Any
 
-QUANTITY = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?"
+QUANTITY = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,18})?"
+"""Kubernetes reads an exponent as a number of 64 bits, and refuses a larger one."""
 _SUFFIX = {
     "": Fraction(1),
     "n": Fraction(1, 10**9),

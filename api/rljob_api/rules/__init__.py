@@ -36,6 +36,7 @@ from rljob_api.rules import (
     algorithm,
     correction,
     data,
+    environment,
     estimators,
     kubernetes,
     lifecycle,
@@ -55,7 +56,7 @@ __all__ = ["RULES", "Job", "Rule", "broken"]
 
 TOPICS = (
     *(model, data, reward, algorithm, estimators, correction, pipeline),
-    *(pools, volumes, pods, lifecycle, templates, kubernetes),
+    *(pools, environment, volumes, pods, lifecycle, templates, kubernetes),
 )
 RULES: Mapping[str, JobRule] = {
     name: entry for topic in TOPICS for name, entry in vars(topic).items() if isinstance(entry, JobRule)

@@ -188,6 +188,9 @@ IS_COLOCATED = (
     "self.pipeline.mode == 'sync' && !has(self.rollout.replicas))"
 )
 REPLICAS = in_force("self.rollout.replicas")
+HAS_NO_TEMPLATE = (
+    "(has(self.model.random) && has(self.model.random.tokenizer.characters) && !has(self.model.chatTemplate))"
+)
 _MODE = "self.algorithm.rolloutCorrection.mode"
 _NAMED = "self.algorithm.rolloutCorrection.preset"
 IS_WITHOUT_CORRECTION = (

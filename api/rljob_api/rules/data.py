@@ -6,7 +6,7 @@ import re
 import string
 from collections.abc import Iterator
 
-from rljob_api.rules.cel import DATA, SPEC, TRAIN, VALIDATION, Cel, among, one_of, text
+from rljob_api.rules.cel import DATA, HAS_NO_TEMPLATE, SPEC, TRAIN, VALIDATION, Cel, among, one_of, text
 from rljob_api.rules.registry import Job, exactly_one, rule
 from rljob_api.spec.data import TaskSpec, TaskType
 from rljob_api.violations import Violation
@@ -190,23 +190,18 @@ def prompt_template_is_well_formed(job: Job) -> Iterator[Violation]:
         )
 
 
-_HAS_NO_TEMPLATE = (
-    "(has(self.model.random) && has(self.model.random.tokenizer.characters) && !has(self.model.chatTemplate))"
-)
-
-
 @rule(
     cel=[
         Cel(
             SPEC,
-            f"self.data.chat != 'always' || !{_HAS_NO_TEMPLATE}",
+            f"self.data.chat != 'always' || !{HAS_NO_TEMPLATE}",
             "always needs a chat template, and a tokenizer of characters has none; set spec.model.chatTemplate",
             ".data.chat",
         ),
         Cel(
             SPEC,
             "!has(self.data.systemPrompt) || self.data.systemPrompt == '' || self.data.chat == 'always' || "
-            f"(self.data.chat == 'auto' && !{_HAS_NO_TEMPLATE})",
+            f"(self.data.chat == 'auto' && !{HAS_NO_TEMPLATE})",
             "needs a chat template, and none is applied here; write the text into the template of spec.data.prompt",
             ".data.systemPrompt",
         ),
@@ -214,9 +209,7 @@ _HAS_NO_TEMPLATE = (
 )
 def chat_has_a_template(job: Job) -> Iterator[Violation]:
     # Of tokenizers in files the look at the files says it.
-    data, model = job.spec.data, job.spec.model
-    by_characters = model.random is not None and model.random.tokenizer.characters is not None
-    has_none = by_characters and model.chat_template is None
+    data, has_none = job.spec.data, job.has_no_template
     if data.chat == "always" and has_none:
         yield Violation(
             "spec.data.chat",

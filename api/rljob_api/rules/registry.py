@@ -40,6 +40,13 @@ class Job:
         return resolve(self.job).spec
 
     @property
+    def has_no_template(self) -> bool:
+        """Whether there can be no chat template, as far as the job file says."""
+        model = self.spec.model
+        by_characters = model.random is not None and model.random.tokenizer.characters is not None
+        return by_characters and model.chat_template is None
+
+    @property
     def estimator(self) -> EstimatorMethod:
         return ESTIMATORS[self.resolved.algorithm.advantage.estimator]
 

@@ -65,7 +65,8 @@ def patterns_compile(job: Job) -> Iterator[Violation]:
             continue
         try:
             re.compile(function.pattern)
-        except re.error as problem:
+        # Numbers of repetitions and groups within groups have bounds of their own in Python's compiler.
+        except (re.error, OverflowError, RecursionError) as problem:
             path = f"spec.reward.functions[{index}].pattern"
             yield Violation(path, f"is not a regular expression: {problem}", "mend it, in Python's syntax")
 

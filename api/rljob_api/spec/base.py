@@ -153,7 +153,7 @@ Quantity = Annotated[
     BeforeValidator(_quantity_text),
     Field(
         max_length=32,
-        pattern=r"^[+]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|([eE][+-]?[0-9]+))?$",
+        pattern=r"^[+]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|([eE][+-]?[0-9]{1,18}))?$",
     ),
     IntOrString(),
 ]

@@ -8,14 +8,17 @@ from pydantic import Field
 
 from rljob_api.spec.base import Listed, Location, LongText, MapKeys, ShortText, SourceName, SpecModel
 
-TaskType = Literal["addition", "copy"]
+TaskType = Literal["addition", "copy", "parity"]
 
 
 class TaskSpec(SpecModel):
     """A generated data set with the columns question and answer."""
 
-    type: TaskType = Field(description="addition: of two numbers. copy: of a string of digits.")
-    digits: int = Field(default=2, ge=1, le=64, description="Digits of each number.")
+    type: TaskType = Field(
+        description="addition: of two numbers. copy: of a string of digits. parity: of the ones in a string of bits, "
+        "which is hardly learned without a tool."
+    )
+    digits: int = Field(default=2, ge=1, le=64, description="Digits of each number, or bits.")
     size: int | None = Field(default=None, ge=1, le=100000000, description="Distinct problems drawn. Default: all.")
     seed: int = Field(
         default=0,

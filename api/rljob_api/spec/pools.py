@@ -8,6 +8,7 @@ from pydantic import Field
 
 from rljob_api.spec.base import LIVE, SUSPENDED, EnvMap, Fallback, FreeForm, PlugIn, SpecModel
 from rljob_api.spec.data import SamplingSpec
+from rljob_api.spec.environment import EnvironmentSpec
 from rljob_api.spec.pod import Pod
 
 Engine = Literal["vllm", "torch"]
@@ -48,6 +49,9 @@ class RolloutSpec(SpecModel):
     )
     max_response_tokens: int = Field(default=512, ge=1, le=16777216, description="Longest response, tokens.")
     sampling: SamplingSpec = Field(default=SamplingSpec(), description="How tokens are drawn in training.")
+    environment: EnvironmentSpec = Field(
+        default=EnvironmentSpec(), description="What happens between a prompt and the end of its response."
+    )
     max_concurrent: Annotated[int | None, SUSPENDED] = Field(
         default=None, ge=1, le=100000, description="Requests that run at once in one engine. Default: the engine's own."
     )

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rljob_api.spec.base import FreeForm, FunctionPath, Listed, SourceName, SpecModel
 
-RewardType = Literal["gsm8k", "math", "exactMatch", "pattern", "length", "custom"]
+RewardType = Literal["gsm8k", "math", "exactMatch", "pattern", "length", "environment", "custom"]
 
 
 class RewardFunction(SpecModel):
@@ -17,7 +17,8 @@ class RewardFunction(SpecModel):
     type: RewardType = Field(
         description="gsm8k: the number after #### (or the last one) is the answer. math: the last boxed expression is "
         "equivalent to it. exactMatch: the text is the answer. pattern: a regular expression occurs. length: linear in "
-        "the response's tokens. custom: your Python function."
+        "the response's tokens. environment: what the program of rollout.environment has returned. custom: your Python "
+        "function."
     )
     name: SourceName | None = Field(default=None, description="Name in metrics. Default: the type.")
     weight: float = Field(default=1.0, ge=-1000, le=1000, description="Factor of this term.")
@@ -27,7 +28,8 @@ class RewardFunction(SpecModel):
     function: FunctionPath | None = Field(
         default=None,
         description="custom: module:function. It gets what it names among prompt, response, answer, source, tokens, "
-        "finish and the columns of the row, and returns a number (at most 1e15 in size); it may be async.",
+        "finish, conversation, returned and the columns of the row, and returns a number (at most 1e15 in size); it "
+        "may be async.",
     )
     pattern: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         default=None, description="pattern: the regular expression (Python syntax)."

@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings, response_decoder, text_encoder
+from rljob_trainer.data.chat import response_decoder, text_encoder
+from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
 from rljob_trainer.errors import DataError, JobFileError
 from rljob_trainer.models.tokenizer import character_tokenizer
 

@@ -13,7 +13,8 @@ from rljob_trainer.telemetry.names import check_all
 
 def metrics(dropped: Tally) -> dict[str, float]:
     activity = SimpleNamespace(take_idle_ratio=lambda: None)
-    parts = SimpleNamespace(engines=SimpleNamespace(pool=SimpleNamespace(activity=activity)))
+    rollout = SimpleNamespace(take_counts=dict)
+    parts = SimpleNamespace(engines=SimpleNamespace(pool=SimpleNamespace(activity=activity)), rollout=rollout)
     schedule = SimpleNamespace(open=3, waiting_finished=1)
     pipeline = SimpleNamespace(schedule=schedule, take_dropped=lambda: dropped)
     return Parts.pipeline_metrics(cast(Parts, parts), cast(Pipeline, pipeline))

@@ -34,7 +34,7 @@ class Away:
         return Checkpoint(step, self.place, Path)
 
 
-AT_STEP_7 = Boundary("a run", Totals(step=7, version=7), {}, {}, (), 8, {})
+AT_STEP_7 = Boundary("a run", Totals(step=7, version=7), {}, {"ordinal": 56}, (), 8, {})
 
 
 def saving(store: Away, stop: list[None]) -> Saving:
@@ -45,6 +45,7 @@ def saving(store: Away, stop: list[None]) -> Saving:
         fence=SimpleNamespace(check=None),
         learner=SimpleNamespace(save=print),
         limits=SimpleNamespace(suspect=False),
+        rollout=SimpleNamespace(settled=lambda *_: None),
         times=StageTimes(),
         trainer=SimpleNamespace(busy=False),
         view=SimpleNamespace(message=lambda _: None),

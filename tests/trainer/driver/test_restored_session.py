@@ -47,7 +47,7 @@ def session(read: list[str], manifest: str = "5a" * 32, dtype: str = "float32") 
         ledger=SimpleNamespace(roll_back=nothing, fresh=False, account=SimpleNamespace()),
         view=SimpleNamespace(message=None),
         shelf=SimpleNamespace(put=lambda *arrays: arrays),
-        rollout=SimpleNamespace(goes_on_from=lambda _: None),
+        rollout=SimpleNamespace(goes_on_from=lambda *_, **__: None),
         model={},
         schedule=SimpleNamespace(groups_per_version=8),
         engines=SimpleNamespace(turns=None, pool=pool),

@@ -20,16 +20,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
 
-from two_turns import PROMPT, DyingLog, Killed, Played, Sums, play, program_of, tasks
+from two_turns import PROMPT, DyingLog, Killed, Played, Sums, play, program_of, programs, tasks
 
 from conftest import tiny
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.identity import validation_of
 from rljob_trainer.episodes.log import EpisodeLog
-from rljob_trainer.episodes.programs import Programs, Voice, named
+from rljob_trainer.episodes.play import Voice
+from rljob_trainer.episodes.programs import Programs, named
 from rljob_trainer.episodes.receipts import check_episode
-from rljob_trainer.errors import UnreachableError, exit_code_of
+from rljob_trainer.errors import WorldFailedError, exit_code_of
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.world.protocol import World, WorldError
 
@@ -72,7 +73,7 @@ async def test_two_turns_are_one_leaf_with_what_the_model_was_told_in_between(
 ) -> None:
     service = Sums()
     played = Played(engine)
-    episodes = await Programs(program_of(service), log).play(tasks(), played)
+    episodes = await programs(program_of(service), log).play(tasks(), played)
     assert (played.groups[0], sum(played.groups)) == (3, 6), "siblings are asked for together"
     for episode in episodes:
         (leaf,) = episode.leaves
@@ -105,7 +106,7 @@ async def test_after_a_kill_at_any_line_the_episodes_are_the_same_and_nothing_is
 
     after, second = EpisodeLog(tmp_path / "episodes"), Sums()
     played = Played(engine)
-    environment = Programs(program_of(second), after)
+    environment = programs(program_of(second), after)
     assert_same(await environment.play(tasks(), played), expected)
     assert environment.diverged == 0
     assert len(second.asked) == 3 - recorded
@@ -137,7 +138,7 @@ async def test_a_program_that_does_something_else_begins_anew_and_it_is_said(
 ) -> None:
     await play(engine, log, Sums())
     expected = await play(engine, EpisodeLog(log._folder / "other"), Sums(), extra=1)
-    environment = Programs(program_of(Sums(), extra=1), log)
+    environment = programs(program_of(Sums(), extra=1), log)
     assert_same(await environment.play(tasks(), Played(engine)), expected)
     assert (environment.continued, environment.diverged) == (3, 3)
     assert "sample 0 of prompt 5 begins anew, 1 of 1 have: call 1 of the program/ask is ask with other" in caplog.text
@@ -148,7 +149,7 @@ async def test_a_program_with_another_text_begins_anew(engine: TorchEngine, log:
         await model.ask(task.prompt.token_ids)
 
     await play(engine, log, Sums())
-    environment = Programs(once, log)
+    environment = programs(once, log)
     episodes = await environment.play(tasks(), Played(engine))
     assert environment.diverged == 3
     assert [episode.response_tokens for episode in episodes] == [6, 6, 6]
@@ -166,7 +167,7 @@ async def test_what_newer_weights_made_is_cut_and_the_world_s_answer_before_it_s
         played = Played(engine if requests[0].id.turn == 0 else TorchEngine.from_model(model, version=4))
         return await played.generate(requests)
 
-    environment = Programs(program_of(service), first)
+    environment = programs(program_of(service), first)
     environment_model = type("Newer", (), {"generate": staticmethod(newer)})()
     before = await environment.play(tasks(), environment_model)
     first.close()
@@ -179,7 +180,7 @@ async def test_what_newer_weights_made_is_cut_and_the_world_s_answer_before_it_s
             log.close()
             continue
         played = Played(TorchEngine.from_model(model, version=published))
-        after = await Programs(program_of(service), log).play(tasks(), played)
+        after = await programs(program_of(service), log).play(tasks(), played)
         log.close()
         assert service.asked == []
         assert played.groups == [3]
@@ -223,7 +224,7 @@ async def test_prompts_that_were_handed_out_after_the_checkpoint_keep_their_reco
 async def test_each_round_of_a_validation_asks_anew(engine: TorchEngine, tmp_path: Path) -> None:
     """Its prompts are the same in every round; what older weights said in a former one is of no use."""
     log, service = EpisodeLog(tmp_path / "episodes"), Sums()
-    environment = Programs(program_of(service), log)
+    environment = programs(program_of(service), log)
     held_out = [replace(task, id=task.id._replace(purpose=validation_of("held out"))) for task in tasks()]
     for rounds in (1, 2):
         episodes = await environment.play(held_out, Played(engine))
@@ -278,7 +279,7 @@ async def test_a_turn_that_was_cut_goes_on_from_the_tokens_that_survive(model: A
     for task in asked:
         task.begun.update({id.turn: turn for id, turn in begun.items() if id.sample == task.id.sample})
     played = Played(TorchEngine.from_model(model, version=6))
-    after = await Programs(program_of(Sums()), log).play(asked, played)
+    after = await programs(program_of(Sums()), log).play(asked, played)
     log.close()
     assert [episode.response_ids for episode in after] == [episode.response_ids for episode in expected]
     assert played.engine.tokens_made == 3 * 4
@@ -288,7 +289,7 @@ async def test_a_failure_of_the_world_is_no_reward(
     engine: TorchEngine, log: EpisodeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two failures are waited for, four end the run; the record says what was asked meanwhile."""
-    monkeypatch.setattr("rljob_trainer.episodes.programs._PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("rljob_trainer.episodes.play._PAUSE_SECONDS", 0.001)
     failures = [2, 9, 9]
 
     class Shaky(Sums):
@@ -299,25 +300,25 @@ async def test_a_failure_of_the_world_is_no_reward(
             return await super().__call__(numbers)
 
     service = Shaky()
-    (episode,) = await Programs(program_of(service), log).play(tasks(1), Played(engine))
+    (episode,) = await programs(program_of(service), log).play(tasks(1), Played(engine))
     assert len(service.asked) == 1
     assert episode.reward is None
     failures[0] = 9
     (other,) = [task for task in tasks(2) if task.id.sample == 1]
     with pytest.raises(
-        UnreachableError, match=r"sample 1 of prompt 5: sum .* failed 4 times, the last time with: the s"
+        WorldFailedError, match=r"sample 1 of prompt 5: sum .* failed 4 times, the last time with: the s"
     ) as ended:
-        await Programs(program_of(service), log).play([other], Played(engine))
+        await programs(program_of(service), log).play([other], Played(engine))
     assert exit_code_of(ended.value) == 75
     failures[0] = 0
-    await Programs(program_of(service), log).play([other], Played(engine))
+    await programs(program_of(service), log).play([other], Played(engine))
     assert len(service.asked) == 2
 
 
 async def test_a_program_that_catches_everything_does_not_hide_what_it_must_not_go_on_from(
     engine: TorchEngine, log: EpisodeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rljob_trainer.episodes.programs._PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("rljob_trainer.episodes.play._PAUSE_SECONDS", 0.001)
     number = [1]
 
     async def fails() -> None:
@@ -332,7 +333,7 @@ async def test_a_program_that_catches_everything_does_not_hide_what_it_must_not_
                 await world.call("service", fails)
 
     async def playing() -> tuple[Programs, list[Episode]]:
-        environment = Programs(careless, log)
+        environment = programs(careless, log)
         return environment, await environment.play(tasks(1), Played(engine))
 
     await playing()
@@ -341,7 +342,7 @@ async def test_a_program_that_catches_everything_does_not_hide_what_it_must_not_
     assert environment.diverged == 1
     assert int(episode.leaves[0].tokens.ids[6]) == 2
     number[0] = 3
-    with pytest.raises(UnreachableError, match=r"service .* failed 4 times, the last time with: gone"):
+    with pytest.raises(WorldFailedError, match=r"service .* failed 4 times, the last time with: gone"):
         await playing()
 
 
@@ -352,7 +353,7 @@ async def test_a_history_that_was_rewritten_is_another_leaf(engine: TorchEngine,
         await model.ask([*task.prompt.token_ids, *second.said])  # without the first turn
         await model.ask([*first.context, 12])  # from an earlier point of the first leaf
 
-    for episode in await Programs(forgetful, log).play(tasks(2), Played(engine)):
+    for episode in await programs(forgetful, log).play(tasks(2), Played(engine)):
         kept, rewritten, branch = episode.leaves
         assert kept.tokens.mask.tolist() == [True] * 6 + [False] + [True] * 6
         assert rewritten.prompt_ids == (*PROMPT.token_ids, *kept.tokens.ids[7:].tolist())
@@ -382,7 +383,7 @@ async def test_calls_at_the_same_time_are_told_apart_by_their_branches(
 
         return program
 
-    environment = Programs(program(slow_first=True), log)
+    environment = programs(program(slow_first=True), log)
     await environment.play(tasks(1), Played(engine))
     assert asked == ["b", "a"]
     await environment.play(tasks(1), Played(engine))

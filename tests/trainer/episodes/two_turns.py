@@ -11,7 +11,8 @@ from rljob_trainer.episodes.environment import Task, tasks_of
 from rljob_trainer.episodes.episode import Episode, Prompt
 from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.log import EpisodeLog
-from rljob_trainer.episodes.programs import Programs, Voice
+from rljob_trainer.episodes.play import EpisodeLimits, Voice
+from rljob_trainer.episodes.programs import Programs
 from rljob_trainer.episodes.receipts import Receipts, check_answer
 from rljob_trainer.episodes.record import RecordedCall
 from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult, SamplingSettings
@@ -19,7 +20,7 @@ from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.world.protocol import World
 
 PROMPT = Prompt(5, 0, 5, "test", "", (9, 8, 7), None)
-SAMPLING = SamplingSettings(max_tokens=6)
+SAMPLING = SamplingSettings(max_tokens=60)
 
 
 class Sums:
@@ -97,5 +98,28 @@ class DyingLog(EpisodeLog):
         super().put(id, call)
 
 
+class Ids:
+    """A chat format for programs that ask with token ids: the text of an answer is their numbers."""
+
+    is_there, answer_end, marks_end = False, "", False
+
+    def render(self, messages: Any, tools: Any = None, *, generation: bool = True) -> str:
+        raise AssertionError
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def ends_answer(self, token_id: int) -> bool:
+        return False
+
+
+def programs(program: Any, log: EpisodeLog, **options: Any) -> Programs:
+    """The environment of a program, with room for as many turns as it likes."""
+    return Programs(program, log, Ids(), EpisodeLimits(turns=50, prompt_tokens=100, turn_tokens=6), **options)
+
+
 async def play(engine: TorchEngine, log: EpisodeLog, service: Sums, **options: Any) -> list[Episode]:
-    return await Programs(program_of(service, **options), log).play(tasks(), Played(engine))
+    return await programs(program_of(service, **options), log).play(tasks(), Played(engine))

@@ -109,7 +109,8 @@ async def test_a_custom_function_gets_what_it_names() -> None:
         (result,) = await opened.score_responses(responses("four", level=3, other="x"))
     assert result.parts == {"all": 4.0, "custom": 3.5}
     assert result.correct is True
-    names = ["answer", "finish", "level", "other", "prompt", "response", "source", "tokens"]
+    standard = ["answer", "conversation", "finish", "prompt", "response", "returned", "source", "tokens"]
+    names = sorted([*standard, "level", "other"])
     assert result.prediction == str(names)
 
 
@@ -299,6 +300,7 @@ async def test_the_term_that_hangs_is_named_whatever_was_called_before() -> None
         ),
         ({"type": "gsm8k", "params": {"response": "72"}}, "it takes method, formatScore"),
         ({"type": "pattern", "pattern": "("}, "not a regular expression"),
+        ({"type": "pattern", "pattern": "a{99999999999}"}, "not a regular expression"),
     ],
 )
 async def test_a_function_that_cannot_be_used_is_refused_before_the_first_sample(

@@ -103,6 +103,7 @@ class Source:
             token_ids=encoded.token_ids,
             answer=encoded.answer,
             columns=encoded.columns,
+            messages=encoded.messages,
         )
 
 

@@ -80,6 +80,13 @@ def copy(number: int, digits: int) -> Problem:
     return Problem(f"{text}=", text)
 
 
+@task("parity", count=lambda digits: 2**digits)
+def parity(number: int, digits: int) -> Problem:
+    """``01101=`` -> ``1``: whether a string of ``digits`` bits has an odd number of ones. Gradient descent hardly finds
+    the answer of many bits; a tool that counts tells it."""
+    return Problem(f"{number:0{digits}b}=", str(number.bit_count() % 2))
+
+
 def is_held_out(number: int) -> bool:
     """Whether the problem belongs to validation (one in ten does). A splitmix64 round over the number."""
     mask = (1 << 64) - 1

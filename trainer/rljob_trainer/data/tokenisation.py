@@ -7,11 +7,12 @@ tokens again, so what is logged as the prompt's text is exactly what was tokenis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from rljob_trainer.data.chat import ChatTemplate, text_encoder
 from rljob_trainer.data.columns import (
     NullColumnError,
     Row,
@@ -25,7 +26,7 @@ from rljob_trainer.data.columns import (
     require_columns,
 )
 from rljob_trainer.errors import DataError, JobFileError
-from rljob_trainer.texts import lone_surrogate, writable
+from rljob_trainer.texts import lone_surrogate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,10 +36,6 @@ Overlong = Literal["drop", "error", "truncate"]
 
 _OF_TOOLS = ("tool", "function", "ipython")
 """Roles in which chat templates expect what a tool said."""
-_CLOCK = "strftime_now"
-"""What transformers gives a chat template for the present date. A template's variables come before such functions."""
-_WORTH_THREADS = 4096
-"""Tokens from which on a tokenizer's threads are faster than one: half a millisecond's work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,8 @@ class EncodedPrompt:
     columns: Row
     """The whole row, for custom reward functions."""
     truncated: bool = False
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """What the chat template has made the text of; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,56 +66,6 @@ class PromptSettings:
     """``truncate`` keeps the last ``max_tokens`` tokens: the question usually stands at the end."""
 
 
-def response_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[list[int]]], list[str]]:
-    """The texts of responses, as ``tokenizer.batch_decode(ids, skip_special_tokens=True)`` gives them.
-
-    That method checks every token of every response for being a tensor, which costs more than decoding. A fast
-    tokenizer decodes lists itself, unless its texts are to be cleaned up afterwards: few tokens one list after the
-    other, since waking its threads takes longer than that.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or tokenizer.clean_up_tokenization_spaces:
-        return lambda responses: list(map(writable, tokenizer.batch_decode(responses, skip_special_tokens=True)))
-
-    def quick(responses: list[list[int]]) -> list[str]:
-        if sum(map(len, responses)) < _WORTH_THREADS:
-            return [backend.decode(ids, skip_special_tokens=True) for ids in responses]
-        texts: list[str] = backend.decode_batch(responses, skip_special_tokens=True)
-        return texts
-
-    return quick
-
-
-def text_encoder(
-    tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool
-) -> Callable[[list[str]], list[list[int]]]:
-    """The ids of texts, as ``tokenizer(texts, truncation=False)["input_ids"]`` gives them.
-
-    That call also makes masks, and notes where in its text each token stands. A fast tokenizer does without, unless
-    its class has a way of its own.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    def general(texts: list[str]) -> list[list[int]]:
-        ids: list[list[int]] = tokenizer(texts, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
-        return ids
-
-    methods = ("__call__", "_encode_plus")
-    if not isinstance(tokenizer, PreTrainedTokenizerFast) or any(
-        getattr(type(tokenizer), name) is not getattr(PreTrainedTokenizerFast, name) for name in methods
-    ):
-        return general
-
-    def quick(texts: list[str]) -> list[list[int]]:
-        backend = tokenizer.backend_tokenizer
-        if backend.truncation or backend.padding or backend.encode_special_tokens != tokenizer.split_special_tokens:
-            # Left behind by another use; the general way puts it right for the blocks that follow.
-            return general(texts)
-        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]
-
-    return quick
-
-
 class PromptEncoder:
     """Turns rows into ``EncodedPrompt``."""
 
@@ -130,20 +79,18 @@ class PromptEncoder:
         self.tokenizer = tokenizer
         self.settings = settings
         self._template = Template(settings.prompt, "spec.data.prompt") if is_template(settings.prompt) else None
-        has_template = getattr(tokenizer, "chat_template", None) is not None
-        if settings.chat == "always" and not has_template:
+        self._chat = ChatTemplate(tokenizer, now=now)
+        if settings.chat == "always" and not self._chat.is_there:
             raise JobFileError(
                 "spec.data.chat: always needs a tokenizer with a chat template, and the model's has none; "
                 "set spec.model.chatTemplate, or chat: never"
             )
-        self.uses_chat = settings.chat == "always" or (settings.chat == "auto" and has_template)
+        self.uses_chat = settings.chat == "always" or (settings.chat == "auto" and self._chat.is_there)
         if settings.system_prompt and not self.uses_chat:
             raise JobFileError(
                 "spec.data.systemPrompt needs a chat template, and none is applied here; "
                 "write the text into the template of spec.data.prompt instead"
             )
-        self._now = now or datetime.now()
-        self._dated = self.uses_chat and _CLOCK in str(tokenizer.chat_template)
         # A chat template writes the special tokens itself.
         self._ids_of = text_encoder(tokenizer, add_special_tokens=not self.uses_chat)
         self._ids_of_text_alone = text_encoder(tokenizer, add_special_tokens=False)
@@ -151,7 +98,7 @@ class PromptEncoder:
     @property
     def date(self) -> str | None:
         """The date and time in prompts, as ISO 8601 has it; None where no prompt has any."""
-        return self._now.isoformat() if self._dated else None
+        return self._chat.date if self.uses_chat else None
 
     def check_columns(self, present: Iterable[str], where: str) -> None:
         """Raises ``JobFileError`` naming the columns that prompt and answer need and ``where`` lacks."""
@@ -181,28 +128,35 @@ class PromptEncoder:
 
         ``places`` says where each row is from, for messages. Raises ``DataError`` naming the row.
         """
-        texts = [self._text(row, place) for row, place in zip(rows, places, strict=True)]
+        asked = [self._messages(row, place) for row, place in zip(rows, places, strict=True)]
+        texts = [self._text(each, place) for each, place in zip(asked, places, strict=True)]
         for text, place in zip(texts, places, strict=True):
             if escape := lone_surrogate(text):
                 raise half_a_character(place, self.settings.prompt, escape)
-        return [
+        encoded = [
             self._fit(text, ids, row, place)
             for text, ids, row, place in zip(texts, self._ids_of(texts), rows, places, strict=True)
         ]
-
-    def _text(self, row: Row, place: str) -> str:
-        content = prompt_content(row, place, self.settings.prompt, self._template, uses_chat=self.uses_chat)
         if not self.uses_chat:
-            return as_text(content)
-        messages = as_messages(content, self.settings.system_prompt)
-        clock: dict[str, Any] = {_CLOCK: self._now.strftime} if self._dated else {}
+            return encoded
+        return [
+            None if prompt is None else replace(prompt, messages=tuple(messages))
+            for prompt, messages in zip(encoded, asked, strict=True)
+        ]
+
+    def _messages(self, row: Row, place: str) -> list[dict[str, Any]]:
+        """What is asked; of a prompt without chat template one message with its text."""
+        content = prompt_content(row, place, self.settings.prompt, self._template, uses_chat=self.uses_chat)
+        return as_messages(content, self.settings.system_prompt if self.uses_chat else None)
+
+    def _text(self, messages: list[dict[str, Any]], place: str) -> str:
+        if not self.uses_chat:
+            return as_text(messages[0]["content"])
         try:
-            rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **clock)
+            return self._chat.render(messages)
         except Exception as error:
             # Templates raise what they like: "roles must alternate", or what Python says of a list plus a text.
             raise cannot_be_rendered(place, error) from error
-        assert isinstance(rendered, str)
-        return rendered
 
     def _fit(self, text: str, ids: list[int], row: Row, place: str) -> EncodedPrompt | None:
         if self.tokenizer.unk_token_id in ids and self._has_unknown_characters(text):

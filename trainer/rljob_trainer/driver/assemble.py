@@ -14,18 +14,19 @@ from rljob_trainer.aside import aside
 from rljob_trainer.checkpoints.checkpoint import Checkpoints
 from rljob_trainer.control.mismatch_limits import MismatchWatch
 from rljob_trainer.data.build import training_feed, validation_sets
-from rljob_trainer.data.tokenisation import response_decoder
+from rljob_trainer.data.chat import ChatTemplate, response_decoder
+from rljob_trainer.driver.closing import closing
 from rljob_trainer.driver.engines import Engines, PoolTold
 from rljob_trainer.driver.parts import Parts
 from rljob_trainer.driver.starting import start_learner_and_engines
 from rljob_trainer.driver.step_speed import StepSpeed
 from rljob_trainer.driver.training import PipelineTrainer
+from rljob_trainer.environments import environment_of
 from rljob_trainer.episodes.environment import Environment
 from rljob_trainer.episodes.episode import Group
 from rljob_trainer.episodes.group import Decode, GenerationSettings, GroupRollout, Scoring
 from rljob_trainer.episodes.identity import ordinals_of
 from rljob_trainer.episodes.requests import SamplingSettings
-from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.protocol import RankedLearner
 from rljob_trainer.models.building import check_builds
@@ -74,6 +75,7 @@ class Inputs:
     feed: PromptFeed
     validation: dict[str, list[Prompt]]
     decode: Decode
+    chat: ChatTemplate
 
 
 def read_inputs(job: ResolvedJob, base: Path, model_folder: Path, now: datetime | None = None) -> Inputs:
@@ -93,7 +95,8 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path, now: datetime 
     feed = training_feed(spec.data, tokenizer, base=base, epochs=spec.stop.epochs, now=now)
     validation = validation_sets(spec.data, tokenizer, base=base, now=now)
     check_values(model.path)
-    return Inputs(model, tokenizer, feed, validation, response_decoder(tokenizer))
+    chat = ChatTemplate(tokenizer, model.eos_token_ids, now)
+    return Inputs(model, tokenizer, feed, validation, response_decoder(tokenizer), chat)
 
 
 async def assemble(
@@ -101,6 +104,7 @@ async def assemble(
     inputs: Inputs,
     *,
     base: Path,
+    episodes: Path,
     ledger: Ledger,
     shelf: Shelf,
     fence: Fence,
@@ -116,10 +120,18 @@ async def assemble(
 ) -> Parts:
     """Starts reward workers, learner and engines (Ray must run). What was started is closed with ``stack``.
 
+    ``episodes``: the folder for the log of episodes of many turns.
     ``by_role``: Ray's nodes say in a label whether they are for ranks or engines. ``roll_backs``: how often this
     process has gone back to a checkpoint.
     """
     spec = job.spec
+    environment = await aside(lambda: environment_of(spec, inputs.chat, episodes, base))
+    stack.push_async_exit(closing(environment.close))
+    if spec.rollout.environment.type != "singleTurn" and inputs.chat.is_there and inputs.chat.drops_history:
+        view.message(
+            "the chat template renders an answer otherwise when more follows it (it leaves thinking out, perhaps): "
+            "each turn is a sequence of its own to train on"
+        )
     rewards = await stack.enter_async_context(
         RewardPool(spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base])
     )
@@ -174,7 +186,6 @@ async def assemble(
         seed=spec.seed,
         greedy=advantage_estimators[spec.algorithm.advantage.estimator].needs_greedy,
     )
-    environment = SingleTurn()
     validator = validator_of(spec, inputs, environment, engines, rewards, sampling, waits)
     validations = None
     if validator is not None:

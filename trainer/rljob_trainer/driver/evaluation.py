@@ -13,7 +13,7 @@ from rljob_trainer.driver.engines import start_pool
 from rljob_trainer.driver.feeding import date_of_prompts
 from rljob_trainer.driver.finished import find_trained, load_actor
 from rljob_trainer.driver.ray_beside import ray_beside
-from rljob_trainer.episodes.single_turn import SingleTurn
+from rljob_trainer.environments import environment_of
 from rljob_trainer.pools.size import engine_count
 from rljob_trainer.rewards.pool import RewardPool
 
@@ -47,8 +47,10 @@ async def evaluate(
             )
             engines = await start_pool(job, inputs.model, None, holds=lambda: ())
             stack.push_async_callback(engines.close)
+            environment = environment_of(spec, inputs.chat, Path(scratch) / "episodes", base)
+            stack.callback(environment.close)
             validator = validator_of(
-                job.spec, inputs, SingleTurn(), engines, rewards, training_sampling(job.spec, inputs)
+                job.spec, inputs, environment, engines, rewards, training_sampling(job.spec, inputs)
             )
             assert validator is not None
             return (await validator.run()).metrics

@@ -100,6 +100,7 @@ class Saving:
                 return
         self._last = written
         self._standing.checkpointed(written, boundary.totals.version)
+        parts.rollout.settled({group.ordinal for group in boundary.open}, int(boundary.feed["ordinal"]))
 
     @property
     def _saved_step(self) -> int:

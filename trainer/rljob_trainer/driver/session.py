@@ -118,6 +118,9 @@ class Session:
             reward = await self._make_up_validation() if own else None
         else:
             await self._feed.begin()
+            # An attempt before that came to no checkpoint began with the same weights, under the same number.
+            goes_on = functools.partial(self._parts.rollout.goes_on_from, {}, (), 0, step=0, version=0, published_as=0)
+            await asyncio.to_thread(goes_on)
             await self._publish_first()
             self._boundary = self._present()
         if self._totals.step == 0 and self._parts.job.spec.validation.at_start:
@@ -438,7 +441,15 @@ class Session:
             keep=self._parts.shelf.put,
             report=self._parts.view.message,
         )
-        self._parts.rollout.goes_on_from(begun)
+        await asyncio.to_thread(
+            self._parts.rollout.goes_on_from,
+            begun,
+            {group.ordinal for group in read.open},
+            next_ordinal,
+            step=read.totals.step,
+            version=read.totals.version,
+            published_as=version,
+        )
         self._restored_size = read.groups_per_version
         self._boundary = replace(self._present(), weights=read.weights, unvalidated=read.unvalidated if own else None)
         self._saving.goes_on_from(checkpoint, version)

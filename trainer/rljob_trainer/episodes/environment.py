@@ -7,9 +7,9 @@ An environment plays all samples of a prompt at once, because siblings share the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from rljob_trainer.episodes.episode import Episode, Prompt
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
@@ -38,6 +38,11 @@ class Task:
     """Of the world's: the same for all samples of a prompt."""
     begun: dict[int, BegunTurn] = field(default_factory=dict)
     """What an earlier process had of turns, by their number, that are not on record."""
+
+    @property
+    def messages(self) -> list[Mapping[str, Any]]:
+        """The prompt's chat messages, to go on from; empty where no chat template is applied."""
+        return list(self.prompt.messages)
 
     def request(
         self, turn: int, context: tuple[int, ...], sampling: SamplingSettings | None = None
@@ -84,4 +89,24 @@ class Environment(Protocol):
     def kept(self, episode: Episode) -> dict[EpisodeId, BegunTurn]:
         """What a checkpoint has to keep of an episode that has ended and is not trained, so that playing it again asks
         for nothing."""
+        ...
+
+    def restore(
+        self, open_prompts: Collection[int], next_ordinal: int, *, step: int, version: int, published_as: int
+    ) -> dict[EpisodeId, BegunTurn]:
+        """Before the first episode: the run goes on from ``step``, whose weights were ``version`` and are
+        ``published_as`` now; it will play ``open_prompts`` again, and all from ``next_ordinal`` on. Returns what is
+        left of turns whose later tokens newer weights made. Raises ``OSError``; may take long."""
+        ...
+
+    def settled(self, open_prompts: Collection[int], next_ordinal: int) -> None:
+        """No process will play prompts before ``next_ordinal`` again, but for ``open_prompts``."""
+        ...
+
+    def take_counts(self) -> dict[str, float]:
+        """Metrics of what has happened since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Writes what is still to be written. Raises ``OSError``; may take long."""
         ...

@@ -36,6 +36,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     answer: str | None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] = ()
+    """What the chat template has made ``text`` of; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,13 @@ class Episode:
     reward: RewardResult | None = None
     seconds: float = 0.0
     """From its first request to its end."""
+    made_for: tuple[int, ...] | None = None
+    """The prompt that an environment's program was given, which may show the model something else; None: the first
+    leaf begins with it."""
+    returned: Any = None
+    """What the program has returned: a number, or a mapping with ``score``."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """The chat at its end, for reward functions; empty without one, and once they have seen it."""
 
     @property
     def response_tokens(self) -> int:
@@ -110,6 +119,16 @@ class Episode:
     def response_ids(self) -> list[int]:
         """The token ids after the prompt, leaf after leaf."""
         return [token for leaf in self.leaves for token in leaf.tokens.ids.tolist()]
+
+    @property
+    def said_ids(self) -> list[int]:
+        """Those among them that the model made, turn after turn: what it was given in between is left out."""
+        return [
+            token
+            for leaf in self.leaves
+            for turn in leaf.turns
+            for token in leaf.tokens.ids[turn.start : turn.stop].tolist()
+        ]
 
 
 def single_turn(

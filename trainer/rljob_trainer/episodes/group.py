@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -88,7 +88,7 @@ class Scoring:
 
     async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> None:
         """Gives each of the prompt's episodes its text and its reward. Raises ``RewardError``."""
-        for episode, text in zip(episodes, self._decode([e.response_ids for e in episodes]), strict=True):
+        for episode, text in zip(episodes, self._decode([e.said_ids for e in episodes]), strict=True):
             episode.text = text
         for episode, reward in zip(episodes, await self._rewards.score(Group(prompt, list(episodes))), strict=True):
             episode.reward = reward
@@ -124,9 +124,32 @@ class GroupRollout:
         """By ordinal."""
         self._scored_at = NEVER
 
-    def goes_on_from(self, begun: Mapping[int, dict[EpisodeId, BegunTurn]]) -> None:
-        """What an earlier process had of prompts that will be asked again, by ordinal."""
-        self._restored = dict(begun)
+    def goes_on_from(
+        self,
+        begun: Mapping[int, dict[EpisodeId, BegunTurn]],
+        open_prompts: Collection[int],
+        next_ordinal: int,
+        *,
+        step: int,
+        version: int,
+        published_as: int,
+    ) -> None:
+        """``begun`` is what an earlier process had of prompts that will be asked again, by ordinal, at its checkpoint
+        of ``step``; the rest as for ``Environment.restore``. Raises ``OSError``; may take long."""
+        left = self._environment.restore(
+            open_prompts, next_ordinal, step=step, version=version, published_as=published_as
+        )
+        self._restored = {ordinal: dict(turns) for ordinal, turns in begun.items()}
+        for id, turn in left.items():
+            self._restored.setdefault(id.ordinal, {})[id] = turn
+
+    def settled(self, open_prompts: Collection[int], next_ordinal: int) -> None:
+        """No process will run prompts before ``next_ordinal`` again, but for ``open_prompts``."""
+        self._environment.settled(open_prompts, next_ordinal)
+
+    def take_counts(self) -> dict[str, float]:
+        """Metrics of the environment, since the last call."""
+        return self._environment.take_counts()
 
     @property
     def serving_version(self) -> int:
@@ -161,6 +184,7 @@ class GroupRollout:
         self._scored_at = asyncio.get_running_loop().time()
         for episode in episodes:
             episode.text = ""  # as long as the tokens, and made of them when somebody wants to read it
+            episode.messages = ()
         group = Group(prompt, episodes[: settings.n])
         if settings.greedy and (baseline := episodes[-1].reward) is not None:
             group.greedy_score = baseline.score

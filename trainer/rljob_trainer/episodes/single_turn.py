@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from rljob_trainer.episodes.environment import LanguageModel, Task
 from rljob_trainer.episodes.episode import Episode, single_turn
@@ -35,6 +35,20 @@ class SingleTurn:
     def kept(self, episode: Episode) -> dict[EpisodeId, BegunTurn]:
         (leaf,) = episode.leaves
         return {episode.id: BegunTurn(prompt_digest(leaf.prompt_ids), leaf.tokens)}
+
+    def restore(
+        self, open_prompts: Collection[int], next_ordinal: int, *, step: int, version: int, published_as: int
+    ) -> dict[EpisodeId, BegunTurn]:
+        return {}
+
+    def settled(self, open_prompts: Collection[int], next_ordinal: int) -> None:
+        """There is no record to close."""
+
+    def take_counts(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _episode(request: GenerationRequest, result: GenerationResult) -> Episode:

@@ -156,6 +156,8 @@ class RewardPool:
                     finish=episode.finish,
                     columns=prompt.columns,
                     label=f"{episode.id} ({prompt.source}, row {prompt.row})",
+                    conversation=episode.messages,
+                    returned=episode.returned,
                 )
                 for episode in group.episodes
             ]

@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 BUILT_IN = ("rules", "gsm8k", "maths")
 """The modules of this package that register functions."""
@@ -70,6 +70,13 @@ def built_in(name: str) -> RewardRule | None:
     for module in BUILT_IN:
         importlib.import_module(f"rljob_trainer.rewards.{module}")
     return RULES.get(name)
+
+
+@rule("environment", inline=True)
+def environment(returned: Any, finish: str) -> Any:
+    """What the environment's program has returned: a number, or a mapping with ``score`` and perhaps ``prediction`` and
+    ``correct``. An episode that was cut before its program could return anything scores 0."""
+    return 0.0 if returned is None and finish == "length" else returned
 
 
 def required_answer(answer: str | None) -> str:

@@ -46,6 +46,10 @@ class Response(NamedTuple):
     columns: Mapping[str, Any] = {}
     label: str = ""
     """Which sample of which prompt this is, for messages."""
+    conversation: Sequence[Mapping[str, Any]] = ()
+    """The chat messages of an episode of many turns, the prompt's too."""
+    returned: Any = None
+    """What the environment's program has returned."""
 
     def digest(self) -> int:
         """32 bits of which sample this is and of its text."""
@@ -98,7 +102,7 @@ class RewardFailure:
 Outcome = dict[str, RewardVerdict | RewardFailure]
 """What the terms said about one sample, by their names."""
 
-STANDARD = ("prompt", "response", "answer", "source", "tokens", "finish")
+STANDARD = ("prompt", "response", "answer", "source", "tokens", "finish", "conversation", "returned")
 """What every sample has, besides the columns of its row."""
 
 
@@ -291,7 +295,7 @@ def _checked_params(spec: TermSpec, function: Callable[..., Any]) -> dict[str, A
 def _check_pattern(spec: TermSpec) -> None:
     try:
         re.compile(str(spec.params.get("pattern", "")))
-    except re.error as problem:
+    except (re.error, OverflowError, RecursionError) as problem:
         raise JobFileError(f"{spec.place}.pattern: not a regular expression: {problem}") from problem
 
 

@@ -332,6 +332,15 @@ def _pipeline() -> Iterator[Metric]:
     yield Metric("rollout/slowest/seconds", "s", f"generation time {slowest}", "slowest")
     yield Metric("rollout/slowest/prompt_length", "tokens", f"prompt length {slowest}", "slowest")
     yield Metric("rollout/slowest/response_length", "tokens", f"response length {slowest}", "slowest")
+    yield Metric(
+        "rollout/branched_turns",
+        "turns",
+        "turns that did not continue what the model had seen and said: history was rewritten",
+        "sum",
+    )
+    yield Metric("rollout/diverged_episodes", "episodes", "episodes that could not go on from their record", "sum")
+    yield Metric("rollout/tool_calls", "calls", "calls of tools that episodes made", "sum")
+    yield Metric("rollout/tool_errors", "calls", "those that were malformed, unknown, late or raised", "sum")
     yield from _spread("balance/rank_tokens", "tokens", "the tokens given to each rank", "mean min max")
     yield Metric("balance/rank_tokens/spread", "tokens", "largest less smallest")
     yield from _spread(

@@ -26,6 +26,7 @@ REPORT = "report.html"
 TIMELINE = "timeline.json"
 STATUS = "status.json"
 SAMPLES = "samples"
+EPISODES = "episodes"
 TENSORBOARD = "tensorboard"
 
 VALIDATION_STEP = "validation/step"

@@ -76,11 +76,12 @@ def check_groups(groups: Sequence[Group], version: int) -> None:
 
 
 def _check_place(group: Group, episode: Episode) -> None:
-    """Every episode is of the prompt that its group has; its first leaf begins with that prompt."""
+    """Every episode is of the prompt that its group has: its first leaf begins with that prompt, or its program was
+    given it."""
     prompt = group.prompt
     if episode.id.ordinal != prompt.ordinal:
         raise IntegrityError(f"{episode.id} stands in the group of prompt {prompt.ordinal}. {_REMEDY}")
-    begins = episode.leaves[0].prompt_ids
+    begins = episode.leaves[0].prompt_ids if episode.made_for is None else episode.made_for
     if begins is not prompt.token_ids and begins[: len(prompt.token_ids)] != prompt.token_ids:
         raise IntegrityError(f"{episode.id} was made for other tokens than its prompt has now. {_REMEDY}")
 

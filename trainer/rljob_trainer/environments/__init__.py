@@ -1,0 +1,40 @@
+"""The environments that a job can name: ``singleTurn``, ``tools`` and programs of the user's own. docs/episodes.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob_trainer.environments.tool_loop import ToolLoop
+from rljob_trainer.environments.tools import tool_of
+from rljob_trainer.environments.user_program import program_of
+from rljob_trainer.episodes.conversation import ChatFormat
+from rljob_trainer.episodes.environment import Environment
+from rljob_trainer.episodes.log import EpisodeLog
+from rljob_trainer.episodes.play import EpisodeLimits
+from rljob_trainer.episodes.programs import Programs
+from rljob_trainer.episodes.single_turn import SingleTurn
+from rljob_trainer.errors import JobFileError
+
+if TYPE_CHECKING:
+    from rljob_api.resolved import ResolvedSpec
+
+FIELD = "spec.rollout.environment"
+
+
+def environment_of(spec: ResolvedSpec, chat: ChatFormat, log: Path, base: Path) -> Environment:
+    """What plays the job's episodes. ``log``: the folder for the record of those of many turns; ``base``: where the
+    user's modules lie. Raises ``JobFileError`` for a program or tool that cannot be had, ``OSError`` for the log."""
+    given = spec.rollout.environment
+    if given.type == "singleTurn":
+        return SingleTurn()
+    limits = EpisodeLimits(given.max_turns, spec.data.max_prompt_tokens, given.max_turn_tokens)
+    if given.type == "custom":
+        assert given.function is not None
+        program, written = program_of(given.function, given.params, f"{FIELD}.function", base)
+        return Programs(program, EpisodeLog(log), chat, limits, written=written)
+    if not chat.is_there:
+        raise JobFileError(f"{FIELD}: tools are called in chat messages; set spec.model.chatTemplate")
+    tools = [tool_of(tool, f"{FIELD}.tools[{index}]", base) for index, tool in enumerate(given.tools)]
+    loop = ToolLoop(tools, given.call_format, chat, given.call_seconds, given.max_observation_tokens)
+    return Programs(loop, EpisodeLog(log), chat, limits, counts=loop.take_counts)

@@ -1,0 +1,110 @@
+"""The environment of tools: the model calls them in its answers and goes on with what they say, until it calls none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from rljob_trainer.environments.call_formats import FORMATS, MalformedCall, ToolCall
+from rljob_trainer.environments.tools import Tool, ToolError
+from rljob_trainer.episodes.conversation import ChatFormat
+from rljob_trainer.episodes.environment import Task
+from rljob_trainer.episodes.play import Voice
+from rljob_trainer.world.protocol import World, WorldError
+
+_LOGGED = 20
+"""Exceptions of tools that are told in the log; all are counted."""
+_log = logging.getLogger(__name__)
+
+
+class Said(TypedDict):
+    """What a tool said."""
+
+    text: str
+    failed: bool
+
+
+class ToolLoop:
+    """A program (``episodes/programs.py``) that plays all episodes of a run."""
+
+    def __init__(
+        self, tools: Sequence[Tool], call_format: str, chat: ChatFormat, seconds: float, longest: int | None
+    ) -> None:
+        """``seconds``: of one call. ``longest``: tokens of one observation; None: as long as it is."""
+        self._tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
+        self._calls_in = FORMATS[call_format]
+        self._chat = chat
+        # In a code fence is Python for the one tool there is, of which the prompt tells.
+        self._schemas = None if call_format == "codeFence" else [tool.schema for tool in tools]
+        self._seconds = seconds
+        self._longest = longest
+        self._counts: Counter[str] = Counter()
+        self._logged = 0
+
+    async def __call__(self, task: Task, model: Voice, world: World) -> None:
+        messages = task.messages
+        while True:
+            answer = await model.chat(messages, tools=self._schemas)
+            calls = self._calls_in(answer.text)
+            if not calls:
+                return
+            messages = [*messages, answer.message]
+            for call in calls:
+                name, text = await self._observation(call, world)
+                messages.append({"role": "tool", "name": name, "content": text})
+
+    def take_counts(self) -> dict[str, float]:
+        """Metrics of the calls since the last time."""
+        counts, self._counts = self._counts, Counter()
+        return {"rollout/tool_calls": float(counts["calls"]), "rollout/tool_errors": float(counts["errors"])}
+
+    async def _observation(self, call: ToolCall | MalformedCall, world: World) -> tuple[str, str]:
+        """The tool's name, and what the model is told."""
+        self._counts["calls"] += 1
+        if isinstance(call, MalformedCall):
+            self._counts["errors"] += 1
+            return "none", f"Error: the call cannot be read: {call.problem}"
+        name = call.name or next(iter(self._tools))
+        tool = self._tools.get(name)
+        if tool is None:
+            self._counts["errors"] += 1
+            return "none", f"Error: there is no tool {name[:80]!r}; there are {', '.join(self._tools)}"
+        given = {str(tool.first): call.arguments} if isinstance(call.arguments, str) else dict(call.arguments)
+
+        async def use(arguments: dict[str, Any]) -> Said:
+            return await self._use(tool, arguments)
+
+        said: Said = await world.call(f"tool {name}", use, given)
+        self._counts["errors"] += said["failed"]
+        return name, said["text"]
+
+    async def _use(self, tool: Tool, arguments: dict[str, Any]) -> Said:
+        """A tool that raises has said something too: arguments are the model's. Raises ``WorldError``."""
+        try:
+            async with asyncio.timeout(self._seconds) as limit:
+                return Said(text=self._cut(await tool(arguments)), failed=False)
+        except WorldError:
+            raise
+        except ToolError as error:
+            return Said(text=self._cut(f"Error: {error}"), failed=True)
+        except Exception as error:  # noqa: BLE001  of the user's code
+            if limit.expired():
+                return Said(text=f"Error: no answer within {self._seconds:g} s", failed=True)
+            self._logged += 1
+            if self._logged <= _LOGGED:
+                _log.warning("tool %s raised %s: %s, and the model is told so", tool.name, type(error).__name__, error)
+            return Said(text=self._cut(f"Error: {type(error).__name__}: {error}"), failed=True)
+
+    def _cut(self, text: str) -> str:
+        """A text of at most so many tokens, its middle left out."""
+        if self._longest is None:
+            return text
+        ids = self._chat.encode(text)
+        if len(ids) <= self._longest:
+            return text
+        left = self._longest // 2
+        right = self._longest - left
+        return f"{self._chat.decode(ids[:left])} ... {self._chat.decode(ids[len(ids) - right :])}"

@@ -1,0 +1,150 @@
+"""Tools that a model may call: what they are called with, and what they say."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ConfigDict, ValidationError, create_model
+
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.user_code import imported
+
+if TYPE_CHECKING:
+    from rljob_api.spec.environment import ToolSpec
+
+_LARGEST_POWER = 10_000
+"""Bits of the largest whole number that the calculator makes."""
+
+
+class ToolError(Exception):
+    """A call that cannot be made as the model wrote it; the model is told why."""
+
+
+class Tool:
+    """A function with a name, a description and a schema."""
+
+    def __init__(self, name: str, function: Callable[..., Any], description: str | None, field: str) -> None:
+        """``field`` is where the job names it. Raises ``JobFileError`` for a function whose parameters cannot be named
+        in a schema."""
+        self.name = name
+        self._function = function
+        self._is_async = inspect.iscoroutinefunction(function)
+        said = inspect.getdoc(function) or ""
+        self._description = description or said.partition("\n\n")[0].replace("\n", " ")
+        fields: dict[str, Any] = {}
+        try:
+            parameters = inspect.signature(function, eval_str=True).parameters
+        except (TypeError, ValueError, NameError) as problem:
+            raise JobFileError(f"{field}: the parameters of {name} cannot be read: {problem}") from problem
+        for parameter in parameters.values():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise JobFileError(f"{field}: {name} takes *args, **kwargs or unnamed ones, which no model can name")
+            kind = Any if parameter.annotation is parameter.empty else parameter.annotation
+            fields[parameter.name] = (kind, ... if parameter.default is parameter.empty else parameter.default)
+        self._arguments = create_model(f"{name}Arguments", __config__=ConfigDict(extra="forbid"), **fields)
+        self.first = next(iter(fields), None)
+        """The name of the first parameter; None: it has none."""
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """As chat templates take it (the format of OpenAI's functions)."""
+        parameters = _without_titles(self._arguments.model_json_schema())
+        parameters.pop("additionalProperties", None)
+        function = {"name": self.name, "description": self._description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    async def __call__(self, given: Mapping[str, Any]) -> str:
+        """What the tool says to arguments by their names. Raises ``ToolError`` for those that it does not take, and
+        whatever the function raises."""
+        try:
+            arguments = self._arguments.model_validate(given)
+        except ValidationError as error:
+            said = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors())
+            raise ToolError(said) from None
+        values = {name: arguments.__dict__[name] for name in type(arguments).model_fields}
+        if self._is_async:
+            said = await self._function(**values)
+        else:
+            said = await asyncio.to_thread(self._function, **values)
+        return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+
+
+def tool_of(given: ToolSpec, field: str, base: Path) -> Tool:
+    """The tool that a job names. ``base``: where the user's modules lie. Raises ``JobFileError``."""
+    if given.type == "calculator":
+        return Tool(given.label, calculator, given.description, field)
+    assert given.function is not None
+    function = imported(given.function, f"{field}.function", [base])
+    if not callable(function):
+        raise JobFileError(f"{field}.function: {given.function} is not a function")
+    return Tool(given.label, function, given.description, f"{field}.function")
+
+
+_OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+
+
+async def calculator(expression: str) -> str:
+    """Evaluates an arithmetic expression of numbers, + - * / // % ** and parentheses."""
+    try:
+        return str(_value(ast.parse(expression.strip(), mode="eval").body))
+    except ZeroDivisionError:
+        raise ToolError("division by zero") from None
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise ToolError(f"not an arithmetic expression: {error}") from None
+
+
+def _value(node: ast.expr) -> int | float:
+    match node:
+        case ast.Constant(value=value) if type(value) in (int, float):
+            return value  # type: ignore[return-value]
+        case ast.BinOp(left, ast.Pow(), right):
+            return _power(_value(left), _value(right))
+        case ast.BinOp(left, operation, right) if type(operation) in _OPERATORS:
+            return _checked(_OPERATORS[type(operation)](_value(left), _value(right)))
+        case ast.UnaryOp(operation, operand) if type(operation) in _OPERATORS:
+            return _checked(_OPERATORS[type(operation)](_value(operand)))
+    raise ValueError(ast.unparse(node)[:80])
+
+
+def _power(base: int | float, exponent: int | float) -> int | float:
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > _LARGEST_POWER:
+        raise OverflowError("the result is too large")
+    return _checked(base**exponent)
+
+
+def _checked(value: Any) -> int | float:
+    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError("the result is no finite real number")
+    if isinstance(value, int) and value.bit_length() > _LARGEST_POWER:
+        raise OverflowError("the result is too large")
+    number: int | float = value
+    return number
+
+
+def _without_titles(schema: Any) -> Any:
+    """pydantic gives every field a title, which models need not read."""
+    if isinstance(schema, dict):
+        return {
+            key: _without_titles(value)
+            for key, value in schema.items()
+            if not (key == "title" and isinstance(value, str))
+        }
+    return [_without_titles(item) for item in schema] if isinstance(schema, list) else schema

@@ -1,0 +1,110 @@
+"""Programs of the user's own, in the forms in which they may be written.
+
+    async def episode(task, model, world, **params): ...  # a function
+
+    class Search:  # a class with such a method
+        def __init__(self, **params): ...
+        async def episode(self, task, model, world): ...
+
+    class Guess:  # a world that goes step by step, made anew for each episode
+        def __init__(self, **params): ...
+        def reset(self, task): ...  # what the model is told first; None: nothing more than the prompt
+        def step(self, text): ...  # what the model is told now, a reward, whether the episode is over
+
+Each may return a reward; that of the third form is the sum over its steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rljob_trainer.episodes.environment import Task
+from rljob_trainer.episodes.play import EpisodeOverError, Voice
+from rljob_trainer.episodes.programs import Program
+from rljob_trainer.errors import JobFileError, ProgramError
+from rljob_trainer.user_code import imported
+from rljob_trainer.world.protocol import World
+
+
+def program_of(name: str, params: Mapping[str, Any], field: str, base: Path) -> tuple[Program, object]:
+    """The program ``module:name``, and what the user wrote. Raises ``JobFileError``."""
+    written = imported(name, field, [base])
+    if not inspect.isclass(written):
+        _check_takes(written, params, name, field)
+        return functools.partial(written, **params), written
+    if _has(written, "reset") and _has(written, "step"):
+        made = functools.partial(written, **params)
+        _try(made, name, field)
+        return StepByStep(made, name), written
+    if not _has(written, "episode"):
+        raise JobFileError(f"{field}: {name} has neither a method episode nor reset and step")
+    program: Program = _try(functools.partial(written, **params), name, field).episode
+    _check_takes(program, {}, f"{name}.episode", field)
+    return program, written
+
+
+class StepByStep:
+    """The program of a world that is told what the model says, and says what comes of it."""
+
+    def __init__(self, made: Callable[[], Any], name: str) -> None:
+        """``made`` makes the world of one episode."""
+        self._made = made
+        self._name = name
+
+    async def __call__(self, task: Task, model: Voice, world: World) -> float:
+        """The sum of the rewards of all steps. A world that is run again over a record takes its steps again."""
+        game, total = self._made(), 0.0
+        messages = task.messages
+        if (told := await _result(game.reset(task))) is not None:
+            messages = [*messages, {"role": "user", "content": told}]
+        while True:
+            try:
+                answer = await model.chat(messages)
+            except EpisodeOverError:
+                return total
+            step = await _result(game.step(answer.text))
+            try:
+                told, reward, over = step
+                total += float(reward)
+            except (TypeError, ValueError):
+                raise ProgramError(
+                    f"{task.id}: {self._name}.step returned {step!r}; it must return what the model is told, a number, "
+                    "and whether the episode is over"
+                ) from None
+            if over:
+                return total
+            messages = [*messages, answer.message, {"role": "user", "content": told}]
+
+
+async def _result(returned: Any) -> Any:
+    return await returned if inspect.isawaitable(returned) else returned
+
+
+def _has(kind: type, method: str) -> bool:
+    return callable(vars(kind).get(method)) or any(callable(vars(base).get(method)) for base in kind.__mro__)
+
+
+def _try(made: Callable[[], Any], name: str, field: str) -> Any:
+    try:
+        return made()
+    except Exception as problem:  # of the user's code
+        raise JobFileError(
+            f"{field}: {name} cannot be made with the given params ({type(problem).__name__}: {problem})"
+        ) from problem
+
+
+def _check_takes(function: Callable[..., Any], params: Mapping[str, Any], name: str, field: str) -> None:
+    if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  an object that is called as an async function is
+    ):
+        raise JobFileError(f"{field}: {name} is not async; write async def, for it waits for the model")
+    try:
+        inspect.signature(function).bind("task", "model", "world", **params)
+    except TypeError as problem:
+        raise JobFileError(
+            f"{field}: {name} is called with a task, the model, the world and params: {problem}"
+        ) from None

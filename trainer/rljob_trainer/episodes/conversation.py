@@ -1,0 +1,157 @@
+"""The token ids of a growing chat, in which what the model said is never tokenised again.
+
+    chat = Conversation(template, prompt)
+    ids = chat.context(messages)                       # what the model is to see
+    answer = chat.answered(messages, None, ids, said)  # the message that it said, to go on from
+
+A chat template renders messages to text, and the text has other token ids than those that the model sampled: a word may
+be cut in another way. So messages that continue an answered chat are rendered with it, the text of what was there is
+taken off, and the ids of the rest are put behind those that the model saw and said. What was there is the text that the
+model saw and said, or what the template makes of the same messages when nothing follows (some open every answer with
+a place to think, and leave it out of history). Where it is neither (thinking itself is left out, say), or somebody
+rewrote the history, the whole is rendered and tokenised anew: the episode branches there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from rljob_trainer.episodes.episode import Prompt
+
+Message = Mapping[str, Any]
+
+
+class ChatFormat(Protocol):
+    """Messages, text and token ids (``data/chat.py``)."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether messages can be rendered."""
+        ...
+
+    @property
+    def answer_end(self) -> str:
+        """What is written between an answer's content and the next message."""
+        ...
+
+    @property
+    def marks_end(self) -> bool:
+        """Whether that begins with a special token."""
+        ...
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None, *, generation: bool = True
+    ) -> str:
+        """The text of messages, with what comes before an answer or without. Raises whatever the template raises."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        ...
+
+    def ends_answer(self, token_id: int) -> bool:
+        """Whether the model ends its answers with it."""
+        ...
+
+
+class _Answered(NamedTuple):
+    """A chat up to one of the model's answers."""
+
+    messages: tuple[str, ...]
+    """Each in JSON; the last one is the answer."""
+    tools: str
+    ids: tuple[int, ...]
+    text: str
+    """What the model saw and said."""
+    ended: bool
+    """By the model itself, with a token for it."""
+
+
+class Conversation:
+    """The chat of one episode, with its branches."""
+
+    def __init__(self, chat: ChatFormat, prompt: Prompt) -> None:
+        self._chat = chat
+        self._prompt = prompt
+        self._answered: list[_Answered] = []
+        self._seen = ""
+        """The text of the latest context."""
+        self.branches = 0
+        """How often a context did not continue what the model had seen and said."""
+        self.messages: Sequence[Message] = ()
+        """The chat up to the latest answer."""
+
+    def context(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> tuple[int, ...]:
+        """The token ids that the model is to see. Raises ``TypeError`` for messages that are no JSON, ``ValueError``
+        where there is no chat template or it cannot render them."""
+        written, told = _written(messages), _json(tools, "the tools")
+        if not self._answered and tools is None and written == _written(self._prompt.messages):
+            self._seen = self._prompt.text
+            return self._prompt.token_ids
+        before = max(
+            (a for a in self._answered if a.tools == told and written[: len(a.messages)] == a.messages),
+            key=lambda answered: len(answered.messages),
+            default=None,
+        )
+        text = self._rendered(messages, tools)
+        if before is not None and len(before.messages) < len(written):
+            head: str | None = before.text
+            if not text.startswith(before.text):
+                head = self._without_end(messages[: len(before.messages)], tools)
+            if head is not None and text.startswith(head):
+                rest = text[len(head) :]
+                self._seen = before.text + rest
+                return (*before.ids, *self._rest(rest, before.ended))
+        self.branches += bool(self._answered)
+        self._seen = text
+        return tuple(self._chat.encode(text))
+
+    def answered(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None, ids: Sequence[int], said: Sequence[int]
+    ) -> dict[str, Any]:
+        """``said`` is the model's answer to the context ``ids``. Returns it as a message."""
+        answer = {"role": "assistant", "content": self._chat.decode(said)}
+        ended = bool(said) and self._chat.ends_answer(said[-1])
+        self.messages = [*messages, answer]
+        text = self._seen + answer["content"]
+        told = _json(tools, "the tools")
+        self._answered.append(_Answered(_written(self.messages), told, (*ids, *said), text, ended))
+        return answer
+
+    def _without_end(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> str | None:
+        """Messages that end with an answer, up to its content's end; None: the template writes something else there."""
+        text, end = self._rendered(messages, tools, generation=False), self._chat.answer_end
+        return text.removesuffix(end) if text.endswith(end) else None
+
+    def _rest(self, text: str, ended: bool) -> list[int]:
+        """What is put behind an answer. A template ends an answer with a token that the model has said already."""
+        ids = self._chat.encode(text)
+        return ids[1:] if ended and self._chat.marks_end else ids
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None, *, generation: bool = True
+    ) -> str:
+        if not self._chat.is_there:
+            raise ValueError("the model has no chat template; set spec.model.chatTemplate, or ask with token ids")
+        try:
+            return self._chat.render(messages, tools, generation=generation)
+        except Exception as error:
+            # Templates raise what they like: "roles must alternate", or what Python says of a list plus a text.
+            raise ValueError(f"the chat template cannot render the messages ({error})") from error
+
+
+def _written(messages: Sequence[Message]) -> tuple[str, ...]:
+    return tuple(_json(message, "a message") for message in messages)
+
+
+def _json(value: Any, what: str) -> str:
+    try:
+        return json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what} must be plain data, which JSON can hold: {error}") from error

@@ -1,0 +1,300 @@
+"""One run of an environment's program: what it asks the model and the world, over the record of what it did before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from rljob_trainer.episodes.conversation import Conversation, Message
+from rljob_trainer.episodes.environment import Task
+from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf
+from rljob_trainer.episodes.log import CallLog
+from rljob_trainer.episodes.receipts import prompt_digest
+from rljob_trainer.episodes.record import (
+    ASK,
+    CallPlace,
+    DivergedError,
+    EpisodeRecord,
+    RecordedCall,
+    RecordedTurn,
+    What,
+    of_arguments,
+)
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
+from rljob_trainer.episodes.tokens import Tokens
+from rljob_trainer.errors import ProgramError, WorldFailedError
+from rljob_trainer.world.protocol import Json, WorldError
+
+_PAUSE_SECONDS = 1.0
+"""Before a call that met a failure of the world is made again; twice as long each time."""
+_DEAF = 100
+"""How often a program may ask on when its episode is over."""
+_log = logging.getLogger(__name__)
+_key: contextvars.ContextVar[str] = contextvars.ContextVar("key of the call under way")
+
+
+class EpisodeOverError(Exception):
+    """Nothing more is asked in this episode: it has had its turns, or the next one has no room. It ends as one that was
+    cut; a program that has something to do then may catch this, do it, and return."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """How far an episode goes."""
+
+    turns: int
+    """Answers of the model."""
+    prompt_tokens: int
+    """Longest prompt. What follows it is bounded by the task's ``sampling.max_tokens``, observations too."""
+    turn_tokens: int | None = None
+    """Longest answer; None: what is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model said in one turn."""
+
+    context: tuple[int, ...]
+    """Everything that it saw, and what it said."""
+    said: tuple[int, ...]
+    finish: FinishReason
+    text: str = ""
+    """What it said, without special tokens."""
+    message: Message = field(default_factory=dict)
+    """What it said, as the chat's next message; empty where token ids were asked for."""
+
+
+class AskedModel(Protocol):
+    """Answers one request of one episode."""
+
+    async def ask(self, request: GenerationRequest) -> GenerationResult: ...
+
+
+class Play:
+    """One run of an episode's program over its record."""
+
+    def __init__(
+        self,
+        task: Task,
+        record: EpisodeRecord,
+        log: CallLog,
+        model: AskedModel,
+        conversation: Conversation,
+        decode: Callable[[Sequence[int]], str],
+        limits: EpisodeLimits,
+        tries: int,
+    ) -> None:
+        self.task = task
+        self.conversation = conversation
+        self.made: set[CallPlace] = set()
+        self.fault: Exception | None = None
+        """What ended a call that is no matter of the program's: of the engines, of the world, of the record."""
+        self._record, self._log, self._model, self._tries = record, log, model, tries
+        self._decode, self._limits = decode, limits
+        self._leaves: list[Leaf] = []
+        self._turns = 0
+        self._seconds = 0.0
+        self._finish: FinishReason = "stop"
+        self._refused = 0
+
+    async def ask(self, place: CallPlace, context: Sequence[int], max_tokens: int | None) -> Answer:
+        ids = tuple(context)
+        kind = ASK if max_tokens is None else f"{ASK} for {max_tokens} tokens"
+        room = await self._room(ids)
+        call = self._at(place, what := What(kind, prompt_digest(ids)))
+        turn = None if call is None else call.turn
+        number, self._turns = self._turns, self._turns + 1
+        if turn is None:
+            most = min([room, *(limit for limit in (max_tokens, self._limits.turn_tokens) if limit is not None)])
+            sampling = replace(self.task.sampling, max_tokens=most)
+            result = await self._ask(self.task.request(number, ids, sampling))
+            turn = RecordedTurn(result.tokens, result.finish, result.seconds, result.receipt)
+            self._put(RecordedCall(place, what, True, turn=turn))
+        self._add(ids, turn)
+        said = tuple(turn.tokens.ids.tolist())
+        return Answer((*ids, *said), said, turn.finish, self._decode(said))
+
+    async def _room(self, context: tuple[int, ...]) -> int:
+        """How long an answer may be. Raises ``EpisodeOverError`` when there is to be none."""
+        longest = self.task.sampling.max_tokens
+        room = self._limits.prompt_tokens + longest - len(context)
+        if (place := self._continued(context)) is not None:
+            room = min(room, longest - (len(context) - len(self._leaves[place].prompt_ids)))
+        if self._turns < self._limits.turns and room > 0:
+            return min(room, longest)
+        if not self._leaves:
+            self.fault = ProgramError(
+                f"{self.task.id}: the first context of the environment's program has {len(context)} tokens, which "
+                f"leaves no room for an answer; raise spec.data.maxPromptTokens = {self._limits.prompt_tokens}"
+            )
+            raise self.fault
+        self._finish = "length"
+        self._refused += 1
+        if self._refused > _DEAF:
+            self.fault = ProgramError(
+                f"{self.task.id}: the environment's program goes on asking after EpisodeOverError; let it pass, or "
+                "return"
+            )
+            raise self.fault
+        await asyncio.sleep(0)
+        raise EpisodeOverError(
+            f"the episode has had its {self._limits.turns} turns" if room > 0 else "the episode has no room left"
+        )
+
+    async def _ask(self, request: GenerationRequest) -> GenerationResult:
+        try:
+            return await self._model.ask(request)
+        except Exception as error:
+            self.fault = error
+            raise
+
+    async def call(
+        self, place: CallPlace, kind: str, function: Callable[..., Awaitable[Json]], arguments: tuple[Json, ...]
+    ) -> Json:
+        recorded = self._at(place, what := What(kind, of_arguments(arguments)))
+        if recorded is not None and recorded.done:
+            return recorded.result
+        if recorded is None:
+            self._put(RecordedCall(place, what))
+            await self._synced()
+        _key.set("/".join(map(str, (*self.task.id[:3], *place.branch, place.number))))
+        result = await self._patiently(place, kind, function, arguments)
+        plain = json.dumps(result)
+        self._put(RecordedCall(place, what, True, json.loads(plain)))
+        # As it will be when the program is run again: a tuple has become a list by then.
+        return json.loads(plain)
+
+    def episode(self, returned: Any) -> Episode:
+        """What it came to. Raises ``ProgramError`` for a program that never asked the model."""
+        if not self._leaves:
+            raise ProgramError(f"{self.task.id}: the environment's program has ended without asking the model anything")
+        return Episode(
+            self.task.id,
+            self._leaves,
+            self._finish,
+            seconds=self._seconds,
+            made_for=self.task.prompt.token_ids,
+            returned=returned,
+            messages=self.conversation.messages,
+        )
+
+    def _put(self, call: RecordedCall) -> None:
+        try:
+            self._log.put(self.task.id, call)
+        except OSError as error:
+            self.fault = error
+            raise
+
+    async def _synced(self) -> None:
+        try:
+            await asyncio.wrap_future(self._log.synced())
+        except OSError as error:
+            self.fault = error
+            raise
+
+    def _at(self, place: CallPlace, what: What) -> RecordedCall | None:
+        self.made.add(place)
+        try:
+            return self._record.at(place, what)
+        except DivergedError as error:
+            self.fault = error
+            raise
+
+    async def _patiently(
+        self, place: CallPlace, kind: str, function: Callable[..., Awaitable[Json]], arguments: tuple[Json, ...]
+    ) -> Json:
+        for attempt in range(self._tries):
+            try:
+                return await function(*arguments)
+            except WorldError as error:
+                if attempt + 1 == self._tries:
+                    self.fault = WorldFailedError(
+                        f"{self.task.id}: {kind} ({place}) failed {self._tries} times, the last time with: {error}. "
+                        "The episode has no reward; start again when what it calls is there"
+                    )
+                    raise self.fault from error
+                _log.warning("%s: %s failed and is called again: %s", self.task.id, kind, error)
+                await asyncio.sleep(_PAUSE_SECONDS * 2**attempt)
+        raise AssertionError
+
+    def _continued(self, context: tuple[int, ...]) -> int | None:
+        """The leaf that a context begins with, the latest one if there are several."""
+        for place, leaf in reversed(list(enumerate(self._leaves))):
+            start, length = len(leaf.prompt_ids), len(leaf.prompt_ids) + len(leaf.tokens)
+            if context[:start] == leaf.prompt_ids and context[start:length] == tuple(leaf.tokens.ids.tolist()):
+                return place
+        return None
+
+    def _add(self, context: tuple[int, ...], turn: RecordedTurn) -> None:
+        """A turn continues the leaf that its context begins with; else it begins another."""
+        self._finish, self._seconds = turn.finish, self._seconds + turn.seconds
+        place = self._continued(context)
+        if place is None:
+            self._leaves.append(Leaf(context, turn.tokens, turn.receipt))
+            return
+        leaf = self._leaves[place]
+        version = int(leaf.tokens.versions[-1]) if len(leaf.tokens) else 0
+        observed = Tokens.given(context[len(leaf.prompt_ids) + len(leaf.tokens) :], version, like=turn.tokens)
+        self._leaves[place] = leaf.continued(observed, turn.tokens, turn.receipt)
+
+
+class Voice:
+    """The model, to one episode's program."""
+
+    def __init__(self, play: Play, branch: tuple[str, ...] = ()) -> None:
+        self._play = play
+        self._branch = branch
+        self._number = 0
+
+    def branch(self, name: str) -> Voice:
+        """For turns that the program asks for beside other calls."""
+        return Voice(self._play, (*self._branch, name))
+
+    async def chat(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] | None = None, max_tokens: int | None = None
+    ) -> Answer:
+        """The model's answer to chat ``messages`` (``role``, ``content``). To go on, give it all of them again with
+        ``answer.message`` and what is new behind them; then the model sees the very tokens that it has said.
+
+        ``tools``: JSON schemas of functions, for the chat template. ``max_tokens`` as for ``ask``. Raises
+        ``EpisodeOverError``, ``EngineError``, and ``ValueError`` where no chat template renders the messages.
+        """
+        conversation = self._play.conversation
+        context = conversation.context(messages, tools)
+        answer = await self.ask(context, max_tokens=max_tokens)
+        return replace(answer, message=conversation.answered(messages, tools, context, answer.said))
+
+    async def ask(self, context: Sequence[int], *, max_tokens: int | None = None) -> Answer:
+        """The model's answer to the token ids ``context``, everything that it is to see, in at most as many tokens as
+        the job leaves (or ``max_tokens``, if that is less). Raises ``EpisodeOverError`` and ``EngineError``."""
+        number, self._number = self._number, self._number + 1
+        return await self._play.ask(CallPlace((*self._branch, ASK), number), context, max_tokens)
+
+
+class Calls:
+    """The world, to one episode's program."""
+
+    def __init__(self, play: Play, branch: tuple[str, ...] = ()) -> None:
+        self._play = play
+        self._branch = branch
+        self._number = 0
+
+    @property
+    def seed(self) -> int:
+        return self._play.task.world_seed
+
+    @property
+    def key(self) -> str:
+        return _key.get()
+
+    def branch(self, name: str) -> Calls:
+        return Calls(self._play, (*self._branch, name))
+
+    async def call(self, kind: str, function: Callable[..., Awaitable[Json]], *arguments: Json) -> Json:
+        number, self._number = self._number, self._number + 1
+        return await self._play.call(CallPlace(self._branch, number), kind, function, arguments)

@@ -1,0 +1,31 @@
+"""Objects that a job names as ``module:name``, from modules beside its file or installed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rljob_trainer.errors import JobFileError
+
+
+def imported(name: str, field: str, paths: Sequence[str | os.PathLike[str]] = ()) -> Any:
+    """The object ``module:name``. ``paths``: folders in which its module is looked for before the interpreter's own;
+    ``field`` is where the job names it.
+
+    Raises ``JobFileError`` when it cannot be had.
+    """
+    module, _, attribute = name.partition(":")
+    folders = [str(os.fspath(path)) for path in paths]
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    try:
+        return vars(importlib.import_module(module))[attribute]
+    except KeyError:
+        raise JobFileError(f"{field}: {name} is not there: {module} has no {attribute}") from None
+    except Exception as problem:  # a module of others may raise anything when it is imported
+        raise JobFileError(
+            f"{field}: {name} cannot be imported ({type(problem).__name__}: {problem}); its module must lie beside the "
+            "job file or be installed"
+        ) from problem
