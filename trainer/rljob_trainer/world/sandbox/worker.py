@@ -26,7 +26,7 @@ from rljob_trainer.world.sandbox.keeper.protocol import (
 from rljob_trainer.world.sandbox.launch import Launcher
 
 START_SECONDS = 30.0
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 20.0
 """Beyond the limit of wall time, until a worker that says nothing is taken for broken."""
 MOST_SAID = 64 * 2**10
 """Bytes of a failure's text."""

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from . import system
 from .confinement import Confinement
-from .protocol import Settings
+from .protocol import STARTED, Settings
 
 NAME = "program.py"
 UNFLUSHED = 120
@@ -44,7 +44,7 @@ class Ends:
     stdout: int
     stderr: int
     setup: int
-    """Says ``b"s"`` when the program starts, or why it cannot, and is closed then."""
+    """Says ``STARTED`` when the program starts, or why it cannot, and is closed then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def become_program(ends: Ends, confinement: Confinement, settings: Settings) -> 
     except BaseException:  # noqa: BLE001  the keeper says it
         os.write(4, traceback.format_exc().encode()[-4096:])
         os._exit(1)
-    os.write(4, b"s")
+    os.write(4, STARTED)
     os.close(4)
     return program
 

@@ -33,6 +33,8 @@ HEADER = struct.Struct("!cI")
 REQUEST = struct.Struct("!I")
 READY, ENDED, FAILED = b"r", b"e", b"f"
 CANCEL = b"c"
+STARTED = b"s"
+"""What a program's process says to the keeper when it begins to be one."""
 
 MOST_PAYLOAD_BYTES = 256 * 2**20
 
@@ -103,7 +105,7 @@ class End:
     exit_code: int
     """Negative: the number of the signal that ended it."""
     seconds: float
-    """From its fork until its last process was gone."""
+    """From its start until its last process was gone."""
     stdout_bytes: int
     stderr_bytes: int
     truncated: bool

@@ -10,14 +10,17 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from . import tree
 from .confinement import Confinement
 from .program import Ends, Program, become_program
-from .protocol import CANCEL, ENDED, FAILED, HEADER, MOST_FILES, READY, REQUEST, End, Outcome, Settings
+from .protocol import CANCEL, ENDED, FAILED, HEADER, MOST_FILES, READY, REQUEST, STARTED, End, Outcome, Settings
 
 WINDOW_BYTES = 2**17
+SETUP_SECONDS = 10.0
+"""Until a program's process that has not begun to be one is taken for broken."""
 TICK_SECONDS = 0.01
 """Between looks at what the program uses."""
 
@@ -63,6 +66,17 @@ class Captured:
         self.length += count
         return count > 0
 
+    def drain(self, descriptor: int) -> None:
+        """Reads what is left. Whoever should still be writing is not waited for."""
+        while not self.over:
+            try:
+                count = os.readv(descriptor, [self._window.view[self.length :]])
+            except BlockingIOError:
+                return
+            if not count:
+                return
+            self.length += count
+
     def written(self) -> memoryview:
         return self._window.view[: min(self.length, self._limit)]
 
@@ -73,6 +87,7 @@ class _Running:
 
     process: int
     begun: float
+    """When it was forked, then when it started."""
     setup: bytearray = field(default_factory=bytearray)
     outcome: Outcome = "exited"
     status: int | None = None
@@ -120,9 +135,10 @@ class Keeper:
         finally:
             self._confinement.kill(process)
         for descriptor, captured in outputs.items():
-            while captured.read(descriptor):
-                pass
+            captured.drain(descriptor)
             os.close(descriptor)
+        with suppress(BlockingIOError):
+            running.setup += os.read(setup[0], 4096)
         os.close(setup[0])
         self._report(running)
         return None
@@ -152,6 +168,7 @@ class Keeper:
         for descriptor in (*outputs, setup, ended, self._control):
             poll.register(descriptor, select.POLLIN)
         look = running.begun + TICK_SECONDS
+        end = running.begun + SETUP_SECONDS
         while running.status is None and running.outcome == "exited":
             ready = dict(poll.poll(1000 * TICK_SECONDS))
             for descriptor in ready.keys() & outputs.keys():
@@ -162,6 +179,9 @@ class Keeper:
                 running.setup += text
                 if not text:
                     poll.unregister(setup)
+                elif running.setup == STARTED:
+                    running.begun = time.monotonic()
+                    end = running.begun + self._settings.limits.wall_seconds
             if self._control in ready:
                 if os.read(self._control, 1) != CANCEL:
                     raise DriverGoneError
@@ -173,7 +193,7 @@ class Keeper:
             now = time.monotonic()
             if any(captured.over for captured in outputs.values()):
                 running.outcome = "too much output"
-            elif now > running.begun + self._settings.limits.wall_seconds:
+            elif now > end:
                 running.outcome = "timed out"
             elif now > look:
                 self._look(running)
@@ -195,8 +215,8 @@ class Keeper:
 
     def _report(self, running: _Running) -> None:
         seconds = time.monotonic() - running.begun
-        if running.setup != b"s":
-            text = bytes(running.setup) or f"the program's process ended ({running.status}) before it began".encode()
+        if running.setup != STARTED and running.outcome != "cancelled":
+            text = bytes(running.setup) or f"its process ended ({running.status}) or hung before it began".encode()
             self._say(FAILED, text)
             return
         outcome, code = running.outcome, -signal.SIGKILL
