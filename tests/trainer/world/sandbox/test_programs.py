@@ -197,10 +197,11 @@ async def test_nothing_is_left_when_it_closes(mode: Mode, folder: Path) -> None:
 async def test_a_worker_that_dies_is_no_result_and_the_next_call_gets_another(mode: Mode) -> None:
     async with Sandbox(mode, LIMITS, workers=1) as sandbox:
         for moment in ("idle", "running"):
-            running = asyncio.create_task(sandbox.run("import time; time.sleep(100)"))
+            running = asyncio.create_task(sandbox.run(DAEMON))
             before = below(os.getpid())
             if moment == "running":
-                await _have_been_started(len(before) + 1)
+                # With what it has left behind, which only the keeper's end ends.
+                await _have_been_started(len(before) + 2)
             started = below(os.getpid())
             (first,) = psutil.Process().children()
             keeper = first if not first.children() else (first.children()[0] if mode != "none" else first)
