@@ -120,7 +120,7 @@ def show(sides: list[Side], missing: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=int, default=1000, help="in each repetition (default 1000)")
+    parser.add_argument("--programs", type=int, default=500, help="in each repetition (default 500)")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="as many workers (default: cores)")
     parser.add_argument("--results", type=Path, default=HERE / "results")
