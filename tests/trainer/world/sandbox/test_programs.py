@@ -277,8 +277,34 @@ async def test_files_stay_in_the_folder(name: str) -> None:
 async def test_what_is_too_much_for_the_sandbox_is_said_before_it_is_sent() -> None:
     async with Sandbox("none", SandboxLimits(file_bytes=2**20), workers=1) as sandbox:
         with pytest.raises(ValueError, match="more than the sandbox takes"):
-            await sandbox.run("", stdin="x" * 2**21)
-        assert (await sandbox.run("print(len(input()))", "x" * 2**19)).stdout == f"{2**19}\n"
+            await sandbox.run("", stdin="é" * (2**18 + 1))
+        with pytest.raises(ValueError, match="more than the sandbox takes"):
+            await sandbox.run("", files={str(number): "" for number in range(513)})
+        assert (await sandbox.run("print(len(input()))", "é" * (2**18 - 10))).stdout == f"{2**18 - 10}\n"
+
+
+WRITTEN = {
+    "surrogate": "print('\ud800')",
+    "zero": "print(1)\0",
+    "brackets": "(" * 10000,
+    "signs": "x = " + "-" * 100000 + "1",
+    "form feed": "\x0c\udfff",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+async def test_whatever_a_model_writes_is_a_program(name: str) -> None:
+    async with Sandbox("none", workers=1) as sandbox:
+        result = await sandbox.run(WRITTEN[name], "\ud800\n", {"a": "\udfff"})
+        assert (result.outcome, result.exit_code) in (("exited", 1), ("out of memory", 1), ("killed", -11)), result
+
+
+async def test_texts_that_are_no_unicode_are_bytes_all_the_same() -> None:
+    """Escaped bytes are those; other surrogates are encoded as UTF-8 would encode a character of that number."""
+    source = "import sys; print([*sys.stdin.buffer.read()], [*open('a', 'rb').read()])"
+    async with Sandbox("none", workers=1) as sandbox:
+        result = await sandbox.run(source, "\ud800", {"a": "\udcff"})
+    assert result.stdout == "[237, 160, 128] [255]\n"
 
 
 async def test_a_program_that_could_not_be_started_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:

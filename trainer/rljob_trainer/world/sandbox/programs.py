@@ -11,7 +11,14 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from rljob_trainer.world.protocol import WorldError
-from rljob_trainer.world.sandbox.keeper.protocol import MOST_FILES, MOST_PAYLOAD_BYTES, Mode, Outcome, SandboxLimits
+from rljob_trainer.world.sandbox.keeper.protocol import (
+    MOST_FILES,
+    MOST_PAYLOAD_BYTES,
+    Mode,
+    Outcome,
+    SandboxLimits,
+    encoded,
+)
 from rljob_trainer.world.sandbox.launch import WORKERS_OF_A_PROCESS, Launcher, sweep
 from rljob_trainer.world.sandbox.worker import Ended, Worker
 
@@ -89,7 +96,7 @@ class Sandbox:
 
         Raises ``WorldError`` when the sandbox itself has failed, which says nothing of the program; the next call
         gets a new worker. Cancelled, it ends the program and all that it has started. Raises ``ValueError`` for files
-        that are not in the folder, too many, or too large."""
+        that are not in the folder, too many, or too large: they may fill half of what there is."""
         launcher = self._entered()
         self._check(source, stdin, files)
         worker = await self._idle.get()
@@ -127,11 +134,12 @@ class Sandbox:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
                 raise ValueError(f"{name!r} is no path below the program's folder")
-        size = len(source) + len(stdin) + sum(map(len, files.values()))
-        if 6 * size > MOST_PAYLOAD_BYTES or size > self._limits.file_bytes or len(files) >= MOST_FILES:
+        size = sum(len(encoded(text)) for text in (source, stdin, *files.values()))
+        most = min(self._limits.file_bytes // 2, MOST_PAYLOAD_BYTES // 6)
+        if size > most or len(files) > MOST_FILES // 2:
             raise ValueError(
-                f"source, stdin and {len(files)} files of {size} characters are more than the sandbox takes "
-                f"({self._limits.file_bytes} bytes, {MOST_FILES - 1} files)"
+                f"source, stdin and {len(files)} files of {size} bytes together are more than the sandbox takes "
+                f"({most} bytes, {MOST_FILES // 2} files)"
             )
 
 

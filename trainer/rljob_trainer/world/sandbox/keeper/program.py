@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from . import system
 from .confinement import Confinement
-from .protocol import STARTED, Settings
+from .protocol import STARTED, Settings, encoded
 
 NAME = "program.py"
 UNFLUSHED = 120
@@ -125,15 +125,15 @@ def _read_payload(settings: Settings) -> Program:
     with io.FileIO(3, "r") as pipe:
         payload = json.loads(pipe.readall())
     with io.FileIO(0, "w", closefd=False) as stdin:
-        left = memoryview(payload["stdin"].encode("utf-8", "surrogateescape"))
+        left = memoryview(encoded(payload["stdin"]))
         while left:
             left = left[stdin.write(left) :]
         stdin.seek(0)
     for name, content in {**payload["files"], NAME: payload["source"]}.items():
         path = os.path.join(settings.folder, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            file.write(content)
+        with open(path, "wb") as file:
+            file.write(encoded(content))
     os.environ.update(HOME=settings.folder, TMPDIR=settings.folder, PWD=settings.folder)
     return Program(payload["source"], settings.folder)
 

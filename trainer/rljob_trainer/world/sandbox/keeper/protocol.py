@@ -39,6 +39,15 @@ STARTED = b"s"
 MOST_PAYLOAD_BYTES = 256 * 2**20
 
 
+def encoded(text: str) -> bytes:
+    """A program's text as bytes. Surrogates are the bytes that they escape, as in Python's own names of files; where
+    they are not, as in what a model can write into JSON, they are encoded as if they were characters."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
     """What one program may use, with all the processes that it starts."""
