@@ -60,7 +60,7 @@ class Sandbox:
         self._count = workers
         self._launcher: Launcher | None = None
         self._workers: set[Worker] = set()
-        self._idle: asyncio.LifoQueue[Worker | None] = asyncio.LifoQueue()
+        self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
 
     async def __aenter__(self) -> Self:
         """Raises ``WorldError`` where the mode does not work here."""
@@ -97,12 +97,13 @@ class Sandbox:
         Raises ``WorldError`` when the sandbox itself has failed, which says nothing of the program; the next call
         gets a new worker. Cancelled, it ends the program and all that it has started. Raises ``ValueError`` for files
         that are not in the folder, too many, or too large: they may fill half of what there is."""
-        launcher = self._entered()
+        self._entered()
         self._check(source, stdin, files)
         worker = await self._idle.get()
         try:
-            if worker is None or worker.closed:
-                worker = await self._replace(worker, launcher)
+            if worker.closed:
+                self._workers.discard(worker)
+                worker = await self._start()
             return _result(await worker.run(source, stdin, files))
         finally:
             self._idle.put_nowait(worker)
@@ -116,11 +117,6 @@ class Sandbox:
         worker = await Worker.start(self._entered(), self._limits)
         self._workers.add(worker)
         return worker
-
-    async def _replace(self, worker: Worker | None, launcher: Launcher) -> Worker:
-        if worker is not None:
-            self._workers.discard(worker)
-        return await self._start()
 
     async def _close(self) -> None:
         launcher, self._launcher = self._launcher, None

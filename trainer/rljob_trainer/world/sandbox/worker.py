@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import struct
-import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from rljob_trainer.world.sandbox.keeper.protocol import (
     End,
     SandboxLimits,
 )
-from rljob_trainer.world.sandbox.launch import Launcher
+from rljob_trainer.world.sandbox.launch import Launched, Launcher
 
 START_SECONDS = 30.0
 GRACE_SECONDS = 20.0
@@ -46,12 +46,13 @@ class Worker:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        launched: Launched,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         limits: SandboxLimits,
     ) -> None:
-        self._process = process
+        self._process = launched.process
+        self._folder = launched.folder
         self._reader = reader
         self._writer = writer
         self._limits = limits
@@ -64,7 +65,7 @@ class Worker:
         except OSError as error:
             raise WorldError(f"the sandbox's worker could not be started: {error}") from error
         reader, writer = await asyncio.open_connection(sock=launched.control)
-        worker = cls(launched.process, reader, writer, limits)
+        worker = cls(launched, reader, writer, limits)
         try:
             async with asyncio.timeout(START_SECONDS):
                 kind, _ = await worker._frame(0)
@@ -89,8 +90,9 @@ class Worker:
         payload = json.dumps({"source": source, "stdin": stdin, "files": dict(files)}).encode()
         try:
             self._writer.write(REQUEST.pack(len(payload)) + payload)
-            await self._writer.drain()
-        except ConnectionError as error:
+            async with asyncio.timeout(GRACE_SECONDS):
+                await self._writer.drain()
+        except (ConnectionError, TimeoutError) as error:
             raise await self._broken(error) from error
         except BaseException:
             await self.close()
@@ -111,13 +113,15 @@ class Worker:
                 self._process.stderr.close()
 
     async def _gone(self) -> None:
+        """Waits until the process has ended, by force where it does not, and deletes its folder."""
         for wait in (GRACE_SECONDS, GRACE_SECONDS):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     while self._process.poll() is None:  # noqa: ASYNC110  nothing says it but a thread
                         await asyncio.sleep(0.002)
-                    return
+                break
             self._process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _answer(self) -> Ended:
         try:
@@ -165,7 +169,9 @@ class Worker:
         text = ""
         stderr = self._process.stderr
         if stderr is not None and not stderr.closed:
-            text = os.read(stderr.fileno(), MOST_SAID).decode(errors="replace").strip()
+            os.set_blocking(stderr.fileno(), False)
+            with suppress(BlockingIOError):
+                text = os.read(stderr.fileno(), MOST_SAID).decode(errors="replace").strip()
             stderr.close()
         status = self._process.returncode
         return WorldError(f"the sandbox's worker failed ({error!r}, exit status {status}): {text or 'it said nothing'}")
