@@ -90,14 +90,18 @@ FILES = {"words/a.txt": "a\r\n\udcff", "words/b.txt": "b"}
 def by_python() -> dict[str, tuple[str, int, list[str]]]:
     """What this interpreter does with each, started for it in a folder with the same files."""
     found = {}
+    # Whoever started this may have it ignored, which Python would inherit.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, source in PROGRAMS.items():
         with tempfile.TemporaryDirectory() as place:
             for path, text in {**FILES, "program.py": source}.items():
                 Path(place, path).parent.mkdir(exist_ok=True)
                 Path(place, path).write_bytes(text.encode(errors="surrogateescape"))
             command = [sys.executable, "-I", "program.py"]
-            ended = subprocess.run(command, input=b"one\ntwo", cwd=place, capture_output=True, env={"LANG": "C.UTF-8"})
+            environment = {"LANG": "C.UTF-8"}
+            ended = subprocess.run(command, input=b"one\ntwo", cwd=place, capture_output=True, env=environment)
         found[name] = (ended.stdout.decode(), ended.returncode, _without_paths(ended.stderr.decode()))
+    signal.signal(signal.SIGINT, former)
     return found
 
 
@@ -243,8 +247,14 @@ async def test_the_next_sandbox_deletes_what_a_killed_one_left_and_no_other(fold
     left = folder / f"{PREFIX}left"
     left.mkdir()
     (left / "lock").touch()
+    half_deleted, beginning = folder / f"{PREFIX}half", folder / f"{PREFIX}new"
+    half_deleted.mkdir()
+    os.utime(half_deleted, (0, 0))
+    beginning.mkdir()
     async with Sandbox("none", workers=1):
         assert not left.exists()
+        assert not half_deleted.exists()
+        beginning.rmdir()
         (own,) = folder.iterdir()
         async with Sandbox("none", workers=1):
             assert own.exists()

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from rljob_trainer.world.sandbox.python_files import DEVICES, KEEPER, KEEPER_PAC
 
 PREFIX = "rljob-sandbox-"
 LOCK = "lock"
+UNFINISHED_SECONDS = 60.0
+"""A folder without a lock that is older than this is nobody's."""
 FIRST_USER = 0x70000000
 WORKERS_OF_A_PROCESS = 64
 NAMESPACE_USER = 1000
@@ -172,9 +175,15 @@ def abandoned() -> Iterator[Path]:
     """Folders of sandboxes of this user that are no longer anybody's."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
-            if folder.stat().st_uid != os.geteuid():
+            found = folder.stat()
+            if found.st_uid != os.geteuid():
                 continue
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            # Not yet there, or what could not be deleted at once.
+            if time.time() > found.st_mtime + UNFINISHED_SECONDS:
+                yield folder
+            continue
         except OSError:
             continue
         try:

@@ -40,6 +40,8 @@ KEEPERS_TASKS = 2
 class Ends:
     """The program's ends of its pipes."""
 
+    keeper: int
+    """The process that forks the program."""
     payload: int
     stdout: int
     stderr: int
@@ -107,6 +109,8 @@ def become_program(ends: Ends, confinement: Confinement, settings: Settings) -> 
         for descriptor, place in ((stdin, 0), (ends.stdout, 1), (ends.stderr, 2), (ends.payload, 3), (ends.setup, 4)):
             os.dup2(descriptor, place)
         system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != ends.keeper:
+            os._exit(1)  # it was gone before
         signal.signal(signal.SIGINT, signal.default_int_handler)
         addresses = _addresses()
         confinement.bind_program()

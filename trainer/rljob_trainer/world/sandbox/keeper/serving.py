@@ -120,9 +120,12 @@ class Keeper:
 
     def _one(self, length: int) -> Program | None:
         payload, stdout, stderr, setup = (os.pipe() for _ in range(4))
+        keeper = os.getpid()
         process = os.fork()
         if process == 0:
-            return become_program(Ends(payload[0], stdout[1], stderr[1], setup[1]), self._confinement, self._settings)
+            return become_program(
+                Ends(keeper, payload[0], stdout[1], stderr[1], setup[1]), self._confinement, self._settings
+            )
         for descriptor in (payload[0], stdout[1], stderr[1], setup[1]):
             os.close(descriptor)
         running = _Running(process, time.monotonic())
