@@ -5,7 +5,7 @@ import os
 from attempt import attempted
 
 with attempted() as through:
-    for _ in range(400):
+    for _ in range(100):
         os.mkdir("d" * 100)
         os.chdir("d" * 100)
     os.mkdir("closed", 0)
