@@ -71,6 +71,9 @@ CASES: list[tuple[str, str, str, str, str]] = [
      "spec.head.pod.volumeMounts[0].mountPath", "use an absolute path"),
     ("function", "type: gsm8k", "type: custom, function: my_rewards.score", "spec.reward.functions[0].function",
      "write module:function"),
+    ("backend", *more("trainer: {backend: megatron}"), "spec.trainer.backend",
+     "write fsdp2, or a class of your own as module:Class"),
+    ("backend in part", *more("trainer: {backend: 'megatron:'}"), "spec.trainer.backend", "write fsdp2, or a class"),
     # unknown fields and values
     ("typing error", "answer: answer", "anwser: answer", "spec.data.anwser", "did you mean answer?"),
     ("snake case", *more("trainer: {micro_batch_tokens: 5}"), "spec.trainer.micro_batch_tokens",
