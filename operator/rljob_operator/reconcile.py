@@ -334,8 +334,9 @@ def _suspended(draft: Draft) -> None:
 
 
 def _count(draft: Draft) -> None:
-    """`status.pools`."""
+    """`status.pools` and `status.ready`."""
     incarnation = draft.status.incarnation
     current = next((c for c in draft.observed.clusters if c.incarnation == incarnation and not c.deleting), None)
     counted = {pool.name: pool_status(draft.observed, draft.job.name, current, pool) for pool in pools(draft.resolved)}
-    draft.set(pools=counted)
+    ready, desired = (sum(pool.ready for pool in counted.values()), sum(pool.desired for pool in counted.values()))
+    draft.set(pools=counted, ready=f"{ready}/{desired}")
