@@ -213,6 +213,8 @@ def _form(node: Node) -> str:
 
 def _unknown_field(location: Location) -> str:
     """A remedy for a name that does not exist: a near name here, or the same name elsewhere in the tree."""
+    if location == ("metadata", "generateName"):
+        return "write metadata.name: what is applied again by its name changes the job, and makes no other one"
     if near := near_field(location):
         return f"did you mean {near}?"
     if elsewhere := _places_of(to_camel(str(location[-1])), path_of(location)):

@@ -32,6 +32,8 @@ CASES: list[tuple[str, str, str, str, str]] = [
     # names
     ("capitals", "name: tiny", "name: Tiny", "metadata.name", "use lower-case letters"),
     ("underscore", "name: tiny", "name: my_job", "metadata.name", "use lower-case letters"),
+    ("a name by the server", "name: tiny", "name: tiny\n  generateName: tiny-", "metadata.generateName",
+     "write metadata.name"),
     ("number", "name: tiny", "name: 7", "metadata.name", "must be text, not 7; put it in quotes: '7'"),
     ("boolean name", "name: tiny", "name: on", "metadata.name", "YAML reads words such as yes, no, on and off"),
     ("too long", "name: tiny", f"name: {'x' * 41}", "metadata.name", "has 41 characters"),
