@@ -20,7 +20,6 @@ from rljob_operator.actions import (
     CheckPods,
     CreateCluster,
     DeleteJob,
-    KeepSurroundings,
     NoteGeneration,
     StopDriver,
 )
@@ -190,7 +189,7 @@ def _follow_spec(draft: Draft, cluster: ClusterView) -> None:
     if cluster.generation != job.generation:
         draft.do(ApplyConfigMap(), NoteGeneration(cluster.name, cluster.generation, job.generation))
     elif draft.observed.surroundings_due:
-        draft.do(KeepSurroundings(cluster.name, cluster.incarnation, job_file=cluster.spec_hash == job.fingerprint))
+        attempts.keep_surroundings(draft, cluster)
     if cluster.spec_hash != job.fingerprint:
         draft.say(Type.ACCEPTED, True, Reason.NEEDS_NEW_INCARNATION)
 
