@@ -152,6 +152,9 @@ class RLJobStatus(StatusModel):
     attempts: Annotated[Listed[Attempt], Field(max_length=64), MapKeys(("attempt",))] = Field(
         default=(), exclude_if=_nothing, description="The newest attempts."
     )
+    ready: Annotated[str, Field(max_length=64)] = Field(
+        default="", exclude_if=_nothing, description="Ready replicas of those wanted, both pools together: `7/8`."
+    )
     pools: Annotated[dict[Name, PoolStatus], Field(max_length=16)] = Field(
         default={}, exclude_if=_nothing, description="Pools by name."
     )

@@ -73,6 +73,7 @@ _PATTERNS: Mapping[str, str] = {
     "label": "use lower-case letters, digits and '-', with a letter or digit at both ends",
     "function": "write module:function, for example my_rewards:score",
     "image": "write registry/name:tag, with the name in lower case",
+    "backend": "write fsdp2, or a class of your own as module:Class",
     "env": "use letters, digits and '_', not starting with a digit",
     "path": "use an absolute path without ':'",
     "quantity": "write a quantity such as 4, 500m or 16Gi",
@@ -197,6 +198,8 @@ def _form(node: Node) -> str:
         return _PATTERNS["label"]
     if pattern.startswith("^(?:"):
         return _PATTERNS["image"]
+    if pattern.startswith("^(fsdp2|"):
+        return _PATTERNS["backend"]
     if pattern.startswith("^("):
         return _PATTERNS["key"]
     if ":" in pattern and pattern.startswith("^[A-Za-z_]"):
@@ -210,6 +213,8 @@ def _form(node: Node) -> str:
 
 def _unknown_field(location: Location) -> str:
     """A remedy for a name that does not exist: a near name here, or the same name elsewhere in the tree."""
+    if location == ("metadata", "generateName"):
+        return "write metadata.name: what is applied again by its name changes the job, and makes no other one"
     if near := near_field(location):
         return f"did you mean {near}?"
     if elsewhere := _places_of(to_camel(str(location[-1])), path_of(location)):

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from rljob_api.status import DriverStatus
 from rljob_operator import names, no_space, progress
-from rljob_operator.actions import BeginAttempt, StopDriver, SubmitDriver, TellDriver
+from rljob_operator.actions import BeginAttempt, KeepSurroundings, StopDriver, SubmitDriver, TellDriver
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
 from rljob_operator.endings import (
@@ -239,9 +239,19 @@ def _unreachable(draft: Draft, cluster: ClusterView, ray: RayView | None) -> Non
         new_incarnation(draft, cluster, Reason.RAY_UNREACHABLE, message)
         return
     if ray is not None:
+        if before is None or before.reason != Reason.RAY_UNREACHABLE.title:
+            # Its network policy may be that of an operator elsewhere, or nobody's: not to be left for the next sweep.
+            keep_surroundings(draft, cluster)
         draft.say(Type.RUNNING, None, Reason.RAY_UNREACHABLE, message)
         draft.say(Type.PROGRESSING, None, Reason.NO_ANSWER)
     draft.wake_in(draft.settings.poll_seconds)
+
+
+def keep_surroundings(draft: Draft, cluster: ClusterView) -> None:
+    """Has job file, tokens and network policy of a cluster made anew, once a look."""
+    if not any(isinstance(action, KeepSurroundings) for action in draft.actions):
+        with_job_file = cluster.spec_hash == draft.job.fingerprint
+        draft.do(KeepSurroundings(cluster.name, cluster.incarnation, job_file=with_job_file))
 
 
 def answer_of(draft: Draft, attempt: int) -> DriverStatus | None:

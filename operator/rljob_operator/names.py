@@ -25,7 +25,9 @@ OPERATOR_LABELS: Final = {"app.kubernetes.io/name": "rljob-operator"}
 ROLE_LABEL: Final = _cluster.ROLE_LABEL
 QUEUE_LABEL: Final = _rules.QUEUE_LABEL
 PRIORITY_LABEL: Final = _rules.PRIORITY_LABEL
-ELASTIC_ANNOTATION: Final = "kueue.x-k8s.io/elastic-job"
+OF_KUEUE: Final = _rules.OF_KUEUE
+"""With what Kueue's labels and annotations begin."""
+ELASTIC_ANNOTATION: Final = _rules.ELASTIC_ANNOTATION
 
 INCARNATION_ANNOTATION: Final = "rljob.dev/incarnation"
 GENERATION_ANNOTATION: Final = _cluster.GENERATION_ANNOTATION

@@ -39,6 +39,8 @@ class JobView:
     """None: the spec is not valid, `problems` says why."""
     problems: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Kueue's."""
     status: JobStatus = field(default_factory=JobStatus)
     deleting: bool = False
 

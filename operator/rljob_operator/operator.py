@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
-import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from rljob_operator import watching
@@ -18,7 +17,7 @@ from rljob_operator.api_server import ApiServer
 from rljob_operator.claims import Claims
 from rljob_operator.executor import Executor
 from rljob_operator.head import DEFAULT_ADDRESS, Heads
-from rljob_operator.inventory import FirstList, UnwatchedError, WatchMonitor, sweep
+from rljob_operator.inventory import FirstList, WatchMonitor, sweep
 from rljob_operator.key_secret import KeySecret
 from rljob_operator.leader import Leader
 from rljob_operator.metrics import Metrics
@@ -142,16 +141,8 @@ class Operator:
         return self.leads and (self._claims is None or self._claims.holds(namespace))
 
     async def _watch(self) -> None:
-        await kopf.operator(
-            registry=watching.registry(self.store, self._changed, self._saw, self._configuration),
-            settings=watching.settings(),
-            standalone=True,
-            clusterwide=not self._options.namespaces,
-            namespaces=self._options.namespaces,
-            # kopf's own would ask for the user's name, and a container's user has none. Its type isn't exported.
-            identity=self._options.identity,  # type: ignore[arg-type]
-        )
-        raise UnwatchedError("the watches have ended; this operator ends, to be started anew")
+        handlers = watching.registry(self.store, self._changed, self._saw, self._configuration)
+        await watching.watch(handlers, self._options.namespaces, self._options.identity)
 
     def _saw(self, plural: str, uid: str) -> None:
         self._first_list.saw(uid)

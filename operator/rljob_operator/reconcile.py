@@ -20,7 +20,6 @@ from rljob_operator.actions import (
     CheckPods,
     CreateCluster,
     DeleteJob,
-    KeepSurroundings,
     NoteGeneration,
     StopDriver,
 )
@@ -190,7 +189,7 @@ def _follow_spec(draft: Draft, cluster: ClusterView) -> None:
     if cluster.generation != job.generation:
         draft.do(ApplyConfigMap(), NoteGeneration(cluster.name, cluster.generation, job.generation))
     elif draft.observed.surroundings_due:
-        draft.do(KeepSurroundings(cluster.name, cluster.incarnation, job_file=cluster.spec_hash == job.fingerprint))
+        attempts.keep_surroundings(draft, cluster)
     if cluster.spec_hash != job.fingerprint:
         draft.say(Type.ACCEPTED, True, Reason.NEEDS_NEW_INCARNATION)
 
@@ -334,8 +333,9 @@ def _suspended(draft: Draft) -> None:
 
 
 def _count(draft: Draft) -> None:
-    """`status.pools`."""
+    """`status.pools` and `status.ready`."""
     incarnation = draft.status.incarnation
     current = next((c for c in draft.observed.clusters if c.incarnation == incarnation and not c.deleting), None)
     counted = {pool.name: pool_status(draft.observed, draft.job.name, current, pool) for pool in pools(draft.resolved)}
-    draft.set(pools=counted)
+    ready, desired = (sum(pool.ready for pool in counted.values()), sum(pool.desired for pool in counted.values()))
+    draft.set(pools=counted, ready=f"{ready}/{desired}")

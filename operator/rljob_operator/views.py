@@ -44,7 +44,11 @@ def job_view(raw: Object, before: JobView | None = None) -> JobView:
     """
     metadata = raw.get("metadata", {})
     spec, labels = raw.get("spec", {}), metadata.get("labels") or {}
-    if before is not None and (before.uid, before.document, before.labels) == (metadata.get("uid"), spec, labels):
+    # Of annotations only Kueue's are anything to a job; one alone may hold a whole manifest.
+    given = metadata.get("annotations") or {}
+    annotations = {name: value for name, value in given.items() if name.startswith(names.OF_KUEUE)}
+    said = (metadata.get("uid"), spec, labels, annotations)
+    if before is not None and (before.uid, before.document, before.labels, before.annotations) == said:
         return replace(
             before,
             generation=int(metadata.get("generation", 0)),
@@ -53,6 +57,8 @@ def job_view(raw: Object, before: JobView | None = None) -> JobView:
             deleting="deletionTimestamp" in metadata,
         )
     kept = {name: metadata[name] for name in ("name", "namespace", "labels") if metadata.get(name)}
+    if annotations:
+        kept["annotations"] = annotations
     job, violations = check({"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": spec})
     good = job if not violations else None
     return JobView(
@@ -64,6 +70,7 @@ def job_view(raw: Object, before: JobView | None = None) -> JobView:
         created=parse_time(metadata.get("creationTimestamp")) or _LONG_AGO,
         document=spec,
         labels=labels,
+        annotations=annotations,
         fingerprint=spec_hash(good.spec) if good is not None else "",
         job=resolve(good) if good is not None else None,
         problems=tuple(str(violation) for violation in violations),

@@ -6,15 +6,15 @@ Only `on.event` handlers are used: they leave no annotations, finalizers or time
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Never
 
 import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from rljob_operator import credentials, names
 from rljob_operator.api_server import LIST_CHUNK
-from rljob_operator.inventory import KUEUE, LABELLED
+from rljob_operator.inventory import KUEUE, LABELLED, UnwatchedError
 from rljob_operator.store import Key, Store
 
 
@@ -65,6 +65,10 @@ def registry(
     return handlers
 
 
+LONGEST_CAUSE = 500
+"""Characters of an error that are told."""
+
+
 class NoDifferences(kopf.DiffBaseStorage):
     """No handler asks what has changed in an object; kopf would copy each of them to find out."""
 
@@ -103,3 +107,27 @@ def settings() -> kopf.OperatorSettings:
     chosen.networking.request_timeout = 30
     chosen.networking.error_backoffs = Endless()
     return chosen
+
+
+async def watch(handlers: kopf.OperatorRegistry, namespaces: Sequence[str], identity: str) -> Never:
+    """Watches these namespaces (none: all) until cancelled.
+
+    Raises:
+        UnwatchedError: the API server has refused a watch, or told of an error in one, and kopf has given up; says why.
+            An API server that is away, busy, or has forgotten the version asked for ("410 Gone" in a watch) is no such
+            error: kopf lists and watches anew.
+    """
+    ends = "this operator ends, to be started anew"
+    try:
+        await kopf.operator(
+            registry=handlers,
+            settings=settings(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            # kopf's own would ask for the user's name, and a container's user has none. Its type isn't exported.
+            identity=identity,  # type: ignore[arg-type]
+        )
+    except Exception as error:  # kopf exports none of its own, and has logged where it comes from
+        raise UnwatchedError(f"the watches have ended ({error!r:.{LONGEST_CAUSE}}); {ends}") from error
+    raise UnwatchedError(f"the watches have ended; {ends}")

@@ -136,7 +136,18 @@ def test_what_may_change_at_any_time(live: str) -> None:
 def test_subresources_and_columns() -> None:
     assert set(VERSION["subresources"]) == {"status", "scale"}
     columns = {column["name"] for column in VERSION["additionalPrinterColumns"]}
-    assert {"Algorithm", "Status", "Step", "Reward", "Rollout", "Trainer", "Oldest-Age", "Attempt", "Age"} <= columns
+    assert {
+        "Algorithm",
+        "Status",
+        "Step",
+        "Reward",
+        "Ready",
+        "Rollout",
+        "Trainer",
+        "Oldest-Age",
+        "Attempt",
+        "Age",
+    } <= columns
 
 
 def test_times_of_the_status_are_checked_as_times() -> None:

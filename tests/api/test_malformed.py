@@ -32,6 +32,8 @@ CASES: list[tuple[str, str, str, str, str]] = [
     # names
     ("capitals", "name: tiny", "name: Tiny", "metadata.name", "use lower-case letters"),
     ("underscore", "name: tiny", "name: my_job", "metadata.name", "use lower-case letters"),
+    ("a name by the server", "name: tiny", "name: tiny\n  generateName: tiny-", "metadata.generateName",
+     "write metadata.name"),
     ("number", "name: tiny", "name: 7", "metadata.name", "must be text, not 7; put it in quotes: '7'"),
     ("boolean name", "name: tiny", "name: on", "metadata.name", "YAML reads words such as yes, no, on and off"),
     ("too long", "name: tiny", f"name: {'x' * 41}", "metadata.name", "has 41 characters"),
@@ -71,6 +73,9 @@ CASES: list[tuple[str, str, str, str, str]] = [
      "spec.head.pod.volumeMounts[0].mountPath", "use an absolute path"),
     ("function", "type: gsm8k", "type: custom, function: my_rewards.score", "spec.reward.functions[0].function",
      "write module:function"),
+    ("backend", *more("trainer: {backend: megatron}"), "spec.trainer.backend",
+     "write fsdp2, or a class of your own as module:Class"),
+    ("backend in part", *more("trainer: {backend: 'megatron:'}"), "spec.trainer.backend", "write fsdp2, or a class"),
     # unknown fields and values
     ("typing error", "answer: answer", "anwser: answer", "spec.data.anwser", "did you mean answer?"),
     ("snake case", *more("trainer: {micro_batch_tokens: 5}"), "spec.trainer.micro_batch_tokens",

@@ -273,6 +273,11 @@ def test_the_oldest_kubernetes_is_stated(helm: Path, version: str, taken: bool) 
         (["--set=podLabels.helm\\.sh/chart=x"], "podLabels.helm.sh"),
         (["--set=extraEnv[0].name=A,extraEnv[0].value=1"], "extraEnv.0.value"),
         (["--set=nameOverride=a_b"], "nameOverride"),
+        (["--set=metrics.rules.enabled=true"], "metrics.rules.enabled needs metrics.serviceMonitor.enabled"),
+        (["--set=trainerImage=null"], "trainerImage"),
+        (["--set=trainerImage="], "trainerImage"),
+        (["--set=rayVersion=null"], "rayVersion"),
+        (["--set=pollSeconds=null"], "pollSeconds"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: Path, values: list[str], words: str) -> None:

@@ -95,6 +95,7 @@ LAYERS: list[dict[str, Any]] = [
             },
         }
     },
+    {"rollout": {"environment": {"type": "tools", "tools": [{"type": "calculator", "description": MARK}]}}},
 ]
 """Further settings, for texts that can't be in one job with all others."""
 IS_DATA = ("image", "value", "key", "fieldPath", "path", "subPath", "mountPath", "topologyKey", "hostname", "x")

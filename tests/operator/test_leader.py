@@ -1,8 +1,10 @@
-"""A leader whose lease runs out for a moment, because the machine is busy, looks at everything again."""
+"""A leader whose lease runs out looks at everything again, and soon: whether the machine was busy for a moment, or the
+API server away for long."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from rljob_operator import leader
+from rljob_operator import leader, watching
 from rljob_operator.api_server import ApiServer
 from rljob_operator.leader import Leader
 
@@ -71,3 +73,33 @@ async def test_a_lapse_that_ends_by_the_next_renewal_is_a_new_beginning(monkeypa
                 await asyncio.gather(task, return_exceptions=True)
     finally:
         await runner.cleanup()
+
+
+async def test_an_api_server_that_is_back_is_noticed_within_ten_seconds_however_long_it_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the operator's own schedule: whoever leads has all jobs looked at, and tries to lead with pauses that don't
+    grow. (A namespace's claim is renewed with the lease, and nobody waits for what the watches are late with.)"""
+    pauses: list[float] = []
+    sleep, tried = asyncio.sleep, asyncio.Event()
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 200:
+            tried.set()
+        await sleep(0)
+
+    async with ApiServer(Configuration(host="http://127.0.0.1:9")) as api:
+        monkeypatch.setattr(asyncio, "sleep", noted)
+        task = asyncio.create_task(Leader(api, "ours", "it", "us").run())
+        try:
+            async with asyncio.timeout(60):
+                await tried.wait()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    # The server may come back just after a try has begun that nobody answers any more.
+    longest_try = leader.RENEW_SECONDS - leader.RETRY_SECONDS
+    assert longest_try + max(pauses) <= 7
+    # The same of the watches, each of which connects anew.
+    assert max(itertools.islice(watching.Endless(), 1000)) <= 7

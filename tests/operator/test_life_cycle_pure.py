@@ -412,6 +412,21 @@ def test_what_pods_need_beside_the_cluster_is_made_anew_when_it_is_time() -> Non
     assert world.kept == ["job-c1"]
 
 
+def test_what_pods_need_beside_a_cluster_that_cannot_be_reached_is_made_anew_at_once_and_once() -> None:
+    """Its network policy lets in the operator of another namespace, which is gone."""
+    world = running()
+    world.reachable = False
+    for _ in range(3):
+        world.look()
+    assert world.reason("Running") == "RayUnreachable"
+    assert world.kept == ["job-c1"]
+    world.reachable = True
+    world.settle(3)
+    world.reachable, world.surroundings_due = False, True
+    world.look()
+    assert world.kept == ["job-c1"] * 2
+
+
 def test_a_live_change_reaches_the_driver_and_a_deep_one_is_said_to_need_a_restart() -> None:
     world = running()
     world.edit(deadlines={"startSeconds": 1234})

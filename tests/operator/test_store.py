@@ -42,12 +42,20 @@ def test_what_has_changed_of_a_job_is_read_and_nothing_else() -> None:
     assert third is not None
     assert third.job is not None
     assert third.job.metadata.labels == {"team": "rl"}
-    store.put_job(stored(4, metadata={"resourceVersion": "4", "generation": 2}, spec={"suspend": True}))
+    # So does an annotation by which somebody wants something of Kueue: it would have no effect.
+    elastic = {"resourceVersion": "4", "annotations": {"kueue.x-k8s.io/elastic-job": "true", "example.com/a": "b"}}
+    store.put_job(stored(4, metadata=elastic))
+    refused = store.job(key)
+    assert refused is not None
+    assert [problem.partition(":")[0] for problem in refused.problems] == [
+        "metadata.annotations[kueue.x-k8s.io/elastic-job]"
+    ]
+    store.put_job(stored(5, metadata={"resourceVersion": "5", "generation": 2}, spec={"suspend": True}))
     fourth = store.job(key)
     assert fourth is not None
     assert fourth.job is not None
     assert (fourth.generation, fourth.job.spec.suspend) == (2, True)
-    store.put_job(stored(5, metadata={"resourceVersion": "5", "uid": "another"}))
+    store.put_job(stored(6, metadata={"resourceVersion": "6", "uid": "another"}))
     fifth = store.job(key)
     assert fifth is not None
     assert (fifth.uid, fifth.job is not None and fifth.job.spec.suspend) == ("another", False)

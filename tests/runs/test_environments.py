@@ -20,6 +20,7 @@ def test_a_model_learns_to_ask_a_tool_for_what_it_cannot_tell(runner: Runner) ->
     rewards = [step["validation/held-out/mean@1"] for step in steps if "validation/held-out/mean@1" in step]
     assert rewards[0] < 0.6
     assert rewards[-1] >= 0.95
+    steps = [step for step in steps if step["step"] > 0]
     # The last batch is of weights before those that validation has found to be good.
     assert steps[-1]["response/turns/mean"] > steps[0]["response/turns/mean"] + 0.2
     for step in steps:

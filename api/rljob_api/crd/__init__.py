@@ -25,14 +25,13 @@ GROUP, VERSION = API_VERSION.split("/")
 PLURAL = "rljobs"
 HEADER = "# Made by `python -m rljob_api.crd` from api/rljob_api: change it there.\n"
 
-# What `kubectl get rlj` shows; with `-o wide` the columns of priority 1 too.
+# What `kubectl get rlj` shows; with `-o wide` the columns of priority 1 too. The others have room in 120 characters,
+# with the longest name, reason and figures, and steps below ten million.
 _COLUMNS: tuple[tuple[str, str, str, int, str], ...] = (
     ("Status", "string", '.status.conditions[?(@.type=="Running")].reason', 0, "Where the job stands, in one word."),
     ("Step", "integer", ".status.progress.step", 0, "Steps done."),
     ("Reward", "number", ".status.progress.reward", 0, "Mean score of the last step."),
-    ("Rollout", "string", ".status.pools.rollout.summary", 0, "Ready rollout replicas of those wanted."),
-    ("Trainer", "string", ".status.pools.trainer.summary", 0, "Ready trainer replicas of those wanted."),
-    ("Oldest-Age", "integer", ".status.progress.oldestAge", 0, "Largest age of samples last trained, in versions."),
+    ("Ready", "string", ".status.ready", 0, "Ready replicas of those wanted, both pools together."),
     (
         "Checkpoint",
         "string",
@@ -40,8 +39,11 @@ _COLUMNS: tuple[tuple[str, str, str, int, str], ...] = (
         0,
         "Whether a retry has something to go on from, in one word.",
     ),
-    ("Attempt", "integer", ".status.attempt", 1, "Number of the newest attempt."),
     ("Age", "date", ".metadata.creationTimestamp", 0, "Time since creation."),
+    ("Rollout", "string", ".status.pools.rollout.summary", 1, "Ready rollout replicas of those wanted."),
+    ("Trainer", "string", ".status.pools.trainer.summary", 1, "Ready trainer replicas of those wanted."),
+    ("Oldest-Age", "integer", ".status.progress.oldestAge", 1, "Largest age of samples last trained, in versions."),
+    ("Attempt", "integer", ".status.attempt", 1, "Number of the newest attempt."),
     ("Algorithm", "string", ".spec.algorithm.preset", 1, "Preset of the job."),
     ("Waiting-For", "string", ".status.progress.waitingFor", 1, "What the run waits for."),
 )

@@ -127,6 +127,8 @@ def gpus_are_counted_once(job: Job) -> Iterator[Violation]:
                 )
 
 
+OF_KUEUE = "kueue.x-k8s.io/"
+ELASTIC_ANNOTATION = "kueue.x-k8s.io/elastic-job"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 
@@ -184,17 +186,26 @@ def topology_needs_a_queue(job: Job) -> Iterator[Violation]:
 
 @rule(not_in_cel="rules see no labels of the object itself")
 def labels_of_kueue_are_understood(job: Job) -> Iterator[Violation]:
-    """Kueue's own integrations read labels of a job; what isn't passed on would be dropped without a word."""
+    """Kueue's own integrations read labels and annotations of a job; what isn't passed on would be dropped without a
+    word."""
     queue = job.spec.queue_name
     for name, value in job.metadata.labels.items():
         path = f"metadata.labels[{name}]"
-        if not name.startswith("kueue.x-k8s.io/") or name == PRIORITY_LABEL:
+        if not name.startswith(OF_KUEUE) or name == PRIORITY_LABEL:
             continue
         if name != QUEUE_LABEL:
             yield Violation(path, "is not passed on to the job's cluster", f"remove it; {PRIORITY_LABEL} is passed on")
         elif queue != value:
             said = f"spec.queueName is {queue}" if queue else "the job's queue is spec.queueName, which is not set"
             yield Violation(path, f"names the queue {value}, but {said}", f"set spec.queueName: {value}, or remove it")
+    for name in job.metadata.annotations:
+        if name.startswith(OF_KUEUE):
+            elastic = f"{name} is set on the cluster where the job can be resized (placement: separate)"
+            yield Violation(
+                f"metadata.annotations[{name}]",
+                "is not passed on to the job's cluster",
+                f"remove it; {elastic if name == ELASTIC_ANNOTATION else 'a topology is spec.*.pod.topology'}",
+            )
 
 
 @rule(

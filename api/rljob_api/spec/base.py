@@ -172,25 +172,9 @@ ShortText = Annotated[str, Field(min_length=1, max_length=253)]
 Location = Annotated[str, Field(min_length=1, max_length=1024)]
 """A path, hub id or URI."""
 LongText = Annotated[str, Field(max_length=16384)]
-FunctionPath = Annotated[
-    str,
-    Field(
-        min_length=3,
-        max_length=253,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
-    ),
-]
+IN_MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*"
+FunctionPath = Annotated[str, Field(min_length=3, max_length=253, pattern=rf"^{IN_MODULE}$")]
 """``module:function`` (dots allowed in the module)."""
-PlugIn = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=253,
-        pattern=r"^([a-z][a-z0-9-]*|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*)$",
-    ),
-]
-"""The name of something registered, or ``module:Class``."""
-
 LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LabelKey = Annotated[
     str,

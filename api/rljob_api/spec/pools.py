@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.spec.base import LIVE, SUSPENDED, EnvMap, Fallback, FreeForm, PlugIn, SpecModel
+from rljob_api.spec.base import IN_MODULE, LIVE, SUSPENDED, EnvMap, Fallback, FreeForm, SpecModel
 from rljob_api.spec.data import SamplingSpec
 from rljob_api.spec.environment import EnvironmentSpec
 from rljob_api.spec.pod import Pod
@@ -14,6 +14,8 @@ from rljob_api.spec.pod import Pod
 Engine = Literal["vllm", "torch"]
 Schedule = Literal["constant", "cosine", "linear"]
 Placement = Literal["separate", "colocated"]
+BackendName = Annotated[str, Field(min_length=3, max_length=253, pattern=rf"^(fsdp2|{IN_MODULE})$")]
+"""A backend that is built in, or ``module:Class``."""
 
 
 class RolloutParallelism(SpecModel):
@@ -104,10 +106,9 @@ class OptimizerSpec(SpecModel):
 class TrainerSpec(SpecModel):
     """The pool of ranks that train."""
 
-    backend: PlugIn = Field(
+    backend: BackendName = Field(
         default="fsdp2",
-        description="What trains: fsdp2 (PyTorch's fully sharded data parallelism), a backend that a package has "
-        "registered, or module:Class.",
+        description="What trains: fsdp2 (PyTorch's fully sharded data parallelism), or a class as module:Class.",
     )
     replicas: Annotated[int, SUSPENDED] = Field(
         default=1, ge=1, le=4096, description="Number of pods; each has one rank a GPU (one rank without GPU)."
