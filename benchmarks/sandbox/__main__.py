@@ -34,7 +34,7 @@ ANSWER = str(sum(__import__("math").gcd(a, b) for a in range(1, 61) for b in ran
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPrograms:
     """One repetition of one side."""
 
     rate: float
@@ -47,7 +47,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class SandboxSide:
     """All repetitions of one side."""
 
     name: str
@@ -57,12 +57,12 @@ class Side:
     driver: MeasuredSpread
 
     @classmethod
-    def of(cls, name: str, runs: list[Measured]) -> Side:
+    def of(cls, name: str, runs: list[MeasuredPrograms]) -> SandboxSide:
         columns = zip(*((run.rate, run.median, run.ninety_fifth, run.driver) for run in runs), strict=True)
         return cls(name, *(MeasuredSpread.of(column) for column in columns))
 
 
-async def measured(run: Callable[[], Awaitable[str]], programs: int, at_once: int) -> Measured:
+async def measured(run: Callable[[], Awaitable[str]], programs: int, at_once: int) -> MeasuredPrograms:
     """Runs ``programs`` programs, ``at_once`` at any time. Raises ``ValueError`` for a wrong answer."""
     seconds: list[float] = []
 
@@ -81,10 +81,10 @@ async def measured(run: Callable[[], Awaitable[str]], programs: int, at_once: in
     whole, used = time.perf_counter() - begun, time.process_time() - processor
     seconds.sort()
     count = len(seconds)
-    return Measured(count / whole, seconds[count // 2], seconds[int(0.95 * count)], used / count)
+    return MeasuredPrograms(count / whole, seconds[count // 2], seconds[int(0.95 * count)], used / count)
 
 
-async def in_sandbox(mode: Mode, programs: int, at_once: int) -> Measured:
+async def in_sandbox(mode: Mode, programs: int, at_once: int) -> MeasuredPrograms:
     async with Sandbox(mode, workers=at_once) as sandbox:
 
         async def run() -> str:
@@ -93,7 +93,7 @@ async def in_sandbox(mode: Mode, programs: int, at_once: int) -> Measured:
         return await measured(run, programs, at_once)
 
 
-async def fresh(programs: int, at_once: int) -> Measured:
+async def fresh(programs: int, at_once: int) -> MeasuredPrograms:
     pipe = asyncio.subprocess.PIPE
 
     async def run() -> str:
@@ -104,7 +104,7 @@ async def fresh(programs: int, at_once: int) -> Measured:
     return await measured(run, programs, at_once)
 
 
-def show(sides: list[Side], missing: list[str]) -> str:
+def show(sides: list[SandboxSide], missing: list[str]) -> str:
     rows = []
     for side in sides:
         milliseconds = (side.median, side.ninety_fifth, side.driver)
@@ -128,12 +128,12 @@ def main() -> None:
     machine = Hardware.here(packages=())
     programs, at_once = arguments.programs, arguments.at_once
     missing = [f"{mode} does not work here: {reason}" for mode in MODES if (reason := mode_available(mode))]
-    sides: dict[str, Callable[[int], Measured]] = {}
+    sides: dict[str, Callable[[int], MeasuredPrograms]] = {}
     for mode in MODES:
         if mode_available(mode) is None:
             sides[f"`{mode}`"] = lambda _, mode=mode: asyncio.run(in_sandbox(mode, programs, at_once))
     sides[f"`{FRESH}`"] = lambda _: asyncio.run(fresh(programs, at_once))
-    results = [Side.of(name, runs) for name, runs in interleaved(sides, arguments.repetitions).items()]
+    results = [SandboxSide.of(name, runs) for name, runs in interleaved(sides, arguments.repetitions).items()]
     write_results(arguments.results, "sandbox", machine, results, show(results, missing))
 
 

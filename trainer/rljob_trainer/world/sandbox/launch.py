@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rljob_trainer.world.protocol import WorldError
 from rljob_trainer.world.sandbox.keeper import landlock
-from rljob_trainer.world.sandbox.keeper.protocol import Mode, SandboxLimits, Settings
+from rljob_trainer.world.sandbox.keeper.protocol import KeeperSettings, Mode, SandboxLimits
 from rljob_trainer.world.sandbox.python_files import DEVICES, KEEPER, KEEPER_PACKAGE, PythonFiles
 
 PREFIX = "rljob-sandbox-"
@@ -101,7 +101,9 @@ class Launcher:
         apart = self._mode == "namespaces"
         python = self._python.moved(PYTHON_INSIDE) if apart else self._python
         inside = FOLDER_INSIDE if apart else str(folder)
-        settings = Settings(self._mode, inside, python.readable(), DEVICES, self._counted, self._abi, self._limits)
+        settings = KeeperSettings(
+            self._mode, inside, python.readable(), DEVICES, self._counted, self._abi, self._limits
+        )
         keeper = str(KEEPER_INSIDE if apart else self.folder)
         start = f"import sys; sys.path.insert(0, {keeper!r}); from {KEEPER_PACKAGE}.main import main; main()"
         command = [str(python.executable), "-s", "-S", "-P", "-B", "-c", start, settings.to_json()]

@@ -20,7 +20,7 @@ from rljob_trainer.world.sandbox.keeper.protocol import (
     encoded,
 )
 from rljob_trainer.world.sandbox.launch import WORKERS_OF_A_PROCESS, Launcher, sweep
-from rljob_trainer.world.sandbox.worker import Ended, Worker
+from rljob_trainer.world.sandbox.worker import FinishedProgram, Worker
 
 NO_FILES: Mapping[str, str] = MappingProxyType({})
 
@@ -155,7 +155,7 @@ def mode_available(mode: Mode) -> str | None:
         return thread.submit(lambda: asyncio.run(attempt())).result()
 
 
-def _result(ended: Ended) -> ProgramResult:
+def _result(ended: FinishedProgram) -> ProgramResult:
     end = ended.end
     stderr = ended.stderr.decode(errors="replace")
     outcome = end.outcome

@@ -20,7 +20,7 @@ from rljob_trainer.world.sandbox.keeper.protocol import (
     HEADER,
     READY,
     REQUEST,
-    End,
+    ProgramEnd,
     SandboxLimits,
 )
 from rljob_trainer.world.sandbox.launch import Launched, Launcher
@@ -33,10 +33,10 @@ MOST_SAID = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FinishedProgram:
     """How a program ended, with what it wrote, each cut at the limit."""
 
-    end: End
+    end: ProgramEnd
     stdout: bytes
     stderr: bytes
 
@@ -83,7 +83,7 @@ class Worker:
     def closed(self) -> bool:
         return self._writer.is_closing()
 
-    async def run(self, source: str, stdin: str, files: Mapping[str, str]) -> Ended:
+    async def run(self, source: str, stdin: str, files: Mapping[str, str]) -> FinishedProgram:
         """Runs one program. Raises ``WorldError``, after which the worker is closed, as it is when the call is
         cancelled before the worker has all of the program. Cancelled later, the program has ended when this
         raises."""
@@ -123,10 +123,10 @@ class Worker:
             self._process.send_signal(signal.SIGKILL)
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    async def _answer(self) -> Ended:
+    async def _answer(self) -> FinishedProgram:
         try:
             async with asyncio.timeout(self._limits.wall_seconds + GRACE_SECONDS):
-                kind, said = await self._frame(End.LAYOUT.size + 2 * self._limits.output_bytes)
+                kind, said = await self._frame(ProgramEnd.LAYOUT.size + 2 * self._limits.output_bytes)
         except TimeoutError as error:
             raise await self._broken(error) from error
         if kind == FAILED:
@@ -136,13 +136,13 @@ class Worker:
         try:
             if kind != ENDED:
                 raise ValueError(f"an unknown frame {kind!r}")
-            end = End.unpack(said[: End.LAYOUT.size])
-            written = said[End.LAYOUT.size :]
+            end = ProgramEnd.unpack(said[: ProgramEnd.LAYOUT.size])
+            written = said[ProgramEnd.LAYOUT.size :]
             if len(written) != end.stdout_bytes + end.stderr_bytes:
                 raise ValueError("frames of a wrong length")
         except (ValueError, IndexError, struct.error) as error:
             raise await self._broken(error) from error
-        return Ended(end, written[: end.stdout_bytes], written[end.stdout_bytes :])
+        return FinishedProgram(end, written[: end.stdout_bytes], written[end.stdout_bytes :])
 
     async def _frame(self, most: int) -> tuple[bytes, bytes]:
         try:

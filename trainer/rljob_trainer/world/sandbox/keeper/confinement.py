@@ -14,7 +14,7 @@ from typing import Protocol
 
 from . import landlock, system, tree
 from .filters import install, keeper_filter, program_filter
-from .protocol import MOST_FILES, Settings
+from .protocol import MOST_FILES, KeeperSettings
 
 
 class Confinement(Protocol):
@@ -43,7 +43,7 @@ class Confinement(Protocol):
 class InNamespaces:
     """Inside bubblewrap: the keeper is process 1 of the worker's process namespace and owner of its user namespace."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: KeeperSettings) -> None:
         self._settings = settings
         self._filter = program_filter(owner_of_files=False, alone=None)
 
@@ -74,7 +74,7 @@ class ByLandlock:
     """Landlock's domains, one in the other: the guardian's, in it the keeper's, in it each program's. A process of an
     outer domain can signal those of inner ones, and none of these the outer ones."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: KeeperSettings) -> None:
         self._settings = settings
         self._scoped = settings.landlock_abi >= landlock.SCOPES_ABI
         version = settings.landlock_abi
@@ -155,7 +155,7 @@ class ByLandlock:
 class Unconfined:
     """Limits, and an end to what can be found: for programs that are trusted."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: KeeperSettings) -> None:
         self._settings = settings
 
     def enter(self) -> None:
@@ -180,7 +180,7 @@ class Unconfined:
         return measured(self._settings.folder)
 
 
-def confinement(settings: Settings) -> Confinement:
+def confinement(settings: KeeperSettings) -> Confinement:
     if settings.mode == "namespaces":
         return InNamespaces(settings)
     return ByLandlock(settings) if settings.mode == "landlock" else Unconfined(settings)

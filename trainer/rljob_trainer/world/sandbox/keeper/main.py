@@ -15,7 +15,7 @@ import traceback
 from contextlib import suppress
 
 from .confinement import confinement
-from .protocol import Settings
+from .protocol import KeeperSettings
 from .serving import DriverGoneError, Keeper
 
 USUAL = (
@@ -27,7 +27,7 @@ USUAL = (
 
 def main() -> None:
     """Serves the driver until it is gone; in a fork that becomes a program, runs that."""
-    settings = Settings.from_json(sys.argv[1])
+    settings = KeeperSettings.from_json(sys.argv[1])
     # A program may send it to the first process of its namespace, which has no other handlers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = os.dup(0)

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from . import system
 from .confinement import Confinement
-from .protocol import STARTED, Settings, encoded
+from .protocol import STARTED, KeeperSettings, encoded
 
 NAME = "program.py"
 UNFLUSHED = 120
@@ -100,7 +100,7 @@ def _executed(source: str, path: str, main: ModuleType) -> int:
     return 0
 
 
-def become_program(ends: Ends, confinement: Confinement, settings: Settings) -> Program:
+def become_program(ends: Ends, confinement: Confinement, settings: KeeperSettings) -> Program:
     """Binds the calling process, and takes what it is to run. Where that fails the keeper is told, and the process
     ends."""
     try:
@@ -125,7 +125,7 @@ def become_program(ends: Ends, confinement: Confinement, settings: Settings) -> 
     return program
 
 
-def _read_payload(settings: Settings) -> Program:
+def _read_payload(settings: KeeperSettings) -> Program:
     with io.FileIO(3, "r") as pipe:
         payload = json.loads(pipe.readall())
     with io.FileIO(0, "w", closefd=False) as stdin:
@@ -148,7 +148,7 @@ def _addresses() -> int:
         return int(file.read(4096).split()[0]) * resource.getpagesize()
 
 
-def _limit(settings: Settings, addresses: int) -> None:
+def _limit(settings: KeeperSettings, addresses: int) -> None:
     limits = settings.limits
     processor = math.ceil(limits.cpu_seconds)
     bounds = {

@@ -3,7 +3,7 @@
 The driver asks for a program with the length of its payload (four bytes) and the payload (JSON: source, stdin,
 files), which the keeper hands on unread. While the program runs, one more byte means that it is to be killed. The
 keeper says frames: a kind, a length, and so many bytes: once that it is ready, then one for each program, with an
-``End`` ahead of what the program wrote, or one that says how it failed itself."""
+``ProgramEnd`` ahead of what the program wrote, or one that says how it failed itself."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ MOST_FILES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class KeeperSettings:
     """What a keeper is started with, as the last argument of its command line."""
 
     mode: Mode
@@ -107,7 +107,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ProgramEnd:
     """How a program ended, and how much it had written."""
 
     outcome: Outcome

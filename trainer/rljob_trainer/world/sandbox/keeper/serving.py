@@ -16,7 +16,19 @@ from dataclasses import dataclass, field
 from . import tree
 from .confinement import Confinement
 from .program import Ends, Program, become_program
-from .protocol import CANCEL, ENDED, FAILED, HEADER, MOST_FILES, READY, REQUEST, STARTED, End, Outcome, Settings
+from .protocol import (
+    CANCEL,
+    ENDED,
+    FAILED,
+    HEADER,
+    MOST_FILES,
+    READY,
+    REQUEST,
+    STARTED,
+    KeeperSettings,
+    Outcome,
+    ProgramEnd,
+)
 
 WINDOW_BYTES = 2**17
 SETUP_SECONDS = 10.0
@@ -82,7 +94,7 @@ class Captured:
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningProgram:
     """One program, from its fork until nothing of it is left."""
 
     process: int
@@ -97,7 +109,7 @@ class _Running:
 class Keeper:
     """Serves one driver, one program at a time."""
 
-    def __init__(self, control: int, confinement: Confinement, settings: Settings) -> None:
+    def __init__(self, control: int, confinement: Confinement, settings: KeeperSettings) -> None:
         self._control = control
         self._confinement = confinement
         self._settings = settings
@@ -128,7 +140,7 @@ class Keeper:
             )
         for descriptor in (payload[0], stdout[1], stderr[1], setup[1]):
             os.close(descriptor)
-        running = _Running(process, time.monotonic())
+        running = _RunningProgram(process, time.monotonic())
         outputs = dict(zip((stdout[0], stderr[0]), self._captured, strict=True))
         for captured in self._captured:
             captured.length = 0
@@ -162,7 +174,7 @@ class Keeper:
                     open_payload = False
         os.close(payload)
 
-    def _follow(self, running: _Running, outputs: dict[int, Captured], setup: int) -> None:
+    def _follow(self, running: _RunningProgram, outputs: dict[int, Captured], setup: int) -> None:
         """Returns when the program has ended, or is to be ended."""
         ended = os.pidfd_open(running.process)
         poll = select.poll()
@@ -204,7 +216,7 @@ class Keeper:
                 look = time.monotonic() + max(TICK_SECONDS, 10 * (time.monotonic() - now))
         os.close(ended)
 
-    def _look(self, running: _Running) -> None:
+    def _look(self, running: _RunningProgram) -> None:
         """Compares what the program uses with what it may."""
         limits = self._settings.limits
         threads, resident = tree.usage(os.getpid())
@@ -216,7 +228,7 @@ class Keeper:
         elif files > MOST_FILES or stored > limits.file_bytes:
             running.outcome = "too many files"
 
-    def _report(self, running: _Running) -> None:
+    def _report(self, running: _RunningProgram) -> None:
         seconds = time.monotonic() - running.begun
         if running.setup != STARTED and running.outcome != "cancelled":
             text = bytes(running.setup) or f"its process ended ({running.status}) or hung before it began".encode()
@@ -235,7 +247,7 @@ class Keeper:
         if over and outcome == "exited":
             outcome = "too much output"
         stdout, stderr = (captured.written() for captured in self._captured)
-        end = End(outcome, code, seconds, len(stdout), len(stderr), over)
+        end = ProgramEnd(outcome, code, seconds, len(stdout), len(stderr), over)
         self._say(ENDED, end.pack(), stdout, stderr)
 
     def say_ready(self) -> None:
