@@ -1,4 +1,4 @@
-"""The reward functions of a job: their parameters, and custom ones found and read without being run."""
+"""The custom reward functions of a job, found and read without being run. What built-in ones take, the API knows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from pathlib import Path
 from rljob_api import Readable, Violation
 from rljob_api.problems import did_you_mean
 from rljob_api.spec.reward import RewardFunction
-from rljob_trainer.errors import JobFileError
 from rljob_trainer.preflight.modules import module_spec, search_path
-from rljob_trainer.preflight.places import as_violation
 from rljob_trainer.rewards.terms import STANDARD
 
 
@@ -24,20 +22,9 @@ def check_rewards(
     """``columns``: of each data source that could be looked at, by its name."""
     job = found.job
     for index, function in enumerate(job.spec.reward.functions):
-        place = f"spec.reward.functions[{index}]"
-        if function.type == "custom":
-            if function.function is not None and not job.spec.code and found.says("spec.code"):
-                yield from _custom_function(place, function, folders, columns if found.says("spec.data") else {})
-        elif function.params:
-            from rljob_trainer.rewards.terms import Term, TermSpec
-
-            params = dict(function.params)
-            if function.pattern is not None:
-                params["pattern"] = function.pattern
-            try:
-                Term(TermSpec(name=function.name or function.type, type=function.type, place=place, params=params))
-            except JobFileError as error:
-                yield as_violation(error, str(error).partition(": ")[0])
+        if function.function is not None and not job.spec.code and found.says("spec.code"):
+            place = f"spec.reward.functions[{index}]"
+            yield from _custom_function(place, function, folders, columns if found.says("spec.data") else {})
 
 
 def _custom_function(
