@@ -4,6 +4,8 @@ PYTHONS := 3.12 3.11 3.13
 PYTHON ?= $(shell sh requirements/python.sh $(PYTHONS) || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
+# What hundreds of processes import is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(PYTHON) requirements/install.py
 
 CLUSTER := PYTHONPATH=deploy $(BIN)/python -m testcluster
@@ -33,13 +35,13 @@ lint: install    ## ruff, mypy, import contracts
 	$(BIN)/lint-imports
 
 unit: install    ## the fast tests alone
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 pythons-test: install  ## a reduced set of tests on the other Pythons that this machine has; 4 minutes, more the first time
 	PYTHONPATH=. $(BIN)/python tests/support/pythons.py $(PYTHONS)
 
 runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; about 16 minutes
-	$(BIN)/python -m pytest tests/runs -n 2 --dist worksteal
+	$(BIN)/python -m pytest tests/runs -n 3 --dist worksteal
 
 programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 20 minutes, once
 	$(CLUSTER) programs

@@ -1,5 +1,5 @@
 """What tests of several folders share: an object store (moto's S3 server, a process of its own), Ray's workers from a
-process that forks them, and the clock of CI."""
+process that forks them, the clock of CI, and which of them run in one of the processes that share them out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from timings import FOLDER, STAGE, Timings
 from warm_workers import fork_workers, forking
+from xdist.scheduler import LoadScopeScheduling
 
 
 @dataclass
@@ -89,3 +91,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Where CI asks for it, the run says where its time goes; workers report to the one that does."""
     if (folder := os.environ.get(FOLDER)) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Timings(Path(folder), os.environ.get(STAGE, "pytest")))
+
+
+class Together(LoadScopeScheduling):
+    """What is set up for a file is set up once, and what takes seconds to import is imported once: the tests of a file
+    go to one process, and all those that want vLLM to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "vllm" if "/test_vllm_" in file else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together | None:
+    return Together(config, log) if config.option.dist == "loadfile" else None

@@ -38,6 +38,8 @@ class KilledRun:
     """Steps done again."""
     failed: str = ""
     """What was lost, done twice, or broken; empty: nothing."""
+    turns: int = 1
+    """Of an episode."""
 
 
 @dataclass
@@ -46,12 +48,13 @@ class Killer:
 
     scratch: Path
     commit: str
+    turns: int
     whole: dict[int, Ended] = field(default_factory=dict)
     """What became of every prompt of an untouched sync run."""
 
     def untouched(self) -> None:
         """What sync runs are compared with."""
-        run_to_the_end("sync", self.scratch / "whole", [], seed=0)
+        run_to_the_end("sync", self.scratch / "whole", [], seed=0, turns=self.turns)
         self.whole = check(self.scratch / "whole" / "output", "sync")
 
     def run(self, mode: str, victims: Sequence[Victim], seed: int) -> KilledRun:
@@ -59,14 +62,14 @@ class Killer:
         folder = self.scratch / f"run-{seed}"
         kills: list[str] = []
         try:
-            story = run_to_the_end(mode, folder, victims, seed=seed)
+            story = run_to_the_end(mode, folder, victims, seed=seed, turns=self.turns)
             kills = story.kills
             states = check(folder / "output", mode, story.undone)
             if mode == "sync" and states != self.whole:
                 raise KilledRunError("the ledger differs from that of an untouched run")
         except KilledRunError as error:
-            return KilledRun(mode, seed, self.commit, kills or list(victims), 0, str(error))
-        return KilledRun(mode, seed, self.commit, kills, story.rolled_back)
+            return KilledRun(mode, seed, self.commit, kills or list(victims), 0, str(error), self.turns)
+        return KilledRun(mode, seed, self.commit, kills, story.rolled_back, turns=self.turns)
 
 
 def show(runs: Sequence[KilledRun]) -> str:
@@ -88,16 +91,18 @@ def main() -> int:
     parser.add_argument("--moments", type=int, default=200, help="kills on record in the end (default: 200)")
     parser.add_argument("--chain", type=int, default=6, help="kills in one run (default: 6)")
     parser.add_argument("--mode", choices=MODES, action="append", help="only these pipelines")
-    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--turns", type=int, choices=(1, 2), default=1, help="of an episode (default: 1)")
+    parser.add_argument("--results", type=Path, help="default: results, or results/two-turns")
     parser.add_argument("--seed", type=int, default=0, help="of the first run on record (default: 0)")
     args = parser.parse_args()
-    record = args.results / "runs.jsonl"
-    args.results.mkdir(parents=True, exist_ok=True)
+    results = args.results or (HERE / "results" if args.turns == 1 else HERE / "results" / "two-turns")
+    record = results / "runs.jsonl"
+    results.mkdir(parents=True, exist_ok=True)
     lines = record.read_text().splitlines() if record.exists() else []
     runs = [KilledRun(**json.loads(line)) for line in lines]
     modes, machine = args.mode or list(MODES), Hardware.here()
     with tempfile.TemporaryDirectory(prefix="rljob-kills-") as scratch:
-        killer = Killer(Path(scratch), machine.commit)
+        killer = Killer(Path(scratch), machine.commit, args.turns)
         if "sync" in modes:
             killer.untouched()
         while (left := args.moments - sum(len(run.kills) for run in runs)) > 0:
@@ -109,7 +114,7 @@ def main() -> int:
             with record.open("a") as file:
                 file.write(json.dumps(asdict(run)) + "\n")
             print(f"{run.mode}: {', '.join(run.kills)}: {run.failed or 'nothing lost'}", flush=True)
-    write_results(args.results, "kills", machine, {"runs": len(runs)}, show(runs))
+    write_results(results, "kills", machine, {"runs": len(runs)}, show(runs))
     return 1 if any(run.failed for run in runs) else 0
 
 

@@ -49,8 +49,28 @@ class Story:
     """Prompts that were trained in them, each with the attempt that did."""
 
 
-def job(mode: str) -> dict[str, Any]:
-    """Copy two digits: a tiny model, two engines beside one rank, all prompts ``EPOCHS`` times."""
+PROGRAM = "two_turns"
+"""The module beside the job of episodes of two turns."""
+_PROGRAM = '''
+import asyncio
+
+async def episode(task, model, world):
+    """The model tries; a service that takes its time says how many characters are right; the model tries again."""
+    first = await model.chat(task.messages, max_tokens=4)
+    right = await world.call("compare", compare, first.text, task.prompt.answer)
+    told = {"role": "tool", "content": f"{right}="}
+    second = await model.chat([*task.messages, first.message, told], max_tokens=4)
+    return await compare(second.text, task.prompt.answer) / len(task.prompt.answer)
+
+async def compare(said, answer):
+    await asyncio.sleep(0.01)
+    return sum(a == b for a, b in zip(said, answer))
+'''
+
+
+def job(mode: str, turns: int = 1) -> dict[str, Any]:
+    """Copy two digits: a tiny model, two engines beside one rank, all prompts ``EPOCHS`` times. ``turns``: of an
+    episode, one or two."""
     characters = {"characters": "0123456789="}
     model = {"hiddenSize": 64, "layers": 2, "heads": 2, "contextLength": 24, "tokenizer": characters}
     batch: dict[str, Any] = {"samplesPerPrompt": 4, "miniBatchGroups": 4}
@@ -59,6 +79,16 @@ def job(mode: str) -> dict[str, Any]:
         pipeline |= {"syncEvery": 2, "staleness": {"maxAge": MAX_AGE[mode]}, "partialRollout": "recompute"}
     else:
         batch["groups"] = GROUPS
+    written = _job(mode, model, batch, pipeline)
+    if turns == 2:
+        spec = written["spec"]
+        spec["model"]["chatTemplate"] = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+        spec["rollout"]["environment"] = {"type": "custom", "function": f"{PROGRAM}:episode"}
+        spec["reward"] = {"functions": [{"type": "environment"}]}
+    return written
+
+
+def _job(mode: str, model: dict[str, Any], batch: dict[str, Any], pipeline: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "rljob.dev/v1alpha1",
         "kind": "RLJob",
@@ -85,11 +115,12 @@ def job(mode: str) -> dict[str, Any]:
     }
 
 
-def run_to_the_end(mode: str, folder: Path, victims: Sequence[Victim], seed: int) -> Story:
+def run_to_the_end(mode: str, folder: Path, victims: Sequence[Victim], seed: int, turns: int = 1) -> Story:
     """Starts the job, kills ``victims`` one after the other at random moments, and lets it end. Checks nothing."""
     rng, story = random.Random(seed), Story(mode, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "job.yaml").write_text(yaml.safe_dump(job(mode)))
+    (folder / "job.yaml").write_text(yaml.safe_dump(job(mode, turns)))
+    (folder / f"{PROGRAM}.py").write_text(_PROGRAM)
     output = folder / "output"
     left = list(victims)
     deadline = time.monotonic() + RUN_SECONDS

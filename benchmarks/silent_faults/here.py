@@ -281,7 +281,7 @@ def attempt(document: dict[str, Any], folder: Path, watched: Watched, inject: In
     options = running.RunOptions(folder / "output", folder)
     listener, package = _Listener(watched), logging.getLogger("rljob_trainer")
     package.addHandler(listener)
-    package.propagate = False
+    propagated, package.propagate = package.propagate, False
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         with without_ray(watched), inject(watched) if inject is not None else contextlib.nullcontext():
@@ -292,6 +292,7 @@ def attempt(document: dict[str, Any], folder: Path, watched: Watched, inject: In
         watched.hear(f"{error} (exit code {getattr(error, 'exit_code', 'none: a traceback')})")
     finally:
         package.removeHandler(listener)
+        package.propagate = propagated
 
 
 async def _bounded(run: Awaitable[Any]) -> Any:

@@ -21,7 +21,13 @@ from pathlib import Path
 
 from requirements import install
 
-TESTS = ("tests/api", "tests/operator", "tests/trainer/algorithms", "tests/trainer/pipeline")
+TESTS = (
+    "tests/api",
+    "tests/operator",
+    "tests/trainer/algorithms",
+    "tests/trainer/pipeline",
+    "tests/trainer/world/sandbox/test_programs.py",
+)
 QUICK_START = ("examples/quickstart.yaml", "--steps", "20", "--resume", "never")
 CACHE = Path("~/.cache/rljob/pythons").expanduser()
 

@@ -146,6 +146,24 @@ def a_code_fence_calls_the_one_tool(job: Job) -> Iterator[Violation]:
         )
 
 
+@rule(
+    cel=Cel(
+        _ENVIRONMENT,
+        "!has(self.sandbox) || (has(self.tools) && self.tools.exists(t, t.type == 'python'))",
+        "is for the tool python; remove it, or list {type: python} in tools",
+        ".sandbox",
+    )
+)
+def a_sandbox_has_programs(job: Job) -> Iterator[Violation]:
+    environment = job.spec.rollout.environment
+    if environment.sandbox is not None and all(tool.type != "python" for tool in environment.tools):
+        yield Violation(
+            f"{_PATH}.sandbox",
+            "is for the tool python, and there is none",
+            "remove it, or list {type: python} in tools",
+        )
+
+
 @rule(not_in_cel="the default names of tools are made from their functions")
 def tool_names_differ(job: Job) -> Iterator[Violation]:
     names: set[str] = set()

@@ -17,11 +17,12 @@ ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z_
 class ToolSpec(SpecModel):
     """Something that the model may call."""
 
-    type: Literal["calculator", "custom"] = Field(
-        description="calculator: evaluates an arithmetic expression. custom: your Python function."
+    type: Literal["python", "calculator", "custom"] = Field(
+        description="python: runs a program that the model writes, in a sandbox. calculator: evaluates an arithmetic "
+        "expression. custom: your Python function, which runs in the driver and not in the sandbox."
     )
     name: ToolName | None = Field(
-        default=None, description="As the model calls it. Default: calculator, or the function's name."
+        default=None, description="As the model calls it. Default: the type, or the function's name."
     )
     function: FunctionPath | None = Field(
         default=None,
@@ -36,6 +37,19 @@ class ToolSpec(SpecModel):
     def label(self) -> str:
         """As the model calls it."""
         return self.name or (self.function or self.type).rpartition(":")[2]
+
+
+class SandboxSpec(SpecModel):
+    """Where programs run that the model writes: beside the driver, in processes of their own."""
+
+    isolation: Literal["auto", "namespaces", "landlock", "none"] = Field(
+        default="auto",
+        description="What holds them. auto: namespaces where the machine lets us make them, else landlock; refused "
+        "where neither works. none: nothing does, for toys that are trusted.",
+    )
+    workers: int = Field(default=2, ge=1, le=32, description="Programs that run at once.")
+    memory_megabytes: int = Field(default=512, ge=32, le=1048576, description="Of one program (MiB).")
+    processes: int = Field(default=32, ge=1, le=1024, description="Processes and threads of one program.")
 
 
 class EnvironmentSpec(SpecModel):
@@ -63,6 +77,9 @@ class EnvironmentSpec(SpecModel):
         "```python block, for the one tool there is (ReTool). llama: JSON with name and parameters. pythonic: a list "
         "of Python calls.",
     )
+    sandbox: SandboxSpec | None = Field(
+        default=None, description="Of the tool python. Default: one that is isolated as well as this machine can."
+    )
     max_turns: Annotated[int | None, Fallback(8)] = Field(
         default=None, ge=1, le=1024, description="Answers of the model in one episode; then it is cut."
     )
@@ -80,5 +97,8 @@ class EnvironmentSpec(SpecModel):
         description="tools: longest observation, tokens; of a longer one the middle is left out. Default: unbounded.",
     )
     call_seconds: Annotated[int | None, Fallback(60)] = Field(
-        default=None, ge=1, le=86400, description="tools: longest time of one call; then the model is told so."
+        default=None,
+        ge=1,
+        le=86400,
+        description="tools: longest time of one call, or of one program; then the model is told so.",
     )

@@ -126,6 +126,8 @@ async def test_a_store_that_does_not_answer_is_no_reason_to_go_back(
     assert store.steps() == [1, 2]
     monkeypatch.setattr(store, "steps", lambda: [1, 2])
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     s3fs.S3FileSystem.clear_instance_cache()
     try:
         with pytest.raises(BucketError, match="EndpointConnectionError"):

@@ -6,14 +6,18 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from tiny_job import copy_job
 
 from rljob_api import Readable, Violation, load_jobs
 from rljob_trainer.data.tokenisation import PromptEncoder, PromptSettings
 from rljob_trainer.errors import DataError
 from rljob_trainer.models.tokenizer import character_tokenizer
 from rljob_trainer.preflight import preflight
+from rljob_trainer.preflight.environment import check_environment
 
 Edit = Callable[[str, str], Path]
 
@@ -535,3 +539,32 @@ def test_csv_has_to_be_converted(edited: Edit, folder: Path) -> None:
         "train.csv is neither",
         "convert CSV to one of them",
     )
+
+
+@pytest.mark.parametrize(
+    ("environment", "path", "problem"),
+    [
+        ({"type": "custom", "function": "env_of_user:episode"}, None, None),
+        ({"type": "custom", "function": "env_of_user:episod"}, "function", "has no episod"),
+        ({"type": "custom", "function": "env_of_nobody:episode"}, "function", "there is no module env_of_nobody"),
+        ({"type": "custom", "function": "env_broken:episode"}, "function", "is not valid Python"),
+        ({"type": "custom", "function": "env_that_imports:episode"}, "function", "imports absent_package"),
+        (
+            {"type": "tools", "tools": [{"type": "calculator"}, {"type": "custom", "function": "env_of_user:search"}]},
+            "tools[1].function",
+            "has no search",
+        ),
+    ],
+)
+def test_programs_and_tools_are_found_without_being_run(
+    tmp_path: Path, environment: dict[str, Any], path: str | None, problem: str | None
+) -> None:
+    (tmp_path / "env_of_user.py").write_text("1 / 0\nasync def episode(task, model, world): ...\n")
+    (tmp_path / "env_broken.py").write_text("def episode(:\n")
+    (tmp_path / "env_that_imports.py").write_text("import absent_package\nasync def episode(t, m, w): ...\n")
+    document = copy_job(rollout={"engine": "torch", "maxResponseTokens": 4, "environment": environment})
+    document["spec"]["model"]["chatTemplate"] = "{{ messages }}"
+    (job,) = load_jobs(yaml.safe_dump(document))
+    violations = list(check_environment(Readable(job), [tmp_path]))
+    assert [v.path for v in violations] == ([] if path is None else [f"spec.rollout.environment.{path}"])
+    assert problem is None or problem in violations[0].problem

@@ -57,15 +57,13 @@ def run(folder: Path, address: str, *, killed: bool = False, code: int = 0) -> d
     return seen
 
 
-def test_it_sees_what_it_would_and_its_death_is_seen(forked_workers: str, tmp_path: Path) -> None:
-    forked, own = (run(tmp_path, address) for address in (forked_workers, ""))
+def test_it_sees_what_it_would_and_its_death_is_seen_and_it_does_not_outlive_a_driver_that_is_killed(
+    forked_workers: str, tmp_path: Path
+) -> None:
+    forked = run(tmp_path, forked_workers, killed=True, code=-signal.SIGKILL)
+    assert forked["group"] != os.getpgid(0)  # not that of the process that forks
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(forked["left"]).wait(120)
+    own = run(tmp_path, "")
     assert (forked["warm"], own["warm"]) == (True, False)
     assert forked["seen"] == own["seen"]
-
-
-def test_it_does_not_outlive_a_driver_that_is_killed_nor_share_our_group(forked_workers: str, tmp_path: Path) -> None:
-    seen = run(tmp_path, forked_workers, killed=True, code=-signal.SIGKILL)
-    assert seen["warm"]
-    assert seen["group"] != os.getpgid(0)
-    with suppress(psutil.NoSuchProcess):
-        psutil.Process(seen["left"]).wait(120)

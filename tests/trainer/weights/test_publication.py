@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from rljob_trainer.driver.local_ray import ray_for_run
 from rljob_trainer.driver.training import PipelineTrainer
 from rljob_trainer.episodes.episode import Group
 from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
+from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.errors import EngineError, LearnerError
 from rljob_trainer.learner.group import LearnerGroup
 from rljob_trainer.learner.options import GroupOptions
@@ -361,6 +363,23 @@ async def made_by(engine: EngineHandle, more_than: int) -> None:
             await asyncio.sleep(0.01)
 
 
+def take_time(_actor: object, seconds: float) -> None:
+    """In an engine's process: each of its steps takes so long, whoever else has the processors; 0: as it is."""
+    patch.stopall()
+    if seconds:
+        step = TorchEngine.step
+
+        def slow(engine: TorchEngine) -> list[GenerationResult]:
+            time.sleep(seconds)
+            return step(engine)
+
+        patch.object(TorchEngine, "step", slow).start()
+
+
+async def slowed(engine: RayEngine, seconds: float) -> None:
+    await engine._answer("__ray_call__", 30, take_time, seconds)
+
+
 async def test_finished_siblings_stay_as_they_are_when_the_others_are_interrupted(folder: Path) -> None:
     async with run_of(folder, ranks=1, engines=1) as (learner, pool, publication):
         await publication.publish(1)
@@ -369,9 +388,11 @@ async def test_finished_siblings_stay_as_they_are_when_the_others_are_interrupte
             GenerationRequest(EpisodeId("a", i, 0), (1, 2, 3), SamplingSettings(max_tokens=length), seed=i)
             for i, length in enumerate(lengths)
         ]
+        await slowed(pool.engines[0], 0.05)  # 250 tokens: 12 s
         running = asyncio.create_task(pool.generate(requests))
         await made_by(pool.engines[0], 20)
         await pool.pause(interrupt=True)
+        await slowed(pool.engines[0], 0)
         begun = {request.id.ordinal: request.begun.ids.tolist() for request in await pool.begun()}
         await learner.run(multiply, 1.25)
         await publication.publish(2)
@@ -390,8 +411,9 @@ async def test_a_held_engine_s_tokens_of_the_version_before_are_kept(folder: Pat
         await publication.publish(1)
         requests = [
             GenerationRequest(EpisodeId("a", i, 0), (1, 2, 3), SamplingSettings(max_tokens=250), seed=i)
-            for i in range(200)  # so many that none is done before the engine is held
+            for i in range(8)
         ]
+        await slowed(pool.engines[0], 0.05)  # none is done before the engine is held
         running = asyncio.create_task(pool.generate(requests))
         await made_by(pool.engines[0], 20)
         await pool.pause(interrupt=True)
@@ -402,6 +424,7 @@ async def test_a_held_engine_s_tokens_of_the_version_before_are_kept(folder: Pat
         await pool.hold("0")
         after = {request.id.ordinal: len(request.begun) for request in await pool.begun()}
         assert after == before
+        await slowed(pool.engines[0], 0)
         pool.activate(["0"])
         for result in await running:
             had = before[result.id.ordinal]

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from rljob_trainer.errors import DeadlineError, EngineError
+from rljob_trainer.weights import group
 from rljob_trainer.weights.blocks import block_of, lay_out
 from rljob_trainer.weights.group import WeightGroup, WeightLink, call_off
 from rljob_trainer.weights.manifest import manifest_of
@@ -298,7 +299,8 @@ def test_a_meeting_that_is_called_off_ends_at_once() -> None:
         publisher.connect(link, timeout=30)
 
 
-def test_a_meeting_whose_sender_is_gone_needs_no_calling_off() -> None:
+def test_a_meeting_whose_sender_is_gone_needs_no_calling_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "_REACH_SECONDS", 1.0)
     link = WeightLink("127.0.0.1:1", 1, ("the learner", "engine 7"))
     call_off(link, "the learner is gone")
 

@@ -47,7 +47,8 @@ async def evaluate(
             )
             engines = await start_pool(job, inputs.model, None, holds=lambda: ())
             stack.push_async_callback(engines.close)
-            environment = environment_of(spec, inputs.chat, Path(scratch) / "episodes", base)
+            log = Path(scratch) / "episodes"
+            environment = await environment_of(spec, inputs.chat, log, base, stack, report)
             stack.callback(environment.close)
             validator = validator_of(
                 job.spec, inputs, environment, engines, rewards, training_sampling(job.spec, inputs)

@@ -84,7 +84,7 @@ class ToolLoop:
     async def _use(self, tool: Tool, arguments: dict[str, Any]) -> Said:
         """A tool that raises has said something too: arguments are the model's. Raises ``WorldError``."""
         try:
-            async with asyncio.timeout(self._seconds) as limit:
+            async with asyncio.timeout(None if tool.own_limit else self._seconds) as limit:
                 return Said(text=self._cut(await tool(arguments)), failed=False)
         except WorldError:
             raise

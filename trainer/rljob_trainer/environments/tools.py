@@ -17,10 +17,12 @@ from pydantic import ConfigDict, ValidationError, create_model
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.user_code import imported
+from rljob_trainer.world.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from rljob_api.spec.environment import ToolSpec
 
+_TRACEBACK_LINES = 4
 _LARGEST_POWER = 10_000
 """Bits of the largest whole number that the calculator makes."""
 
@@ -32,10 +34,13 @@ class ToolError(Exception):
 class Tool:
     """A function with a name, a description and a schema."""
 
-    def __init__(self, name: str, function: Callable[..., Any], description: str | None, field: str) -> None:
-        """``field`` is where the job names it. Raises ``JobFileError`` for a function whose parameters cannot be named
-        in a schema."""
+    def __init__(
+        self, name: str, function: Callable[..., Any], description: str | None, field: str, *, own_limit: bool = False
+    ) -> None:
+        """``field`` is where the job names it. ``own_limit``: it ends by itself what takes too long, not counting how
+        long it waits for its turn. Raises ``JobFileError`` for a function whose parameters no schema can name."""
         self.name = name
+        self.own_limit = own_limit
         self._function = function
         self._is_async = inspect.iscoroutinefunction(function)
         said = inspect.getdoc(function) or ""
@@ -78,15 +83,42 @@ class Tool:
         return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
 
 
-def tool_of(given: ToolSpec, field: str, base: Path) -> Tool:
+def tool_of(given: ToolSpec, field: str, base: Path, sandbox: Sandbox | None) -> Tool:
     """The tool that a job names. ``base``: where the user's modules lie. Raises ``JobFileError``."""
     if given.type == "calculator":
         return Tool(given.label, calculator, given.description, field)
+    if given.type == "python":
+        assert sandbox is not None
+        return Tool(given.label, PythonPrograms(sandbox).run, given.description, field, own_limit=True)
     assert given.function is not None
     function = imported(given.function, f"{field}.function", [base])
     if not callable(function):
         raise JobFileError(f"{field}.function: {given.function} is not a function")
     return Tool(given.label, function, given.description, f"{field}.function")
+
+
+class PythonPrograms:
+    """The tool that runs what a model writes: a fresh program for each call."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    async def run(self, code: str) -> str:
+        """Runs a Python program and returns what it prints. Only the standard library is there, and no network."""
+        try:
+            result = await self._sandbox.run(code)
+        except ValueError as error:  # it is too large
+            raise ToolError(str(error)) from None
+        if result.succeeded:
+            return result.stdout
+        how = f"exit code {result.exit_code}" if result.outcome == "exited" else result.outcome
+        said = "\n".join(part for part in (result.stdout.rstrip(), _last_lines(result.stderr)) if part)
+        raise ToolError(f"{how}\n{said}" if said else how)
+
+
+def _last_lines(stderr: str) -> str:
+    """What a traceback ends with: the innermost line and the exception."""
+    return "\n".join(stderr.rstrip().splitlines()[-_TRACEBACK_LINES:])
 
 
 _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {

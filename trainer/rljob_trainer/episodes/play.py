@@ -162,7 +162,8 @@ class Play:
         if recorded is None:
             self._put(RecordedCall(place, what))
             await self._synced()
-        _key.set("/".join(map(str, (*self.task.id[:3], *place.branch, place.number))))
+        # With the digest of the arguments: after a roll-back the same place may hold another call.
+        _key.set("/".join(map(str, (*self.task.id[:3], *place.branch, place.number, kind, f"{what.arguments:08x}"))))
         result = await self._patiently(place, kind, function, arguments)
         plain = json.dumps(result)
         self._put(RecordedCall(place, what, True, json.loads(plain)))

@@ -1,4 +1,5 @@
-"""What can be known before a run starts by looking at what a job names: data, model, rewards, backend, checkpoints.
+"""What can be known before a run starts by looking at what a job names: data, model, rewards, environment, backend,
+checkpoints.
 
 Neither torch nor the network is touched: remote addresses are left to the run itself, and so are hub ids of models that
 are not in this machine's cache. The schema and the rules between fields are ``rljob_api``'s. A job that is not valid by
@@ -14,6 +15,7 @@ from pathlib import Path
 from rljob_api import Readable, RLJob, Violation
 from rljob_trainer.preflight.backend import check_backend
 from rljob_trainer.preflight.data import check_data
+from rljob_trainer.preflight.environment import check_environment
 from rljob_trainer.preflight.model import check_model, known_tokenizer
 from rljob_trainer.preflight.places import local_path
 from rljob_trainer.preflight.rewards import check_rewards
@@ -31,6 +33,7 @@ def preflight(found: Readable, *, base: Path | None = None, code: Sequence[Path]
         *check_model(found, base),
         *check_data(found, base, known_tokenizer(found, base), columns),
         *check_rewards(found, [*code, Path.cwd()], columns),
+        *check_environment(found, [*code, Path.cwd()]),
         *check_backend(found, [*code, Path.cwd()]),
         *_checkpoint(job, base),
         *_restore(job, base),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.machinery
-import importlib.util
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rljob_api import Readable, Violation
 from rljob_api.problems import did_you_mean
 from rljob_api.spec.reward import RewardFunction
-from rljob_trainer.preflight.modules import module_spec, search_path
+from rljob_trainer.preflight.modules import missing_imports, module_spec, names_in, parsed, search_path
 from rljob_trainer.rewards.terms import STANDARD
 
 
@@ -22,7 +19,9 @@ def check_rewards(
     """``columns``: of each data source that could be looked at, by its name."""
     job = found.job
     for index, function in enumerate(job.spec.reward.functions):
-        if function.function is not None and not job.spec.code and found.says("spec.code"):
+        if function.type != "custom" or function.function is None:
+            continue
+        if not job.spec.code and found.says("spec.code"):
             place = f"spec.reward.functions[{index}]"
             yield from _custom_function(place, function, folders, columns if found.says("spec.data") else {})
 
@@ -41,47 +40,7 @@ def _custom_function(
     if spec.origin is None or not spec.origin.endswith(".py"):
         return
     yield from _function_in(place, Path(spec.origin), name, function, columns)
-    yield from _missing_imports(path, Path(spec.origin), module, search)
-
-
-def _missing_imports(path: str, file: Path, module: str, search: Sequence[str]) -> Iterator[Violation]:
-    """The imports of ``file`` that find nothing, without running it. Only those that are made whenever the module is:
-    what stands in ``try``, ``if``, ``with`` or a function may be meant to fail. Looked for is the first part
-    of a name: a package may say of itself, when it runs, where its parts are.
-    """
-    try:
-        tree = ast.parse(file.read_bytes(), filename=str(file))
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # has been said
-        return
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            wanted = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            wanted = [node.module]
-        else:
-            continue
-        for name in wanted:
-            first = name.partition(".")[0]
-            if first == module.partition(".")[0] or _is_there(first, search):
-                continue
-            folders = ", ".join(entry for entry in search if not entry.endswith((".zip", "lib-dynload")))
-            yield Violation(
-                path,
-                f"{file}, line {node.lineno} imports {name}, and there is no module {first} in {folders}",
-                f"install {first}, put it beside the job file, or correct the import",
-            )
-
-
-def _is_there(name: str, search: Sequence[str]) -> bool:
-    """Whether a top-level module of that name is built in, loaded, or found by one of Python's finders."""
-    if name in sys.builtin_module_names or name in sys.modules:
-        return True
-    if importlib.machinery.PathFinder.find_spec(name, list(search)) is not None:
-        return True
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
+    yield from missing_imports(path, Path(spec.origin), module, search)
 
 
 def _function_in(
@@ -90,25 +49,11 @@ def _function_in(
     """Whether a Python file defines a name at its top level that can be called with what a sample has, as far as
     reading can tell."""
     path = f"{place}.function"
-    try:
-        tree = ast.parse(file.read_bytes(), filename=str(file))
-    except OSError as problem:
-        yield Violation(path, f"{file} cannot be read ({problem.strerror})", "check its permissions")
+    tree = parsed(path, file)
+    if isinstance(tree, Violation):
+        yield tree
         return
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
-        line = getattr(problem, "lineno", None)
-        where = f"{file}, line {line}" if line else str(file)
-        reason = getattr(problem, "msg", None) or str(problem) or "nested too deep"
-        yield Violation(path, f"{where} is not valid Python ({reason})", "mend it")
-        return
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
+    names = names_in(tree)
     if name in names or "*" in names or "__getattr__" in names:
         if (definition := _only_definition(tree, name)) is not None:
             yield from _call(place, f"{file}, line {definition.lineno}", definition, function, columns)

@@ -1,0 +1,1 @@
+"""How fast programs run in the sandbox."""

@@ -1,0 +1,4 @@
+"""Compute for long."""
+
+while True:
+    pass

@@ -1,0 +1,4 @@
+"""Write without end."""
+
+while True:
+    print("x" * 1000)
