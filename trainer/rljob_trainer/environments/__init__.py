@@ -86,6 +86,6 @@ def _mode(isolation: str) -> Mode:
             wrong.append(f"{mode}: {problem}")
     raise JobFileError(
         f"{FIELD}.sandbox.isolation: programs that the model writes cannot be contained on this machine "
-        f"({'; '.join(wrong)}). Run where one of the modes works (docs/sandbox.md), or write isolation: none if they may "
-        "do what this job may"
+        f"({'; '.join(wrong)}). Run where one of the modes works (docs/sandbox.md), or write isolation: none if they "
+        "may do what this job may"
     )
