@@ -1,4 +1,5 @@
-"""Writes api/rljob_api/methods.py, what the API knows of every method, from the decorators in rljob_trainer.algorithms.
+"""Writes api/rljob_api/methods.py, what the API knows of every method, from the decorators in rljob_trainer.algorithms
+and of the built-in reward functions in rljob_trainer.rewards.
 
 python scripts/method_tables.py
 """
@@ -9,7 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 PATH = Path(__file__).parents[1] / "api" / "rljob_api" / "methods.py"
 _FROM_ROLLOUT_CORRECTION = {"level", "low", "high", "normalize", "rejection"}
@@ -17,8 +18,8 @@ _FROM_ROLLOUT_CORRECTION = {"level", "low", "high", "normalize", "rejection"}
 
 _HEAD = '''"""Every method by name: its parameters with their defaults, and what it needs. Written by `make generate`.
 
-The functions are in ``rljob_trainer.algorithms``, and so is what stands here: in their decorators and keyword-only
-parameters. Validation must not import torch, hence this table.
+The functions are in ``rljob_trainer.algorithms`` and ``rljob_trainer.rewards``, and so is what stands here: in their
+decorators and keyword-only parameters. Validation must not import torch, hence this table.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from rljob_api.method import EstimatorMethod, PolicyLossMethod
+from rljob_api.method import EstimatorMethod, ParameterKind, PolicyLossMethod
 
 '''
 _FOOT = """
@@ -74,6 +75,32 @@ def page() -> str:
         + "\n"
         + _table("POLICY_LOSSES", "PolicyLossType", "PolicyLossMethod", losses)
         + _FOOT
+        + _rewards()
+    )
+
+
+def _rewards() -> str:
+    """What ``params`` of each built-in reward function may hold. The pattern of ``pattern`` is a field of its own."""
+    from rljob_trainer.rewards.parameters import keyword_parameters
+    from rljob_trainer.rewards.rules import RULES, built_in
+
+    built_in("")  # imports them all
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "text"}
+    lines = ["REWARD_PARAMETERS: Mapping[str, Mapping[str, ParameterKind]] = {"]
+    for name, rule in sorted(RULES.items()):
+        types = get_type_hints(rule.function)
+        parameters = {key: types[found.name] for key, found in keyword_parameters(rule.function).items()}
+        parameters.pop("pattern", None)
+        if not parameters:
+            lines.append(f"    {_quoted(name)}: {{}},")
+            continue
+        lines.append(f"    {_quoted(name)}: {{")
+        for key, annotation in parameters.items():
+            choices = ", ".join(map(_quoted, get_args(annotation)))
+            lines.append(f"        {_quoted(key)}: {f'({choices})' if choices else _quoted(kinds[annotation])},")
+        lines.append("    },")
+    return "\n".join(
+        [*lines, "}", '"""By the type of a function, as its ``params`` are named in a job; ``custom`` is free."""', ""]
     )
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 Value = float | int | bool | None
+ParameterKind = Literal["boolean", "integer", "number", "text"] | tuple[str, ...]
+"""What a parameter of a reward function may be; several texts: one of these."""
 
 
 @dataclass(frozen=True)

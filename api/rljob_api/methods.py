@@ -1,7 +1,7 @@
 """Every method by name: its parameters with their defaults, and what it needs. Written by `make generate`.
 
-The functions are in ``rljob_trainer.algorithms``, and so is what stands here: in their decorators and keyword-only
-parameters. Validation must not import torch, hence this table.
+The functions are in ``rljob_trainer.algorithms`` and ``rljob_trainer.rewards``, and so is what stands here: in their
+decorators and keyword-only parameters. Validation must not import torch, hence this table.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from rljob_api.method import EstimatorMethod, PolicyLossMethod
+from rljob_api.method import EstimatorMethod, ParameterKind, PolicyLossMethod
 
 Estimator = Literal[
     "gae",
@@ -220,3 +220,26 @@ POLICY_LOSSES: Mapping[PolicyLossType, PolicyLossMethod] = {
 
 ESTIMATOR_PARAMETERS = frozenset(name for method in ESTIMATORS.values() for name in method.parameters)
 POLICY_LOSS_PARAMETERS = frozenset(name for method in POLICY_LOSSES.values() for name in method.parameters)
+REWARD_PARAMETERS: Mapping[str, Mapping[str, ParameterKind]] = {
+    "environment": {},
+    "exactMatch": {
+        "ignoreCase": "boolean",
+        "partial": "boolean",
+    },
+    "gsm8k": {
+        "method": ("strict", "flexible"),
+        "formatScore": "number",
+    },
+    "length": {
+        "coefficient": "number",
+        "freeTokens": "integer",
+    },
+    "math": {
+        "boxedOnly": "boolean",
+    },
+    "pattern": {
+        "full": "boolean",
+        "ignoreCase": "boolean",
+    },
+}
+"""By the type of a function, as its ``params`` are named in a job; ``custom`` is free."""

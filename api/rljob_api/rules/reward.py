@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from pydantic import JsonValue
+
+from rljob_api.method import ParameterKind
+from rljob_api.methods import REWARD_PARAMETERS
+from rljob_api.problems import did_you_mean, shown
 from rljob_api.rules.cel import FUNCTION, REWARD, SPEC, Cel, text
 from rljob_api.rules.registry import Job, rule
 from rljob_api.violations import Violation
@@ -69,6 +74,35 @@ def patterns_compile(job: Job) -> Iterator[Violation]:
         except (re.error, OverflowError, RecursionError) as problem:
             path = f"spec.reward.functions[{index}].pattern"
             yield Violation(path, f"is not a regular expression: {problem}", "mend it, in Python's syntax")
+
+
+@rule(not_in_cel="the content of params is hidden from CEL")
+def built_in_rewards_have_these_parameters(job: Job) -> Iterator[Violation]:
+    for index, function in enumerate(job.spec.reward.functions):
+        known = REWARD_PARAMETERS.get(function.type)
+        if known is None:
+            continue
+        path = f"spec.reward.functions[{index}].params"
+        for name, value in function.params.items():
+            if name not in known:
+                close = did_you_mean(name, known)
+                remedy = f"did you mean {close}?" if close else f"it takes {', '.join(known) or 'none'}"
+                yield Violation(path, f"there is no parameter {name!r} of {function.type}", remedy)
+            elif not _is(value, kind := known[name]):
+                words = f"one of {', '.join(kind)}" if isinstance(kind, tuple) else _WORDS[kind]
+                actual = f"the text {shown(value)}" if isinstance(value, str) else shown(value)
+                yield Violation(f"{path}.{name}", f"must be {words}, not {actual}", f"write {words}")
+
+
+_WORDS = {"boolean": "true or false", "integer": "a whole number", "number": "a number", "text": "text"}
+
+
+def _is(value: JsonValue, kind: ParameterKind) -> bool:
+    if isinstance(kind, tuple):
+        return value in kind
+    if kind in ("boolean", "text"):
+        return isinstance(value, bool if kind == "boolean" else str)
+    return isinstance(value, int | float if kind == "number" else int) and not isinstance(value, bool)
 
 
 @rule(

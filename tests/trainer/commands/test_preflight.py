@@ -315,15 +315,6 @@ def test_custom_reward_that_imports_something_absent(edited: Edit, folder: Path)
     one(file, "spec.reward.functions[0].function", said, "install no_such_package")
 
 
-def test_parameters_of_built_in_rewards(edited: Edit) -> None:
-    file = edited("{type: gsm8k}", "{type: exactMatch, params: {partail: true}}")
-    one(file, "spec.reward.functions[0].params", "there is no parameter 'partail'", "did you mean partial?")
-    edited("{partail: true}", "{partial: 1}")
-    one(file, "spec.reward.functions[0].params.partial", "must be true or false, not 1", "write true or false")
-    edited("{partial: 1}", "{partial: true}")
-    assert found(file) == []
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_unwritable_checkpoint_folder(edited: Edit, folder: Path) -> None:
     (folder / "closed").mkdir(mode=0o500)

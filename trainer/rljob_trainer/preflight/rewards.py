@@ -1,4 +1,4 @@
-"""The reward functions of a job: their parameters, and custom ones found and read without being run."""
+"""The custom reward functions of a job, found and read without being run. What built-in ones take, the API knows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pathlib import Path
 from rljob_api import Readable, Violation
 from rljob_api.problems import did_you_mean
 from rljob_api.spec.reward import RewardFunction
-from rljob_trainer.errors import JobFileError
 from rljob_trainer.preflight.modules import missing_imports, module_spec, names_in, parsed, search_path
-from rljob_trainer.preflight.places import as_violation
 from rljob_trainer.rewards.terms import STANDARD
 
 
@@ -21,20 +19,11 @@ def check_rewards(
     """``columns``: of each data source that could be looked at, by its name."""
     job = found.job
     for index, function in enumerate(job.spec.reward.functions):
-        place = f"spec.reward.functions[{index}]"
-        if function.type == "custom":
-            if function.function is not None and not job.spec.code and found.says("spec.code"):
-                yield from _custom_function(place, function, folders, columns if found.says("spec.data") else {})
-        elif function.params:
-            from rljob_trainer.rewards.terms import Term, TermSpec
-
-            params = dict(function.params)
-            if function.pattern is not None:
-                params["pattern"] = function.pattern
-            try:
-                Term(TermSpec(name=function.name or function.type, type=function.type, place=place, params=params))
-            except JobFileError as error:
-                yield as_violation(error, str(error).partition(": ")[0])
+        if function.type != "custom" or function.function is None:
+            continue
+        if not job.spec.code and found.says("spec.code"):
+            place = f"spec.reward.functions[{index}]"
+            yield from _custom_function(place, function, folders, columns if found.says("spec.data") else {})
 
 
 def _custom_function(
