@@ -61,7 +61,10 @@ class Saving:
         a store that does not answer the last one waits.
         """
         parts, step = self._parts, boundary.totals.step
-        if parts.checkpoints is None or step == self._saved_step:
+        if parts.checkpoints is None:
+            self._settle(boundary)
+            return
+        if step == self._saved_step:
             return
         if parts.limits.suspect and not last:
             parts.view.message(f"no checkpoint of step {step}: {parts.limits.sentence}; {self.last_in_words}")
@@ -100,7 +103,11 @@ class Saving:
                 return
         self._last = written
         self._standing.checkpointed(written, boundary.totals.version)
-        parts.rollout.settled({group.ordinal for group in boundary.open}, int(boundary.feed["ordinal"]))
+        self._settle(boundary)
+
+    def _settle(self, boundary: Boundary) -> None:
+        """No process goes back behind ``boundary``."""
+        self._parts.rollout.settled({group.ordinal for group in boundary.open}, int(boundary.feed["ordinal"]))
 
     @property
     def _saved_step(self) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -35,6 +35,7 @@ _PAUSE_SECONDS = 1.0
 _DEAF = 100
 """How often a program may ask on when its episode is over."""
 _log = logging.getLogger(__name__)
+_SAID: Mapping[str, Callable[[Any], Any]] = {"prediction": str, "correct": bool}
 _key: contextvars.ContextVar[str] = contextvars.ContextVar("key of the call under way")
 
 
@@ -180,9 +181,24 @@ class Play:
             self._finish,
             seconds=self._seconds,
             made_for=self.task.prompt.token_ids,
-            returned=returned,
+            returned=self._plain(returned),
             messages=self.conversation.messages,
         )
+
+    def _plain(self, returned: Any) -> Any:
+        """What the program has returned as plain data, which can travel. Raises ``ProgramError`` for anything else."""
+        try:
+            if isinstance(returned, Mapping):
+                score = float(returned["score"])
+                others = {name: returned[name] for name in ("prediction", "correct") if returned.get(name) is not None}
+                return {"score": score, **{name: _SAID[name](value) for name, value in others.items()}}
+            return None if returned is None else float(returned)
+        except Exception as error:  # of whatever the user's types do
+            raise ProgramError(
+                f"{self.task.id}: the environment's program returned {type(returned).__name__}, which is no reward "
+                f"({type(error).__name__}: {error}); return a number, or a mapping with score and perhaps prediction "
+                "and correct"
+            ) from error
 
     def _put(self, call: RecordedCall) -> None:
         try:
