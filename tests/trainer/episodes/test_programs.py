@@ -501,3 +501,25 @@ async def test_branches_ask_at_once_and_keep_their_own_order(engine: TorchEngine
     (episode,) = await programs(wide, log).play(tasks(1), Played(engine))
     assert len(episode.leaves) == 2
     assert episode.returned == episode.response_tokens
+
+
+async def test_what_an_episode_waits_for_outside_of_the_model_is_said(engine: TorchEngine, log: EpisodeLog) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def search() -> int:
+        asked.set()
+        await answer.wait()
+        return 1
+
+    async def slow(task: Task, model: Voice, world: World) -> None:
+        await model.ask(task.prompt.token_ids)
+        await world.call("search", search)
+
+    environment = programs(slow, log)
+    assert environment.waiting_for() == ""
+    playing = asyncio.create_task(environment.play(tasks(1), Played(engine)))
+    await asked.wait()
+    assert environment.waiting_for() == "1 call of the environment, the oldest (search) for 0 s"
+    answer.set()
+    await playing
+    assert environment.waiting_for() == ""

@@ -112,6 +112,9 @@ class Ids:
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
 
+    def without_special(self, text: str) -> str:
+        return text
+
     def ends_answer(self, token_id: int) -> bool:
         return False
 

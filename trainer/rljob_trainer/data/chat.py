@@ -31,6 +31,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._stops = frozenset(stop_token_ids)
         self._special = self._stops | frozenset(tokenizer.all_special_ids)
+        self._special_names = [name for name in tokenizer.all_special_tokens if len(name) > 1]
         self._now = now or datetime.now()
         self._decode = response_decoder(tokenizer)
         self._encode = text_encoder(tokenizer, add_special_tokens=False)
@@ -68,6 +69,14 @@ class ChatTemplate:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
         return self._decode([list(ids)])[0]
+
+    def without_special(self, text: str) -> str:
+        """A text in which the names of special tokens are broken up by a space, so that it cannot end its own message,
+        or begin another: the tokenizer would read them as these tokens."""
+        for name in self._special_names:
+            if name in text:
+                text = text.replace(name, f"{name[0]} {name[1:]}")
+        return text
 
     def ends_answer(self, token_id: int) -> bool:
         """Whether the model ends its answers with it."""

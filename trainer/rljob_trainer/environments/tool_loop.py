@@ -54,7 +54,7 @@ class ToolLoop:
             messages = [*messages, answer.message]
             for call in calls:
                 name, text = await self._observation(call, world)
-                messages.append({"role": "tool", "name": name, "content": text})
+                messages.append({"role": "tool", "name": name, "content": self._chat.without_special(text)})
 
     def take_counts(self) -> dict[str, float]:
         """Metrics of the calls since the last time."""

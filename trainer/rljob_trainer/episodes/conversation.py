@@ -55,6 +55,10 @@ class ChatFormat(Protocol):
         """The text of token ids, without special tokens."""
         ...
 
+    def without_special(self, text: str) -> str:
+        """A text in which the names of special tokens are broken up."""
+        ...
+
     def ends_answer(self, token_id: int) -> bool:
         """Whether the model ends its answers with it."""
         ...

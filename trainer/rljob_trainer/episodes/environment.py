@@ -107,6 +107,10 @@ class Environment(Protocol):
         """Metrics of what has happened since the last call."""
         ...
 
+    def waiting_for(self) -> str:
+        """What episodes wait for outside of the model, in a few words; empty: nothing."""
+        ...
+
     def close(self) -> None:
         """Writes what is still to be written. Raises ``OSError``; may take long."""
         ...

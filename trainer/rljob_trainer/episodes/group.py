@@ -268,8 +268,11 @@ class GroupRollout:
         parts = [min(part, n) for part in self._engines.progress()] + [n] * len(self._in_rewards_since)
         made = finished * n + sum(heapq.nlargest(wanted - finished, parts))
         said = [f"{made}/{wanted * n} samples"]
-        if parts[: len(parts) - len(self._in_rewards_since)] or not self._in_rewards_since:
+        world = self._environment.waiting_for()
+        if parts[: len(parts) - len(self._in_rewards_since)] or not (self._in_rewards_since or world):
             said.append(self._engines.waiting_for())
+        if world:
+            said.append(world)
         if self._in_rewards_since:
             said.append(self._in_rewards())
         return "; ".join(said)

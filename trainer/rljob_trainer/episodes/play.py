@@ -6,13 +6,16 @@ import asyncio
 import contextvars
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rljob_trainer.episodes.conversation import Conversation, Message
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf
+from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.log import CallLog
 from rljob_trainer.episodes.receipts import prompt_digest
 from rljob_trainer.episodes.record import (
@@ -70,6 +73,30 @@ class Answer:
     """What it said, as the chat's next message; empty where token ids were asked for."""
 
 
+class CallsUnderWay:
+    """The calls of the world that have not returned, of all episodes: what a run may be waiting for."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[EpisodeId, CallPlace], tuple[str, float]] = {}
+
+    @contextmanager
+    def one(self, id: EpisodeId, place: CallPlace, kind: str) -> Iterator[None]:
+        """While a call is made."""
+        self._calls[id, place] = kind, time.monotonic()
+        try:
+            yield
+        finally:
+            del self._calls[id, place]
+
+    def waiting_for(self) -> str:
+        """How many there are, and the oldest; empty: none."""
+        if not self._calls:
+            return ""
+        kind, since = next(iter(self._calls.values()))
+        calls = "1 call" if len(self._calls) == 1 else f"{len(self._calls)} calls"
+        return f"{calls} of the environment, the oldest ({kind}) for {time.monotonic() - since:.0f} s"
+
+
 class AskedModel(Protocol):
     """Answers one request of one episode."""
 
@@ -88,6 +115,7 @@ class Play:
         conversation: Conversation,
         decode: Callable[[Sequence[int]], str],
         limits: EpisodeLimits,
+        under_way: CallsUnderWay,
         tries: int,
     ) -> None:
         self.task = task
@@ -96,7 +124,7 @@ class Play:
         self.fault: Exception | None = None
         """What ended a call that is no matter of the program's: of the engines, of the world, of the record."""
         self._record, self._log, self._model, self._tries = record, log, model, tries
-        self._decode, self._limits = decode, limits
+        self._decode, self._limits, self._under_way = decode, limits, under_way
         self._leaves: list[Leaf] = []
         self._turns = 0
         self._seconds = 0.0
@@ -165,7 +193,8 @@ class Play:
             await self._synced()
         # With the digest of the arguments: after a roll-back the same place may hold another call.
         _key.set("/".join(map(str, (*self.task.id[:3], *place.branch, place.number, kind, f"{what.arguments:08x}"))))
-        result = await self._patiently(place, kind, function, arguments)
+        with self._under_way.one(self.task.id, place, kind):
+            result = await self._patiently(place, kind, function, arguments)
         plain = json.dumps(result)
         self._put(RecordedCall(place, what, True, json.loads(plain)))
         # As it will be when the program is run again: a tuple has become a list by then.

@@ -26,7 +26,7 @@ from rljob_trainer.episodes.environment import LanguageModel, Task
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.log import CallLog, EpisodeLog, Unrecorded
-from rljob_trainer.episodes.play import Calls, EpisodeLimits, EpisodeOverError, Play, Voice
+from rljob_trainer.episodes.play import Calls, CallsUnderWay, EpisodeLimits, EpisodeOverError, Play, Voice
 from rljob_trainer.episodes.record import DivergedError, EpisodeRecord
 from rljob_trainer.episodes.requests import BegunTurn, GenerationRequest, GenerationResult
 from rljob_trainer.errors import ProgramError, RLJobError
@@ -68,6 +68,7 @@ class Programs:
         self.diverged = 0
         """Episodes that went on from a record, and those of them that began anew."""
         self._counts = counts
+        self._under_way = CallsUnderWay()
         self._told = (0, 0)
         """Of branches and diverged, by ``take_counts``."""
 
@@ -106,6 +107,9 @@ class Programs:
             "rollout/diverged_episodes": float(self.diverged - diverged),
         }
 
+    def waiting_for(self) -> str:
+        return self._under_way.waiting_for()
+
     def close(self) -> None:
         self._log.close()
 
@@ -129,7 +133,9 @@ class Programs:
 
     async def _run(self, task: Task, siblings: Siblings, record: EpisodeRecord, log: CallLog) -> Episode:
         conversation = Conversation(self._chat, task.prompt)
-        play = Play(task, record, log, siblings, conversation, self._chat.decode, self._limits, self._tries)
+        play = Play(
+            task, record, log, siblings, conversation, self._chat.decode, self._limits, self._under_way, self._tries
+        )
         returned = None
         try:
             returned = await self._program(task, Voice(play), Calls(play))

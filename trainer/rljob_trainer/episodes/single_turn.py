@@ -47,6 +47,9 @@ class SingleTurn:
     def take_counts(self) -> dict[str, float]:
         return {}
 
+    def waiting_for(self) -> str:
+        return ""
+
     def close(self) -> None:
         """Nothing is open."""
 
