@@ -294,3 +294,11 @@ def test_peaks_by_device_name() -> None:
     assert peak_flops("NVIDIA H100 PCIe") == 756e12
     assert peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
     assert peak_flops("a CPU") is None
+
+
+def test_a_turn_ends_with_its_sequence_where_history_was_rewritten() -> None:
+    mask = np.array([1, 1, 0, 1, 1, 1, 0, 0], dtype=bool)
+    assert turns(mask, np.array([0, 5, 8])).tolist() == [2, 1]
+    # The first response is two sequences, of three tokens and two; the second three, of which one was left out.
+    assert turns(mask, np.array([0, 5, 8]), np.array([0, 2, 5, 6, 7, 8])).tolist() == [2, 1]
+    assert turns(mask, np.array([0, 5, 8]), np.array([0, 1, 5, 6, 7, 8])).tolist() == [3, 1]

@@ -120,14 +120,16 @@ def length_metrics(
     return result
 
 
-def turns(mask: Array, offsets: Array) -> Array:
+def turns(mask: Array, offsets: Array, leaf_offsets: Array | None = None) -> Array:
     """``[S]``: how often the policy speaks in each response: runs of tokens that are trained on, between the masked.
 
-    1 in a response without tool output; 0 in one that is empty or left out whole.
+    1 in a response without tool output; 0 in one that is empty or left out whole. ``leaf_offsets``: where the sequences
+    begin that responses consist of, which are more where history was rewritten; None: one each.
     """
+    starts = offsets if leaf_offsets is None else leaf_offsets
     begins = mask.copy()
     begins[1:] &= ~mask[:-1]
-    firsts = offsets[:-1][np.diff(offsets) > 0]
+    firsts = starts[:-1][np.diff(starts) > 0]
     begins[firsts] = mask[firsts]  # whatever the response in front of it ends with
     before = np.concatenate([[0], np.cumsum(begins)])
     return np.diff(before[offsets])
@@ -212,6 +214,7 @@ class BatchStreams:
     trainer_version: int = 0
     seconds: Array | None = None  # [S]
     max_prompt_tokens: int | None = None
+    leaf_offsets: Array | None = None  # [leaves + 1]
 
 
 def batch_metrics(batch: BatchStreams) -> Metrics:
@@ -238,7 +241,7 @@ def batch_metrics(batch: BatchStreams) -> Metrics:
         result |= generation_metrics(batch.seconds, batch.prompt_lengths, lengths)
     if mask.size:
         result["response/trained_ratio"] = float(mask.mean())
-    result |= spread("response/turns", turns(mask, batch.offsets), ("mean", "min", "max"))
+    result |= spread("response/turns", turns(mask, batch.offsets, batch.leaf_offsets), ("mean", "min", "max"))
     if batch.old_log_probs is not None and batch.ref_log_probs is not None and mask.any():
         difference = batch.old_log_probs[mask].astype(np.float64) - batch.ref_log_probs[mask]
         result["kl/reference"] = float(difference.mean())

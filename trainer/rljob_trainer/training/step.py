@@ -485,6 +485,7 @@ class TrainingStep:
             trainer_version=version,
             seconds=np.array([episode.seconds for episode in batch.episodes]),
             max_prompt_tokens=self._max_prompt_tokens,
+            leaf_offsets=batch.offsets,
         )
         return batch_metrics(streams)
 

@@ -222,25 +222,33 @@ async def test_a_worker_that_dies_is_no_result_and_the_next_call_gets_another(mo
             assert (await sandbox.run("print(1)")).stdout == "1\n"
 
 
-def test_all_ends_with_a_driver_that_is_killed(mode: Mode, folder: Path) -> None:
+@pytest.mark.parametrize("started", [True, False], ids=["while it runs", "while it starts"])
+def test_all_ends_with_a_driver_that_is_killed(mode: Mode, folder: Path, started: bool) -> None:
     script = textwrap.dedent(f"""
-        import asyncio, tempfile
+        import asyncio, sys, tempfile
         from rljob_trainer.world.sandbox import Sandbox
 
         async def main():
             tempfile.tempdir = {str(folder)!r}
             async with Sandbox({mode!r}, workers=2) as sandbox:
                 print("open", flush=True)
+                sys.stdin.readline()
                 await sandbox.run({DAEMON!r})
 
         asyncio.run(main())
     """)
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as driver:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "open\n"
-        # Two workers, the program, and what it leaves.
-        while len(below(driver.pid)) < 4:
-            assert driver.poll() is None
+        assert driver.stdin is not None
+        ready = len(below(driver.pid))
+        driver.stdin.write("go on\n")
+        driver.stdin.flush()
+        if started:
+            while len(below(driver.pid)) < ready + 2:  # the program, and what it leaves
+                assert driver.poll() is None
         processes = below(driver.pid)
         driver.kill()
     assert all_gone(processes)

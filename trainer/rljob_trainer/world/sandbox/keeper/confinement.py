@@ -131,8 +131,13 @@ class ByLandlock:
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
         os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+        def end_keeper(*_: object) -> None:
+            with suppress(ProcessLookupError):  # it may have ended by itself, and be waited for
+                os.kill(keeper, signal.SIGKILL)
+
         # The driver's end, should another of its processes keep the keeper's socket open.
-        signal.signal(signal.SIGTERM, lambda *_: os.kill(keeper, signal.SIGKILL))
+        signal.signal(signal.SIGTERM, end_keeper)
         system.prctl(system.PR_SET_PDEATHSIG, signal.SIGTERM)
         os.waitpid(keeper, 0)
         with suppress(ProcessLookupError, PermissionError):
