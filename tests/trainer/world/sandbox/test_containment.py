@@ -92,7 +92,9 @@ def test_the_table_says_what_became_of_the_attempts(column: str) -> None:
     for name, (cell, said) in found.items():
         promised = page[name][column]
         same = (cell == THROUGH) == (promised == THROUGH) and cell in (*CONTAINED, THROUGH)
-        if not same and not (column.startswith("none") and name in MAY_DIFFER):
+        # Another machine, or one that runs this at a lower priority, may refuse everybody more.
+        elsewhere = column.startswith("none") and (name in MAY_DIFFER or cell in CONTAINED)
+        if not same and not elsewhere:
             differences[name] = (promised, cell, said)
     assert not differences
 
