@@ -26,7 +26,7 @@ install:         ## make or mend the virtual environment (.venv); nothing to do 
 quickstart: install  ## train a small language model to add two numbers, from random weights, and write a report
 	$(BIN)/rljob run examples/quickstart.yaml --output runs/quickstart --resume never
 
-test: lint unit  ## everything that is fast: lint, types, import rules, tests; about 10 minutes
+test: lint unit  ## everything that is fast: lint, types, import rules, tests; about 7 minutes
 
 lint: install    ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
@@ -40,7 +40,7 @@ unit: install    ## the fast tests alone
 pythons-test: install  ## a reduced set of tests on the other Pythons that this machine has; 4 minutes, more the first time
 	PYTHONPATH=. $(BIN)/python tests/support/pythons.py $(PYTHONS)
 
-runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; about 16 minutes
+runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; about 11 minutes
 	$(BIN)/python -m pytest tests/runs -n 3 --dist worksteal
 
 programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 20 minutes, once

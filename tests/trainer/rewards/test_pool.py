@@ -219,7 +219,7 @@ def test_mathematics_that_gives_up_counts_as_wrong(monkeypatch: pytest.MonkeyPat
     maths._prepare()
     monkeypatch.setattr(maths, "_SECONDS", 0.2)
     settings = reward({"type": "math"})
-    (hard,) = responses("+".join([r"\frac{1}{2}"] * 1000).join((r"\boxed{", "}")))
+    (hard,) = responses("+".join([r"\frac{1}{2}"] * 5000).join((r"\boxed{", "}")))
     given_up = Term(term_specs(settings)[0]).score(hard)
     result = RewardPool(settings, longest_response=100)._result(hard, {"math": given_up})
     assert (result.score, result.correct) == (0.0, False)
