@@ -21,11 +21,12 @@ def imported(name: str, field: str, paths: Sequence[str | os.PathLike[str]] = ()
     folders = [str(os.fspath(path)) for path in paths]
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     try:
-        return vars(importlib.import_module(module))[attribute]
-    except KeyError:
-        raise JobFileError(f"{field}: {name} is not there: {module} has no {attribute}") from None
+        found = vars(importlib.import_module(module))
     except Exception as problem:  # a module of others may raise anything when it is imported
         raise JobFileError(
             f"{field}: {name} cannot be imported ({type(problem).__name__}: {problem}); its module must lie beside the "
-            "job file or be installed"
+            "job file or be installed, wherever it is used"
         ) from problem
+    if attribute not in found:
+        raise JobFileError(f"{field}: {name} is not there: {module} has no {attribute}")
+    return found[attribute]

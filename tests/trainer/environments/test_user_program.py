@@ -126,6 +126,9 @@ def test_what_cannot_be_called_is_refused_at_the_start(
 def test_a_module_that_is_not_there_or_raises_is_named(folder: Path) -> None:
     with pytest.raises(JobFileError, match="absent_module:x cannot be imported"):
         program_of("absent_module:x", {}, FIELD, folder)
+    (folder / "keyless_module.py").write_text("{}['key']")
+    with pytest.raises(JobFileError, match=r"cannot be imported \(KeyError: 'key'\)"):
+        program_of("keyless_module:x", {}, FIELD, folder)
     (folder / "broken_module.py").write_text("1 / 0")
     with pytest.raises(JobFileError, match="ZeroDivisionError"):
         program_of("broken_module:x", {}, FIELD, folder)
