@@ -19,6 +19,7 @@ ALGORITHM = "spec: {algorithm: {%s}}"
 ENVIRONMENT = "spec: {rollout: {environment: {%s}}}"
 MAXRL = "spec: {algorithm: {advantage: {estimator: maxrl}, %s}, reward: {%%s}}"
 PPO = "preset: ppo"
+PARTS = "spec: {data: {train: {source: null, parts: [%s]}}}"
 POD = "spec: {head: {pod: {%s}}}"
 TEMPLATE = POD % "template: {%s}"
 CONTAINER = TEMPLATE % "spec: {volumes: [{name: a}], containers: [{name: %s}]}"
@@ -63,6 +64,24 @@ CASES: list[tuple[str, str, str, str]] = [
     ("parts_have_names", "{}",
      "spec: {data: {train: {source: null, parts: [{name: a, source: x}, {name: a, source: z}]}}}",
      "spec.data.train.parts[1].name"),
+    ("all_parts_have_weights_or_none", PARTS % "{name: a, source: x, weight: 2}, {name: b, source: z, weight: 0.5}",
+     PARTS % "{name: a, source: x, weight: 2}, {name: b, source: z}", "spec.data.train.parts[1].weight"),
+    ("prompt_template_is_well_formed", PARTS % "{name: a, source: x, prompt: 'Do {q}'}",
+     PARTS % "{name: a, source: x, prompt: 'Do {q'}", "spec.data.train.parts[0].prompt"),
+    ("tasks_have_the_columns", "spec: {data: {prompt: text, answer: truth, train: {source: null, parts: "
+     "[{name: a, task: {type: copy}, prompt: question, answer: answer}, {name: b, source: x}]}}}",
+     "spec: {data: {prompt: text, answer: truth, train: {source: null, parts: "
+     "[{name: a, task: {type: copy}, prompt: question}, {name: b, source: x}]}}}", "spec.data.answer"),
+    ("tasks_have_the_columns", PARTS % "{name: a, task: {type: copy}, prompt: '{question}='}",
+     PARTS % "{name: a, task: {type: copy}, prompt: '{text}='}", "spec.data.train.parts[0].prompt"),
+    ("tasks_have_the_columns", PARTS % "{name: a, task: {type: copy}, answer: answer}",
+     PARTS % "{name: a, task: {type: copy}, answer: truth}", "spec.data.train.parts[0].answer"),
+    ("tasks_have_the_source_column", "spec: {data: {train: {sourceColumn: data_source}}}",
+     "spec: {data: {train: {source: null, task: {type: copy}, sourceColumn: data_source}}}",
+     "spec.data.train.sourceColumn"),
+    ("answers_are_there_for_rewards_that_compare",
+     "spec: {data: {answer: null, train: {source: null, parts: [{name: a, source: x, answer: z}]}}}",
+     "spec: {data: {answer: null, train: {source: null, parts: [{name: a, source: x}]}}}", "spec.data.answer"),
     ("parts_stand_alone", "spec: {data: {train: {source: null, parts: [{name: a, source: x, limit: 5}]}}}",
      "spec: {data: {train: {source: null, limit: 5, parts: [{name: a, source: x}]}}}", "spec.data.train.limit"),
     ("chat_has_a_template", "spec: {data: {chat: always, systemPrompt: Think.}}",

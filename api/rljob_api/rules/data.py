@@ -67,6 +67,25 @@ def parts_have_names(job: Job) -> Iterator[Violation]:
 
 
 @rule(
+    cel=Cel(
+        TRAIN,
+        "!has(self.parts) || self.parts.all(p, has(p.weight)) || !self.parts.exists(p, has(p.weight))",
+        "some parts have a weight and others have none; give all one, or none",
+        ".parts",
+    )
+)
+def all_parts_have_weights_or_none(job: Job) -> Iterator[Violation]:
+    parts = job.spec.data.train.parts
+    without = [index for index, part in enumerate(parts) if part.weight is None]
+    if without and len(without) < len(parts):
+        yield Violation(
+            f"spec.data.train.parts[{without[0]}].weight",
+            "is missing, and other parts have one",
+            "give all parts a weight, or none",
+        )
+
+
+@rule(
     cel=[
         Cel(
             TRAIN,
@@ -174,20 +193,26 @@ def greedy_validation_takes_one_sample(job: Job) -> Iterator[Violation]:
 
 
 @rule(
-    cel=Cel(
-        (*DATA, "prompt"),
-        f"!self.matches('[{{}}]') || self.matches({text(f'^{TEMPLATE}$')})",
-        "is a malformed template; name a column in braces, as in {question}, and write {{ and }} for braces themselves",
-    )
+    cel=[
+        Cel(
+            (*at, "prompt"),
+            f"!self.matches('[{{}}]') || self.matches({text(f'^{TEMPLATE}$')})",
+            "is a malformed template; name a column in braces, as in {question}, and write {{ and }} for braces "
+            "themselves",
+        )
+        for at in (DATA, PART)
+    ]
 )
 def prompt_template_is_well_formed(job: Job) -> Iterator[Violation]:
-    prompt = job.spec.data.prompt
-    if re.search("[{}]", prompt) and not re.fullmatch(TEMPLATE, prompt):
-        yield Violation(
-            "spec.data.prompt",
-            "is a malformed template: each place must name a column and nothing else",
-            "name a column in braces, as in {question}; write {{ and }} for braces themselves",
-        )
+    prompts = [("spec.data.prompt", job.spec.data.prompt)]
+    prompts += [(f"{path}.prompt", part.prompt) for path, part in job.train_parts if part.prompt is not None]
+    for path, prompt in prompts:
+        if re.search("[{}]", prompt) and not re.fullmatch(TEMPLATE, prompt):
+            yield Violation(
+                path,
+                "is a malformed template: each place must name a column and nothing else",
+                "name a column in braces, as in {question}; write {{ and }} for braces themselves",
+            )
 
 
 @rule(
@@ -224,26 +249,37 @@ def chat_has_a_template(job: Job) -> Iterator[Violation]:
         )
 
 
-_HAS_TASKS = (
-    "(has(self.train.task) || (has(self.train.parts) && self.train.parts.exists(p, has(p.task))) || "
-    "(has(self.validation) && self.validation.exists(v, has(v.task))))"
-)
+def _tasks_lean_on(field: str) -> str:
+    """Whether a generated task takes what data.prompt or data.answer says, in CEL."""
+    return (
+        "(has(self.train.task) || "
+        f"(has(self.train.parts) && self.train.parts.exists(p, has(p.task) && !has(p.{field}))) || "
+        "(has(self.validation) && self.validation.exists(v, has(v.task))))"
+    )
+
+
 _COLUMNS = f"a generated task has the columns {' and '.join(TASK_COLUMNS)} only"
 _NAMES_COLUMNS = text(rf"^([^{{}}]|\{{\{{|\}}\}}|\{{({'|'.join(TASK_COLUMNS)})\}})*$")
+_IS_OF_TASKS = (
+    f"{among('self.prompt', TASK_COLUMNS)} || (self.prompt.matches('[{{}}]') && self.prompt.matches({_NAMES_COLUMNS}))"
+)
 
 
 @rule(
     cel=[
+        Cel(DATA, f"!{_tasks_lean_on('prompt')} || {_IS_OF_TASKS}", f"{_COLUMNS}; name one of them", ".prompt"),
         Cel(
             DATA,
-            f"!{_HAS_TASKS} || {among('self.prompt', TASK_COLUMNS)} || "
-            f"(self.prompt.matches('[{{}}]') && self.prompt.matches({_NAMES_COLUMNS}))",
+            f"!{_tasks_lean_on('answer')} || !has(self.answer) || {among('self.answer', TASK_COLUMNS)}",
             f"{_COLUMNS}; name one of them",
-            ".prompt",
+            ".answer",
         ),
         Cel(
-            DATA,
-            f"!{_HAS_TASKS} || !has(self.answer) || {among('self.answer', TASK_COLUMNS)}",
+            PART, f"!has(self.task) || !has(self.prompt) || {_IS_OF_TASKS}", f"{_COLUMNS}; name one of them", ".prompt"
+        ),
+        Cel(
+            PART,
+            f"!has(self.task) || !has(self.answer) || {among('self.answer', TASK_COLUMNS)}",
             f"{_COLUMNS}; name one of them",
             ".answer",
         ),
@@ -251,21 +287,53 @@ _NAMES_COLUMNS = text(rf"^([^{{}}]|\{{\{{|\}}\}}|\{{({'|'.join(TASK_COLUMNS)})\}
 )
 def tasks_have_the_columns(job: Job) -> Iterator[Violation]:
     data = job.spec.data
-    tasks = [part.task for _, part in job.train_parts] + [part.task for part in data.validation]
-    types = [task.type for task in tasks if task is not None]
-    if not types:
-        return
-    is_template = bool(re.search("[{}]", data.prompt))
-    if is_template and not re.fullmatch(TEMPLATE, data.prompt):
-        # That is told by another rule.
-        return
-    named = [name for _, name, _, _ in string.Formatter().parse(data.prompt) if name] if is_template else [data.prompt]
-    wanted = [("spec.data.prompt", name) for name in named] + [("spec.data.answer", data.answer or TASK_COLUMNS[0])]
-    for path, name in wanted:
+    wanted: dict[tuple[str, str], str] = {}
+    """The task by where a column is named, and its name."""
+    places = [(path, part.task, part.prompt, part.answer) for path, part in job.train_parts]
+    places += [("spec.data", part.task, None, None) for part in data.validation]
+    for path, task, prompt, answer in places:
+        if task is None:
+            continue
+        at = "spec.data.prompt" if prompt is None else f"{path}.prompt"
+        for name in _named_columns(data.prompt if prompt is None else prompt):
+            wanted.setdefault((at, name), task.type)
+        at = "spec.data.answer" if answer is None else f"{path}.answer"
+        wanted.setdefault((at, answer or data.answer or TASK_COLUMNS[1]), task.type)
+    for (at, name), task_type in wanted.items():
         if name not in TASK_COLUMNS:
             yield Violation(
-                path, f'the task {types[0]} has no column "{name}"', f"it has {' and '.join(TASK_COLUMNS)}; name one"
+                at, f'the task {task_type} has no column "{name}"', f"it has {' and '.join(TASK_COLUMNS)}; name one"
             )
+
+
+def _named_columns(prompt: str) -> list[str]:
+    """The columns that a prompt names; none of a malformed template, which another rule tells."""
+    if not re.search("[{}]", prompt):
+        return [prompt]
+    if not re.fullmatch(TEMPLATE, prompt):
+        return []
+    return [name for _, name, _, _ in string.Formatter().parse(prompt) if name]
+
+
+@rule(
+    cel=Cel(
+        TRAIN,
+        "!has(self.sourceColumn) || "
+        f"!(has(self.task) || (has(self.parts) && self.parts.exists(p, has(p.task)))) || "
+        f"{among('self.sourceColumn', TASK_COLUMNS)}",
+        f"{_COLUMNS}; remove it, or the task",
+        ".sourceColumn",
+    )
+)
+def tasks_have_the_source_column(job: Job) -> Iterator[Violation]:
+    train = job.spec.data.train
+    tasks = [part.task.type for _, part in job.train_parts if part.task is not None]
+    if train.source_column is not None and tasks and train.source_column not in TASK_COLUMNS:
+        yield Violation(
+            "spec.data.train.sourceColumn",
+            f'the task {tasks[0]} has no column "{train.source_column}"',
+            f"it has {' and '.join(TASK_COLUMNS)} only; remove sourceColumn, or the task",
+        )
 
 
 @rule(
@@ -273,16 +341,16 @@ def tasks_have_the_columns(job: Job) -> Iterator[Violation]:
         SPEC,
         f"has(self.data.answer) || !self.reward.functions.exists(f, f.type in {one_of(NEEDS_ANSWER)}) || "
         "has(self.data.train.task) || (has(self.data.train.parts) && size(self.data.train.parts) > 0 && "
-        "self.data.train.parts.all(p, has(p.task)))",
+        "self.data.train.parts.all(p, has(p.task) || has(p.answer)))",
         "is required by a reward function that compares; name the column with the reference answer",
         ".data.answer",
     )
 )
 def answers_are_there_for_rewards_that_compare(job: Job) -> Iterator[Violation]:
     data = job.spec.data
-    all_tasks = all(part.task is not None for _, part in job.train_parts)
+    all_have = all(part.task is not None or part.answer is not None for _, part in job.train_parts)
     comparing = [function.type for function in job.spec.reward.functions if function.type in NEEDS_ANSWER]
-    if data.answer is None and comparing and not all_tasks:
+    if data.answer is None and comparing and not all_have:
         yield Violation(
             "spec.data.answer",
             f"is required by the reward function {comparing[0]}",

@@ -9,6 +9,7 @@ from pydantic import Field
 from rljob_api.spec.base import Listed, Location, LongText, MapKeys, ShortText, SourceName, SpecModel
 
 TaskType = Literal["addition", "copy", "parity"]
+PromptText = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class TaskSpec(SpecModel):
@@ -41,6 +42,15 @@ class TrainPart(SpecModel):
     task: TaskSpec | None = Field(default=None, description="A generated task.")
     split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
     limit: int | None = Field(default=None, ge=1, le=1000000000, description="Use only the first rows.")
+    weight: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000000,
+        description="Its share of the prompts of each epoch, over the sum of all parts' weights; an epoch has as many "
+        "prompts as all parts have rows. All parts have one, or none. Default: each row once an epoch.",
+    )
+    prompt: PromptText | None = Field(default=None, description="As data.prompt, for this part. Default: that.")
+    answer: ShortText | None = Field(default=None, description="As data.answer, for this part. Default: that.")
 
     @property
     def label(self) -> str:
@@ -65,7 +75,13 @@ class TrainData(SpecModel):
     )
     task: TaskSpec | None = Field(default=None, description="A generated task.")
     parts: Annotated[Listed[TrainPart], Field(max_length=32)] = Field(
-        default=(), description="Several sources, mixed in proportion to their sizes; each part needs a name."
+        default=(),
+        description="Several sources, mixed by their weights, or else in proportion to their sizes; each needs a name.",
+    )
+    source_column: ShortText | None = Field(
+        default=None,
+        description="The column that says which data set a row is from: the data_source of reward functions written "
+        "for verl, and the name of reward/source/<source>/mean. Default: the name of the source is.",
     )
     split: ShortText | None = Field(default=None, description="Split of a Hugging Face data set.")
     limit: int | None = Field(default=None, ge=1, le=1000000000, description="Use only the first rows.")
@@ -126,7 +142,7 @@ class Data(SpecModel):
     validation: Annotated[Listed[ValidationSet], Field(max_length=32), MapKeys(("name",))] = Field(
         default=(), description="Held-out sets, scored as validation.every says."
     )
-    prompt: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+    prompt: PromptText = Field(
         default="question",
         description='The column with the prompt, or a template with columns in braces: "Add: {question}". '
         "A column may hold text or a list of chat messages.",

@@ -344,6 +344,12 @@ SCORE = "spec.reward.functions[0].function"
         ("response, anser", "needs 'anser', which samples of the source 'train' don't have", "did you mean answer?"),
         ("response, *, difficulty", "needs 'difficulty'", "give it a default, set it in params, or add the column"),
         ("response, /, answer", "takes response by position only", "remove the / from its parameters"),
+        ("data_source, solution_str, ground_truth, step", "needs 'step', which no sample has in verl's", "default"),
+        ("data_source, solution_str, ground_truht", "needs 'ground_truht'", "did you mean ground_truth?"),
+        ("solution_strs, ground_truths", "verl's signature for whole batches", "take data_source, solution_str"),
+        ("completions, level, **kwargs", "needs 'level', which samples of the source 'train' don't", "add the column"),
+        ("completions, trainer_state", "needs trainer_state, which is an object of TRL's", "give it a default"),
+        ("prompt, completions", "takes prompt (this trainer's) and completions (TRL's)", "names of one of them"),
     ],
 )
 def test_what_a_custom_reward_asks_for_has_to_be_there(
@@ -361,11 +367,22 @@ def test_what_a_custom_reward_asks_for_has_to_be_there(
         "response, *, anser='x'",
         "**everything",
         "prompt, tokens, finish, source",
+        "data_source, solution_str, ground_truth, extra_info=None, **kwargs",
+        "solution_str, ground_truth, reward_router_address=None",
+        "prompts, completions, answer, log_metric=None, **kwargs",
+        "completions, **kwargs",
     ],
 )
 def test_what_a_custom_reward_may_ask_for(edited: Edit, folder: Path, signature: str) -> None:
     (folder / "my_rewards.py").write_text(f"async def score({signature}): return 1\n")
     assert found(custom(edited, "my_rewards:score")) == []
+
+
+def test_verls_functions_need_reference_answers(edited: Edit, folder: Path) -> None:
+    (folder / "my_rewards.py").write_text("def score(data_source, solution_str, ground_truth, extra_info): return 1\n")
+    custom(edited, "my_rewards:score")
+    file = edited("answer: answer", "answer: null")
+    one(file, SCORE, "score needs ground_truth, and the job names no reference answer", "reward_model.ground_truth")
 
 
 @pytest.mark.parametrize(
@@ -389,6 +406,26 @@ def test_parameters_of_custom_rewards(edited: Edit, folder: Path) -> None:
     assert found(file) == []
     edited("params: {strict: true}", "params: {strict: true, stirct: 1}")
     one(file, "spec.reward.functions[0].params", "score takes no 'stirct'", "did you mean strict?")
+
+
+def test_parts_name_their_own_columns(edited: Edit, folder: Path) -> None:
+    (folder / "more.jsonl").write_text(
+        '{"text": "a", "truth": 1, "from": "x"}\n{"text": null, "truth": 2, "from": 3}\n'
+    )
+    (folder / "train.jsonl").write_text('{"question": "a", "answer": "b", "from": "y"}\n')
+    more = "{name: new, source: more.jsonl, prompt: 'Do {text}', answer: truth}"
+    file = edited(
+        "{source: train.jsonl}", f"{{parts: [{{name: old, source: train.jsonl}}, {more}], sourceColumn: from}}"
+    )
+    told = [str(violation) for violation in found(file)]
+    assert len(told) == 1
+    assert 'line 2: the column "text", which spec.data.train.parts[1].prompt names, is null' in told[0]
+    (folder / "more.jsonl").write_text('{"text": "a", "truth": "1", "from": "x"}\n')
+    assert found(file) == []
+    one(edited("answer: truth", "answer: turth"), "spec.data.train.parts[1].answer", 'no column "turth"')
+    edited("answer: turth", "answer: truth")
+    told = [violation.path for violation in found(edited("sourceColumn: from", "sourceColumn: form"))]
+    assert told == ["spec.data.train.sourceColumn"] * 2
 
 
 def test_a_column_that_one_of_two_sources_lacks(edited: Edit, folder: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from rljob_trainer.rewards import maths
 from rljob_trainer.rewards.gsm8k import gsm8k, number_in
 from rljob_trainer.rewards.maths import last_boxed, math
-from rljob_trainer.rewards.rules import TooSlowError, exact_match, length, normalised, overlong, pattern
+from rljob_trainer.rewards.rules import RewardVerdict, TooSlowError, exact_match, length, normalised, overlong, pattern
 
 GSM8K = Path(__file__).parents[3] / "examples" / "data" / "gsm8k"
 
@@ -31,7 +31,7 @@ def test_every_gold_solution_of_gsm8k_scores_one_against_itself(name: str, rows:
     assert len(answers) == rows
     for answer in answers:
         marked = answer.rsplit("#### ", 1)[1].replace(",", "").strip()
-        assert gsm8k(answer, answer) == (1.0, marked, True)
+        assert gsm8k(answer, answer) == RewardVerdict(1.0, marked, True)
         assert gsm8k(f"The answer is ${marked}.", marked, method="flexible").score == 1.0
 
 
@@ -71,8 +71,8 @@ def test_number_that_gsm8k_reads(text: str, strict: str | None, flexible: str | 
 
 
 def test_gsm8k_gives_the_format_score_for_a_wrong_number_in_the_right_place() -> None:
-    assert gsm8k("#### 71", "#### 72", format_score=0.1) == (0.1, "71", False)
-    assert gsm8k("71", "#### 72", format_score=0.1) == (0.0, None, False)
+    assert gsm8k("#### 71", "#### 72", format_score=0.1) == RewardVerdict(0.1, "71", False)
+    assert gsm8k("71", "#### 72", format_score=0.1) == RewardVerdict(0.0, None, False)
     with pytest.raises(ValueError, match="has no number"):
         gsm8k("#### 71", "seventy-two")
     with pytest.raises(ValueError, match=r"spec\.data\.answer"):
@@ -96,7 +96,7 @@ def test_gsm8k_gives_the_format_score_for_a_wrong_number_in_the_right_place() ->
     ],
 )
 def test_exact_match_and_its_share_of_positions(response: str, answer: str, score: float, share: float) -> None:
-    assert exact_match(response, answer) == (score, normalised(response), score == 1.0)
+    assert exact_match(response, answer) == RewardVerdict(score, normalised(response), score == 1.0)
     assert exact_match(response, answer, partial=True).score == pytest.approx(share)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,12 +30,15 @@ def training_feed(
     """The feed of ``spec.data.train``. ``base`` is where relative paths start; ``epochs`` None: without end; ``now``:
     the date in prompts whose chat template writes one (None: the present)."""
     encoder = PromptEncoder(tokenizer, prompt_settings(data), now)
-    parts = data.train.sources
+    train = data.train
     sources = []
-    for index, part in enumerate(parts):
-        field = f"spec.data.train.parts[{index}]" if data.train.parts else "spec.data.train"
-        sources.append(Source(source_name(part), rows_of(part, "train", field, base), encoder))
-    return PromptFeed(sources, seed=data.train.seed, shuffle=data.train.shuffle, epochs=epochs)
+    for index, part in enumerate(train.sources):
+        field = f"spec.data.train.parts[{index}]" if train.parts else "spec.data.train"
+        settings = part_settings(data, part, field)
+        its_encoder = encoder if settings == encoder.settings else PromptEncoder(tokenizer, settings, now)
+        rows = rows_of(part, "train", field, base)
+        sources.append(Source(source_name(part), rows, its_encoder, train.source_column, part.weight))
+    return PromptFeed(sources, seed=train.seed, shuffle=train.shuffle, epochs=epochs)
 
 
 def validation_sets(
@@ -45,8 +49,22 @@ def validation_sets(
     sets = {}
     for index, part in enumerate(data.validation):
         rows = rows_of(part, "validation", f"spec.data.validation[{index}]", base)
-        sets[part.name] = validation_prompts(Source(part.name, rows, encoder))
+        # A held-out set may be without the column: then its name says what it is.
+        column = data.train.source_column if data.train.source_column in rows.columns else None
+        sets[part.name] = validation_prompts(Source(part.name, rows, encoder, column))
     return sets
+
+
+def part_settings(data: Data, part: TrainPart, field: str) -> PromptSettings:
+    """How the rows of one training source become prompts; ``field`` is its path in the job file."""
+    settings = prompt_settings(data)
+    if part.prompt is not None:
+        settings = replace(settings, prompt=part.prompt, prompt_field=f"{field}.prompt")
+    if part.answer is not None:
+        settings = replace(settings, answer=part.answer, answer_field=f"{field}.answer")
+    elif part.task is None:
+        settings = replace(settings, answer=data.answer)
+    return settings
 
 
 def prompt_settings(data: Data) -> PromptSettings:

@@ -1,17 +1,19 @@
 """The stream of prompts that a run trains on: without end, or for a number of epochs.
 
-All sources form one pool of rows. Each epoch visits every row once, in an order that is a pure function of
-(seed, epoch); the position is therefore all there is to remember, and a resumed feed goes on with exactly the
-prompt that came next. Rows are read and tokenised some blocks ahead of their use (``data/ahead.py``): whoever asks for
-prompts mostly finds them ready. Later epochs find those that fit into memory as the first one read them
-(``data/kept.py``), and so does the first one if they could be read while engines were starting.
+All sources form one pool of rows. Each epoch visits every row once, or each source in proportion to its weight, in an
+order that is a pure function of (seed, epoch); the position is therefore all there is to remember, and a resumed feed
+goes on with exactly the prompt that came next. Rows are read and tokenised some blocks ahead of their use
+(``data/ahead.py``): whoever asks for prompts mostly finds them ready. Later epochs find those that fit into memory as
+the first one read them (``data/kept.py``), and so does the first one if they could be read while engines were starting.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Protocol
@@ -20,14 +22,21 @@ from zlib import crc32
 import numpy as np
 
 from rljob_trainer.data.ahead import ReadAhead
-from rljob_trainer.data.columns import Row, lacks_column, null_column
+from rljob_trainer.data.columns import Row, as_text, column, lacks_column, null_column, require_columns
 from rljob_trainer.data.kept import KeptPrompts
 from rljob_trainer.data.order import Int64Array, permutation
 from rljob_trainer.data.tokenisation import EncodedPrompt, PromptEncoder
 from rljob_trainer.episodes.episode import Prompt
 from rljob_trainer.episodes.receipts import prompt_digest
-from rljob_trainer.errors import CheckpointError, DataError, IntegrityError
+from rljob_trainer.errors import CheckpointError, DataError, IntegrityError, JobFileError
+from rljob_trainer.texts import writable
 
+SOURCE_COLUMN = "spec.data.train.sourceColumn"
+OTHER = "other"
+MOST_COUNTED = 32
+"""Data sources that have metrics of their own; further ones have those of ``OTHER`` together."""
+_LONGEST_NAME = 64
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]+")
 _WITNESSES = 64
 """Rows of each source, spread evenly, by which it is recognised."""
 BLOCK = 64
@@ -64,15 +73,26 @@ class Source:
     name: str
     rows: Rows
     encoder: PromptEncoder
+    data_source: str | None = None
+    """The column (or path) that says which data set a row is from."""
+    weight: float | None = None
+    """Its share of an epoch's prompts, over the sum of all sources' weights; None: each of its rows once."""
+
+    def check_columns(self) -> None:
+        """Raises ``JobFileError`` naming the columns that are needed and not there."""
+        self.encoder.check_columns(self.rows.columns, f"data source {self.name!r}")
+        if self.data_source is not None:
+            require_columns([self.data_source], self.rows.columns, SOURCE_COLUMN, f"data source {self.name!r}")
 
     def check_rows(self) -> None:
         """Raises ``DataError`` naming a row that lacks what prompt or answer need, or in which it is null and must not
         be, if one is known already."""
-        for name, field in self.encoder.needed:
+        said = [] if self.data_source is None else [(self.data_source, SOURCE_COLUMN)]
+        for name, field in [*self.encoder.needed, *said]:
             index = self.rows.first_without(name)
             if index is not None:
                 raise lacks_column(self.rows.place(index), self.rows[index], name, field)
-        for name, field in self.encoder.never_null:
+        for name, field in [*self.encoder.never_null, *said]:
             index = self.rows.first_null(name)
             if index is not None:
                 raise null_column(self.rows.place(index), name, field)
@@ -92,6 +112,18 @@ class Source:
             if encoded is not None
         }
 
+    def data_source_of(self, row: int, columns: Row) -> str | None:
+        """Which data set a row is from. Raises ``DataError`` naming a row that does not say it."""
+        if self.data_source is None:
+            return None
+        try:
+            value = column(columns, self.data_source)
+        except KeyError:
+            raise lacks_column(self.rows.place(row), columns, self.data_source, SOURCE_COLUMN) from None
+        if value is None:
+            raise null_column(self.rows.place(row), self.data_source, SOURCE_COLUMN)
+        return writable(as_text(value))
+
     def prompt(self, encoded: EncodedPrompt, row: int, *, ordinal: int, epoch: int) -> Prompt:
         """What the pipeline gets."""
         return Prompt(
@@ -104,6 +136,9 @@ class Source:
             answer=encoded.answer,
             columns=encoded.columns,
             messages=encoded.messages,
+            reference=encoded.reference,
+            conversational=encoded.conversational,
+            data_source=self.data_source_of(row, encoded.columns),
         )
 
 
@@ -128,11 +163,20 @@ class PromptFeed:
         for source in sources:
             if len(source.rows) == 0:
                 raise DataError(f"data source {source.name!r} has no rows")
-            source.encoder.check_columns(source.rows.columns, f"data source {source.name!r}")
+            source.check_columns()
             source.check_rows()
         self._sources = tuple(sources)
         self._starts = [0, *accumulate(len(source.rows) for source in sources)]
         self._seed, self._shuffle, self._epochs = seed, shuffle, epochs
+        self._shares = shares([len(source.rows) for source in sources], [source.weight for source in sources])
+        for source, share in zip(sources, self._shares or (), strict=False):
+            if share == 0:
+                raise JobFileError(
+                    f"spec.data.train.parts: with a weight of {source.weight:g} none of the {len(self)} prompts of an "
+                    f"epoch is from {source.name!r}; raise it, or leave the part out"
+                )
+        self._counted: dict[str, None] = {}
+        """Data sources with metrics of their own, in the order in which the feed came upon them."""
         self._ordinal = 0
         self._epoch = 0
         self._position = 0
@@ -146,7 +190,7 @@ class PromptFeed:
         self._first_read: dict[str, dict[str, list[int]]] | None = None
 
     def __len__(self) -> int:
-        """Rows per epoch, overlong ones included."""
+        """Rows per epoch, overlong ones included. With weights some come several times, and others in another epoch."""
         return self._starts[-1]
 
     @property
@@ -207,7 +251,16 @@ class PromptFeed:
             )
         prompt = source.prompt(encoded, row, ordinal=self._ordinal, epoch=self._epoch)
         self._ordinal += 1
-        return prompt
+        return self._counted_as(prompt)
+
+    def _counted_as(self, prompt: Prompt) -> Prompt:
+        """The prompt with the name of its data source in metrics. The first few that come have one of their own."""
+        if prompt.data_source is None:
+            return prompt
+        name = _UNSAFE.sub("-", prompt.data_source)[:_LONGEST_NAME] or "-"
+        if name not in self._counted and len(self._counted) < MOST_COUNTED:
+            self._counted[name] = None
+        return replace(prompt, counted_as=name if name in self._counted else OTHER)
 
     def _take(self) -> EncodedPrompt | None:
         try:
@@ -229,7 +282,7 @@ class PromptFeed:
             raise CheckpointError(
                 f"row {row} of data source {source!r} gave prompt {ordinal} and is not there any more"
             )
-        return owner.prompt(encoded, row, ordinal=ordinal, epoch=epoch)
+        return self._counted_as(owner.prompt(encoded, row, ordinal=ordinal, epoch=epoch))
 
     def first_prompts(self, count: int) -> list[Prompt]:
         """Up to ``count`` prompts of the first rows that give one, whatever the order and position of the feed."""
@@ -252,6 +305,8 @@ class PromptFeed:
             "seed": self._seed,
             "shuffle": self._shuffle,
             "sources": [[source.name, len(source.rows)] for source in self._sources],
+            "weights": [source.weight for source in self._sources],
+            "counted": list(self._counted),
             "witnesses": self._witnesses,
             "date": self._sources[0].encoder.date,
         }
@@ -286,7 +341,7 @@ class PromptFeed:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes to a saved position. Raises ``CheckpointError`` when the data or its order is not the same."""
         mine = self.state_dict()
-        for key in ("seed", "shuffle", "sources"):  # before the rows themselves: fewer of them say more
+        for key in ("seed", "shuffle", "sources", "weights"):  # before the rows themselves: fewer of them say more
             if state[key] != mine[key]:
                 raise CheckpointError(
                     f"the checkpoint's data position belongs to {key} = {state[key]}, but the job has {mine[key]}; "
@@ -295,9 +350,30 @@ class PromptFeed:
         self._check_witnesses(state["witnesses"])
         self._ordinal, self._epoch, self._position = state["ordinal"], state["epoch"], state["position"]
         self.dropped, self.truncated = state["dropped"], state["truncated"]
+        self._counted = dict.fromkeys(state["counted"])
 
     def _new_order(self, epoch: int) -> Int64Array:
+        if self._shares is not None:
+            return self._mixed_order(epoch, self._shares)
         return permutation(len(self), self._seed, epoch) if self._shuffle else np.arange(len(self))
+
+    def _mixed_order(self, epoch: int, shares: Sequence[int]) -> Int64Array:
+        """The rows of an epoch with weights. Each source is gone through pass after pass, whatever the epochs: it goes
+        on in each epoch where the one before has stopped."""
+        chosen: list[Int64Array] = []
+        for number, (source, share) in enumerate(zip(self._sources, shares, strict=True)):
+            size, first, behind = len(source.rows), epoch * share, (epoch + 1) * share
+            for passed in range(first // size, (behind - 1) // size + 1):
+                # A key of three numbers: the order of an epoch has two.
+                rows = permutation(size, self._seed, passed, number) if self._shuffle else np.arange(size)
+                begun = passed * size
+                chosen.append(self._starts[number] + rows[max(0, first - begun) : behind - begun])
+        together = np.concatenate(chosen)
+        if self._shuffle:
+            return together[permutation(len(together), self._seed, epoch)]
+        # Evenly: the k-th of n prompts belongs at (k + 1/2) / n of the epoch.
+        places = np.concatenate([(np.arange(share) + 0.5) / share for share in shares])
+        return together[np.argsort(places, kind="stable")]
 
     def _locate(self, index: int) -> tuple[Source, int]:
         """The source of a row of the pool, and its position there."""
@@ -316,6 +392,21 @@ class PromptFeed:
         for index, prompt in read.items():
             self._kept.keep(index, prompt)
         return [read[index] if index in read else self._kept[index] for index in block]
+
+
+def shares(rows: Sequence[int], weights: Sequence[float | None]) -> list[int] | None:
+    """How many of an epoch's ``sum(rows)`` prompts each source gives: its part by weight, rounded so that the sum is
+    right (the largest remainders are rounded up, of equal ones the first). None without weights."""
+    given = [weight for weight in weights if weight is not None]
+    if len(given) < len(weights):
+        return None
+    total, whole = sum(rows), sum(map(Fraction, given))
+    exact = [total * Fraction(weight) / whole for weight in given]
+    counts = [int(part) for part in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
 
 
 def validation_prompts(source: Source, limit: int | None = None) -> list[Prompt]:

@@ -50,6 +50,10 @@ class EncodedPrompt:
     truncated: bool = False
     messages: tuple[Mapping[str, Any], ...] = ()
     """What the chat template has made the text of; empty without one."""
+    reference: Any = None
+    """The cell that ``answer`` is the text of."""
+    conversational: bool = False
+    """The row's prompt is chat messages, and no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,9 @@ class PromptSettings:
     max_tokens: int = 1024
     overlong: Overlong = "drop"
     """``truncate`` keeps the last ``max_tokens`` tokens: the question usually stands at the end."""
+    prompt_field: str = "spec.data.prompt"
+    answer_field: str = "spec.data.answer"
+    """Where the job file says so, for messages."""
 
 
 class PromptEncoder:
@@ -78,7 +85,7 @@ class PromptEncoder:
         """
         self.tokenizer = tokenizer
         self.settings = settings
-        self._template = Template(settings.prompt, "spec.data.prompt") if is_template(settings.prompt) else None
+        self._template = Template(settings.prompt, settings.prompt_field) if is_template(settings.prompt) else None
         self._chat = ChatTemplate(tokenizer, now=now)
         if settings.chat == "always" and not self._chat.is_there:
             raise JobFileError(
@@ -89,7 +96,7 @@ class PromptEncoder:
         if settings.system_prompt and not self.uses_chat:
             raise JobFileError(
                 "spec.data.systemPrompt needs a chat template, and none is applied here; "
-                "write the text into the template of spec.data.prompt instead"
+                f"write the text into the template of {settings.prompt_field} instead"
             )
         # A chat template writes the special tokens itself.
         self._ids_of = text_encoder(tokenizer, add_special_tokens=not self.uses_chat)
@@ -114,13 +121,13 @@ class PromptEncoder:
     @property
     def never_null(self) -> list[tuple[str, str]]:
         """The columns that must not be null: a sample may lack an answer, if its reward needs none."""
-        return [(name, field) for name, field in self.needed if field == "spec.data.prompt"]
+        return [(name, field) for name, field in self.needed if field == self.settings.prompt_field]
 
     @property
     def _named(self) -> dict[str, tuple[str, ...]]:
         return {
-            "spec.data.prompt": self._template.columns if self._template else (self.settings.prompt,),
-            "spec.data.answer": () if self.settings.answer is None else (self.settings.answer,),
+            self.settings.prompt_field: self._template.columns if self._template else (self.settings.prompt,),
+            self.settings.answer_field: () if self.settings.answer is None else (self.settings.answer,),
         }
 
     def encode(self, rows: Sequence[Row], places: Sequence[str]) -> list[EncodedPrompt | None]:
@@ -128,7 +135,19 @@ class PromptEncoder:
 
         ``places`` says where each row is from, for messages. Raises ``DataError`` naming the row.
         """
-        asked = [self._messages(row, place) for row, place in zip(rows, places, strict=True)]
+        contents = [
+            prompt_content(
+                row,
+                place,
+                self.settings.prompt,
+                self._template,
+                uses_chat=self.uses_chat,
+                field=self.settings.prompt_field,
+            )
+            for row, place in zip(rows, places, strict=True)
+        ]
+        system_prompt = self.settings.system_prompt if self.uses_chat else None
+        asked = [as_messages(content, system_prompt) for content in contents]
         texts = [self._text(each, place) for each, place in zip(asked, places, strict=True)]
         for text, place in zip(texts, places, strict=True):
             if escape := lone_surrogate(text):
@@ -140,14 +159,11 @@ class PromptEncoder:
         if not self.uses_chat:
             return encoded
         return [
-            None if prompt is None else replace(prompt, messages=tuple(messages))
-            for prompt, messages in zip(encoded, asked, strict=True)
+            None
+            if prompt is None
+            else replace(prompt, messages=tuple(messages), conversational=isinstance(content, list))
+            for prompt, messages, content in zip(encoded, asked, contents, strict=True)
         ]
-
-    def _messages(self, row: Row, place: str) -> list[dict[str, Any]]:
-        """What is asked; of a prompt without chat template one message with its text."""
-        content = prompt_content(row, place, self.settings.prompt, self._template, uses_chat=self.uses_chat)
-        return as_messages(content, self.settings.system_prompt if self.uses_chat else None)
 
     def _text(self, messages: list[dict[str, Any]], place: str) -> str:
         if not self.uses_chat:
@@ -173,7 +189,8 @@ class PromptEncoder:
                     f"{self.settings.max_tokens}; raise it, or set overlongPrompts: drop or truncate"
                 )
             ids = ids[-self.settings.max_tokens :]
-        return EncodedPrompt(text, tuple(ids), self._answer(row, place), row, truncated)
+        answer, reference = self._answer(row, place)
+        return EncodedPrompt(text, tuple(ids), answer, row, truncated, reference=reference)
 
     def _has_unknown_characters(self, text: str) -> bool:
         """Whether the token for what is unknown stands for anything but itself. It may be the one that begins or ends
@@ -181,39 +198,47 @@ class PromptEncoder:
         (ids,) = self._ids_of_text_alone([text])
         return ids.count(self.tokenizer.unk_token_id) > text.count(self.tokenizer.unk_token)
 
-    def _answer(self, row: Row, place: str) -> str | None:
+    def _answer(self, row: Row, place: str) -> tuple[str | None, Any]:
+        """The answer as text, and the cell itself."""
         if self.settings.answer is None:
-            return None
+            return None, None
         try:
             value = column(row, self.settings.answer)
         except KeyError:
-            raise lacks_column(place, row, self.settings.answer, "spec.data.answer") from None
+            raise lacks_column(place, row, self.settings.answer, self.settings.answer_field) from None
         text = None if value is None else as_text(value)
         if text is not None and (escape := lone_surrogate(text)):
             raise half_a_character(place, self.settings.answer, escape)
-        return text
+        return text, value
 
 
 def prompt_content(
-    row: Row, place: str, prompt: str, template: Template | None, *, uses_chat: bool | None
+    row: Row,
+    place: str,
+    prompt: str,
+    template: Template | None,
+    *,
+    uses_chat: bool | None,
+    field: str = "spec.data.prompt",
 ) -> str | list[dict[str, Any]]:
     """A row's prompt: text, or the chat messages that its column holds. ``template``: of ``prompt``, if it is one.
 
-    ``uses_chat`` None: it is not known yet whether a chat template will be applied. Raises ``DataError`` naming the
+    ``uses_chat`` None: it is not known yet whether a chat template will be applied. ``field`` names it in the job file.
+    Raises ``DataError`` naming the
     row.
     """
     try:
         content = template.render(row) if template else column(row, prompt)
     except KeyError as missing:
-        raise lacks_column(place, row, str(missing.args[0]), "spec.data.prompt") from None
+        raise lacks_column(place, row, str(missing.args[0]), field) from None
     except NullColumnError as null:
-        raise null_column(place, str(null.args[0]), "spec.data.prompt") from None
+        raise null_column(place, str(null.args[0]), field) from None
     if content is None:
-        raise null_column(place, prompt, "spec.data.prompt")
+        raise null_column(place, prompt, field)
     messages = _messages(content)
     if messages is None:
         if isinstance(content, Sequence | Mapping) and not isinstance(content, str):
-            raise _no_text(content, place, prompt)
+            raise _no_text(content, place, prompt, field)
         return as_text(content)
     if uses_chat is False:
         raise DataError(
@@ -263,7 +288,7 @@ def _check_message(message: Mapping[str, Any], place: str) -> None:
         raise DataError(f"{place}: its content must be text; fill it, or remove the row")
 
 
-def _no_text(content: Sequence[Any] | Mapping[str, Any], place: str, name: str) -> DataError:
+def _no_text(content: Sequence[Any] | Mapping[str, Any], place: str, name: str, field: str) -> DataError:
     """What is said of a cell that is neither text nor messages, and would be a prompt as Python writes it."""
     kind = type(content).__name__
     what = f"a {kind} ({str(content)[:60]})"
@@ -271,7 +296,7 @@ def _no_text(content: Sequence[Any] | Mapping[str, Any], place: str, name: str) 
         number, wrong = next((i, m) for i, m in enumerate(content) if not (isinstance(m, Mapping) and "role" in m))
         what = f"a list whose entry {number} is no chat message with a role ({str(wrong)[:60]})"
     return DataError(
-        f"{place}: column {name!r} (spec.data.prompt) holds {what}; write text, or a list of messages with role and "
+        f"{place}: column {name!r} ({field}) holds {what}; write text, or a list of messages with role and "
         "content, or name another column"
     )
 

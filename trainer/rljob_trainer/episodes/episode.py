@@ -38,6 +38,14 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Mapping[str, Any]] = ()
     """What the chat template has made ``text`` of; empty without one."""
+    reference: Any = None
+    """The cell of the row that ``answer`` is the text of."""
+    conversational: bool = False
+    """The row's prompt is chat messages, and no text."""
+    data_source: str | None = None
+    """What the row's column ``data.train.sourceColumn`` says; None: there is none."""
+    counted_as: str | None = None
+    """The name of that in metrics, of which there are few; None: ``source`` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,8 @@ class RewardResult:
 
     score: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    details: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers that reward functions gave, as ``function.name``; no parts of the score."""
     prediction: str | None = None
     """The extracted answer, for majority voting (maj@k)."""
     correct: bool | None = None

@@ -98,9 +98,13 @@ def _source(
         yield as_violation(error, field)
         return
     columns[part.name if isinstance(part, ValidationSet) else part.label] = frozenset(present)
-    wanted = [("spec.data.prompt", name) for name in _columns(data.prompt)]
-    if data.answer is not None:
-        wanted.append(("spec.data.answer", data.answer))
+    asked_by, prompt, answered_by, answer = _named(found, path, part)
+    wanted = [(asked_by, name) for name in _columns(prompt)]
+    if answer is not None:
+        wanted.append((answered_by, answer))
+    said_by = "spec.data.train.sourceColumn"
+    if isinstance(part, TrainPart) and data.train.source_column is not None:
+        wanted.append((said_by, data.train.source_column))
     whole = True
     for place, name in wanted:
         if not found.says(place):
@@ -122,11 +126,11 @@ def _source(
         if (index := rows.first_without(name)) is not None:
             whole = False
             yield as_violation(lacks_column(rows.place(index), rows[index], name, place), field)
-        if place == "spec.data.prompt" and (index := rows.first_null(name)) is not None:
+        if place in (asked_by, said_by) and (index := rows.first_null(name)) is not None:
             whole = False
             yield as_violation(null_column(rows.place(index), name, place), field)
         elif (
-            place == "spec.data.answer"
+            place == answered_by
             and (index := rows.first_null(name)) is not None
             and (reward := _comparing(found, part)) is not None
         ):
@@ -137,8 +141,20 @@ def _source(
                 "fill it, or remove the row",
             )
     asked = rows if problems is None else problems
-    if whole and asked is not None and found.says("spec.data.prompt", "spec.data.chat", f"{path}.limit"):
-        yield from _prompts(found, f"{path}.task" if part.task else field, asked, tokenizer)
+    if whole and asked is not None and found.says(asked_by, "spec.data.chat", f"{path}.limit"):
+        yield from _prompts(found, f"{path}.task" if part.task else field, asked, tokenizer, prompt, asked_by)
+
+
+def _named(found: Readable, path: str, part: TrainPart | ValidationSet) -> tuple[str, str, str, str | None]:
+    """Prompt and answer of a source, each behind the field that names it."""
+    data = found.job.spec.data
+    asked_by, prompt, answered_by, answer = "spec.data.prompt", data.prompt, "spec.data.answer", data.answer
+    if isinstance(part, TrainPart):
+        if part.prompt is not None:
+            asked_by, prompt = f"{path}.prompt", part.prompt
+        if part.answer is not None:
+            answered_by, answer = f"{path}.answer", part.answer
+    return asked_by, prompt, answered_by, answer
 
 
 def _comparing(found: Readable, part: TrainPart | ValidationSet) -> str | None:
@@ -153,7 +169,9 @@ def _comparing(found: Readable, part: TrainPart | ValidationSet) -> str | None:
     return None
 
 
-def _prompts(found: Readable, field: str, rows: Rows, tokenizer: KnownTokenizer) -> Iterator[Violation]:
+def _prompts(
+    found: Readable, field: str, rows: Rows, tokenizer: KnownTokenizer, prompt: str, asked_by: str
+) -> Iterator[Violation]:
     """The first row that is no prompt for this tokenizer."""
     from rljob_trainer.data.columns import Template, is_template
     from rljob_trainer.data.tokenisation import as_messages, cannot_be_rendered, prompt_content, unknown_characters
@@ -165,12 +183,13 @@ def _prompts(found: Readable, field: str, rows: Rows, tokenizer: KnownTokenizer)
     else:
         uses_chat = False if data.chat == "never" else tokenizer.has_template
     try:
-        template = Template(data.prompt, "spec.data.prompt") if is_template(data.prompt) else None
+        template = Template(prompt, asked_by) if is_template(prompt) else None
     except JobFileError:  # a rule has said it
         return
     for index in sorted({*range(min(_PROMPTS, len(rows))), len(rows) - 1}):
         try:
-            content = prompt_content(rows[index], rows.place(index), data.prompt, template, uses_chat=uses_chat)
+            place = rows.place(index)
+            content = prompt_content(rows[index], place, prompt, template, uses_chat=uses_chat, field=asked_by)
         except DataError as error:
             yield as_violation(error, field)
             return

@@ -10,7 +10,7 @@ from rljob_api import Readable, Violation
 from rljob_api.problems import did_you_mean
 from rljob_api.spec.reward import RewardFunction
 from rljob_trainer.preflight.modules import missing_imports, module_spec, names_in, parsed, search_path
-from rljob_trainer.rewards.terms import STANDARD
+from rljob_trainer.rewards.signatures import NAMES, Parameters, SignatureError, convention_of, has
 
 
 def check_rewards(
@@ -23,11 +23,24 @@ def check_rewards(
             continue
         if not job.spec.code and found.says("spec.code"):
             place = f"spec.reward.functions[{index}]"
-            yield from _custom_function(place, function, folders, columns if found.says("spec.data") else {})
+            present = columns if found.says("spec.data") else {}
+            yield from _custom_function(place, function, folders, present, _has_answers(found))
+
+
+def _has_answers(found: Readable) -> bool:
+    """Whether there may be reference answers, as far as the job can be read. Generated tasks have them."""
+    data = found.job.spec.data
+    parts = data.train.sources
+    named = data.answer is not None or all(part.task is not None or part.answer is not None for part in parts)
+    return named or not found.says("spec.data")
 
 
 def _custom_function(
-    place: str, function: RewardFunction, folders: Sequence[Path], columns: Mapping[str, Collection[str]]
+    place: str,
+    function: RewardFunction,
+    folders: Sequence[Path],
+    columns: Mapping[str, Collection[str]],
+    has_answers: bool,
 ) -> Iterator[Violation]:
     """Looks for ``module:function`` without running the module."""
     path = f"{place}.function"
@@ -39,12 +52,17 @@ def _custom_function(
         return
     if spec.origin is None or not spec.origin.endswith(".py"):
         return
-    yield from _function_in(place, Path(spec.origin), name, function, columns)
+    yield from _function_in(place, Path(spec.origin), name, function, columns, has_answers)
     yield from missing_imports(path, Path(spec.origin), module, search)
 
 
 def _function_in(
-    place: str, file: Path, name: str, function: RewardFunction, columns: Mapping[str, Collection[str]]
+    place: str,
+    file: Path,
+    name: str,
+    function: RewardFunction,
+    columns: Mapping[str, Collection[str]],
+    has_answers: bool,
 ) -> Iterator[Violation]:
     """Whether a Python file defines a name at its top level that can be called with what a sample has, as far as
     reading can tell."""
@@ -56,7 +74,7 @@ def _function_in(
     names = names_in(tree)
     if name in names or "*" in names or "__getattr__" in names:
         if (definition := _only_definition(tree, name)) is not None:
-            yield from _call(place, f"{file}, line {definition.lineno}", definition, function, columns)
+            yield from _call(place, f"{file}, line {definition.lineno}", definition, function, columns, has_answers)
         elif (value := _only_value(tree, name)) is not None:
             yield Violation(
                 path,
@@ -108,6 +126,7 @@ def _call(
     definition: ast.FunctionDef | ast.AsyncFunctionDef,
     function: RewardFunction,
     columns: Mapping[str, Collection[str]],
+    has_answers: bool,
 ) -> Iterator[Violation]:
     """What keeps a function from being called by keyword with what each of its sources' samples has."""
     arguments, name = definition.args, definition.name
@@ -132,18 +151,33 @@ def _call(
                     f"{where}: {name} takes no {given!r}",
                     f"did you mean {close}?" if close else f"it takes {', '.join(by_keyword) or 'none'}",
                 )
-    needed = [n for n in by_keyword if n not in optional and n not in STANDARD and n not in function.params]
-    for source, present in columns.items():
-        if function.sources and source not in function.sources:
+    parameters = Parameters(tuple(by_keyword), frozenset(optional))
+    try:
+        convention = convention_of(parameters, function.params)
+    except SignatureError as error:
+        yield Violation(f"{place}.function", f"{where}: {name} {error.problem}", error.remedy)
+        return
+    if convention == "verl" and "ground_truth" in parameters.required and not has_answers:
+        yield Violation(
+            f"{place}.function",
+            f"{where}: {name} needs ground_truth, and the job names no reference answer",
+            "name its column in spec.data.answer (reward_model.ground_truth in data sets made for verl)",
+        )
+    needed = [n for n in parameters.required if n not in function.params]
+    # verl's are the same for all rows.
+    for source, present in columns.items() if convention != "verl" else [("", ())]:
+        if function.sources and source and source not in function.sources:
             continue
+        there = has(convention, present)
         for wanted in needed:
-            if wanted not in present:
-                close = did_you_mean(wanted, [*STANDARD, *present])
+            if wanted not in there:
+                close = did_you_mean(wanted, there)
+                whose = f"samples of the source {source!r} don't have" if source else "no sample has"
+                way = "" if convention == "rljob" else f" in {NAMES[convention]} signature"
                 yield Violation(
                     f"{place}.function",
-                    f"{where}: {name} needs {wanted!r}, which samples of the source {source!r} don't have; they have "
-                    f"{', '.join(dict.fromkeys([*STANDARD, *present]))}",
+                    f"{where}: {name} needs {wanted!r}, which {whose}{way}; they have {', '.join(there)}",
                     f"did you mean {close}?" if close else "give it a default, set it in params, or add the column",
                 )
-        if any(wanted not in present for wanted in needed):
+        if any(wanted not in there for wanted in needed):
             return

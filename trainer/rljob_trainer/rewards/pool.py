@@ -158,6 +158,10 @@ class RewardPool:
                     label=f"{episode.id} ({prompt.source}, row {prompt.row})",
                     conversation=episode.messages,
                     returned=episode.returned,
+                    reference=prompt.reference,
+                    data_source=prompt.data_source,
+                    messages=prompt.messages,
+                    conversational=prompt.conversational,
                 )
                 for episode in group.episodes
             ]
@@ -185,6 +189,10 @@ class RewardPool:
         """The sample's reward, or the job's answer to a function that failed on it."""
         specs = self._route(response.source).specs
         failures = [verdict for verdict in outcome.values() if isinstance(verdict, RewardFailure)]
+        if not any(outcome.values()):
+            failures = [
+                RewardFailure(spec.name, "it returned None, and no other function scores the sample") for spec in specs
+            ]
         if not failures:
             result = combine(specs, outcome, response.tokens, self._overlong)
             if (problem := too_large(result)) is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,6 +33,8 @@ class RewardVerdict(NamedTuple):
     prediction: str | None = None
     """The extracted answer, in a form in which equal answers are equal strings (for maj@k)."""
     correct: bool | None = None
+    details: Mapping[str, float] = {}
+    """Further numbers, for metrics."""
 
 
 @dataclass(frozen=True, slots=True)

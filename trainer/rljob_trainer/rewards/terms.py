@@ -10,9 +10,10 @@ import hashlib
 import importlib
 import inspect
 import math
+import numbers
 import re
 import reprlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -20,6 +21,15 @@ from zlib import crc32
 from rljob_trainer.episodes.episode import RewardResult
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.rules import RewardVerdict, TooSlowError, built_in, overlong
+from rljob_trainer.rewards.signatures import (
+    OWN,
+    Convention,
+    Parameters,
+    SignatureError,
+    convention_of,
+    trl_arguments,
+    verl_arguments,
+)
 from rljob_trainer.texts import writable
 
 if TYPE_CHECKING:
@@ -29,6 +39,9 @@ if TYPE_CHECKING:
 LARGEST_SCORE = 1e15
 """Training computes in float32, whose largest number is 3.4e38, with squares and sums of the scores of a batch: those
 of 10^8 samples of this size are still finite."""
+MOST_DETAILS = 32
+"""Numbers that a function may return besides a sample's score: each is a metric."""
+_LONGEST_NAME = 64
 _LONGEST_PREDICTION = 16384
 _LONGEST_MESSAGE = 2000
 """Characters of what a function says of itself: a prediction is kept in every sample, a message in the log."""
@@ -50,6 +63,14 @@ class Response(NamedTuple):
     """The chat messages of an episode of many turns, the prompt's too."""
     returned: Any = None
     """What the environment's program has returned."""
+    reference: Any = None
+    """The cell that ``answer`` is the text of."""
+    data_source: str | None = None
+    """What the column ``data.train.sourceColumn`` says; None: there is none."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """The chat messages that the model was asked with; empty without a chat template."""
+    conversational: bool = False
+    """The row's prompt is chat messages, and no text."""
 
     def digest(self) -> int:
         """32 bits of which sample this is and of its text."""
@@ -99,11 +120,8 @@ class RewardFailure:
         return (self.ended or self.gave_up) and not self.lost
 
 
-Outcome = dict[str, RewardVerdict | RewardFailure]
-"""What the terms said about one sample, by their names."""
-
-STANDARD = ("prompt", "response", "answer", "source", "tokens", "finish", "conversation", "returned")
-"""What every sample has, besides the columns of its row."""
+Outcome = dict[str, RewardVerdict | RewardFailure | None]
+"""What the terms said about one sample, by their names; None: a function of TRL's kind has nothing to say about it."""
 
 
 class Term:
@@ -129,12 +147,15 @@ class Term:
         if not self._takes_all and (unknown := sorted(set(self._params) - self._names)):
             raise JobFileError(
                 f"{spec.place}.params: {spec.title} takes no {', '.join(map(repr, unknown))}; "
-                f"it takes {', '.join(sorted(self._names - set(STANDARD))) or 'none'}"
+                f"it takes {', '.join(sorted(self._names - set(OWN))) or 'none'}"
             )
+        self._convention: Convention = "rljob"
+        if rule is None and signature is not None:
+            self._convention = _convention(spec, signature)
         if spec.type == "pattern":
             _check_pattern(spec)
-        self._wanted_standard = tuple(n for n in STANDARD if self._takes_all or n in self._names)
-        self._wants_columns = self._takes_all or bool(self._names - set(STANDARD) - set(self._params))
+        self._wanted_standard = tuple(n for n in OWN if self._takes_all or n in self._names)
+        self._wants_columns = self._takes_all or bool(self._names - set(OWN) - set(self._params))
 
     def prepare(self) -> None:
         """Does what would make the first call slow."""
@@ -144,8 +165,9 @@ class Term:
     def applies_to(self, source: str) -> bool:
         return self.spec.applies_to(source)
 
-    def score(self, response: Response) -> RewardVerdict | RewardFailure:
-        """Calls a function that is not async. Whatever it raises becomes a ``RewardFailure`` that says where."""
+    def score(self, response: Response) -> RewardVerdict | RewardFailure | None:
+        """Calls a function that is not async. Whatever it raises becomes a ``RewardFailure`` that says where; None: it
+        says nothing about this sample."""
         try:
             returned = self._function(**self._arguments(response))
         except TooSlowError as slow:
@@ -154,7 +176,7 @@ class Term:
             return RewardFailure(self.spec.name, _described(problem))
         return self._judged(returned)
 
-    async def score_async(self, response: Response) -> RewardVerdict | RewardFailure:
+    async def score_async(self, response: Response) -> RewardVerdict | RewardFailure | None:
         """Scores like ``score``, by an async function. Whoever awaits it in a task of its own and cancels that task
         must not expect it to end as cancelled."""
         try:
@@ -164,16 +186,24 @@ class Term:
             return RewardFailure(self.spec.name, _described(problem))
         return self._judged(returned)
 
-    def _judged(self, returned: Any) -> RewardVerdict | RewardFailure:
+    def _judged(self, returned: Any) -> RewardVerdict | RewardFailure | None:
         """What was returned as a verdict, or what is wrong with it."""
         try:
-            return _verdict(returned)
+            if self._convention == "trl":
+                (returned,) = _list_of_one(returned)
+                if returned is None:
+                    return None
+            return _verdict(returned, of_verl=self._convention == "verl")
         except _UnusableError as problem:
             return RewardFailure(self.spec.name, str(problem))
         except BaseException as problem:  # noqa: BLE001  what conversions of the user's types raise
             return RewardFailure(self.spec.name, f"what it returned cannot be used: {_described(problem)}")
 
     def _arguments(self, response: Response) -> dict[str, Any]:
+        if self._convention != "rljob":
+            given = verl_arguments(response) if self._convention == "verl" else trl_arguments(response)
+            wanted = given if self._takes_all else {name: given[name] for name in given if name in self._names}
+            return {**wanted, **self._params}
         arguments: dict[str, Any] = {}
         if self._wants_columns:
             if self._takes_all:
@@ -230,6 +260,7 @@ def combine(
     Prediction and correctness are those of the first term, in the job file's order, that knows them.
     """
     parts: dict[str, float] = {}
+    details: dict[str, float] = {}
     score = 0.0
     prediction: str | None = None
     correct: bool | None = None
@@ -239,6 +270,7 @@ def combine(
             continue
         assert isinstance(verdict, RewardVerdict)
         parts[spec.name] = verdict.score
+        details.update((f"{spec.name}.{name}", value) for name, value in verdict.details.items())
         score += spec.weight * verdict.score
         prediction = verdict.prediction if prediction is None else prediction
         correct = verdict.correct if correct is None else correct
@@ -247,7 +279,7 @@ def combine(
             tokens, longest=punishment.longest, buffer=punishment.buffer, penalty=punishment.penalty
         )
         score += parts["overlong"]
-    return RewardResult(score=score, parts=parts, prediction=prediction, correct=correct)
+    return RewardResult(score=score, parts=parts, details=details, prediction=prediction, correct=correct)
 
 
 def _imported(spec: TermSpec) -> Callable[..., Any]:
@@ -278,6 +310,15 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
+def _convention(spec: TermSpec, signature: inspect.Signature) -> Convention:
+    by_name = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    optional = frozenset(p.name for p in by_name if p.default is not p.empty)
+    try:
+        return convention_of(Parameters(tuple(p.name for p in by_name), optional), spec.params)
+    except SignatureError as error:
+        raise JobFileError(f"{spec.place}.function: {spec.title} {error.problem}; {error.remedy}") from None
+
+
 def _checked_params(spec: TermSpec, function: Callable[..., Any]) -> dict[str, Any]:
     """``params`` of a built-in function as its keyword arguments."""
     if not spec.params:
@@ -303,25 +344,67 @@ class _UnusableError(Exception):
     """What a function returned is no verdict; the message says why."""
 
 
-def _verdict(returned: Any) -> RewardVerdict:
-    """What a function returned: a number, or a mapping with ``score`` and perhaps ``prediction`` and ``correct``.
+def _list_of_one(returned: Any) -> list[Any]:
+    """What a function of TRL's kind returned for one sample."""
+    if isinstance(returned, str | bytes | Mapping):
+        raise _UnusableError(f"it returned {_shown(returned)} ({_type_name(returned)}); {_A_LIST}")
+    try:
+        values = list(returned)
+    except TypeError:
+        raise _UnusableError(f"it returned {_shown(returned)} ({_type_name(returned)}); {_A_LIST}") from None
+    if len(values) != 1:
+        raise _UnusableError(f"it returned {len(values)} rewards for 1 completion; {_A_LIST}")
+    return values
+
+
+_A_LIST = "a function that takes completions returns a list with a number, or None, for each of them"
+
+
+def _verdict(returned: Any, *, of_verl: bool = False) -> RewardVerdict:
+    """What a function returned: a number, or a mapping with ``score`` and perhaps ``prediction`` and ``correct``, which
+    verl calls ``pred`` and ``acc``. Its other numbers are details.
 
     All that is in it are plain numbers and texts afterwards, which can travel: nothing of the user's types.
     """
+    details: dict[str, float] = {}
     if isinstance(returned, RewardVerdict):
-        score, prediction, correct = returned
+        score, prediction, correct, details = (
+            returned.score,
+            returned.prediction,
+            returned.correct,
+            dict(returned.details),
+        )
     elif isinstance(returned, Mapping):
         if "score" not in returned:
             names = reprlib.repr(list(returned))[1:-1] if returned else "nothing"
             raise _UnusableError(f"it returned a mapping without 'score', only with {plain_text(names)}")
-        score, prediction, correct = returned["score"], returned.get("prediction"), returned.get("correct")
+        said = ("pred", "acc") if of_verl else ("prediction", "correct")
+        score, prediction, correct = returned["score"], *map(returned.get, said)
+        if of_verl and correct not in (0, 1):
+            correct = None
+        details = _details(returned, {"score", *said[: 1 if of_verl and correct is None else 2]})
     else:
         score, prediction, correct = returned, None, None
     return RewardVerdict(
         _number(score),
         None if prediction is None else _kept_prediction(plain_text(str(prediction))),
         None if correct is None else bool(correct),
+        details,
     )
+
+
+def _details(returned: Mapping[Any, Any], taken: Collection[str]) -> dict[str, float]:
+    """The finite numbers of a mapping but for those that are taken. Raises ``_UnusableError`` for more than can be
+    metrics."""
+    found: dict[str, float] = {}
+    for name, value in returned.items():
+        if isinstance(name, str) and name not in taken and isinstance(value, numbers.Real):
+            number = float(value)
+            if math.isfinite(number) and abs(number) <= LARGEST_SCORE:
+                found[plain_text(name)[:_LONGEST_NAME]] = number
+    if len(found) > MOST_DETAILS:
+        raise _UnusableError(f"it returned {len(found)} numbers besides the score; at most {MOST_DETAILS} are kept")
+    return found
 
 
 def _kept_prediction(text: str) -> str:

@@ -120,7 +120,7 @@ class _Worker:
         if waiting:
             runner.run(self._score_async(waiting))
 
-    def _called(self, term: Term, response: Response) -> RewardVerdict | RewardFailure:
+    def _called(self, term: Term, response: Response) -> RewardVerdict | RewardFailure | None:
         verdict = term.score(response)
         self._outbox.end_escaped_child()
         if self._descriptors() != self._at_first:
@@ -145,7 +145,7 @@ class _Worker:
             for sample in samples:
                 tasks.create_task(one(sample))
 
-    async def _within_time(self, term: Term, sample: _Sample) -> RewardVerdict | RewardFailure:
+    async def _within_time(self, term: Term, sample: _Sample) -> RewardVerdict | RewardFailure | None:
         """An async function's verdict within the sample's time, in which its process was able to run."""
         late = RewardFailure(term.spec.name, f"no result within {self._setup.timeout_seconds:g} s")
         if self._clock() >= sample.deadline:

@@ -37,7 +37,7 @@ class TrainingBatch:
     groups: Int64Array  # [E] index of the episode's group, 0 .. N - 1
     scores: FloatArray  # [E]
     truncated: BoolArray  # [E] ended for want of room
-    sources: list[str]  # [E] data source of the prompt
+    sources: list[str]  # [E] data source of the prompt, as metrics name it
 
     def __len__(self) -> int:
         """Episodes."""
@@ -106,5 +106,5 @@ def layout(groups: Sequence[Group]) -> TrainingBatch:
         groups=np.repeat(np.arange(len(groups)), [len(group.episodes) for group in groups]),
         scores=np.array([episode.reward.score for episode in episodes if episode.reward], dtype=np.float32),
         truncated=np.array([episode.finish == "length" for episode in episodes]),
-        sources=[group.prompt.source for group in groups for _ in group.episodes],
+        sources=[group.prompt.counted_as or group.prompt.source for group in groups for _ in group.episodes],
     )

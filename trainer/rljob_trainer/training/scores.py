@@ -11,6 +11,9 @@ import torch
 from rljob_trainer.episodes.episode import Group, RewardResult
 from rljob_trainer.training.batch import TrainingBatch
 
+MOST_DETAILS = 128
+"""Metrics that a step has of functions' further numbers."""
+
 
 def greedy_scores(groups: Sequence[Group]) -> torch.Tensor | None:
     """``[E]``: the greedy score of each episode's prompt; None when the job does not sample greedy responses."""
@@ -20,9 +23,12 @@ def greedy_scores(groups: Sequence[Group]) -> torch.Tensor | None:
 
 
 def part_scores(rewards: Sequence[RewardResult]) -> dict[str, npt.NDArray[np.float32]]:
-    """What each reward function gave, unweighted, ``[E]`` by name; NaN where a function was not asked."""
+    """What each reward function gave, unweighted, and its further numbers, ``[E]`` by name; NaN where there is none."""
+    known = [{**reward.details, **reward.parts} for reward in rewards]
+    # Functions may name their numbers as they like, in every sample otherwise.
     names = sorted({name for reward in rewards for name in reward.parts})
-    return {name: np.array([reward.parts.get(name, np.nan) for reward in rewards], dtype=np.float32) for name in names}
+    names += sorted({name for reward in rewards for name in reward.details} - set(names))[:MOST_DETAILS]
+    return {name: np.array([one.get(name, np.nan) for one in known], dtype=np.float32) for name in names}
 
 
 def part_matrix(batch: TrainingBatch, names: Iterable[str]) -> torch.Tensor:

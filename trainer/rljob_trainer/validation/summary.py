@@ -52,6 +52,10 @@ def summarise(source: str, groups: Sequence[Group], *, bootstrap: int = 1000, se
     for part in _shared_parts(rewards):
         values = np.array([[reward.parts[part] for reward in row] for row in rewards], dtype=np.float64)
         metrics |= _spread(f"{prefix}/<variable>", values, source=source, variable=part)
+    shared = set.intersection(*(set(reward.details) for row in rewards for reward in row))
+    for name in sorted(shared):
+        values = np.array([[reward.details[name] for reward in row] for row in rewards], dtype=np.float64)
+        metrics |= _spread(f"{prefix}/<variable>", values, source=source, variable=name)
 
     episodes = [episode for group in groups for episode in group.episodes]
     lengths = [episode.response_tokens for episode in episodes]
