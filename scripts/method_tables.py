@@ -85,7 +85,7 @@ def _rewards() -> str:
     from rljob_trainer.rewards.rules import RULES, built_in
 
     built_in("")  # imports them all
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "text"}
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "text", dict[str, Any]: "object"}
     lines = ["REWARD_PARAMETERS: Mapping[str, Mapping[str, ParameterKind]] = {"]
     for name, rule in sorted(RULES.items()):
         types = get_type_hints(rule.function)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Value = float | int | bool | None
-ParameterKind = Literal["boolean", "integer", "number", "text"] | tuple[str, ...]
+ParameterKind = Literal["boolean", "integer", "number", "text", "object"] | tuple[str, ...]
 """What a parameter of a reward function may be; several texts: one of these."""
 
 

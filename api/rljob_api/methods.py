@@ -221,6 +221,13 @@ POLICY_LOSSES: Mapping[PolicyLossType, PolicyLossMethod] = {
 ESTIMATOR_PARAMETERS = frozenset(name for method in ESTIMATORS.values() for name in method.parameters)
 POLICY_LOSS_PARAMETERS = frozenset(name for method in POLICY_LOSSES.values() for name in method.parameters)
 REWARD_PARAMETERS: Mapping[str, Mapping[str, ParameterKind]] = {
+    "codeTests": {
+        "score": ("all", "fraction"),
+        "seconds": "number",
+        "mostTests": "integer",
+        "prelude": "boolean",
+        "tolerance": "number",
+    },
     "environment": {},
     "exactMatch": {
         "ignoreCase": "boolean",
@@ -230,12 +237,21 @@ REWARD_PARAMETERS: Mapping[str, Mapping[str, ParameterKind]] = {
         "method": ("strict", "flexible"),
         "formatScore": "number",
     },
+    "jsonSchema": {
+        "schema": ("<class 'str'>", "typing.Any"),
+        "schemaColumn": "text",
+    },
     "length": {
         "coefficient": "number",
         "freeTokens": "integer",
     },
     "math": {
         "boxedOnly": "boolean",
+    },
+    "multipleChoice": {
+        "options": "integer",
+        "method": ("strict", "flexible"),
+        "answerIs": ("letter", "index"),
     },
     "pattern": {
         "full": "boolean",

@@ -12,7 +12,7 @@ from rljob_api.spec.data import TaskSpec, TaskType
 from rljob_api.violations import Violation
 
 PART = (*TRAIN, "parts", "[]")
-NEEDS_ANSWER = ("gsm8k", "math", "exactMatch")
+NEEDS_ANSWER = ("gsm8k", "math", "exactMatch", "multipleChoice", "codeTests")
 TASK_COLUMNS = ("question", "answer")
 """The columns that the rows of a generated task have."""
 TEMPLATE = r"([^{}]|\{\{|\}\}|\{([^{}!:\[]|\[[^\[\]{}]*\])+\})*"

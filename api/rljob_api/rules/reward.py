@@ -94,15 +94,50 @@ def built_in_rewards_have_these_parameters(job: Job) -> Iterator[Violation]:
                 yield Violation(f"{path}.{name}", f"must be {words}, not {actual}", f"write {words}")
 
 
-_WORDS = {"boolean": "true or false", "integer": "a whole number", "number": "a number", "text": "text"}
+_WORDS = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "text": "text",
+    "object": "an object",
+}
 
 
 def _is(value: JsonValue, kind: ParameterKind) -> bool:
     if isinstance(kind, tuple):
         return value in kind
-    if kind in ("boolean", "text"):
-        return isinstance(value, bool if kind == "boolean" else str)
+    if kind in ("boolean", "text", "object"):
+        return isinstance(value, {"boolean": bool, "text": str, "object": dict}[kind])
     return isinstance(value, int | float if kind == "number" else int) and not isinstance(value, bool)
+
+
+@rule(not_in_cel="the content of params is hidden from CEL")
+def json_rewards_have_a_schema(job: Job) -> Iterator[Violation]:
+    for index, function in enumerate(job.spec.reward.functions):
+        if function.type == "jsonSchema" and bool(function.params.get("schema")) == bool(
+            function.params.get("schemaColumn")
+        ):
+            yield Violation(
+                f"spec.reward.functions[{index}].params",
+                "type jsonSchema needs exactly one of schema and schemaColumn",
+                "write the schema, or name the column that has each row's",
+            )
+
+
+@rule(
+    cel=Cel(
+        REWARD,
+        "!has(self.sandbox) || self.functions.exists(f, f.type == 'codeTests')",
+        "is where the tests of codeTests run; remove it, or use that",
+        ".sandbox",
+    )
+)
+def a_rewards_sandbox_has_tests(job: Job) -> Iterator[Violation]:
+    reward = job.spec.reward
+    if reward.sandbox is not None and all(function.type != "codeTests" for function in reward.functions):
+        yield Violation(
+            "spec.reward.sandbox", "is where the tests of codeTests run, and there are none", "remove it, or use that"
+        )
 
 
 @rule(

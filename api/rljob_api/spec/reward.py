@@ -7,8 +7,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.spec.base import FreeForm, FunctionPath, Listed, SourceName, SpecModel
+from rljob_api.spec.environment import SandboxSpec
 
-RewardType = Literal["gsm8k", "math", "exactMatch", "pattern", "length", "environment", "custom"]
+RewardType = Literal[
+    "gsm8k",
+    "math",
+    "exactMatch",
+    "multipleChoice",
+    "jsonSchema",
+    "codeTests",
+    "pattern",
+    "length",
+    "environment",
+    "custom",
+]
 
 
 class RewardFunction(SpecModel):
@@ -16,7 +28,9 @@ class RewardFunction(SpecModel):
 
     type: RewardType = Field(
         description="gsm8k: the number after #### (or the last one) is the answer. math: the last boxed expression is "
-        "equivalent to it. exactMatch: the text is the answer. pattern: a regular expression occurs. length: linear in "
+        "equivalent to it. exactMatch: the text is the answer. multipleChoice: the letter it "
+        "states is. jsonSchema: it is JSON that a schema allows. codeTests: its program passes tests, in a sandbox. "
+        "pattern: a regular expression occurs. length: linear in "
         "the response's tokens. environment: what the program of rollout.environment has returned. custom: your Python "
         "function."
     )
@@ -29,7 +43,8 @@ class RewardFunction(SpecModel):
         default=None,
         description="custom: module:function. It gets what it names among prompt, response, answer, source, tokens, "
         "finish, conversation, returned and the columns of the row, and returns a number (at most 1e15 in size); it "
-        "may be async.",
+        "may be async. Functions written for verl (data_source, solution_str, ground_truth, extra_info) and TRL "
+        "(prompts, completions, columns) are told by these names.",
     )
     pattern: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         default=None, description="pattern: the regular expression (Python syntax)."
@@ -74,3 +89,7 @@ class Reward(SpecModel):
     )
     error_score: float = Field(default=0.0, ge=-1000000, le=1000000, description="The score that onError: score gives.")
     workers: int = Field(default=2, ge=1, le=1024, description="Processes that score samples.")
+    sandbox: SandboxSpec | None = Field(
+        default=None,
+        description="Where the tests of codeTests run. Default: one that is isolated as well as this machine can.",
+    )

@@ -114,6 +114,34 @@ def test_an_answer_may_be_missing_where_the_reward_needs_none(edited: Edit, fold
     assert found(edited("[{type: gsm8k}]", "[{type: length}]")) == []
 
 
+@pytest.mark.parametrize(
+    ("reward", "good", "bad", "problem"),
+    [
+        ("math", "7", "+".join(["1"] * 1001), "more than 2000, up to which math-verify"),
+        ("multipleChoice", "C", "E", "the reference answer 'E' is no letter from A to D"),
+        ("multipleChoice, params: {answerIs: index}", "3", "4", "the reference answer '4' is no number from 0 to 3"),
+        ("codeTests", '{"inputs": ["1"], "outputs": ["1"]}', "assert f(1) == 1", "is no JSON"),
+    ],
+)
+def test_reference_answers_that_a_reward_would_misread(
+    edited: Edit, folder: Path, reward: str, good: str, bad: str, problem: str
+) -> None:
+    rows = [{"question": "q", "answer": good}] * 3
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = edited("{type: gsm8k}", f"{{type: {reward}}}")
+    assert found(file) == []
+    with (folder / "train.jsonl").open("a") as train:
+        train.write(json.dumps({"question": "q", "answer": bad}) + "\n")
+    one(file, "spec.data.train.source", "train.jsonl, line 4: the reference answer", problem)
+
+
+def test_a_schema_that_is_none(edited: Edit) -> None:
+    file = edited("{type: gsm8k}", "{type: jsonSchema, params: {schema: {type: object}}}")
+    assert found(file) == []
+    edited("schema: {type: object}", "schema: {type: objct}")
+    one(file, "spec.reward.functions[0].params.schema", "it is no JSON schema: 'objct' is not valid")
+
+
 def test_a_column_that_is_missing_in_one_row_and_empty_in_another_is_named_for_both(folder: Path) -> None:
     (folder / "train.jsonl").write_text(
         '{"question": "1+1?", "answer": "2"}\n{"question": "2+2?", "answer": NaN}\n{"question": null, "answer": "3"}\n'

@@ -70,6 +70,22 @@ def test_number_that_gsm8k_reads(text: str, strict: str | None, flexible: str | 
     assert number_in(text, "flexible") == flexible
 
 
+def test_references_that_math_verify_would_read_in_part_are_refused() -> None:
+    """Of a sum of a thousand fractions it reads one term. The sum of 1/(n(n+1)) from 1 to N is N/(N+1)."""
+
+    def series(terms: int) -> str:
+        return "+".join(rf"\frac{{1}}{{{n * (n + 1)}}}" for n in range(1, terms + 1))
+
+    assert len(series(120)) < 2000 < len(series(1000))
+    assert math(r"\boxed{\frac{120}{121}}", series(120)).score == 1.0
+    assert math(r"\boxed{\frac{1}{2}}", series(120)).score == 0.0
+    with pytest.raises(ValueError, match="characters, more than 2000, up to which math-verify reads the whole"):
+        math(r"\boxed{\frac{1}{2}}", series(1000))
+    # What is said at such length is no answer, whatever would be read of it.
+    for last in (r"\frac{1}{2}", r"\frac{1}{1001000}"):
+        assert math(rf"\boxed{{{series(1000)}}}", last).score == 0.0
+
+
 def test_gsm8k_gives_the_format_score_for_a_wrong_number_in_the_right_place() -> None:
     assert gsm8k("#### 71", "#### 72", format_score=0.1) == RewardVerdict(0.1, "71", False)
     assert gsm8k("71", "#### 72", format_score=0.1) == RewardVerdict(0.0, None, False)

@@ -18,11 +18,10 @@ from rljob_trainer.episodes.play import EpisodeLimits
 from rljob_trainer.episodes.programs import Programs
 from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.world.protocol import WorldError
-from rljob_trainer.world.sandbox import Mode, Sandbox, SandboxLimits, mode_available
+from rljob_trainer.world.sandbox.chosen import chosen_sandbox
 
 if TYPE_CHECKING:
-    from rljob_api.resolved import ResolvedEnvironment, ResolvedSpec
+    from rljob_api.resolved import ResolvedSpec
 
 FIELD = "spec.rollout.environment"
 
@@ -47,45 +46,11 @@ async def environment_of(
         raise JobFileError(f"{FIELD}: tools are called in chat messages; set spec.model.chatTemplate")
     sandbox = None
     if any(tool.type == "python" for tool in given.tools):
-        sandbox = await stack.enter_async_context(await _sandbox(given))
+        sandbox = await stack.enter_async_context(
+            await chosen_sandbox(given.sandbox, f"{FIELD}.sandbox", float(given.call_seconds))
+        )
         for what in sandbox.not_contained:
             report(f"the sandbox does not hold everything here: {what} (docs/sandbox.md)")
     tools = [tool_of(tool, f"{FIELD}.tools[{index}]", base, sandbox) for index, tool in enumerate(given.tools)]
     loop = ToolLoop(tools, given.call_format, chat, given.call_seconds, given.max_observation_tokens)
     return Programs(loop, await asyncio.to_thread(EpisodeLog, log), chat, limits, counts=loop.take_counts)
-
-
-async def _sandbox(given: ResolvedEnvironment) -> Sandbox:
-    from rljob_api.spec.environment import SandboxSpec
-
-    wanted = given.sandbox or SandboxSpec()
-    seconds = float(given.call_seconds)
-    limits = SandboxLimits(
-        wall_seconds=seconds,
-        cpu_seconds=seconds,
-        memory_bytes=wanted.memory_megabytes * 2**20,
-        processes=wanted.processes,
-    )
-    return Sandbox(await asyncio.to_thread(_mode, wanted.isolation), limits, wanted.workers)
-
-
-def _mode(isolation: str) -> Mode:
-    """Raises ``JobFileError`` for an isolation that does not work on this machine."""
-    if isolation == "none":
-        return "none"
-    tried: tuple[Mode, ...] = ("namespaces", "landlock")
-    wrong = []
-    for mode in tried:
-        if isolation in ("auto", mode):
-            try:
-                problem = mode_available(mode)
-            except (OSError, WorldError) as error:
-                problem = str(error)
-            if problem is None:
-                return mode
-            wrong.append(f"{mode}: {problem}")
-    raise JobFileError(
-        f"{FIELD}.sandbox.isolation: programs that the model writes cannot be contained on this machine "
-        f"({'; '.join(wrong)}). Run where one of the modes works (docs/sandbox.md), or write isolation: none if they "
-        "may do what this job may"
-    )

@@ -17,6 +17,7 @@ from rljob_trainer.preflight.places import HUB, as_violation, unknown_scheme
 if TYPE_CHECKING:
     from rljob_trainer.data.feed import Rows
 
+_ANSWERS = 4096
 _PROMPTS = 256
 """So many first rows are looked at as prompts, and the last."""
 
@@ -140,6 +141,8 @@ def _source(
                 "or NaN",
                 "fill it, or remove the row",
             )
+    if whole and rows is not None and answer is not None and found.says(answered_by, f"{path}.limit", "spec.reward"):
+        yield from _answers(found, part, field, rows, answer)
     asked = rows if problems is None else problems
     if whole and asked is not None and found.says(asked_by, "spec.data.chat", f"{path}.limit"):
         yield from _prompts(found, f"{path}.task" if part.task else field, asked, tokenizer, prompt, asked_by)
@@ -167,6 +170,35 @@ def _comparing(found: Readable, part: TrainPart | ValidationSet) -> str | None:
         if function.type in NEEDS_ANSWER and (not function.sources or name in function.sources):
             return function.type
     return None
+
+
+def _answers(
+    found: Readable, part: TrainPart | ValidationSet, field: str, rows: Rows, answer: str
+) -> Iterator[Violation]:
+    """The first row whose reference answer is none for a built-in reward that its samples have."""
+    from rljob_trainer.data.columns import column
+    from rljob_trainer.rewards.parameters import ParameterError, keyword_arguments
+    from rljob_trainer.rewards.rules import built_in
+
+    name = part.name if isinstance(part, ValidationSet) else part.label
+    for function in found.job.spec.reward.functions:
+        rule = None if function.type == "custom" else built_in(function.type)
+        if rule is None or rule.check_answer is None or (function.sources and name not in function.sources):
+            continue
+        try:
+            given = keyword_arguments(rule.function, function.params)
+        except ParameterError:  # a rule has said it
+            continue
+        for index in sorted({*range(min(_ANSWERS, len(rows))), len(rows) - 1}):
+            try:
+                cell = column(rows[index], answer)
+                if cell is not None:
+                    rule.check_answer(cell, given)
+            except (KeyError, ValueError) as error:
+                yield Violation(
+                    field, f"{rows.place(index)}: {error}", f"correct the row, or remove it ({function.type})"
+                )
+                break
 
 
 def _prompts(

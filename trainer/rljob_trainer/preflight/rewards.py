@@ -10,6 +10,7 @@ from rljob_api import Readable, Violation
 from rljob_api.problems import did_you_mean
 from rljob_api.spec.reward import RewardFunction
 from rljob_trainer.preflight.modules import missing_imports, module_spec, names_in, parsed, search_path
+from rljob_trainer.rewards.json_schema import schema_validator
 from rljob_trainer.rewards.signatures import NAMES, Parameters, SignatureError, convention_of, has
 
 
@@ -19,6 +20,11 @@ def check_rewards(
     """``columns``: of each data source that could be looked at, by its name."""
     job = found.job
     for index, function in enumerate(job.spec.reward.functions):
+        if function.type == "jsonSchema" and isinstance(function.params.get("schema"), dict):
+            try:
+                schema_validator(function.params["schema"])
+            except ValueError as error:
+                yield Violation(f"spec.reward.functions[{index}].params.schema", str(error), "correct the schema")
         if function.type != "custom" or function.function is None:
             continue
         if not job.spec.code and found.says("spec.code"):

@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 
 from rljob_api.problems import did_you_mean, shown
 
-_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict[str, Any]: "an object"}
 
 
 class ParameterError(Exception):

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Self
 from rljob_trainer.episodes.episode import Group, RewardResult
 from rljob_trainer.episodes.receipts import digest_of
 from rljob_trainer.errors import CHANGED_JOB, JobFileError, RewardError, RewardWorkerError
+from rljob_trainer.rewards.code_tests import DEFAULT_SECONDS, OUTPUT_BYTES
 from rljob_trainer.rewards.process import WorkerProcess
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.sharing import SharedWork
@@ -36,9 +38,12 @@ from rljob_trainer.rewards.terms import (
     term_specs,
     too_large,
 )
+from rljob_trainer.world.protocol import WorldError
+from rljob_trainer.world.sandbox.chosen import chosen_sandbox
 
 if TYPE_CHECKING:
     from rljob_api.spec.reward import Reward
+    from rljob_trainer.world.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +68,8 @@ class _Route:
     """Those that are computed here."""
     pooled: bool
     """Whether others are computed in processes."""
+    sandboxed: Sequence[Term] = ()
+    """Those that run programs."""
 
 
 class RewardPool:
@@ -78,7 +85,12 @@ class RewardPool:
         # A custom function is only ever imported by the workers: its module may do anything.
         terms = {spec.name: Term(spec) for spec in self._specs if spec.type != "custom"}
         self._inline = [term for term in terms.values() if term.inline]
-        self._pooled = [spec for spec in self._specs if spec.name not in terms or not terms[spec.name].inline]
+        self._sandboxed = {term.spec.name: term for term in terms.values() if term.sandboxed}
+        self._sandboxes: dict[str, Sandbox] = {}
+        """By the names of those that run programs: each has time limits of its own."""
+        self._open = AsyncExitStack()
+        here = {term.spec.name for term in self._inline} | set(self._sandboxed)
+        self._pooled = [spec for spec in self._specs if spec.name not in here]
         self._hang_scores = {name: term.hang_score for name, term in terms.items() if term.hang_score is not None}
         self._overlong = (
             OverlongSettings(longest_response, reward.overlong.buffer_tokens, reward.overlong.penalty)
@@ -119,10 +131,24 @@ class RewardPool:
             if isinstance(problem, BaseException):
                 await self.close()
                 raise problem
+        try:
+            for name, term in self._sandboxed.items():
+                seconds = float(term.params.get("seconds", DEFAULT_SECONDS))
+                sandbox = await chosen_sandbox(self._reward.sandbox, "spec.reward.sandbox", seconds, OUTPUT_BYTES)
+                self._sandboxes[name] = await self._open.enter_async_context(sandbox)
+                for what in sandbox.not_contained:
+                    log.warning("The sandbox of %s does not hold everything here: %s (docs/sandbox.md)", name, what)
+        except WorldError as error:
+            await self.close()
+            raise RewardWorkerError(f"the sandbox of codeTests cannot be opened: {error}") from error
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
-        """Ends all workers. May be called twice."""
+        """Ends all workers and sandboxes. May be called twice."""
         await self._work.close()
+        await self._open.aclose()
         await asyncio.gather(*(worker.kill() for worker in self._workers))
 
     def check_sources(self, sources: Iterable[str]) -> None:
@@ -138,8 +164,9 @@ class RewardPool:
                 )
 
     def in_processes(self, source: str) -> bool:
-        """Whether a function that scores this data source runs in a worker process."""
-        return self._route(source).pooled
+        """Whether a function that scores this data source runs in a worker process, or runs programs."""
+        route = self._route(source)
+        return route.pooled or bool(route.sandboxed)
 
     async def score(self, group: Group) -> list[RewardResult]:
         """One result per episode, in their order. Raises ``RewardError`` or ``RewardWorkerError`` as the job's
@@ -183,7 +210,28 @@ class RewardPool:
             judged = await self._work.score([responses[i] for i in elsewhere])
             for i, outcome in zip(elsewhere, judged, strict=True):
                 outcomes[i] |= outcome
+        await self._run_programs(responses, routes, outcomes)
         return [self._result(r, outcome) for r, outcome in zip(responses, outcomes, strict=True)]
+
+    async def _run_programs(
+        self, responses: Sequence[Response], routes: Sequence[_Route], outcomes: Sequence[Outcome]
+    ) -> None:
+        """All samples' at once: the sandbox takes as many as it has workers."""
+
+        async def one(term: Term, response: Response, outcome: Outcome) -> None:
+            outcome[term.spec.name] = await term.score_in(self._sandboxes[term.spec.name], response)
+
+        tasks = [
+            asyncio.create_task(one(term, response, outcome), name="code tests")
+            for response, route, outcome in zip(responses, routes, outcomes, strict=True)
+            for term in route.sandboxed
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _result(self, response: Response, outcome: Outcome) -> RewardResult:
         """The sample's reward, or the job's answer to a function that failed on it."""
@@ -249,7 +297,9 @@ class RewardPool:
                     f"spec.reward.functions: none applies to the data source {source!r}; add it to the sources of one"
                 )
             inline = [term for term in self._inline if term.applies_to(source)]
-            self._routes[source] = _Route(specs, inline, any(spec.applies_to(source) for spec in self._pooled))
+            pooled = any(spec.applies_to(source) for spec in self._pooled)
+            programs = [term for term in self._sandboxed.values() if term.applies_to(source)]
+            self._routes[source] = _Route(specs, inline, pooled, programs)
         return self._routes[source]
 
 

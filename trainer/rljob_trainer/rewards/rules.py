@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-BUILT_IN = ("rules", "gsm8k", "maths")
+BUILT_IN = ("rules", "gsm8k", "maths", "choices", "json_schema", "code_tests")
 """The modules of this package that register functions."""
 
 
@@ -41,27 +41,39 @@ class RewardVerdict(NamedTuple):
 class RewardRule:
     """A built-in reward function."""
 
-    function: Callable[..., float | RewardVerdict]
+    function: Callable[..., Any]
+    """Returns a number or a verdict, or an awaitable of one."""
     inline: bool
     """It can neither hang nor crash, so it runs in the driver's own process."""
     hang_score: float | None = None
     """The score of a response on which it hangs or crashes, when that is the response's fault; it is still reported."""
     prepare: Callable[[], object] | None = None
     """Does once what would make the first call slow; a worker calls it before the clock runs."""
+    check_answer: Callable[[Any, Mapping[str, Any]], object] | None = None
+    """Raises ``ValueError`` for a cell that is no reference answer, given the function's arguments: quick, so that
+    thousands are looked at before a run."""
+    sandboxed: bool = False
+    """An async function that is given a sandbox, the response and the cell with the reference answer (``pool.py``)."""
 
 
 RULES: dict[str, RewardRule] = {}
 
-Scoring = TypeVar("Scoring", bound=Callable[..., float | RewardVerdict])
+Scoring = TypeVar("Scoring", bound=Callable[..., Any])
 
 
 def rule(
-    name: str, *, inline: bool, hang_score: float | None = None, prepare: Callable[[], object] | None = None
+    name: str,
+    *,
+    inline: bool,
+    hang_score: float | None = None,
+    prepare: Callable[[], object] | None = None,
+    check_answer: Callable[[Any, Mapping[str, Any]], object] | None = None,
+    sandboxed: bool = False,
 ) -> Callable[[Scoring], Scoring]:
     """Registers a function under the name that ``spec.reward.functions[].type`` uses."""
 
     def register(function: Scoring) -> Scoring:
-        RULES[name] = RewardRule(function, inline, hang_score, prepare)
+        RULES[name] = RewardRule(function, inline, hang_score, prepare, check_answer, sandboxed)
         return function
 
     return register

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from rljob_trainer.episodes.episode import RewardResult
-from rljob_trainer.errors import JobFileError
-from rljob_trainer.rewards.rules import RewardVerdict, TooSlowError, built_in, overlong
+from rljob_trainer.errors import JobFileError, RewardWorkerError
+from rljob_trainer.rewards.rules import RewardVerdict, TooSlowError, built_in, overlong, required_answer
 from rljob_trainer.rewards.signatures import (
     OWN,
     Convention,
@@ -34,6 +34,7 @@ from rljob_trainer.texts import writable
 
 if TYPE_CHECKING:
     from rljob_api.spec.reward import Reward
+    from rljob_trainer.world.sandbox import Sandbox
 
 
 LARGEST_SCORE = 1e15
@@ -134,6 +135,7 @@ class Term:
         if spec.type != "custom" and rule is None:
             raise JobFileError(f"{spec.place}.type: there is no reward function {spec.type!r}")
         self.inline = rule is not None and rule.inline
+        self.sandboxed = rule is not None and rule.sandboxed
         self.hang_score = rule.hang_score if rule else None
         self._prepare = rule.prepare if rule else None
         self._function: Callable[..., Any] = rule.function if rule else _imported(spec)
@@ -154,8 +156,30 @@ class Term:
             self._convention = _convention(spec, signature)
         if spec.type == "pattern":
             _check_pattern(spec)
+        if spec.type == "jsonSchema":
+            _check_schema(spec, self._params)
         self._wanted_standard = tuple(n for n in OWN if self._takes_all or n in self._names)
         self._wants_columns = self._takes_all or bool(self._names - set(OWN) - set(self._params))
+
+    async def score_in(self, sandbox: Sandbox, response: Response) -> RewardVerdict | RewardFailure | None:
+        """Scores by a function that runs programs. Raises ``RewardWorkerError`` when the sandbox fails."""
+        reference = response.answer if response.reference is None else response.reference
+        try:
+            if reference is None:
+                required_answer(None)
+            returned = await self._function(sandbox, response.response, reference, **self._params)
+        except RewardWorkerError as failed:
+            raise RewardWorkerError(
+                f"reward function {self.spec.title} on {response.label or 'a sample'}: {failed}"
+            ) from failed
+        except Exception as problem:  # noqa: BLE001  a row's tests may be anything
+            return RewardFailure(self.spec.name, _described(problem))
+        return self._judged(returned)
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """What the job sets, by the names of the function's parameters."""
+        return self._params
 
     def prepare(self) -> None:
         """Does what would make the first call slow."""
@@ -338,6 +362,15 @@ def _check_pattern(spec: TermSpec) -> None:
         re.compile(str(spec.params.get("pattern", "")))
     except (re.error, OverflowError, RecursionError) as problem:
         raise JobFileError(f"{spec.place}.pattern: not a regular expression: {problem}") from problem
+
+
+def _check_schema(spec: TermSpec, params: Mapping[str, Any]) -> None:
+    from rljob_trainer.rewards.json_schema import check_schema_params
+
+    try:
+        check_schema_params(params)
+    except ValueError as problem:
+        raise JobFileError(f"{spec.place}.params: {problem}") from None
 
 
 class _UnusableError(Exception):
