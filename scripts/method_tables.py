@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 PATH = Path(__file__).parents[1] / "api" / "rljob_api" / "methods.py"
 _FROM_ROLLOUT_CORRECTION = {"level", "low", "high", "normalize", "rejection"}
@@ -96,7 +96,8 @@ def _rewards() -> str:
             continue
         lines.append(f"    {_quoted(name)}: {{")
         for key, annotation in parameters.items():
-            choices = ", ".join(map(_quoted, get_args(annotation)))
+            given = get_args(annotation) if get_origin(annotation) is Literal else ()
+            choices = ", ".join(map(_quoted, given))
             lines.append(f"        {_quoted(key)}: {f'({choices})' if choices else _quoted(kinds[annotation])},")
         lines.append("    },")
     return "\n".join(

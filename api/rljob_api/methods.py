@@ -227,6 +227,7 @@ REWARD_PARAMETERS: Mapping[str, Mapping[str, ParameterKind]] = {
         "mostTests": "integer",
         "prelude": "boolean",
         "tolerance": "number",
+        "prefix": "text",
     },
     "environment": {},
     "exactMatch": {
@@ -238,7 +239,7 @@ REWARD_PARAMETERS: Mapping[str, Mapping[str, ParameterKind]] = {
         "formatScore": "number",
     },
     "jsonSchema": {
-        "schema": ("<class 'str'>", "typing.Any"),
+        "schema": "object",
         "schemaColumn": "text",
     },
     "length": {

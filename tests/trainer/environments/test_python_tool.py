@@ -14,12 +14,11 @@ from tiny_job import copy_job
 
 from rljob_api import load_jobs
 from rljob_api.resolution import resolve
-from rljob_trainer import environments
 from rljob_trainer.environments import environment_of
 from rljob_trainer.environments.tools import PythonPrograms, Tool, ToolError
 from rljob_trainer.episodes.programs import Programs
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.world.sandbox import Sandbox, SandboxLimits, mode_available
+from rljob_trainer.world.sandbox import Sandbox, SandboxLimits, chosen, mode_available
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def spec_of(tools: list[dict[str, Any]], **more: Any) -> Any:
 async def test_where_nothing_holds_programs_the_job_is_refused_unless_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environments, "mode_available", lambda mode: f"no {mode} in this kernel")
+    monkeypatch.setattr(chosen, "mode_available", lambda mode: f"no {mode} in this kernel")
     said: list[str] = []
     chat = chat_of(FAMILIES[0])
     python = [{"type": "python"}]
@@ -79,7 +78,7 @@ async def test_what_a_job_says_of_its_sandbox_is_what_holds(tmp_path: Path, monk
             made.append((mode, limits, workers))
             super().__init__(mode, limits, workers)
 
-    monkeypatch.setattr(environments, "Sandbox", Noted)
+    monkeypatch.setattr(chosen, "Sandbox", Noted)
     spec = spec_of(
         [{"type": "python"}],
         callSeconds=7,

@@ -59,6 +59,7 @@ async def test_functions_that_are_called(sandbox: Sandbox) -> None:
     apps = {"fn_name": "pair", "inputs": [["a", 1]], "outputs": [[["a", 1]]]}
     assert await score(sandbox, "def pair(a, b): return (a, b)", apps) == 1.0
     assert await score(sandbox, "def pair(a, b): return (b, a)", apps) == 0.0
+    assert await score(sandbox, " + b", {**prime, "fn_name": "f"}, prefix="def f(a, b): return a") == 1.0
     # What the prelude has is no solution.
     gcd = {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}
     assert await score(sandbox, "pass", gcd) == 0.0

@@ -87,6 +87,7 @@ async def code_tests(
     most_tests: int = 0,
     prelude: bool = True,
     tolerance: float = 1e-6,
+    prefix: str = "",
 ) -> RewardVerdict:
     """1 when the response's program passes all tests (``fraction``: the part of them that it passes).
 
@@ -95,12 +96,12 @@ async def code_tests(
     of a function or of a method of ``Solution`` (APPS, TACO, verl's prime_code), or a list of ``input``, ``output``,
     ``testtype`` (LiveCodeBench). Each test has ``seconds`` of wall and of processor time. ``most_tests``: only the
     first so many; 0: all. ``prelude``: common modules are there, as in these data sets. ``tolerance``: of numbers that
-    are written with a fraction. Raises ``ValueError`` for what is no tests, ``RewardWorkerError`` when the sandbox
+    are written with a fraction. ``prefix``: code that the program goes on from. Raises ``ValueError`` for what is no tests, ``RewardWorkerError`` when the sandbox
     fails.
     """
     tests = await asyncio.to_thread(read_tests, reference)
     tests = tests[: most_tests or None]
-    solution = program_in(response)
+    solution = prefix + program_in(response)
     passed = late = 0
     for test in tests:
         begin = f"PRELUDE = {_PRELUDE if prelude else ''!r}\n"
