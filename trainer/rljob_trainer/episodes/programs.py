@@ -22,11 +22,12 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from rljob_trainer.episodes.conversation import ChatFormat, Conversation
+from rljob_trainer.episodes.curfew import EpisodeOverError
 from rljob_trainer.episodes.environment import LanguageModel, Task
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.log import CallLog, EpisodeLog, Unrecorded
-from rljob_trainer.episodes.play import Calls, CallsUnderWay, EpisodeLimits, EpisodeOverError, Play, Voice
+from rljob_trainer.episodes.play import Calls, CallsUnderWay, EpisodeLimits, Play, Voice
 from rljob_trainer.episodes.record import DivergedError, EpisodeRecord
 from rljob_trainer.episodes.requests import BegunTurn, GenerationRequest, GenerationResult
 from rljob_trainer.errors import ProgramError, RLJobError
@@ -69,6 +70,8 @@ class Programs:
         """Episodes that went on from a record, and those of them that began anew."""
         self._counts = counts
         self._under_way = CallsUnderWay()
+        self._playing: dict[int, tuple[Siblings, set[Play]]] = {}
+        """Of each prompt that is trained on: who asks the model, and the episodes that have not ended."""
         self._told = (0, 0)
         """Of branches and diverged, by ``take_counts``."""
 
@@ -76,6 +79,8 @@ class Programs:
         self, tasks: Sequence[Task], model: LanguageModel, ended: Callable[[int, Episode], None] | None = None
     ) -> list[Episode]:
         siblings = Siblings(model)
+        trained = {task.prompt.ordinal for task in tasks if task.id.purpose == TRAINING}
+        self._playing.update({ordinal: (siblings, set()) for ordinal in trained})
         try:
             async with asyncio.TaskGroup() as group:
                 running = [group.create_task(self._play(task, siblings)) for task in tasks]
@@ -84,7 +89,21 @@ class Programs:
                         episode.add_done_callback(functools.partial(_tell, ended, position))
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
+        finally:
+            for ordinal in trained:
+                del self._playing[ordinal]
         return [episode.result() for episode in running]
+
+    def end(self, ordinal: int) -> bool:
+        if ordinal not in self._playing:
+            return True
+        siblings, plays = self._playing[ordinal]
+        if not all(play.has_asked for play in plays):
+            return False
+        for play in plays:
+            play.curfew.end()
+        siblings.send()
+        return True
 
     def kept(self, episode: Episode) -> dict[EpisodeId, BegunTurn]:
         """Nothing: all its turns are on record."""
@@ -137,8 +156,11 @@ class Programs:
             task, record, log, siblings, conversation, self._chat.decode, self._limits, self._under_way, self._tries
         )
         returned = None
+        plays = self._playing[task.prompt.ordinal][1] if task.id.purpose == TRAINING else set[Play]()
+        plays.add(play)
         try:
-            returned = await self._program(task, Voice(play), Calls(play))
+            with play.curfew.program():
+                returned = await self._program(task, Voice(play), Calls(play))
         except EpisodeOverError:
             pass
         except RLJobError:
@@ -150,10 +172,12 @@ class Programs:
                     f"{_where(error)}. Correct it and start again: the run continues from its last checkpoint"
                 ) from error
         finally:
+            plays.remove(play)
             if play.fault is not None:
                 raise play.fault
             self.branches += conversation.branches
-        record.check_over(play.made)
+        if not play.curfew.is_over:
+            record.check_over(play.made)
         return play.episode(returned)
 
     def _begin_anew(self, task: Task, difference: str) -> None:
@@ -172,12 +196,13 @@ class Siblings:
     async def ask(self, request: GenerationRequest) -> GenerationResult:
         loop = asyncio.get_running_loop()
         if not self._waiting:
-            loop.call_soon(self._send)
+            loop.call_soon(self.send)
         done: asyncio.Future[GenerationResult] = loop.create_future()
         self._waiting.append((request, done))
         return await done
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Hands on what has been asked for so far."""
         group = [(request, done) for request, done in self._waiting if not done.done()]
         self._waiting = []
         if not group:

@@ -15,6 +15,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from rljob_trainer.episodes.episode import is_cut
+
 if TYPE_CHECKING:
     from rljob_trainer.rewards.terms import Response
 
@@ -115,7 +117,7 @@ def verl_arguments(response: Response) -> dict[str, Any]:
     extra = {
         **(told if isinstance(told, Mapping) else {}),
         "num_turns": turns or 2,
-        "truncated": response.finish == "length",
+        "truncated": is_cut(response.finish),
         "rollout_reward_scores": {},
     }
     return {
