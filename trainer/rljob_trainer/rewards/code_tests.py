@@ -96,8 +96,8 @@ async def code_tests(
     of a function or of a method of ``Solution`` (APPS, TACO, verl's prime_code), or a list of ``input``, ``output``,
     ``testtype`` (LiveCodeBench). Each test has ``seconds`` of wall and of processor time. ``most_tests``: only the
     first so many; 0: all. ``prelude``: common modules are there, as in these data sets. ``tolerance``: of numbers that
-    are written with a fraction. ``prefix``: code that the program goes on from. Raises ``ValueError`` for what is no tests, ``RewardWorkerError`` when the sandbox
-    fails.
+    are written with a fraction. ``prefix``: code that the program goes on from. Raises ``ValueError`` for what is no
+    tests, ``RewardWorkerError`` when the sandbox fails.
     """
     tests = await asyncio.to_thread(read_tests, reference)
     tests = tests[: most_tests or None]
