@@ -62,8 +62,6 @@ def part_settings(data: Data, part: TrainPart, field: str) -> PromptSettings:
         settings = replace(settings, prompt=part.prompt, prompt_field=f"{field}.prompt")
     if part.answer is not None:
         settings = replace(settings, answer=part.answer, answer_field=f"{field}.answer")
-    elif part.task is None:
-        settings = replace(settings, answer=data.answer)
     return settings
 
 
