@@ -91,10 +91,10 @@ def test_a_mixture_goes_on_where_it_stopped(
     tmp_path_factory: pytest.TempPathFactory, position: int, shuffle: bool, seed: int
 ) -> None:
     folder = tmp_path_factory.mktemp("mixture")
-    sources = [{"q": str(i), "a": "", "from": f"set {i % 40}"} for i in range(23)]
+    sources = [{"q": str(i), "a": "", "from": f"set {i}"} for i in range(45)]
     # Half of one source is too long, and left out on the way.
     write(folder, one=sources, two=[{"q": "9" * (5 + 80 * (i % 2)), "a": "", "from": "two"} for i in range(4)])
-    parts = [{"name": "one", "weight": 0.5}, {"name": "two", "weight": 0.25}]
+    parts = [{"name": "one", "weight": 0.75}, {"name": "two", "weight": 0.25}]
 
     def made() -> PromptFeed:
         mixed = feed(folder, *parts, shuffle=shuffle, seed=seed, sourceColumn="from")
@@ -107,6 +107,7 @@ def test_a_mixture_goes_on_where_it_stopped(
     resumed = made()
     resumed.load_state_dict(state)
     assert take(resumed, 100 - position) == whole[position:]
+    assert OTHER in {prompt.counted_as for prompt in whole}
     again = resumed.prompt_at(ordinal=7, epoch=whole[7].epoch, source=whole[7].source, row=whole[7].row)
     assert again == whole[7]
 
