@@ -63,7 +63,7 @@ def test_nothing_is_fetched() -> None:
     """A schema that a data set brings along must not make the job ask other machines."""
     asked: list[str] = []
 
-    class Noted(BaseHTTPRequestHandler):
+    class NotedRequests(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
             self.send_response(200)
@@ -73,7 +73,7 @@ def test_nothing_is_fetched() -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Noted) as server:
+    with HTTPServer(("127.0.0.1", 0), NotedRequests) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/schema"
         with urlopen(address) as there:

@@ -64,8 +64,6 @@ class RewardResult:
 
     score: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    details: Mapping[str, float] = field(default_factory=dict)
-    """Further numbers that reward functions gave, as ``function.name``; no parts of the score."""
     prediction: str | None = None
     """The extracted answer, for majority voting (maj@k)."""
     correct: bool | None = None
@@ -73,6 +71,8 @@ class RewardResult:
     """Set when a reward function raised or timed out and the job said to score the episode anyway."""
     of: tuple[EpisodeId, int] | None = None
     """The episode that was scored, and the digest of its tokens."""
+    details: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers that reward functions gave, as ``function.name``; no parts of the score."""
 
 
 class TurnSpan(NamedTuple):
