@@ -165,7 +165,7 @@ async def test_a_call_that_will_not_be_interrupted_returns(engine: TorchEngine, 
 
     (episode,) = await ended(calls, log, engine, place)
     assert came == ["all the same", 0]
-    assert (episode.finish, episode.returned) == ("deadline", 0.5)
+    assert (episode.finish, episode.returned) == ("length", 0.5)  # it came to its own end
 
 
 async def test_a_group_with_nothing_to_train_on_is_not_ended(engine: TorchEngine, log: EpisodeLog) -> None:

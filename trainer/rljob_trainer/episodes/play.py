@@ -224,7 +224,7 @@ class Play:
         return Episode(
             self.task.id,
             self._leaves,
-            "deadline" if self.curfew.is_over else self._finish,
+            "deadline" if self.curfew.has_cut else self._finish,
             seconds=self._seconds,
             made_for=self.task.prompt.token_ids,
             returned=self._plain(returned),
