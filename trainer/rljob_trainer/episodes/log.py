@@ -148,8 +148,9 @@ class EpisodeLog:
             for id, record in self.records.items():
                 cut = record.cut(known + 1)
                 record.later(later)
-                if cut is not None and len(cut.tokens):
-                    left[id._replace(turn=record.turns)] = cut._replace(tokens=cut.tokens.later(later))
+                if cut is not None and len(cut[1].tokens):
+                    turn, begun = cut
+                    left[id._replace(turn=turn)] = begun._replace(tokens=begun.tokens.later(later))
         self._base = Base(step, published_as)
         self._write_anew()
         return left

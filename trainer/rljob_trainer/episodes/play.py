@@ -6,7 +6,9 @@ import asyncio
 import contextvars
 import json
 import logging
+import operator
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,12 +33,13 @@ from rljob_trainer.episodes.record import (
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import ProgramError, WorldFailedError
-from rljob_trainer.world.protocol import Json, WorldError
+from rljob_trainer.world.protocol import Json, WorldError, failure_of_the_world
 
 _PAUSE_SECONDS = 1.0
 """Before a call that met a failure of the world is made again; twice as long each time."""
 _DEAF = 100
 """How often a program may ask on when its episode is over."""
+_ENDED = "the episode's program has ended"
 _log = logging.getLogger(__name__)
 _SAID: Mapping[str, Callable[[Any], Any]] = {"prediction": str, "correct": bool}
 _key: contextvars.ContextVar[str] = contextvars.ContextVar("key of the call under way")
@@ -97,6 +100,10 @@ class CallsUnderWay:
         return f"{calls} of the environment, the oldest ({kind}) for {time.monotonic() - since:.0f} s"
 
 
+_Awaited = dict[asyncio.Future[None], "asyncio.Task[Any] | None"]
+"""For each call the task that waits for it."""
+
+
 class AskedModel(Protocol):
     """Answers one request of one episode."""
 
@@ -126,30 +133,66 @@ class Play:
         self._record, self._log, self._model, self._tries = record, log, model, tries
         self._decode, self._limits, self._under_way = decode, limits, under_way
         self._leaves: list[Leaf] = []
+        self._numbers: Counter[tuple[str, ...]] = Counter()
+        """Of calls so far, by branch."""
+        self._asking: _Awaited = {}
+        self._calling: _Awaited = {}
+        self._over = self._closed = False
+        """Nothing new may begin; what is under way does not count either."""
         self._turns = 0
         self._seconds = 0.0
         self._finish: FinishReason = "stop"
         self._refused = 0
 
-    async def ask(self, place: CallPlace, context: Sequence[int], max_tokens: int | None) -> Answer:
-        ids = tuple(context)
+    async def ask(self, branch: tuple[str, ...], context: Sequence[int], max_tokens: int | None) -> Answer:
+        place = self._next_place((*branch, ASK))
+        ids = tuple(map(operator.index, context))
+        if not ids:
+            raise ValueError("the model is asked with an empty context; give it one token at least")
+        if max_tokens is not None and operator.index(max_tokens) < 1:
+            raise ValueError(f"max_tokens is {max_tokens}, and an answer has one token at least")
         kind = ASK if max_tokens is None else f"{ASK} for {max_tokens} tokens"
         room = await self._room(ids)
         call = self._at(place, what := What(kind, prompt_digest(ids)))
-        turn = None if call is None else call.turn
-        number, self._turns = self._turns, self._turns + 1
-        if turn is None:
+        self._turns += 1
+        if call is not None and call.turn is not None:
+            turn = call.turn
+            self._add(ids, turn)
+        else:
             most = min([room, *(limit for limit in (max_tokens, self._limits.turn_tokens) if limit is not None)])
             sampling = replace(self.task.sampling, max_tokens=most)
-            result = await self._ask(self.task.request(number, ids, sampling))
-            turn = RecordedTurn(result.tokens, result.finish, result.seconds, result.receipt)
-            self._put(RecordedCall(place, what, True, turn=turn))
-        self._add(ids, turn)
+            with _awaited(self._asking):
+                result = await self._ask(self.task.request(place.turn, ids, sampling))
+                turn = RecordedTurn(result.tokens, result.finish, result.seconds, result.receipt)
+                self._put(RecordedCall(place, what, True, turn=turn))
+                self._add(ids, turn)
         said = tuple(turn.tokens.ids.tolist())
         return Answer((*ids, *said), said, turn.finish, self._decode(said))
 
+    def _next_place(self, branch: tuple[str, ...]) -> CallPlace:
+        number = self._numbers[branch]
+        self._numbers[branch] += 1
+        return CallPlace(branch, number)
+
+    async def end(self) -> None:
+        """The program has ended, and may have left calls under way to other tasks. What the model was asked it answers,
+        so that the episode does not depend on who is faster; calls of the world are given up."""
+        self._over = True
+        _cancel(self._calling)
+        while self._asking:
+            await asyncio.wait(list(self._asking))
+        self._closed = True
+
+    def give_up(self) -> None:
+        """Nothing counts any more that the program has left under way."""
+        self._over = self._closed = True
+        _cancel(self._calling)
+        _cancel(self._asking)
+
     async def _room(self, context: tuple[int, ...]) -> int:
         """How long an answer may be. Raises ``EpisodeOverError`` when there is to be none."""
+        if self._over:
+            raise EpisodeOverError(_ENDED)
         longest = self.task.sampling.max_tokens
         room = self._limits.prompt_tokens + longest - len(context)
         if (place := self._continued(context)) is not None:
@@ -183,30 +226,40 @@ class Play:
             raise
 
     async def call(
-        self, place: CallPlace, kind: str, function: Callable[..., Awaitable[Json]], arguments: tuple[Json, ...]
+        self,
+        branch: tuple[str, ...],
+        kind: str,
+        function: Callable[..., Awaitable[Json]],
+        arguments: tuple[Json, ...],
     ) -> Json:
+        if self._over:
+            raise EpisodeOverError(_ENDED)
+        place = self._next_place(branch)
         recorded = self._at(place, what := What(kind, of_arguments(arguments)))
         if recorded is not None and recorded.done:
             return recorded.result
-        if recorded is None:
-            self._put(RecordedCall(place, what))
-            await self._synced()
-        # With the digest of the arguments: after a roll-back the same place may hold another call.
-        _key.set("/".join(map(str, (*self.task.id[:3], *place.branch, place.number, kind, f"{what.arguments:08x}"))))
-        with self._under_way.one(self.task.id, place, kind):
-            result = await self._patiently(place, kind, function, arguments)
-        plain = json.dumps(result)
-        self._put(RecordedCall(place, what, True, json.loads(plain)))
+        with _awaited(self._calling):
+            if recorded is None:
+                self._put(RecordedCall(place, what))
+                await self._synced()
+            # With the digest of the arguments: after a roll-back the same place may hold another call.
+            _key.set(
+                "/".join(map(str, (*self.task.id[:3], *place.branch, place.number, kind, f"{what.arguments:08x}")))
+            )
+            with self._under_way.one(self.task.id, place, kind):
+                result = await self._patiently(place, kind, function, arguments)
+            plain = json.dumps(result)
+            self._put(RecordedCall(place, what, True, json.loads(plain)))
         # As it will be when the program is run again: a tuple has become a list by then.
         return json.loads(plain)
 
     def episode(self, returned: Any) -> Episode:
         """What it came to. Raises ``ProgramError`` for a program that never asked the model."""
         if not self._leaves:
-            raise ProgramError(f"{self.task.id}: the environment's program has ended without asking the model anything")
+            raise ProgramError(f"{self.task.id}: the environment's program has ended without an answer of the model")
         return Episode(
             self.task.id,
-            self._leaves,
+            list(self._leaves),
             self._finish,
             seconds=self._seconds,
             made_for=self.task.prompt.token_ids,
@@ -230,6 +283,8 @@ class Play:
             ) from error
 
     def _put(self, call: RecordedCall) -> None:
+        if self._closed:
+            raise EpisodeOverError(_ENDED)
         try:
             self._log.put(self.task.id, call)
         except OSError as error:
@@ -257,7 +312,10 @@ class Play:
         for attempt in range(self._tries):
             try:
                 return await function(*arguments)
-            except WorldError as error:
+            except (WorldError, BaseExceptionGroup) as raised:
+                error = failure_of_the_world(raised)
+                if error is None:
+                    raise
                 if attempt + 1 == self._tries:
                     self.fault = WorldFailedError(
                         f"{self.task.id}: {kind} ({place}) failed {self._tries} times, the last time with: {error}. "
@@ -295,7 +353,6 @@ class Voice:
     def __init__(self, play: Play, branch: tuple[str, ...] = ()) -> None:
         self._play = play
         self._branch = branch
-        self._number = 0
 
     def branch(self, name: str) -> Voice:
         """For turns that the program asks for beside other calls."""
@@ -318,8 +375,7 @@ class Voice:
     async def ask(self, context: Sequence[int], *, max_tokens: int | None = None) -> Answer:
         """The model's answer to the token ids ``context``, everything that it is to see, in at most as many tokens as
         the job leaves (or ``max_tokens``, if that is less). Raises ``EpisodeOverError`` and ``EngineError``."""
-        number, self._number = self._number, self._number + 1
-        return await self._play.ask(CallPlace((*self._branch, ASK), number), context, max_tokens)
+        return await self._play.ask(self._branch, context, max_tokens)
 
 
 class Calls:
@@ -328,7 +384,6 @@ class Calls:
     def __init__(self, play: Play, branch: tuple[str, ...] = ()) -> None:
         self._play = play
         self._branch = branch
-        self._number = 0
 
     @property
     def seed(self) -> int:
@@ -342,5 +397,21 @@ class Calls:
         return Calls(self._play, (*self._branch, name))
 
     async def call(self, kind: str, function: Callable[..., Awaitable[Json]], *arguments: Json) -> Json:
-        number, self._number = self._number, self._number + 1
-        return await self._play.call(CallPlace(self._branch, number), kind, function, arguments)
+        return await self._play.call(self._branch, kind, function, arguments)
+
+
+@contextmanager
+def _awaited(calls: _Awaited) -> Iterator[None]:
+    done = asyncio.get_running_loop().create_future()
+    calls[done] = asyncio.current_task()
+    try:
+        yield
+    finally:
+        del calls[done]
+        done.set_result(None)
+
+
+def _cancel(calls: _Awaited) -> None:
+    for task in calls.values():
+        if task is not None:
+            task.cancel()

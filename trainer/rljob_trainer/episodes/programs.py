@@ -18,7 +18,8 @@ import functools
 import inspect
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rljob_trainer.episodes.conversation import ChatFormat, Conversation
@@ -29,7 +30,7 @@ from rljob_trainer.episodes.log import CallLog, EpisodeLog, Unrecorded
 from rljob_trainer.episodes.play import Calls, CallsUnderWay, EpisodeLimits, EpisodeOverError, Play, Voice
 from rljob_trainer.episodes.record import DivergedError, EpisodeRecord
 from rljob_trainer.episodes.requests import BegunTurn, GenerationRequest, GenerationResult
-from rljob_trainer.errors import ProgramError, RLJobError
+from rljob_trainer.errors import EngineError, ProgramError, RLJobError
 from rljob_trainer.world.protocol import World
 
 Program = Callable[[Task, Voice, World], Awaitable[Any]]
@@ -138,18 +139,22 @@ class Programs:
         )
         returned = None
         try:
-            returned = await self._program(task, Voice(play), Calls(play))
-        except EpisodeOverError:
-            pass
+            with _until_over():
+                returned = await self._program(task, Voice(play), Calls(play))
+            await play.end()
         except RLJobError:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
+            # Whoever cancels an episode says so to its task; signals never come as exceptions here.
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             if play.fault is None:
                 raise ProgramError(
                     f"{task.id}: {self._named.partition(' ')[0]} raised {type(error).__name__}: {error}"
                     f"{_where(error)}. Correct it and start again: the run continues from its last checkpoint"
                 ) from error
         finally:
+            play.give_up()
             if play.fault is not None:
                 raise play.fault
             self.branches += conversation.branches
@@ -194,10 +199,11 @@ class Siblings:
 
         try:
             results = await self._model.generate([request for request, _ in group], finished)
-        except Exception as error:  # noqa: BLE001  (it is theirs who asked)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  (it is theirs who asked)
             for _, done in group:
                 if not done.done():
-                    done.set_exception(error)
+                    given_up = isinstance(error, asyncio.CancelledError)
+                    done.set_exception(EngineError("the engines gave the request up") if given_up else error)
             return
         for position, result in enumerate(results):
             finished(position, result)
@@ -212,6 +218,23 @@ def named(program: object) -> str:
         text = ""
     name = f"{getattr(program, '__module__', '')}:{getattr(program, '__qualname__', type(program).__qualname__)}"
     return f"{name} {zlib.crc32(text.encode()):08x}"
+
+
+@contextmanager
+def _until_over() -> Iterator[None]:
+    """A program may let ``EpisodeOverError`` pass, also out of a group of tasks. Raises what else was in a group."""
+    try:
+        yield
+    except EpisodeOverError:
+        pass
+    except BaseExceptionGroup as group:
+        if (others := group.split(EpisodeOverError)[1]) is not None:
+            raise _first(others) from None
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _where(error: BaseException) -> str:
