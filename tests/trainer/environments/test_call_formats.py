@@ -59,7 +59,11 @@ def test_calls_are_found_in_order(name: str, text: str, calls: list[ToolCall]) -
         ("pythonic", "[add(a=open('x'))]", "not plain values"),
         ("pythonic", "[add(a=b'x')]", "not plain values"),
         ("pythonic", "[add(a=1]", "not a list of Python calls"),
-        ("hermes", '<tool_call>{"name": "a", "arguments": ' + '{"a": ' * 200 + "1" + "}" * 201 + "</tool_call>", "nested"),
+        (
+            "hermes",
+            '<tool_call>{"name": "a", "arguments": ' + '{"a": ' * 200 + "1" + "}" * 201 + "</tool_call>",
+            "nested",
+        ),
         ("llama", '{"name": "a", "parameters": ' + '{"a": ' * 20_000, "not JSON"),
         ("llama", '{"name": "a", "parameters": ' + '{"a": ' * 200 + "1" + "}" * 201, "nested more than 100"),
         ("pythonic", "[add(a=" + "1 + " * 900 + "1)]", "not plain values"),

@@ -109,6 +109,57 @@ async def late() -> str:
     return "too late"
 
 
+async def says(what: Any) -> Any:
+    return what
+
+
+def behind_a_decorator(x: int) -> Any:
+    return says(x)
+
+
+class Called:
+    async def __call__(self, x: int) -> int:
+        return x
+
+
+async def parses_arguments(x: int) -> None:
+    raise SystemExit(2)
+
+
+async def gives_itself_up(x: int) -> None:
+    raise asyncio.CancelledError
+
+
+def stops(x: int) -> None:
+    raise StopIteration
+
+
+async def half(x: int) -> None:
+    raise ValueError("half a character: \ud83d")
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "told"),
+    [
+        (says, '"\\ud83d"', "\\ud83d"),  # which the model has written itself
+        (says, '["\\ud83d", 1]', '["\\ud83d", 1]'),
+        (half, "1", "Error: ValueError: half a character: \\ud83d"),
+        (behind_a_decorator, "7", "7"),
+        (Called(), "7", "7"),
+        (parses_arguments, "1", "Error: SystemExit: 2"),
+        (gives_itself_up, "1", "Error: CancelledError: "),
+        (stops, "1", "Error: RuntimeError: tool raised StopIteration"),
+    ],
+)
+async def test_whatever_a_tool_says_or_raises_is_told(log: EpisodeLog, function: Any, argument: str, told: str) -> None:
+    name = "what" if function is says else "x"
+    call = f'<tool_call>{{"name": "tool", "arguments": {{"{name}": {argument}}}}}</tool_call>'
+    episode, counts = await played(loop(Tool("tool", function, None, "")), Written(call, "So."), log)
+    assert episode.messages[2]["content"] == told
+    assert counts["rollout/tool_errors"] == told.startswith("Error")
+    assert (len(episode.leaves), episode.finish) == (1, "stop")
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [

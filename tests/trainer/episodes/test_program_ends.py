@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
 
-from two_turns import Played, programs, tasks
+from two_turns import PROMPT, Played, programs, tasks
 
 from conftest import tiny
 from rljob_trainer.episodes.environment import Task
@@ -137,6 +138,59 @@ async def test_what_an_episode_waits_for_outside_of_the_model_is_said(engine: To
     assert environment.waiting_for() == ""
 
 
+async def test_a_program_that_neither_asks_nor_calls_is_named_and_its_siblings_count(
+    engine: TorchEngine, log: EpisodeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two requests of an episode are no two episodes."""
+    monkeypatch.setattr("rljob_trainer.episodes.programs._AT_ITS_OWN_SECONDS", 0.0)
+    asleep, awake = asyncio.Event(), asyncio.Event()
+
+    async def sleeps(task: Task, model: Voice, world: World) -> None:
+        first = await model.ask(task.prompt.token_ids)
+        await model.ask(first.context)
+        if task.id.sample == 2:
+            asleep.set()
+            await awake.wait()
+
+    environment = programs(sleeps, log)
+    playing = asyncio.create_task(environment.play(tasks(3), Played(engine)))
+    await asleep.wait()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert environment.progress() == [2]
+    assert environment.waiting_for() == "1 program neither asks nor calls, that of sample 2 of prompt 5 for 0 s"
+    awake.set()
+    await playing
+    assert environment.progress() == []
+
+
+@pytest.mark.parametrize("swallowed", [asyncio.CancelledError, BaseException])
+async def test_a_program_that_cannot_be_cancelled_does_not_hide_its_sibling_s_error(
+    engine: TorchEngine, log: EpisodeLog, monkeypatch: pytest.MonkeyPatch, swallowed: type[BaseException]
+) -> None:
+    monkeypatch.setattr("rljob_trainer.episodes.programs._DEAF_SECONDS", 0.02)
+    before = asyncio.all_tasks()
+
+    async def deaf(task: Task, model: Voice, world: World) -> None:
+        await model.ask(task.prompt.token_ids)
+        if task.id.sample == 1:
+            raise KeyError("column")
+        for _ in range(3):  # one cancellation, one end of its coroutine, and another one by the garbage collector
+            with suppress(swallowed):
+                await asyncio.Event().wait()
+
+    with pytest.raises(ProgramError, match=r"sample 1 of prompt 5: .*deaf raised KeyError: 'column'"):
+        await asyncio.wait_for(programs(deaf, log).play(tasks(2), Played(engine)), 10)
+    assert asyncio.all_tasks() - before == set()
+
+
+async def test_siblings_get_messages_of_their_own(engine: TorchEngine) -> None:
+    prompt = replace(PROMPT, messages=({"role": "user", "content": "question"},))
+    one, other = (replace(task, prompt=prompt) for task in tasks(2))
+    one.messages[0]["content"] += " changed"
+    assert (other.messages, one.messages) == ([{"role": "user", "content": "question"}],) * 2
+
+
 def raising(error: BaseException) -> Any:
     async def program(task: Task, model: Voice, world: World) -> None:
         await model.ask(task.prompt.token_ids)
@@ -193,7 +247,7 @@ async def test_branches_beyond_the_last_turn_end_the_episode_with_those_before_i
 
 async def test_what_a_program_leaves_behind_changes_no_episode(engine: TorchEngine, log: EpisodeLog) -> None:
     left: list[asyncio.Task[Any]] = []
-    world_asked = asyncio.Event()
+    world_asked, ended = asyncio.Event(), asyncio.Event()
 
     async def leaves(task: Task, model: Voice, world: World) -> float:
         async def hang() -> None:
@@ -201,20 +255,24 @@ async def test_what_a_program_leaves_behind_changes_no_episode(engine: TorchEngi
             await asyncio.Event().wait()
 
         async def beside() -> None:
-            context = (await model.branch("beside").ask([*task.prompt.token_ids, 1])).context
-            await model.branch("beside").ask(context)
+            answer = await model.branch("beside").ask([*task.prompt.token_ids, 1])
+            await ended.wait()
+            await model.branch("beside").ask(answer.context)
 
-        left.extend([asyncio.create_task(beside()), asyncio.create_task(world.branch("b").call("hang", hang))])
         await model.ask(task.prompt.token_ids)
+        left.append(asyncio.create_task(world.branch("b").call("hang", hang)))
         await world_asked.wait()
+        left.append(asyncio.create_task(beside()))
+        await asyncio.sleep(0)
         return 1.0
 
     environment = programs(leaves, log)
     (episode,) = await environment.play(tasks(1), Played(engine))
-    leaves_then = [len(leaf.tokens) for leaf in episode.leaves]
-    asking, calling = await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), 5)
-    assert (type(asking), type(calling)) == (EpisodeOverError, asyncio.CancelledError)
-    assert leaves_then == [len(leaf.tokens) for leaf in episode.leaves] == [6, 6]
+    assert [len(leaf.tokens) for leaf in episode.leaves] == [6, 6], "what was asked is answered"
+    ended.set()
+    calling, asking = await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), 5)
+    assert (type(calling), type(asking)) == (asyncio.CancelledError, EpisodeOverError)
+    assert [len(leaf.tokens) for leaf in episode.leaves] == [6, 6]
     assert environment.waiting_for() == ""
 
 
@@ -257,6 +315,8 @@ async def test_a_branch_s_chance_does_not_depend_on_which_is_faster(engine: Torc
         ([], None, "ValueError: the model is asked with an empty context"),
         ([1.5], None, "TypeError: 'float' object cannot be interpreted as an integer"),
         (["1"], None, "TypeError: 'str' object"),
+        ([1, 10**7], None, "ValueError: the model is asked with the token id 10000000; it has 1000000 tokens"),
+        ([1, -1], None, "ValueError: the model is asked with the token id -1;"),
         ([1], 0, "ValueError: max_tokens is 0"),
         ([1], -3, "ValueError: max_tokens is -3"),
         ([1], 1.5, "TypeError: 'float' object"),
@@ -288,5 +348,5 @@ async def test_a_failure_of_the_world_in_a_group_of_tasks_is_one_too(
         await model.ask(task.prompt.token_ids)
         await world.call("search", shards)
 
-    with pytest.raises(WorldFailedError, match="search .* failed 4 times, the last time with: down"):
+    with pytest.raises(WorldFailedError, match=r"search .* failed 4 times, the last time with: down"):
         await programs(search, log).play(tasks(1), Played(engine))

@@ -40,6 +40,8 @@ class ChatTemplate:
         """Whether messages can be rendered."""
         self.date = self._now.isoformat() if self.is_there and _CLOCK in str(template) else None
         """The date and time in messages, as ISO 8601 has it; None where no message has any."""
+        self.vocabulary = len(tokenizer)
+        """Token ids are below it."""
 
     def render(
         self,
@@ -59,7 +61,7 @@ class ChatTemplate:
             **clock,
         )
         assert isinstance(rendered, str)
-        return rendered
+        return writable(rendered)  # half a character in a message, which no tokenizer takes
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text, without tokens that it does not name."""

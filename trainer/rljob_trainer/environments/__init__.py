@@ -38,7 +38,7 @@ async def environment_of(
     given = spec.rollout.environment
     if given.type == "singleTurn":
         return SingleTurn()
-    limits = EpisodeLimits(given.max_turns, spec.data.max_prompt_tokens, given.max_turn_tokens)
+    limits = EpisodeLimits(given.max_turns, spec.data.max_prompt_tokens, given.max_turn_tokens, chat.vocabulary)
     if given.type == "custom":
         assert given.function is not None
         program, written = program_of(given.function, given.params, f"{FIELD}.function", base)

@@ -13,7 +13,9 @@ from rljob_trainer.environments.tools import Tool, ToolError
 from rljob_trainer.episodes.conversation import ChatFormat
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.play import Voice
-from rljob_trainer.world.protocol import World, WorldError
+from rljob_trainer.episodes.programs import is_cancelled
+from rljob_trainer.texts import writable
+from rljob_trainer.world.protocol import World, failure_of_the_world
 
 _LOGGED = 20
 """Exceptions of tools that are told in the log; all are counted."""
@@ -82,21 +84,27 @@ class ToolLoop:
         return name, said["text"]
 
     async def _use(self, tool: Tool, arguments: dict[str, Any]) -> Said:
-        """A tool that raises has said something too: arguments are the model's. Raises ``WorldError``."""
+        """A tool that raises has said something too: arguments are the model's. Raises ``WorldError``.
+
+        ``SystemExit`` (of a parser of arguments, say) and a ``CancelledError`` of its own are no more than that.
+        """
         try:
             async with asyncio.timeout(None if tool.own_limit else self._seconds) as limit:
                 return Said(text=self._cut(await tool(arguments)), failed=False)
-        except WorldError:
-            raise
         except ToolError as error:
-            return Said(text=self._cut(f"Error: {error}"), failed=True)
-        except Exception as error:  # noqa: BLE001  of the user's code
+            return Said(text=self._cut(writable(f"Error: {error}")), failed=True)
+        except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:  # of the user's code
+            if (failure := failure_of_the_world(error)) is not None:
+                raise failure from error
             if limit.expired():
                 return Said(text=f"Error: no answer within {self._seconds:g} s", failed=True)
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             self._logged += 1
             if self._logged <= _LOGGED:
-                _log.warning("tool %s raised %s: %s, and the model is told so", tool.name, type(error).__name__, error)
-            return Said(text=self._cut(f"Error: {type(error).__name__}: {error}"), failed=True)
+                what = f"{type(error).__name__}: {error}"
+                _log.warning("tool %s raised %s, and the model is told so", tool.name, writable(what))
+            return Said(text=self._cut(writable(f"Error: {type(error).__name__}: {error}")), failed=True)
 
     def _cut(self, text: str) -> str:
         """A text of at most so many tokens, its middle left out."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ConfigDict, ValidationError, create_model
 
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.texts import writable
 from rljob_trainer.user_code import imported
 from rljob_trainer.world.sandbox import Sandbox
 
@@ -76,11 +77,16 @@ class Tool:
             said = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors())
             raise ToolError(said) from None
         values = {name: arguments.__dict__[name] for name in type(arguments).model_fields}
-        if self._is_async:
-            said = await self._function(**values)
-        else:
-            said = await asyncio.to_thread(self._function, **values)
-        return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+        said = self._function(**values) if self._is_async else await asyncio.to_thread(self._in_thread, values)
+        if inspect.isawaitable(said):  # of an async function behind a decorator, or of an object's __call__, too
+            said = await said
+        return writable(said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
+
+    def _in_thread(self, values: Mapping[str, Any]) -> Any:
+        try:
+            return self._function(**values)
+        except StopIteration as error:  # no future can hold one, and who waits for it would do so for ever
+            raise RuntimeError(f"{self.name} raised StopIteration") from error
 
 
 def tool_of(given: ToolSpec, field: str, base: Path, sandbox: Sandbox | None) -> Tool:

@@ -33,7 +33,7 @@ class EpisodeId(NamedTuple):
 
 
 def branch_turn(branch: str, number: int) -> int:
-    """The ``turn`` of number ``number`` in a branch of an episode. Those of the episode itself are below all of them."""
+    """The ``turn`` of this ``number`` in a branch of an episode; those of the episode itself are below all of them."""
     return (1 + zlib.crc32(branch.encode("utf-8", "backslashreplace"))) << _NUMBER_BITS | number
 
 

@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rljob_trainer.episodes.conversation import Conversation, Message
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf
-from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.log import CallLog
 from rljob_trainer.episodes.receipts import prompt_digest
 from rljob_trainer.episodes.record import (
@@ -60,6 +59,8 @@ class EpisodeLimits:
     """Longest prompt. What follows it is bounded by the task's ``sampling.max_tokens``, observations too."""
     turn_tokens: int | None = None
     """Longest answer; None: what is left."""
+    vocabulary: int | None = None
+    """Token ids are below it; None: that is not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,32 +77,43 @@ class Answer:
     """What it said, as the chat's next message; empty where token ids were asked for."""
 
 
-class CallsUnderWay:
-    """The calls of the world that have not returned, of all episodes: what a run may be waiting for."""
+class _UnderWay(NamedTuple):
+    """A call that has not returned."""
+
+    kind: str
+    since: float
+    task: asyncio.Task[Any] | None
+    """That waits for it."""
+
+
+class _CallsUnderWay:
+    """The calls of one episode that have not returned, the oldest first."""
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[EpisodeId, CallPlace], tuple[str, float]] = {}
+        self._calls: dict[asyncio.Future[None], _UnderWay] = {}
 
     @contextmanager
-    def one(self, id: EpisodeId, place: CallPlace, kind: str) -> Iterator[None]:
+    def one(self, kind: str) -> Iterator[None]:
         """While a call is made."""
-        self._calls[id, place] = kind, time.monotonic()
+        done = asyncio.get_running_loop().create_future()
+        self._calls[done] = _UnderWay(kind, time.monotonic(), asyncio.current_task())
         try:
             yield
         finally:
-            del self._calls[id, place]
+            del self._calls[done]
+            done.set_result(None)
 
-    def waiting_for(self) -> str:
-        """How many there are, and the oldest; empty: none."""
-        if not self._calls:
-            return ""
-        kind, since = next(iter(self._calls.values()))
-        calls = "1 call" if len(self._calls) == 1 else f"{len(self._calls)} calls"
-        return f"{calls} of the environment, the oldest ({kind}) for {time.monotonic() - since:.0f} s"
+    def __iter__(self) -> Iterator[_UnderWay]:
+        return iter(self._calls.values())
 
+    def cancel(self) -> None:
+        for call in self:
+            if call.task is not None:
+                call.task.cancel()
 
-_Awaited = dict[asyncio.Future[None], "asyncio.Task[Any] | None"]
-"""For each call the task that waits for it."""
+    async def over(self) -> None:
+        while self._calls:
+            await asyncio.wait(list(self._calls))
 
 
 class AskedModel(Protocol):
@@ -122,7 +134,6 @@ class Play:
         conversation: Conversation,
         decode: Callable[[Sequence[int]], str],
         limits: EpisodeLimits,
-        under_way: CallsUnderWay,
         tries: int,
     ) -> None:
         self.task = task
@@ -131,12 +142,12 @@ class Play:
         self.fault: Exception | None = None
         """What ended a call that is no matter of the program's: of the engines, of the world, of the record."""
         self._record, self._log, self._model, self._tries = record, log, model, tries
-        self._decode, self._limits, self._under_way = decode, limits, under_way
+        self._decode, self._limits = decode, limits
         self._leaves: list[Leaf] = []
         self._numbers: Counter[tuple[str, ...]] = Counter()
         """Of calls so far, by branch."""
-        self._asking: _Awaited = {}
-        self._calling: _Awaited = {}
+        self._asking, self.calling = _CallsUnderWay(), _CallsUnderWay()
+        self._since = time.monotonic()
         self._over = self._closed = False
         """Nothing new may begin; what is under way does not count either."""
         self._turns = 0
@@ -149,6 +160,9 @@ class Play:
         ids = tuple(map(operator.index, context))
         if not ids:
             raise ValueError("the model is asked with an empty context; give it one token at least")
+        if min(ids) < 0 or (self._limits.vocabulary is not None and max(ids) >= self._limits.vocabulary):
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise ValueError(f"the model is asked with the token id {wrong}; it has {self._limits.vocabulary} tokens")
         if max_tokens is not None and operator.index(max_tokens) < 1:
             raise ValueError(f"max_tokens is {max_tokens}, and an answer has one token at least")
         kind = ASK if max_tokens is None else f"{ASK} for {max_tokens} tokens"
@@ -161,11 +175,12 @@ class Play:
         else:
             most = min([room, *(limit for limit in (max_tokens, self._limits.turn_tokens) if limit is not None)])
             sampling = replace(self.task.sampling, max_tokens=most)
-            with _awaited(self._asking):
+            with self._asking.one(kind):
                 result = await self._ask(self.task.request(place.turn, ids, sampling))
                 turn = RecordedTurn(result.tokens, result.finish, result.seconds, result.receipt)
                 self._put(RecordedCall(place, what, True, turn=turn))
                 self._add(ids, turn)
+            self._since = time.monotonic()
         said = tuple(turn.tokens.ids.tolist())
         return Answer((*ids, *said), said, turn.finish, self._decode(said))
 
@@ -178,16 +193,20 @@ class Play:
         """The program has ended, and may have left calls under way to other tasks. What the model was asked it answers,
         so that the episode does not depend on who is faster; calls of the world are given up."""
         self._over = True
-        _cancel(self._calling)
-        while self._asking:
-            await asyncio.wait(list(self._asking))
+        self.calling.cancel()
+        await self._asking.over()
         self._closed = True
 
     def give_up(self) -> None:
         """Nothing counts any more that the program has left under way."""
         self._over = self._closed = True
-        _cancel(self._calling)
-        _cancel(self._asking)
+        self.calling.cancel()
+        self._asking.cancel()
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when the program has been at something of its own; None: it has asked or called somebody."""
+        return None if any(self._asking) or any(self.calling) else self._since
 
     async def _room(self, context: tuple[int, ...]) -> int:
         """How long an answer may be. Raises ``EpisodeOverError`` when there is to be none."""
@@ -238,7 +257,7 @@ class Play:
         recorded = self._at(place, what := What(kind, of_arguments(arguments)))
         if recorded is not None and recorded.done:
             return recorded.result
-        with _awaited(self._calling):
+        with self.calling.one(kind):
             if recorded is None:
                 self._put(RecordedCall(place, what))
                 await self._synced()
@@ -246,10 +265,10 @@ class Play:
             _key.set(
                 "/".join(map(str, (*self.task.id[:3], *place.branch, place.number, kind, f"{what.arguments:08x}")))
             )
-            with self._under_way.one(self.task.id, place, kind):
-                result = await self._patiently(place, kind, function, arguments)
+            result = await self._patiently(place, kind, function, arguments)
             plain = json.dumps(result)
             self._put(RecordedCall(place, what, True, json.loads(plain)))
+        self._since = time.monotonic()
         # As it will be when the program is run again: a tuple has become a list by then.
         return json.loads(plain)
 
@@ -368,9 +387,9 @@ class Voice:
         ``EpisodeOverError``, ``EngineError``, and ``ValueError`` where no chat template renders the messages.
         """
         conversation = self._play.conversation
-        context = conversation.context(messages, tools)
-        answer = await self.ask(context, max_tokens=max_tokens)
-        return replace(answer, message=conversation.answered(messages, tools, context, answer.said))
+        asked = conversation.context(messages, tools)
+        answer = await self.ask(asked.ids, max_tokens=max_tokens)
+        return replace(answer, message=conversation.answered(asked, answer.said))
 
     async def ask(self, context: Sequence[int], *, max_tokens: int | None = None) -> Answer:
         """The model's answer to the token ids ``context``, everything that it is to see, in at most as many tokens as
@@ -398,20 +417,3 @@ class Calls:
 
     async def call(self, kind: str, function: Callable[..., Awaitable[Json]], *arguments: Json) -> Json:
         return await self._play.call(self._branch, kind, function, arguments)
-
-
-@contextmanager
-def _awaited(calls: _Awaited) -> Iterator[None]:
-    done = asyncio.get_running_loop().create_future()
-    calls[done] = asyncio.current_task()
-    try:
-        yield
-    finally:
-        del calls[done]
-        done.set_result(None)
-
-
-def _cancel(calls: _Awaited) -> None:
-    for task in calls.values():
-        if task is not None:
-            task.cancel()

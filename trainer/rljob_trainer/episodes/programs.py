@@ -17,9 +17,10 @@ import asyncio
 import functools
 import inspect
 import logging
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rljob_trainer.episodes.conversation import ChatFormat, Conversation
@@ -27,7 +28,7 @@ from rljob_trainer.episodes.environment import LanguageModel, Task
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.log import CallLog, EpisodeLog, Unrecorded
-from rljob_trainer.episodes.play import Calls, CallsUnderWay, EpisodeLimits, EpisodeOverError, Play, Voice
+from rljob_trainer.episodes.play import Calls, EpisodeLimits, EpisodeOverError, Play, Voice
 from rljob_trainer.episodes.record import DivergedError, EpisodeRecord
 from rljob_trainer.episodes.requests import BegunTurn, GenerationRequest, GenerationResult
 from rljob_trainer.errors import EngineError, ProgramError, RLJobError
@@ -37,6 +38,10 @@ Program = Callable[[Task, Voice, World], Awaitable[Any]]
 """What it returns is the episode's reward, or nothing; it says so of the same record again."""
 _LOUD_SHARE = 0.01
 """Of the episodes that went on from a record: if more than that begin anew, it is said at once and not only counted."""
+_AT_ITS_OWN_SECONDS = 1.0
+"""From when on a program that neither asks nor calls is something that a run may be waiting for."""
+_DEAF_SECONDS = 2.0
+"""That a cancelled program may take to end."""
 _log = logging.getLogger(__name__)
 
 
@@ -69,22 +74,38 @@ class Programs:
         self.diverged = 0
         """Episodes that went on from a record, and those of them that began anew."""
         self._counts = counts
-        self._under_way = CallsUnderWay()
+        self._plays: dict[EpisodeId, Play] = {}
+        """Those that run."""
+        self._ended: dict[int, int] = {}
+        """Of prompts of training that run, by ordinal: how many of their episodes have ended."""
         self._told = (0, 0)
         """Of branches and diverged, by ``take_counts``."""
 
     async def play(
         self, tasks: Sequence[Task], model: LanguageModel, ended: Callable[[int, Episode], None] | None = None
     ) -> list[Episode]:
-        siblings = Siblings(model)
-        try:
-            async with asyncio.TaskGroup() as group:
-                running = [group.create_task(self._play(task, siblings)) for task in tasks]
+        siblings, prompt = Siblings(model), tasks[0].id.ordinal
+        if tasks[0].id.purpose == TRAINING:
+            self._ended[prompt] = 0
+
+        def tell(position: int, task: asyncio.Task[Episode]) -> None:
+            if not task.cancelled() and task.exception() is None:
+                if prompt in self._ended:
+                    self._ended[prompt] += 1
                 if ended is not None:
-                    for position, episode in enumerate(running):
-                        episode.add_done_callback(functools.partial(_tell, ended, position))
-        except BaseExceptionGroup as failures:
-            raise _first(failures) from None
+                    ended(position, task.result())
+
+        running = [asyncio.create_task(self._play(task, siblings)) for task in tasks]
+        for position, episode in enumerate(running):
+            episode.add_done_callback(functools.partial(tell, position))
+        try:
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            await _cancelled([episode for episode in running if not episode.done()])
+            self._ended.pop(prompt, None)
+        for episode in running:
+            if episode in done and (error := episode.exception()) is not None:
+                raise error
         return [episode.result() for episode in running]
 
     def kept(self, episode: Episode) -> dict[EpisodeId, BegunTurn]:
@@ -108,8 +129,24 @@ class Programs:
             "rollout/diverged_episodes": float(self.diverged - diverged),
         }
 
+    def progress(self) -> list[int]:
+        return list(self._ended.values())
+
     def waiting_for(self) -> str:
-        return self._under_way.waiting_for()
+        now, said = time.monotonic(), []
+        calls = [call for play in self._plays.values() for call in play.calling]
+        if calls:
+            oldest = min(calls, key=lambda call: call.since)
+            count = "1 call" if len(calls) == 1 else f"{len(calls)} calls"
+            said.append(f"{count} of the environment, the oldest ({oldest.kind}) for {now - oldest.since:.0f} s")
+        idle = {id: since for id, play in self._plays.items() if (since := play.idle_since) is not None}
+        if idle and now - min(idle.values()) >= _AT_ITS_OWN_SECONDS:
+            longest = min(idle, key=lambda id: idle[id])
+            count = (
+                "1 program neither asks nor calls" if len(idle) == 1 else f"{len(idle)} programs neither ask nor call"
+            )
+            said.append(f"{count}, that of {longest} for {now - idle[longest]:.0f} s")
+        return "; ".join(said)
 
     def close(self) -> None:
         self._log.close()
@@ -134,9 +171,8 @@ class Programs:
 
     async def _run(self, task: Task, siblings: Siblings, record: EpisodeRecord, log: CallLog) -> Episode:
         conversation = Conversation(self._chat, task.prompt)
-        play = Play(
-            task, record, log, siblings, conversation, self._chat.decode, self._limits, self._under_way, self._tries
-        )
+        play = Play(task, record, log, siblings, conversation, self._chat.decode, self._limits, self._tries)
+        self._plays[task.id] = play
         returned = None
         try:
             with _until_over():
@@ -146,7 +182,7 @@ class Programs:
             raise
         except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
             # Whoever cancels an episode says so to its task; signals never come as exceptions here.
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
             if play.fault is None:
                 raise ProgramError(
@@ -155,6 +191,7 @@ class Programs:
                 ) from error
         finally:
             play.give_up()
+            self._plays.pop(task.id, None)
             if play.fault is not None:
                 raise play.fault
             self.branches += conversation.branches
@@ -232,7 +269,24 @@ def _until_over() -> Iterator[None]:
             raise _first(others) from None
 
 
-def _is_cancelled() -> bool:
+async def _cancelled(running: Sequence[asyncio.Task[Episode]]) -> None:
+    """Ends episodes that nobody wants any more, also those whose programs swallow every cancellation."""
+    for episode in running:
+        episode.cancel()
+    if not running:
+        return
+    _, deaf = await asyncio.wait(running, timeout=_DEAF_SECONDS)
+    for episode in deaf:
+        _log.warning("a program goes on although its episode is cancelled; it is ended where it stands")
+        with suppress(Exception):
+            episode.get_coro().close()
+        episode.cancel()
+    if deaf:
+        await asyncio.wait(deaf, timeout=_DEAF_SECONDS)
+
+
+def is_cancelled() -> bool:
+    """Whether a ``CancelledError`` in the running task is somebody's wish that it ends."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -243,11 +297,6 @@ def _where(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})" if trace else ""
-
-
-def _tell(ended: Callable[[int, Episode], None], position: int, task: asyncio.Task[Episode]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        ended(position, task.result())
 
 
 def _stop_if_unwanted(
