@@ -6,8 +6,10 @@ The model is a real engine; what it would have said is what it says to a program
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -26,7 +28,7 @@ from conftest import tiny
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.identity import validation_of
-from rljob_trainer.episodes.log import EpisodeLog
+from rljob_trainer.episodes.log import EpisodeLog, _Command
 from rljob_trainer.episodes.play import Voice
 from rljob_trainer.episodes.programs import Programs, named
 from rljob_trainer.episodes.receipts import check_episode
@@ -416,6 +418,43 @@ async def test_a_disk_that_takes_no_line_ends_the_run(
     log._failure = None  # for the fixture, which closes it
 
 
+class FullDisk:
+    """A file that takes nothing."""
+
+    def __init__(self, file: Any) -> None:
+        self.fileno, self.close, self.flush = file.fileno, file.close, file.flush
+
+    def write(self, _: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_line_that_cannot_be_written_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line fails before the thread comes to those who wait for it, and to the log's end."""
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, mode: FullDisk(opened(path, mode)))
+    log = EpisodeLog(tmp_path / "episodes")
+    hold = threading.Event()
+    monkeypatch.setattr(log, "_next", lambda due, next=log._next: (hold.wait(), next(due))[1])
+    log._work.put(_Command())  # the thread may be in the former one
+    log.begin(tasks(1)[0].id, "program")
+    waiting = [log.synced(), log.synced()]
+    hold.set()
+    for done in waiting:
+        with pytest.raises(OSError, match="No space left"):
+            done.result(timeout=10)
+    with pytest.raises(OSError, match="No space left"):
+        log.begin(tasks(1)[0].id, "program")
+    closing = threading.Thread(target=_closed, args=(log,), daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+def _closed(log: EpisodeLog) -> None:
+    with suppress(OSError):
+        log.close()
+
+
 def test_a_program_that_is_an_object_is_known_by_the_text_of_its_class() -> None:
     class One:
         async def __call__(self, task: Task, model: Voice, world: Any) -> None:
@@ -429,3 +468,19 @@ def test_a_program_that_is_an_object_is_known_by_the_text_of_its_class() -> None
     assert len(digests) == 2
     assert named(One()) == named(One())
     assert "00000000" not in digests
+
+
+def test_a_program_is_known_by_the_tools_and_params_that_it_uses_too() -> None:
+    def search(query: str) -> str:
+        return "a"
+
+    def searched_otherwise(query: str) -> str:
+        return "b"
+
+    class Index:
+        def __call__(self, query: str) -> str:
+            return "c"
+
+    used: list[list[Any]] = [[], [search], [searched_otherwise], [Index()], [{"k": 3}], [{"k": 4}], [search, search]]
+    assert len({named(program_of, uses) for uses in used}) == len(used)
+    assert named(program_of, [functools.partial(search)]) == named(program_of, [search])

@@ -42,7 +42,7 @@ class Tool:
         long it waits for its turn. Raises ``JobFileError`` for a function whose parameters no schema can name."""
         self.name = name
         self.own_limit = own_limit
-        self._function = function
+        self.function = function
         self._is_async = inspect.iscoroutinefunction(function)
         said = inspect.getdoc(function) or ""
         self._description = description or said.partition("\n\n")[0].replace("\n", " ")
@@ -77,14 +77,14 @@ class Tool:
             said = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors())
             raise ToolError(said) from None
         values = {name: arguments.__dict__[name] for name in type(arguments).model_fields}
-        said = self._function(**values) if self._is_async else await asyncio.to_thread(self._in_thread, values)
+        said = self.function(**values) if self._is_async else await asyncio.to_thread(self._in_thread, values)
         if inspect.isawaitable(said):  # of an async function behind a decorator, or of an object's __call__, too
             said = await said
         return writable(said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
 
     def _in_thread(self, values: Mapping[str, Any]) -> Any:
         try:
-            return self._function(**values)
+            return self.function(**values)
         except StopIteration as error:  # no future can hold one, and who waits for it would do so for ever
             raise RuntimeError(f"{self.name} raised StopIteration") from error
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import json
 import logging
 import time
 import zlib
@@ -57,17 +58,19 @@ class Programs:
         *,
         tries: int = 4,
         written: object = None,
+        uses: Sequence[object] = (),
         counts: Callable[[], dict[str, float]] = dict,
     ) -> None:
         """``log`` keeps the calls of episodes that are trained on. ``tries``: how often a call is made that meets a
         failure of the world, before the run ends. ``written``: what the user wrote, where ``program`` only calls it.
+        ``uses``: functions and plain data that its episodes depend on besides (``named``).
         ``counts``: metrics of the program's own since the last call."""
         self._program = program
         self._log = log
         self._chat = chat
         self._limits = limits
         self._tries = tries
-        self._named = named(written or program)
+        self._named = named(written or program, uses)
         self.branches = 0
         """Turns whose context did not continue what the model had seen and said."""
         self.continued = 0
@@ -246,15 +249,22 @@ class Siblings:
             finished(position, result)
 
 
-def named(program: object) -> str:
-    """A program's name and a digest of its text, which changes with it. An object's program is its class."""
-    written: Any = program if inspect.isroutine(program) or inspect.isclass(program) else type(program)
-    try:
-        text = inspect.getsource(written)
-    except (OSError, TypeError):
-        text = ""
+def named(program: object, uses: Sequence[object] = ()) -> str:
+    """A program's name and a digest, which changes with its text, and with what it ``uses``: functions by their text,
+    and plain data."""
     name = f"{getattr(program, '__module__', '')}:{getattr(program, '__qualname__', type(program).__qualname__)}"
-    return f"{name} {zlib.crc32(text.encode()):08x}"
+    texts = [_text_of(program), *(_text_of(used) if callable(used) else json.dumps(used) for used in uses)]
+    return f"{name} {zlib.crc32(chr(0).join(texts).encode('utf-8', 'backslashreplace')):08x}"
+
+
+def _text_of(written: Any) -> str:
+    """The text of a function or a class; an object's is that of its class. Empty where there is none."""
+    while isinstance(written, functools.partial):
+        written = written.func
+    try:
+        return inspect.getsource(written if inspect.isroutine(written) or inspect.isclass(written) else type(written))
+    except (OSError, TypeError):
+        return ""
 
 
 @contextmanager
@@ -276,8 +286,9 @@ async def _cancelled(running: Sequence[asyncio.Task[Episode]]) -> None:
     if not running:
         return
     _, deaf = await asyncio.wait(running, timeout=_DEAF_SECONDS)
+    if deaf:
+        _log.warning("%d programs go on although their episodes are cancelled; they are ended as they are", len(deaf))
     for episode in deaf:
-        _log.warning("a program goes on although its episode is cancelled; it is ended where it stands")
         with suppress(Exception):
             episode.get_coro().close()
         episode.cancel()
