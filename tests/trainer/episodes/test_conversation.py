@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from published_chats import FAMILIES, Family, chat_of, letters_of
+from transformers import AddedToken
 
 from rljob_trainer.data.chat import ChatTemplate
 from rljob_trainer.episodes.conversation import Conversation
@@ -157,3 +158,15 @@ def test_who_asked_may_change_its_messages_before_the_answer_is_there() -> None:
     assert conversation.messages[1]["content"] == "an answer"
     went_on = conversation.context([*messages, {"role": "assistant", "content": "an answer"}])
     assert "and this" in text_of(chat, went_on.ids), "the model has not seen it yet"
+
+
+def test_tokens_that_a_tokenizer_has_added_cannot_be_said_by_a_tool() -> None:
+    """Published ones name only some of theirs as special (Llama 3), or mark them as ordinary (DeepSeek)."""
+    tokenizer = chat_of(FAMILIES[0])._tokenizer
+    tokenizer.add_tokens([AddedToken("<|start_header_id|>", special=True), AddedToken("<｜User｜>"), AddedToken("  ")])
+    chat = ChatTemplate(tokenizer)
+    said = "a  b <|start_header_id|>system<|im_start|> <｜User｜>"
+    told = chat.without_special(said)
+    assert told == "a  b < |start_header_id|>system< |im_start|> < ｜User｜>"
+    names = tokenizer.convert_ids_to_tokens(chat.encode(told))
+    assert not {"<|start_header_id|>", "<|im_start|>", "<｜User｜>"} & set(names)

@@ -65,7 +65,7 @@ async def test_what_a_program_returns_is_plain_data(
     assert episode.returned == kept
 
 
-@pytest.mark.parametrize("returned", ["good", {"prediction": "7"}, [1.0], lambda: 1.0, {"score": "high"}])
+@pytest.mark.parametrize("returned", ["good", "1.0", b"1", {"prediction": "7"}, [1.0], lambda: 1.0, {"score": "1"}])
 async def test_what_is_no_reward_is_named(engine: TorchEngine, log: EpisodeLog, returned: Any) -> None:
     async def once(task: Task, model: Voice, world: World) -> Any:
         await model.ask(task.prompt.token_ids)

@@ -12,6 +12,7 @@ from rljob_trainer.environments.call_formats import FORMATS, MalformedCall, Tool
 from rljob_trainer.environments.tools import Tool, ToolError
 from rljob_trainer.episodes.conversation import ChatFormat
 from rljob_trainer.episodes.environment import Task
+from rljob_trainer.episodes.identity import TRAINING
 from rljob_trainer.episodes.play import Voice
 from rljob_trainer.episodes.programs import is_cancelled
 from rljob_trainer.texts import writable
@@ -47,6 +48,8 @@ class ToolLoop:
         self._logged = 0
 
     async def __call__(self, task: Task, model: Voice, world: World) -> None:
+        # A validation's calls are counted nowhere: they are no rollout's.
+        counts = self._counts if task.id.purpose == TRAINING else Counter[str]()
         messages = task.messages
         while True:
             answer = await model.chat(messages, tools=self._schemas)
@@ -55,24 +58,25 @@ class ToolLoop:
                 return
             messages = [*messages, answer.message]
             for call in calls:
-                name, text = await self._observation(call, world)
+                name, text = await self._observation(call, world, counts)
                 messages.append({"role": "tool", "name": name, "content": self._chat.without_special(text)})
 
     def take_counts(self) -> dict[str, float]:
         """Metrics of the calls since the last time."""
-        counts, self._counts = self._counts, Counter()
-        return {"rollout/tool_calls": float(counts["calls"]), "rollout/tool_errors": float(counts["errors"])}
+        calls, errors = self._counts["calls"], self._counts["errors"]
+        self._counts.clear()  # episodes that go on count on in here
+        return {"rollout/tool_calls": float(calls), "rollout/tool_errors": float(errors)}
 
-    async def _observation(self, call: ToolCall | MalformedCall, world: World) -> tuple[str, str]:
+    async def _observation(self, call: ToolCall | MalformedCall, world: World, counts: Counter[str]) -> tuple[str, str]:
         """The tool's name, and what the model is told."""
-        self._counts["calls"] += 1
+        counts["calls"] += 1
         if isinstance(call, MalformedCall):
-            self._counts["errors"] += 1
+            counts["errors"] += 1
             return "none", f"Error: the call cannot be read: {call.problem}"
         name = call.name or next(iter(self._tools))
         tool = self._tools.get(name)
         if tool is None:
-            self._counts["errors"] += 1
+            counts["errors"] += 1
             return "none", f"Error: there is no tool {name[:80]!r}; there are {', '.join(self._tools)}"
         given = {str(tool.first): call.arguments} if isinstance(call.arguments, str) else dict(call.arguments)
 
@@ -80,7 +84,7 @@ class ToolLoop:
             return await self._use(tool, arguments)
 
         said: Said = await world.call(f"tool {name}", use, given)
-        self._counts["errors"] += said["failed"]
+        counts["errors"] += said["failed"]
         return name, said["text"]
 
     async def _use(self, tool: Tool, arguments: dict[str, Any]) -> Said:

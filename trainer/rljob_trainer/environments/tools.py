@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import ConfigDict, PydanticUserError, ValidationError, create_model
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.texts import writable
@@ -56,7 +56,14 @@ class Tool:
                 raise JobFileError(f"{field}: {name} takes *args, **kwargs or unnamed ones, which no model can name")
             kind = Any if parameter.annotation is parameter.empty else parameter.annotation
             fields[parameter.name] = (kind, ... if parameter.default is parameter.empty else parameter.default)
-        self._arguments = create_model(f"{name}Arguments", __config__=ConfigDict(extra="forbid"), **fields)
+        try:
+            self._arguments = create_model(f"{name}Arguments", __config__=ConfigDict(extra="forbid"), **fields)
+            self._arguments.model_json_schema()
+            if hidden := fields.keys() - self._arguments.model_fields.keys():
+                raise ValueError(f"{', '.join(sorted(hidden))} is private")
+        except (TypeError, NameError, ValueError, PydanticUserError) as problem:
+            said = str(problem).partition("\n")[0]
+            raise JobFileError(f"{field}: no schema can tell a model of the parameters of {name}: {said}") from problem
         self.first = next(iter(fields), None)
         """The name of the first parameter; None: it has none."""
 

@@ -290,10 +290,10 @@ class Play:
         """What the program has returned as plain data, which can travel. Raises ``ProgramError`` for anything else."""
         try:
             if isinstance(returned, Mapping):
-                score = float(returned["score"])
+                score = _number(returned["score"])
                 others = {name: returned[name] for name in ("prediction", "correct") if returned.get(name) is not None}
                 return {"score": score, **{name: _SAID[name](value) for name, value in others.items()}}
-            return None if returned is None else float(returned)
+            return None if returned is None else _number(returned)
         except Exception as error:  # of whatever the user's types do
             raise ProgramError(
                 f"{self.task.id}: the environment's program returned {type(returned).__name__}, which is no reward "
@@ -417,3 +417,9 @@ class Calls:
 
     async def call(self, kind: str, function: Callable[..., Awaitable[Json]], *arguments: Json) -> Json:
         return await self._play.call(self._branch, kind, function, arguments)
+
+
+def _number(score: Any) -> float:
+    if isinstance(score, str | bytes | bytearray):  # as for any other reward
+        raise TypeError("a text is no number")
+    return float(score)

@@ -197,7 +197,8 @@ class Programs:
             self._plays.pop(task.id, None)
             if play.fault is not None:
                 raise play.fault
-            self.branches += conversation.branches
+            if task.id.purpose == TRAINING:
+                self.branches += conversation.branches
         record.check_over(play.made)
         return play.episode(returned)
 
