@@ -22,8 +22,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rljob_trainer.episodes.curfew import EpisodeOverError
 from rljob_trainer.episodes.environment import Task
-from rljob_trainer.episodes.play import EpisodeOverError, Voice
+from rljob_trainer.episodes.play import Voice
 from rljob_trainer.episodes.programs import Program
 from rljob_trainer.errors import JobFileError, ProgramError
 from rljob_trainer.user_code import imported

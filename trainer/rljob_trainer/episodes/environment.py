@@ -88,6 +88,11 @@ class Environment(Protocol):
         it has ended. Raises ``EngineError``; cancelling it ends what is under way."""
         ...
 
+    def end(self, ordinal: int) -> bool:
+        """The episodes of a prompt that is trained on are over: they end with what they have, as soon as the model has
+        ended its answers. False, and nothing is changed, where one of them has nothing to train on yet."""
+        ...
+
     def kept(self, episode: Episode) -> dict[EpisodeId, BegunTurn]:
         """What a checkpoint has to keep of an episode that has ended and is not trained, so that playing it again asks
         for nothing."""

@@ -17,7 +17,14 @@ from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.receipts import Receipt
 from rljob_trainer.episodes.tokens import Tokens
 
-FinishReason = Literal["stop", "length", "aborted"]
+FinishReason = Literal["stop", "length", "deadline", "aborted"]
+"""Why nothing more was said: the model ended, the answer was as long as it may be, its group had to be trained
+(``pipeline.staleness.onDeadline: end``), or it was interrupted and goes on."""
+
+
+def is_cut(finish: str) -> bool:
+    """Whether a ``FinishReason`` says that the model had more to say."""
+    return finish in ("length", "deadline")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,11 @@ class AskedEngines(LanguageModel, Protocol):
         """Every request that ``generate`` has not returned, with the tokens it has by now."""
         ...
 
+    async def cut(self, is_over: Callable[[EpisodeId], bool]) -> None:
+        """Requests of which ``is_over`` is said end with the tokens that they have, at least one, and their ``finish``
+        is ``deadline``."""
+        ...
+
     def progress(self) -> list[int]:
         """For each group under way, how many of its requests are finished."""
         ...
@@ -245,6 +250,13 @@ class GroupRollout:
             del self._in_rewards_since[ordinal]
             if not self._in_rewards_since:
                 self._rewarding.close()
+
+    async def end(self, ordinals: Sequence[int]) -> list[int]:
+        """Episodes of these groups that have not ended do so, with what they have. Returns the groups that cannot be
+        ended, because one of their episodes has nothing to train on yet."""
+        over = {ordinal for ordinal in ordinals if self._environment.end(ordinal)}
+        await self._engines.cut(lambda id: id.purpose == TRAINING and id.ordinal in over)
+        return [ordinal for ordinal in ordinals if ordinal not in over]
 
     async def begun(self) -> dict[int, dict[EpisodeId, BegunTurn]]:
         """What there is by now of groups that ``run`` has not returned, by ordinal."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from rljob_trainer.episodes.conversation import Conversation, Message
+from rljob_trainer.episodes.curfew import Curfew, EpisodeOverError
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf
 from rljob_trainer.episodes.log import CallLog
@@ -42,11 +43,6 @@ _ENDED = "the episode's program has ended"
 _log = logging.getLogger(__name__)
 _SAID: Mapping[str, Callable[[Any], Any]] = {"prediction": str, "correct": bool}
 _key: contextvars.ContextVar[str] = contextvars.ContextVar("key of the call under way")
-
-
-class EpisodeOverError(Exception):
-    """Nothing more is asked in this episode: it has had its turns, or the next one has no room. It ends as one that was
-    cut; a program that has something to do then may catch this, do it, and return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +134,8 @@ class Play:
     ) -> None:
         self.task = task
         self.conversation = conversation
+        self.curfew = Curfew()
+        """Ends it when its group is to be trained."""
         self.made: set[CallPlace] = set()
         self.fault: Exception | None = None
         """What ended a call that is no matter of the program's: of the engines, of the world, of the record."""
@@ -154,6 +152,11 @@ class Play:
         self._seconds = 0.0
         self._finish: FinishReason = "stop"
         self._refused = 0
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether there is something to train on, or will be."""
+        return bool(self._leaves or self.curfew.asking)
 
     async def ask(self, branch: tuple[str, ...], context: Sequence[int], max_tokens: int | None) -> Answer:
         place = self._next_place((*branch, ASK))
@@ -213,7 +216,7 @@ class Play:
         if self._over:
             raise EpisodeOverError(_ENDED)
         longest = self.task.sampling.max_tokens
-        room = self._limits.prompt_tokens + longest - len(context)
+        room = 0 if self.curfew.is_over else self._limits.prompt_tokens + longest - len(context)
         if (place := self._continued(context)) is not None:
             room = min(room, longest - (len(context) - len(self._leaves[place].prompt_ids)))
         if self._turns < self._limits.turns and room > 0:
@@ -224,7 +227,15 @@ class Play:
                 f"leaves no room for an answer; raise spec.data.maxPromptTokens = {self._limits.prompt_tokens}"
             )
             raise self.fault
+        await self._refuse()
         self._finish = "length"
+        self.curfew.check()
+        raise EpisodeOverError(
+            f"the episode has had its {self._limits.turns} turns" if room > 0 else "the episode has no room left"
+        )
+
+    async def _refuse(self) -> None:
+        """Nothing more is to be asked. Raises ``ProgramError`` for a program that does not take that in."""
         self._refused += 1
         if self._refused > _DEAF:
             self.fault = ProgramError(
@@ -233,13 +244,11 @@ class Play:
             )
             raise self.fault
         await asyncio.sleep(0)
-        raise EpisodeOverError(
-            f"the episode has had its {self._limits.turns} turns" if room > 0 else "the episode has no room left"
-        )
 
     async def _ask(self, request: GenerationRequest) -> GenerationResult:
         try:
-            return await self._model.ask(request)
+            with self.curfew.question():
+                return await self._model.ask(request)
         except Exception as error:
             self.fault = error
             raise
@@ -253,7 +262,14 @@ class Play:
     ) -> Json:
         if self._over:
             raise EpisodeOverError(_ENDED)
-        place = self._next_place(branch)
+        if self.curfew.is_over:
+            await self._refuse()
+        with self.curfew.call():
+            return await self._call(self._next_place(branch), kind, function, arguments)
+
+    async def _call(
+        self, place: CallPlace, kind: str, function: Callable[..., Awaitable[Json]], arguments: tuple[Json, ...]
+    ) -> Json:
         recorded = self._at(place, what := What(kind, of_arguments(arguments)))
         if recorded is not None and recorded.done:
             return recorded.result
@@ -279,7 +295,7 @@ class Play:
         return Episode(
             self.task.id,
             list(self._leaves),
-            self._finish,
+            "deadline" if self.curfew.is_over else self._finish,
             seconds=self._seconds,
             made_for=self.task.prompt.token_ids,
             returned=self._plain(returned),

@@ -25,11 +25,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from rljob_trainer.episodes.conversation import ChatFormat, Conversation
+from rljob_trainer.episodes.curfew import EpisodeOverError
 from rljob_trainer.episodes.environment import LanguageModel, Task
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.log import CallLog, EpisodeLog, Unrecorded
-from rljob_trainer.episodes.play import Calls, EpisodeLimits, EpisodeOverError, Play, Voice
+from rljob_trainer.episodes.play import Calls, EpisodeLimits, Play, Voice
 from rljob_trainer.episodes.record import DivergedError, EpisodeRecord
 from rljob_trainer.episodes.requests import BegunTurn, GenerationRequest, GenerationResult
 from rljob_trainer.errors import EngineError, ProgramError, RLJobError
@@ -81,6 +82,8 @@ class Programs:
         """Those that run."""
         self._ended: dict[int, int] = {}
         """Of prompts of training that run, by ordinal: how many of their episodes have ended."""
+        self._playing: dict[int, tuple[Siblings, set[Play]]] = {}
+        """Of each prompt that is trained on: who asks the model, and the episodes that have not ended."""
         self._told = (0, 0)
         """Of branches and diverged, by ``take_counts``."""
 
@@ -89,11 +92,11 @@ class Programs:
     ) -> list[Episode]:
         siblings, prompt = Siblings(model), tasks[0].id.ordinal
         if tasks[0].id.purpose == TRAINING:
-            self._ended[prompt] = 0
+            self._ended[prompt], self._playing[prompt] = 0, (siblings, set())
 
         def tell(position: int, task: asyncio.Task[Episode]) -> None:
             if not task.cancelled() and task.exception() is None:
-                if prompt in self._ended:
+                if tasks[0].id.purpose == TRAINING and prompt in self._ended:
                     self._ended[prompt] += 1
                 if ended is not None:
                     ended(position, task.result())
@@ -105,11 +108,23 @@ class Programs:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             await _cancelled([episode for episode in running if not episode.done()])
-            self._ended.pop(prompt, None)
+            if tasks[0].id.purpose == TRAINING:
+                del self._ended[prompt], self._playing[prompt]
         for episode in running:
             if episode in done and (error := episode.exception()) is not None:
                 raise error
         return [episode.result() for episode in running]
+
+    def end(self, ordinal: int) -> bool:
+        if ordinal not in self._playing:
+            return True
+        siblings, plays = self._playing[ordinal]
+        if not all(play.has_asked for play in plays):
+            return False
+        for play in plays:
+            play.curfew.end()
+        siblings.send()
+        return True
 
     def kept(self, episode: Episode) -> dict[EpisodeId, BegunTurn]:
         """Nothing: all its turns are on record."""
@@ -177,8 +192,10 @@ class Programs:
         play = Play(task, record, log, siblings, conversation, self._chat.decode, self._limits, self._tries)
         self._plays[task.id] = play
         returned = None
+        plays = self._playing[task.prompt.ordinal][1] if task.id.purpose == TRAINING else set[Play]()
+        plays.add(play)
         try:
-            with _until_over():
+            with _until_over(), play.curfew.program():
                 returned = await self._program(task, Voice(play), Calls(play))
             await play.end()
         except RLJobError:
@@ -194,12 +211,14 @@ class Programs:
                 ) from error
         finally:
             play.give_up()
+            plays.remove(play)
             self._plays.pop(task.id, None)
             if play.fault is not None:
                 raise play.fault
             if task.id.purpose == TRAINING:
                 self.branches += conversation.branches
-        record.check_over(play.made)
+        if not play.curfew.is_over:
+            record.check_over(play.made)
         return play.episode(returned)
 
     def _begin_anew(self, task: Task, difference: str) -> None:
@@ -218,12 +237,13 @@ class Siblings:
     async def ask(self, request: GenerationRequest) -> GenerationResult:
         loop = asyncio.get_running_loop()
         if not self._waiting:
-            loop.call_soon(self._send)
+            loop.call_soon(self.send)
         done: asyncio.Future[GenerationResult] = loop.create_future()
         self._waiting.append((request, done))
         return await done
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Hands on what has been asked for so far."""
         group = [(request, done) for request, done in self._waiting if not done.done()]
         self._waiting = []
         if not group:

@@ -262,12 +262,15 @@ def _exchange(row: SampleRow, answers: Sequence[tuple[int, SampleRow]]) -> Marku
     return tag("article", prompt, tag("div", *columns, class_="answers"), class_="card sample")
 
 
+_ENDED = {"length": ", cut", "deadline": ", ended because its group was late"}
+
+
 def _verdict(row: SampleRow) -> Iterator[Markup]:
     if row.score is not None:
         right = row.correct if row.correct is not None else row.score > 0
         yield tag("span", number(row.score), class_="score good" if right else "score")
     if row.tokens is not None:
-        yield tag("small", f"{row.tokens:,} tokens" + (", cut" if row.finish == "length" else ""))
+        yield tag("small", f"{row.tokens:,} tokens" + _ENDED.get(row.finish or "", ""))
 
 
 # A browser drops control characters; a reader wants to know that the model wrote them.
