@@ -6,7 +6,6 @@ The model is a real engine; what it would have said is what it says to a program
 from __future__ import annotations
 
 import asyncio
-import functools
 import shutil
 import sys
 import threading
@@ -22,18 +21,19 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
 
-from two_turns import PROMPT, DyingLog, Killed, Played, Sums, play, program_of, programs, tasks
+from two_turns import PROMPT, SAMPLING, DyingLog, Killed, Played, Sums, play, program_of, programs, tasks
 
 from conftest import tiny
-from rljob_trainer.episodes.environment import Task
-from rljob_trainer.episodes.episode import Episode
+from rljob_trainer.episodes.environment import Task, tasks_of
+from rljob_trainer.episodes.episode import Episode, Group
 from rljob_trainer.episodes.identity import validation_of
 from rljob_trainer.episodes.log import EpisodeLog, _Command
 from rljob_trainer.episodes.play import Voice
-from rljob_trainer.episodes.programs import Programs, named
+from rljob_trainer.episodes.programs import Programs
 from rljob_trainer.episodes.receipts import check_episode
 from rljob_trainer.errors import WorldFailedError, exit_code_of
 from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.validation.validator import sample_rows
 from rljob_trainer.world.protocol import World, WorldError
 
 LINES = 9
@@ -455,32 +455,30 @@ def _closed(log: EpisodeLog) -> None:
         log.close()
 
 
-def test_a_program_that_is_an_object_is_known_by_the_text_of_its_class() -> None:
-    class One:
-        async def __call__(self, task: Task, model: Voice, world: Any) -> None:
-            await model.ask([1])
+async def test_who_said_what_can_be_read(engine: TorchEngine, log: EpisodeLog) -> None:
+    """Also where a program shows the model another history."""
 
-    class Two:
-        async def __call__(self, task: Task, model: Voice, world: Any) -> None:
-            await model.ask([2])
+    async def rewrites(task: Task, model: Voice, world: World) -> None:
+        first = await model.ask(task.prompt.token_ids)
+        await model.ask([*first.context, 3, 4])
+        await model.ask([5, 6])
 
-    digests = {named(program).split()[-1] for program in (One(), Two())}
-    assert len(digests) == 2
-    assert named(One()) == named(One())
-    assert "00000000" not in digests
+    (episode,) = await programs(rewrites, log).play(tasks(1), Played(engine))
+    (row,) = sample_rows([Group(PROMPT, [episode])], 1, lambda ids: [" ".join(map(str, one)) for one in ids])
+    said = [
+        " ".join(map(str, leaf.tokens.ids[turn.start : turn.stop])) for leaf in episode.leaves for turn in leaf.turns
+    ]
+    assert [(turn["by"], turn["text"]) for turn in row.turns] == [
+        ("model", said[0]),
+        ("environment", "3 4"),
+        ("model", said[1]),
+        ("rewritten history", "5 6"),
+        ("model", said[2]),
+    ]
 
+    async def once(task: Task, model: Voice, world: World) -> None:
+        await model.ask(task.prompt.token_ids)
 
-def test_a_program_is_known_by_the_tools_and_params_that_it_uses_too() -> None:
-    def search(query: str) -> str:
-        return "a"
-
-    def searched_otherwise(query: str) -> str:
-        return "b"
-
-    class Index:
-        def __call__(self, query: str) -> str:
-            return "c"
-
-    used: list[list[Any]] = [[], [search], [searched_otherwise], [Index()], [{"k": 3}], [{"k": 4}], [search, search]]
-    assert len({named(program_of, uses) for uses in used}) == len(used)
-    assert named(program_of, [functools.partial(search)]) == named(program_of, [search])
+    (episode,) = await programs(once, log).play(tasks_of(replace(PROMPT, ordinal=6), [0], SAMPLING, 1), Played(engine))
+    (row,) = sample_rows([Group(PROMPT, [episode])], 1, lambda ids: [""] * len(ids))
+    assert row.turns == ()
