@@ -18,10 +18,11 @@ from two_turns import PROMPT, Played, programs, tasks
 
 from conftest import tiny
 from rljob_trainer.episodes import curfew
+from rljob_trainer.episodes.curfew import EpisodeOverError
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.log import EpisodeLog
-from rljob_trainer.episodes.play import EpisodeOverError, Voice
+from rljob_trainer.episodes.play import Voice
 from rljob_trainer.errors import ProgramError
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.world.protocol import World
