@@ -18,10 +18,11 @@ from two_turns import PROMPT, Played, programs, tasks
 
 from conftest import tiny
 from rljob_trainer.episodes import curfew
+from rljob_trainer.episodes.curfew import EpisodeOverError
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.log import EpisodeLog
-from rljob_trainer.episodes.play import EpisodeOverError, Voice
+from rljob_trainer.episodes.play import Voice
 from rljob_trainer.errors import ProgramError
 from rljob_trainer.rollout.torch_engine import TorchEngine
 from rljob_trainer.world.protocol import World
@@ -165,7 +166,7 @@ async def test_a_call_that_will_not_be_interrupted_returns(engine: TorchEngine, 
 
     (episode,) = await ended(calls, log, engine, place)
     assert came == ["all the same", 0]
-    assert (episode.finish, episode.returned) == ("deadline", 0.5)
+    assert (episode.finish, episode.returned) == ("length", 0.5)  # it came to its own end
 
 
 async def test_a_group_with_nothing_to_train_on_is_not_ended(engine: TorchEngine, log: EpisodeLog) -> None:

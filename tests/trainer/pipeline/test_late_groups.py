@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -127,8 +128,13 @@ class Dropped(NoJournal):
         self.reasons[group.prompt.ordinal] = reason
 
 
-async def ten_steps(rollout: Slow, settings: ScheduleSettings) -> tuple[float, list[int], Pipeline, Dropped]:
-    """Virtual seconds, what was trained in order, and who knows more."""
+async def ten_steps(
+    rollout: Slow, settings: ScheduleSettings, schedules: list[Schedule] | None = None
+) -> tuple[float, list[int], Pipeline, Dropped]:
+    """Virtual seconds, what was trained in order, and who knows more. The schedule is put into ``schedules``."""
+    schedule = Schedule(settings)
+    if schedules is not None:
+        schedules.append(schedule)
     trained: list[int] = []
 
     async def after_step(record: StepRecord) -> bool:
@@ -136,7 +142,7 @@ async def ten_steps(rollout: Slow, settings: ScheduleSettings) -> tuple[float, l
         return record.step < 10
 
     journal = Dropped()
-    pipeline = Pipeline(EndlessFeed(), rollout, rollout, Schedule(settings), after_step=after_step, journal=journal)
+    pipeline = Pipeline(EndlessFeed(), rollout, rollout, schedule, after_step=after_step, journal=journal)
     await pipeline.run()
     return asyncio.get_running_loop().time(), trained, pipeline, journal
 
@@ -160,6 +166,27 @@ def test_late_groups_are_ended_and_trained() -> None:
     assert {0, 10} <= set(trained[8:12])
     assert len(trained) == len(set(trained)) == 40
     assert (pipeline.take_late(), pipeline.take_late(), journal.reasons) == (4, 0, {})
+
+
+async def patience_ends(settings: ScheduleSettings, at: float) -> tuple[float, list[int], Pipeline, Dropped]:
+    """Training waits until somebody changes the running job."""
+    rollout, schedules = Slow(), list[Schedule]()
+
+    async def change() -> None:
+        await asyncio.sleep(at)
+        schedules[0].change(replace(settings, on_deadline="end"))
+
+    changing = asyncio.create_task(change())
+    result = await ten_steps(rollout, replace(settings, on_deadline="wait"), schedules)
+    await changing
+    return result
+
+
+def test_a_live_change_ends_a_wait_at_once() -> None:
+    seconds, trained, pipeline, _ = run_virtual(patience_ends(ScheduleSettings(4, 4, 2, ordered=False), 30.0))
+    # Two steps are trained by then.
+    assert seconds == pytest.approx(30 + 8 * 2)
+    assert (len(set(trained)), pipeline.take_late()) == (40, 4)
 
 
 DROPPED = [0, 10, 20, 30, 40]

@@ -61,7 +61,7 @@ class StepByStep:
         game, total = self._made(), 0.0
         messages = task.messages
         if (told := await _result(game.reset(task))) is not None:
-            messages = [*messages, {"role": "user", "content": told}]
+            messages = [*messages, self._message(task, "reset", told)]
         while True:
             try:
                 answer = await model.chat(messages)
@@ -78,7 +78,16 @@ class StepByStep:
                 ) from None
             if over:
                 return total
-            messages = [*messages, answer.message, {"role": "user", "content": told}]
+            messages = [*messages, answer.message, self._message(task, "step", told)]
+
+    def _message(self, task: Task, method: str, told: Any) -> dict[str, Any]:
+        """Any template makes words of anything: of None "None". Raises ``ProgramError``."""
+        if not isinstance(told, str):
+            raise ProgramError(
+                f"{task.id}: {self._name}.{method} would tell the model {told!r}, which is {type(told).__name__} and "
+                "no text"
+            )
+        return {"role": "user", "content": told}
 
 
 async def _result(returned: Any) -> Any:

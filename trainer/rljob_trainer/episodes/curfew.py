@@ -26,6 +26,8 @@ class Curfew:
 
     def __init__(self) -> None:
         self.is_over = False
+        self.has_cut = False
+        """Whether the program was told so: it may have come to its end by itself."""
         self.asking = 0
         """Questions to the model that are not answered."""
         self._in_calls: set[asyncio.Task[Any]] = set()
@@ -55,6 +57,7 @@ class Curfew:
     def check(self) -> None:
         """Raises ``EpisodeOverError`` when it is over."""
         if self.is_over:
+            self.has_cut = True
             raise EpisodeOverError("the episode's group is to be trained now")
 
     @contextmanager

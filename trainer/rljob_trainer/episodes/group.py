@@ -277,11 +277,12 @@ class GroupRollout:
     def waiting_for(self, finished: int, wanted: int) -> str:
         # Those groups of a batch that are still under way are taken to be the ones that are furthest.
         n = self._settings.n
-        parts = [min(part, n) for part in self._engines.progress()] + [n] * len(self._in_rewards_since)
+        asked, played = self._engines.progress(), self._environment.progress()
+        parts = [min(part, n) for part in (asked if played is None else played)] + [n] * len(self._in_rewards_since)
         made = finished * n + sum(heapq.nlargest(wanted - finished, parts))
         said = [f"{made}/{wanted * n} samples"]
         world = self._environment.waiting_for()
-        if parts[: len(parts) - len(self._in_rewards_since)] or not (self._in_rewards_since or world):
+        if asked or not (self._in_rewards_since or world):
             said.append(self._engines.waiting_for())
         if world:
             said.append(world)

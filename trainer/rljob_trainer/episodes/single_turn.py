@@ -50,6 +50,9 @@ class SingleTurn:
     def take_counts(self) -> dict[str, float]:
         return {}
 
+    def progress(self) -> None:
+        """Each request is an episode."""
+
     def waiting_for(self) -> str:
         return ""
 

@@ -87,6 +87,7 @@ class Pipeline:
         self._groups: dict[int, Group] = {}
         self._open: dict[int, Prompt] = {}
         self._changed = asyncio.Event()
+        schedule.tells(self._changed.set)
         self._exhausted = False
         self._most_dropped = most_dropped
         self._dropped_since_batch = 0

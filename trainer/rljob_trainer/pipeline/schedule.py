@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -75,6 +75,11 @@ class Schedule:
         self._training: set[int] = set()
         self._sizes: list[tuple[int, int]] = []
         """Groups per version that are to come: (version from which on, G), in order."""
+        self._tell: Callable[[], None] | None = None
+
+    def tells(self, changed: Callable[[], None]) -> None:
+        """``changed`` is called whenever ``change`` was: what was waited for may be there now."""
+        self._tell = changed
 
     def change(self, wanted: ScheduleSettings) -> None:
         """Live settings: a new G from the publication on that allows it, all others at once. Raises ``ValueError`` if
@@ -87,6 +92,8 @@ class Schedule:
             if start > last or self._holds(self._per_deadline, self.trained_in_version):
                 break
             start += 1
+        if self._tell is not None:
+            self._tell()
 
     # --- what happened
 

@@ -36,8 +36,8 @@ from rljob_trainer.rewards.terms import (
     TermSpec,
     combine,
     term_specs,
-    too_large,
 )
+from rljob_trainer.rewards.verdicts import too_large
 from rljob_trainer.world.protocol import WorldError
 from rljob_trainer.world.sandbox.chosen import chosen_sandbox
 
