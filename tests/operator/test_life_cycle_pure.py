@@ -397,6 +397,18 @@ def test_a_trainer_group_made_smaller_by_hand_is_restored() -> None:
     assert world.clusters["job-c1"].group("trainer").replicas == 1  # type: ignore[union-attr]
 
 
+def test_an_incarnation_written_by_hand_gives_no_attempt_number_twice() -> None:
+    world = running()
+    world.status = world.status.changed(incarnation=9)
+    world.settle(10)
+    assert list(world.clusters) == ["job-c9"]
+    assert world.submissions == [1, 2]
+    assert [(attempt.number, attempt.incarnation, attempt.reason) for attempt in world.status.attempts] == [
+        (1, 1, "HeadLost"),
+        (2, 9, ""),
+    ]
+
+
 @pytest.mark.parametrize("group", ["rollout", "trainer"])
 def test_a_lower_bound_raised_by_hand_costs_no_working_pod_and_is_taken_back(group: str) -> None:
     world = running()
