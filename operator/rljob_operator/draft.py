@@ -185,7 +185,6 @@ class Draft:
             events=tuple(_events(before, self.status)),
         )
 
-
     def _tell_rejection(self) -> None:
         """Says what the API server refuses, whatever the job does meanwhile: nothing else would tell why that waits."""
         rejection, said = self.observed.rejection, self.said(Type.CLUSTER_READY)

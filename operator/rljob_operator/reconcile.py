@@ -36,7 +36,6 @@ from rljob_operator.readiness import Readiness, pool_status, readiness, unserved
 from rljob_operator.resizing import resize, restore
 from rljob_operator.settings import Settings
 
-
 ORPHAN = "orphan"
 """The finalizer of `kubectl delete --cascade=orphan`."""
 

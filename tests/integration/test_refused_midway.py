@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fakes.heads import Play
+from kube.control_plane import ApiCallError
 from world import World, job_document
 
 pytestmark = pytest.mark.timeout(400)
@@ -50,7 +51,7 @@ async def in_force(world: World, probe: dict[str, Any]) -> None:
         path = f"/api/v1/namespaces/{world.namespace}/configmaps?dryRun=All"
         try:
             await world.call("POST", path, probe)
-        except Exception as error:
+        except ApiCallError as error:
             return WHY in str(error)
         return False
 
