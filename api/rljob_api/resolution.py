@@ -199,7 +199,7 @@ def _batch_and_pipeline(spec: Spec) -> tuple[ResolvedBatch, ResolvedPipeline]:
             mode=spec.pipeline.mode,
             sync_every=1,
             require_batches=max(1, groups // mini),
-            staleness=ResolvedStaleness(max_age=1 if spec.pipeline.mode == "oneStepOff" else 0),
+            staleness=ResolvedStaleness(max_age=1 if spec.pipeline.mode == "oneStepOff" else 0, on_deadline="wait"),
             partial_rollout="none",
         )
     filled = {

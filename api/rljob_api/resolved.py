@@ -28,7 +28,7 @@ from rljob_api.spec.algorithm import (
 )
 from rljob_api.spec.environment import CallFormat, EnvironmentSpec
 from rljob_api.spec.job import RLJob, Spec
-from rljob_api.spec.pipeline import Batch, PartialRollout, PipelineSpec, Staleness, Stop
+from rljob_api.spec.pipeline import Batch, OnDeadline, PartialRollout, PipelineSpec, Staleness, Stop
 from rljob_api.spec.pools import OptimizerSpec, Placement, RolloutSpec, TrainerParallelism, TrainerSpec
 
 
@@ -135,6 +135,7 @@ class ResolvedBatch(Batch):
 
 class ResolvedStaleness(Staleness):
     max_age: int
+    on_deadline: OnDeadline
 
 
 class ResolvedPipeline(PipelineSpec):

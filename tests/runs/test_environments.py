@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from test_kills import forked
 from warm import Warm
 
 PARITY = Path(__file__).parents[2] / "examples" / "tools" / "parity.yaml"
+SLOW_TOOL = Path(__file__).parents[2] / "benchmarks" / "deadlines" / "job.yaml"
 
 
 def test_a_model_learns_to_ask_a_tool_for_what_it_cannot_tell(runner: Runner) -> None:
@@ -41,3 +43,23 @@ def test_sync_episodes_of_two_turns_end_as_if_nothing_had_happened(tmp_path: Pat
         story = run_to_the_end("sync", tmp_path / "killed", ["driver", "engine", "all"], seed=22, turns=2)
     assert len(story.kills) == 3
     assert check(tmp_path / "killed" / "output", "sync", story.undone) == check(tmp_path / "whole" / "output", "sync")
+
+
+def test_late_groups_are_ended_and_trained_within_the_bound(runner: Runner) -> None:
+    """A tool with a long tail before a trainer that does not wait for it."""
+    output = runner.folder / "output"
+    settings = ["rollout.environment.params.mean=0.5", "rollout.environment.params.sigma=2", "stop.steps=12"]
+    settings += ["pipeline.staleness.onDeadline=end", "logging.samplesEvery=1", "logging.samplesPerWrite=10000"]
+    runner.run("run", SLOW_TOOL, "--output", output, *(part for value in settings for part in ("--set", value)))
+    steps = [step for step in metrics_of(output) if step["step"] > 0]
+    assert max(step["age/max"] for step in steps) == 4
+    late = sum(step["pipeline/late_groups"] for step in steps)
+    assert late > 0
+    assert sum(step["pipeline/dropped_groups"] for step in steps) == 0
+    written = [line for path in (output / "samples").glob("step-*.jsonl") for line in path.read_text().splitlines()]
+    samples = [row for row in map(json.loads, written) if row["finish"] == "deadline"]
+    assert samples
+    for row in samples:
+        # Its first answer, of eight tokens at most; the tool had not told it anything.
+        assert 1 <= row["tokens"] <= 8
+        assert row["score"] == 0

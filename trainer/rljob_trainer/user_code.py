@@ -22,7 +22,7 @@ def imported(name: str, field: str, paths: Sequence[str | os.PathLike[str]] = ()
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     try:
         found = vars(importlib.import_module(module))
-    except Exception as problem:  # a module of others may raise anything when it is imported
+    except (Exception, SystemExit) as problem:  # a module of others may raise anything, or be a script that ends
         raise JobFileError(
             f"{field}: {name} cannot be imported ({type(problem).__name__}: {problem}); its module must lie beside the "
             "job file or be installed, wherever it is used"

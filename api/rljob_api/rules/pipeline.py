@@ -83,7 +83,14 @@ def every_rank_gets_a_sequence(job: Job) -> Iterator[Violation]:
             "has a meaning in mode fullyAsync only; remove it, or set that mode",
             f".{field}",
         )
-        for field in ("syncEvery", "requireBatches", "staleness.maxAge", "staleness.fraction", "partialRollout")
+        for field in (
+            "syncEvery",
+            "requireBatches",
+            "staleness.maxAge",
+            "staleness.fraction",
+            "staleness.onDeadline",
+            "partialRollout",
+        )
     ]
 )
 def async_settings_belong_to_fully_async(job: Job) -> Iterator[Violation]:
@@ -95,6 +102,7 @@ def async_settings_belong_to_fully_async(job: Job) -> Iterator[Violation]:
         "requireBatches": pipeline.require_batches,
         "staleness.maxAge": pipeline.staleness.max_age,
         "staleness.fraction": pipeline.staleness.fraction,
+        "staleness.onDeadline": pipeline.staleness.on_deadline,
         "partialRollout": pipeline.partial_rollout,
     }
     for name, value in given.items():

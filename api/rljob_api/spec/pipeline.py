@@ -10,6 +10,7 @@ from rljob_api.spec.base import LIVE, Fallback, SpecModel
 
 PipelineMode = Literal["sync", "oneStepOff", "fullyAsync"]
 PartialRollout = Literal["none", "keepCache", "recompute"]
+OnDeadline = Literal["wait", "end", "drop"]
 OLDEST_AGE = 64
 """The largest ``staleness.maxAge``."""
 DEFAULT_GROUPS = 128
@@ -58,6 +59,12 @@ class Staleness(SpecModel):
         ge=0,
         le=64,
         description="Budget of samples ahead: open + trained <= (1 + fraction) x groups per version. Default: none.",
+    )
+    on_deadline: Annotated[OnDeadline | None, Fallback("wait")] = Field(
+        default=None,
+        description="What becomes of a group that only training now keeps within maxAge, and that is not finished. "
+        "wait: training waits for it. end: its episodes end with what they have, as truncated ones. drop: it is not "
+        "trained on; long episodes are then seen less often.",
     )
 
 

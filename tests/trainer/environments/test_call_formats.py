@@ -35,6 +35,7 @@ ADD = ToolCall("add", {"a": 1})
         ("llama", 'The result is {"name": "x"}.', []),
         ("pythonic", '[search(query="Paris", most=3), add(a=1)]', [SEARCH, ADD]),
         ("pythonic", "[1, 2]", []),
+        ("pythonic", "[maths.add(a=(1, {2: 3}))]", [ToolCall("maths.add", {"a": [1, {"2": 3}]})]),
         ("pythonic", "I think so.", []),
     ],
 )
@@ -58,6 +59,19 @@ def test_calls_are_found_in_order(name: str, text: str, calls: list[ToolCall]) -
         ("pythonic", "[add(a=open('x'))]", "not plain values"),
         ("pythonic", "[add(a=b'x')]", "not plain values"),
         ("pythonic", "[add(a=1]", "not a list of Python calls"),
+        (
+            "hermes",
+            '<tool_call>{"name": "a", "arguments": ' + '{"a": ' * 200 + "1" + "}" * 201 + "</tool_call>",
+            "nested",
+        ),
+        ("llama", '{"name": "a", "parameters": ' + '{"a": ' * 20_000, "not JSON"),
+        ("llama", '{"name": "a", "parameters": ' + '{"a": ' * 200 + "1" + "}" * 201, "nested more than 100"),
+        ("pythonic", "[add(a=" + "1 + " * 900 + "1)]", "not plain values"),
+        ("pythonic", "[add(a=" + "-" * 500 + "1)]", "not plain values"),
+        ("pythonic", "[add(a=0x" + "f" * 6000 + ")]", "not plain values"),
+        ("pythonic", "[add" + "()" * 900 + "(a=1)]", "no call with named arguments"),
+        ("pythonic", "[add" + "[0]" * 150 + "(a=1)]", "no call with named arguments"),
+        ("pythonic", "[add(**{'a': 1})]", "no call with named arguments"),
     ],
 )
 def test_a_broken_call_says_what_is_wrong(name: str, text: str, problem: str) -> None:

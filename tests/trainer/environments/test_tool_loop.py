@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rljob_trainer.environments.tool_loop import ToolLoop
 from rljob_trainer.environments.tools import Tool, calculator
 from rljob_trainer.episodes.environment import Task, tasks_of
 from rljob_trainer.episodes.episode import Episode, Prompt
+from rljob_trainer.episodes.identity import validation_of
 from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.episodes.play import EpisodeLimits
 from rljob_trainer.episodes.programs import Programs
@@ -109,6 +111,57 @@ async def late() -> str:
     return "too late"
 
 
+async def says(what: Any) -> Any:
+    return what
+
+
+def behind_a_decorator(x: int) -> Any:
+    return says(x)
+
+
+class Called:
+    async def __call__(self, x: int) -> int:
+        return x
+
+
+async def parses_arguments(x: int) -> None:
+    raise SystemExit(2)
+
+
+async def gives_itself_up(x: int) -> None:
+    raise asyncio.CancelledError
+
+
+def stops(x: int) -> None:
+    raise StopIteration
+
+
+async def half(x: int) -> None:
+    raise ValueError("half a character: \ud83d")
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "told"),
+    [
+        (says, '"\\ud83d"', "\\ud83d"),  # which the model has written itself
+        (says, '["\\ud83d", 1]', '["\\ud83d", 1]'),
+        (half, "1", "Error: ValueError: half a character: \\ud83d"),
+        (behind_a_decorator, "7", "7"),
+        (Called(), "7", "7"),
+        (parses_arguments, "1", "Error: SystemExit: 2"),
+        (gives_itself_up, "1", "Error: CancelledError: "),
+        (stops, "1", "Error: RuntimeError: tool raised StopIteration"),
+    ],
+)
+async def test_whatever_a_tool_says_or_raises_is_told(log: EpisodeLog, function: Any, argument: str, told: str) -> None:
+    name = "what" if function is says else "x"
+    call = f'<tool_call>{{"name": "tool", "arguments": {{"{name}": {argument}}}}}</tool_call>'
+    episode, counts = await played(loop(Tool("tool", function, None, "")), Written(call, "So."), log)
+    assert episode.messages[2]["content"] == told
+    assert counts["rollout/tool_errors"] == told.startswith("Error")
+    assert (len(episode.leaves), episode.finish) == (1, "stop")
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [
@@ -131,6 +184,17 @@ async def test_a_call_that_fails_is_told_and_counted_and_the_model_goes_on(
     assert told in episode.messages[2]["content"]
     assert (counts["rollout/tool_calls"], counts["rollout/tool_errors"]) == (1, 1)
     assert episode.finish == "stop"
+
+
+async def test_a_validation_s_calls_are_no_rollout_s(log: EpisodeLog) -> None:
+    program = loop()
+    environment = Programs(program, log, CHAT, EpisodeLimits(8, prompt_tokens=1000), counts=program.take_counts)
+    held_out = task()
+    held_out = replace(held_out, id=held_out.id._replace(purpose=validation_of("held out")))
+    await environment.play([held_out], Written(CALL, "So."))
+    assert environment.take_counts()["rollout/tool_calls"] == 0
+    await environment.play([task()], Written(CALL, "So."))
+    assert environment.take_counts()["rollout/tool_calls"] == 1
 
 
 async def test_several_calls_of_one_answer_are_answered_in_order(log: EpisodeLog) -> None:

@@ -103,3 +103,18 @@ async def test_the_calculator(expression: str, value: str) -> None:
 async def test_the_calculator_takes_arithmetic_and_nothing_else(expression: str) -> None:
     with pytest.raises(ToolError):
         await calculator(expression)
+
+
+def test_parameters_that_no_schema_can_name_are_told_before_the_run() -> None:
+    def of_a_type(where: asyncio.Event) -> str:
+        return ""
+
+    def of_a_function(score: Callable[[int], int]) -> str:
+        return ""
+
+    def underscored(_query: str) -> str:
+        return ""
+
+    for function in (of_a_type, of_a_function, underscored):
+        with pytest.raises(JobFileError, match=r"tools\[0\]: .*"):
+            tool(function)

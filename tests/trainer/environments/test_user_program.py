@@ -44,6 +44,14 @@ class Silent(Countdown):
     def step(self, text):
         return "what"
 
+class Speechless(Countdown):
+    def step(self, text):
+        return None, 0.0, False
+
+class Wordless(Countdown):
+    def reset(self, task):
+        return 7
+
 class Nothing: ...
 
 number = 3
@@ -132,3 +140,27 @@ def test_a_module_that_is_not_there_or_raises_is_named(folder: Path) -> None:
     (folder / "broken_module.py").write_text("1 / 0")
     with pytest.raises(JobFileError, match="ZeroDivisionError"):
         program_of("broken_module:x", {}, FIELD, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("Speechless", "step would tell the model None, which"), ("Wordless", "reset would tell the model 7,")],
+)
+async def test_what_is_no_text_is_not_told_to_the_model(folder: Path, name: str, told: str) -> None:
+    """A template would make the word "None" of it."""
+
+    class Model:
+        async def chat(self, messages: Any) -> Answer:
+            return Answer((), (), "stop", "1", {"role": "assistant", "content": "1"})
+
+    (module,) = folder.glob("*.py")
+    program, _ = program_of(f"{module.stem}:{name}", {"start": 3}, FIELD, folder)
+    (task,) = tasks_of(PROMPT, [0], SamplingSettings(), seed=0)
+    with pytest.raises(ProgramError, match=f"{name}.{told}"):
+        await program(task, Model(), None)  # type: ignore[arg-type]
+
+
+def test_a_module_that_ends_its_interpreter_is_told_and_ends_nothing(folder: Path) -> None:
+    (folder / "a_script_that_exits.py").write_text("raise SystemExit(0)")
+    with pytest.raises(JobFileError, match=r"a_script_that_exits:main cannot be imported \(SystemExit: 0\)"):
+        program_of("a_script_that_exits:main", {}, FIELD, folder)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from published_chats import FAMILIES, Family, chat_of, letters_of
+from transformers import AddedToken
 
 from rljob_trainer.data.chat import ChatTemplate
 from rljob_trainer.episodes.conversation import Conversation
@@ -33,9 +34,9 @@ def played(chat: ChatTemplate, family: Family, answers: Sequence[tuple[str, bool
     for (answer, ended), more in zip(answers, told, strict=True):
         said = letters_of(chat, answer) + (chat.encode(family.end) if ended else [])
         spoken.append(said)
-        messages = [*messages, conversation.answered(messages, None, context, said), more]
+        messages = [*messages, conversation.answered(context, said), more]
         context = conversation.context(messages)
-    return context, conversation, messages, spoken
+    return context.ids, conversation, messages, spoken
 
 
 def without_empty_thoughts(text: str) -> str:
@@ -102,9 +103,9 @@ def test_a_history_that_was_rewritten_is_rendered_whole_and_counted() -> None:
     chat = chat_of(family)
     context, conversation, messages, _ = played(chat, family, [("an answer", True)], [{"role": "user", "content": "x"}])
     rewritten = [messages[0], {"role": "assistant", "content": "another answer"}, messages[2]]
-    assert list(conversation.context(rewritten)) == chat.encode(chat.render(rewritten))
+    assert list(conversation.context(rewritten).ids) == chat.encode(chat.render(rewritten))
     assert conversation.branches == 1
-    assert conversation.context(messages) == context, "the branch that was left can be taken up again"
+    assert conversation.context(messages).ids == context, "the branch that was left can be taken up again"
     assert conversation.branches == 1
 
 
@@ -116,8 +117,8 @@ def test_tools_that_the_prompt_did_not_name_are_in_the_context() -> None:
     text = chat.render(messages)
     prompt = Prompt(0, 0, 0, "", text, tuple(chat.encode(text)), None, messages=messages)
     conversation = Conversation(chat, prompt)
-    assert conversation.context(messages) is prompt.token_ids
-    assert list(conversation.context(messages, [schema])) == chat.encode(chat.render(messages, [schema]))
+    assert conversation.context(messages).ids is prompt.token_ids
+    assert list(conversation.context(messages, [schema]).ids) == chat.encode(chat.render(messages, [schema]))
     assert conversation.branches == 0
 
 
@@ -129,3 +130,43 @@ def test_what_cannot_be_rendered_is_said() -> None:
         Conversation(chat, prompt).context([{"role": "user", "content": "q"}])
     with pytest.raises(TypeError, match="a message must be plain data"):
         Conversation(chat, prompt).context([{"role": "user", "content": object()}])
+
+
+def test_branches_that_wait_for_the_model_at_once_keep_apart_what_each_saw() -> None:
+    chat = chat_of(FAMILIES[0], "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    conversation = Conversation(chat, Prompt(0, 0, 0, "", "", (1,), None))
+    asked = [[{"role": "user", "content": content}] for content in ("left", "right")]
+    contexts = [conversation.context(messages) for messages in asked]
+    answers = [conversation.answered(context, letters_of(chat, "an answer")) for context in contexts]
+    assert [answer["content"] for answer in answers] == ["an answer"] * 2
+    for messages, context in zip(asked, contexts, strict=True):
+        assert context.text == f"{messages[0]['content']}<|im_end|>"
+        (known,) = [a for a in conversation._answered if a.ids[: len(context.ids)] == context.ids]
+        assert known.text == f"{messages[0]['content']}<|im_end|>an answer"
+
+
+def test_who_asked_may_change_its_messages_before_the_answer_is_there() -> None:
+    family = FAMILIES[0]
+    chat = chat_of(family)
+    conversation = Conversation(chat, Prompt(0, 0, 0, "", "", (1,), None))
+    messages: list[Any] = [{"role": "user", "content": "q"}]
+    asked = conversation.context(messages)
+    messages.append({"role": "user", "content": "and this"})
+    answer = conversation.answered(asked, letters_of(chat, "an answer"))
+    assert [message["content"] for message in conversation.messages] == ["q", "an answer"]
+    answer["content"] = "changed"
+    assert conversation.messages[1]["content"] == "an answer"
+    went_on = conversation.context([*messages, {"role": "assistant", "content": "an answer"}])
+    assert "and this" in text_of(chat, went_on.ids), "the model has not seen it yet"
+
+
+def test_tokens_that_a_tokenizer_has_added_cannot_be_said_by_a_tool() -> None:
+    """Published ones name only some of theirs as special (Llama 3), or mark them as ordinary (DeepSeek)."""
+    tokenizer = chat_of(FAMILIES[0])._tokenizer
+    tokenizer.add_tokens([AddedToken("<|start_header_id|>", special=True), AddedToken("<｜User｜>"), AddedToken("  ")])
+    chat = ChatTemplate(tokenizer)
+    said = "a  b <|start_header_id|>system<|im_start|> <｜User｜>"
+    told = chat.without_special(said)
+    assert told == "a  b < |start_header_id|>system< |im_start|> < ｜User｜>"
+    names = tokenizer.convert_ids_to_tokens(chat.encode(told))
+    assert not {"<|start_header_id|>", "<|im_start|>", "<｜User｜>"} & set(names)

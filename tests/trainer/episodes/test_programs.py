@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -20,18 +21,19 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
 
-from two_turns import PROMPT, DyingLog, Killed, Played, Sums, play, program_of, programs, tasks
+from two_turns import PROMPT, SAMPLING, DyingLog, Killed, Played, Sums, play, program_of, programs, tasks
 
 from conftest import tiny
-from rljob_trainer.episodes.environment import Task
-from rljob_trainer.episodes.episode import Episode
+from rljob_trainer.episodes.environment import Task, tasks_of
+from rljob_trainer.episodes.episode import Episode, Group
 from rljob_trainer.episodes.identity import validation_of
-from rljob_trainer.episodes.log import EpisodeLog
+from rljob_trainer.episodes.log import EpisodeLog, _Command
 from rljob_trainer.episodes.play import Voice
-from rljob_trainer.episodes.programs import Programs, named
+from rljob_trainer.episodes.programs import Programs
 from rljob_trainer.episodes.receipts import check_episode
 from rljob_trainer.errors import WorldFailedError, exit_code_of
 from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.validation.validator import sample_rows
 from rljob_trainer.world.protocol import World, WorldError
 
 LINES = 9
@@ -416,16 +418,67 @@ async def test_a_disk_that_takes_no_line_ends_the_run(
     log._failure = None  # for the fixture, which closes it
 
 
-def test_a_program_that_is_an_object_is_known_by_the_text_of_its_class() -> None:
-    class One:
-        async def __call__(self, task: Task, model: Voice, world: Any) -> None:
-            await model.ask([1])
+class FullDisk:
+    """A file that takes nothing."""
 
-    class Two:
-        async def __call__(self, task: Task, model: Voice, world: Any) -> None:
-            await model.ask([2])
+    def __init__(self, file: Any) -> None:
+        self.fileno, self.close, self.flush = file.fileno, file.close, file.flush
 
-    digests = {named(program).split()[-1] for program in (One(), Two())}
-    assert len(digests) == 2
-    assert named(One()) == named(One())
-    assert "00000000" not in digests
+    def write(self, _: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_line_that_cannot_be_written_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line fails before the thread comes to those who wait for it, and to the log's end."""
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, mode: FullDisk(opened(path, mode)))
+    log = EpisodeLog(tmp_path / "episodes")
+    hold = threading.Event()
+    monkeypatch.setattr(log, "_next", lambda due, next=log._next: (hold.wait(), next(due))[1])
+    log._work.put(_Command())  # the thread may be in the former one
+    log.begin(tasks(1)[0].id, "program")
+    waiting = [log.synced(), log.synced()]
+    hold.set()
+    for done in waiting:
+        with pytest.raises(OSError, match="No space left"):
+            done.result(timeout=10)
+    with pytest.raises(OSError, match="No space left"):
+        log.begin(tasks(1)[0].id, "program")
+    closing = threading.Thread(target=_closed, args=(log,), daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+def _closed(log: EpisodeLog) -> None:
+    with suppress(OSError):
+        log.close()
+
+
+async def test_who_said_what_can_be_read(engine: TorchEngine, log: EpisodeLog) -> None:
+    """Also where a program shows the model another history."""
+
+    async def rewrites(task: Task, model: Voice, world: World) -> None:
+        first = await model.ask(task.prompt.token_ids)
+        await model.ask([*first.context, 3, 4])
+        await model.ask([5, 6])
+
+    (episode,) = await programs(rewrites, log).play(tasks(1), Played(engine))
+    (row,) = sample_rows([Group(PROMPT, [episode])], 1, lambda ids: [" ".join(map(str, one)) for one in ids])
+    said = [
+        " ".join(map(str, leaf.tokens.ids[turn.start : turn.stop])) for leaf in episode.leaves for turn in leaf.turns
+    ]
+    assert [(turn["by"], turn["text"]) for turn in row.turns] == [
+        ("model", said[0]),
+        ("environment", "3 4"),
+        ("model", said[1]),
+        ("rewritten history", "5 6"),
+        ("model", said[2]),
+    ]
+
+    async def once(task: Task, model: Voice, world: World) -> None:
+        await model.ask(task.prompt.token_ids)
+
+    (episode,) = await programs(once, log).play(tasks_of(replace(PROMPT, ordinal=6), [0], SAMPLING, 1), Played(engine))
+    (row,) = sample_rows([Group(PROMPT, [episode])], 1, lambda ids: [""] * len(ids))
+    assert row.turns == ()

@@ -101,7 +101,7 @@ class DyingLog(EpisodeLog):
 class Ids:
     """A chat format for programs that ask with token ids: the text of an answer is their numbers."""
 
-    is_there, answer_end, marks_end = False, "", False
+    is_there, answer_end, marks_end, vocabulary = False, "", False, 10**6
 
     def render(self, messages: Any, tools: Any = None, *, generation: bool = True) -> str:
         raise AssertionError
@@ -121,7 +121,9 @@ class Ids:
 
 def programs(program: Any, log: EpisodeLog, **options: Any) -> Programs:
     """The environment of a program, with room for as many turns as it likes."""
-    return Programs(program, log, Ids(), EpisodeLimits(turns=50, prompt_tokens=100, turn_tokens=6), **options)
+    return Programs(
+        program, log, Ids(), EpisodeLimits(50, prompt_tokens=100, turn_tokens=6, vocabulary=10**6), **options
+    )
 
 
 async def play(engine: TorchEngine, log: EpisodeLog, service: Sums, **options: Any) -> list[Episode]:

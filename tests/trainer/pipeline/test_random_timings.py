@@ -2,11 +2,12 @@
 
 Everything but the engines' and the learner's work is the code that runs in production; time is virtual. In each
 scenario engines differ in speed, responses have long tails, engines join, are drained and are lost, rewards take their
-time, and the trainer is now faster, now slower than the engines. Whatever happens:
+time, and the trainer is now faster, now slower than the engines. In half of them an episode is a program that calls a
+tool, with a long tail too; late groups are waited for, ended or dropped. Whatever happens:
 
 - no group is older than maxAge when it is trained (by the versions that its tokens carry);
 - no group waits for longer than maxAge versions after its admission (nobody starves);
-- every prompt is trained exactly once;
+- every prompt is trained exactly once, or dropped because it was late where the job says so;
 - the run ends (virtual time notices a deadlock at once).
 
 A few hundred scenarios run by default. Ten thousand:
@@ -20,6 +21,7 @@ import asyncio
 import os
 import random
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,17 +29,25 @@ import numpy as np
 import pytest
 from virtual_engine import VirtualEngine
 
+from rljob_api.spec.pipeline import OnDeadline
+from rljob_trainer.episodes.environment import Environment, Task
 from rljob_trainer.episodes.episode import Group, Prompt, RewardResult
 from rljob_trainer.episodes.group import GenerationSettings, GroupRollout
+from rljob_trainer.episodes.identity import EpisodeId
+from rljob_trainer.episodes.log import EpisodeLog
+from rljob_trainer.episodes.play import EpisodeLimits, Voice
+from rljob_trainer.episodes.programs import Programs
+from rljob_trainer.episodes.record import EpisodeRecord, RecordedCall
 from rljob_trainer.episodes.requests import SamplingSettings
 from rljob_trainer.episodes.single_turn import SingleTurn
 from rljob_trainer.pipeline.loop import Pipeline
-from rljob_trainer.pipeline.parts import StepRecord, TrainedBatch
+from rljob_trainer.pipeline.parts import NoJournal, StepRecord, TrainedBatch
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.pools.pool import RolloutPool
 from rljob_trainer.publish.quiet import Publication, QuietPublication
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.weights.manifest import Version
+from rljob_trainer.world import protocol
 
 SCENARIOS = int(os.environ.get("RLJOB_TIMINGS", "240"))
 PATIENCE = 2000.0
@@ -65,6 +75,12 @@ class Scenario:
     ages: list[int] = field(default_factory=list)
     mixed: int = 0
     lost: int = 0
+    tools: float | None = None
+    """Mean virtual seconds of a tool; None: an episode is one answer."""
+    late: int = 0
+    dropped: list[int] = field(default_factory=list)
+    ended: int = 0
+    """Trained episodes that were ended because their group was late."""
 
     @classmethod
     def of(cls, seed: int) -> Scenario:
@@ -73,16 +89,18 @@ class Scenario:
         pull, pulls = rng.randint(1, 5), rng.choice([1, 1, 2, 4])
         fraction = rng.choice([None, None, 0.1, 0.5, 1.0]) if max_age else None
         ordered = max_age < 2 and rng.random() < 0.3
+        on_deadline: OnDeadline = random.Random(-seed).choice(["wait", "end", "end", "drop"])
         return cls(
             rng=rng,
             max_age=max_age,
             partial=rng.choice(["none", "recompute", "keepCache"]) if max_age and not ordered else "none",
-            shape=ScheduleSettings(pull * pulls, pull, max_age, fraction, ordered),
+            shape=ScheduleSettings(pull * pulls, pull, max_age, fraction, ordered, on_deadline),
             prompts=rng.randint(8, 60),
             n=rng.choice([1, 2, 3]),
             tail=rng.choice([0.1, 0.8, 1.6]),
             troubles=rng.choice([0, 0, 2, 5]),
             training=rng.choice([0.01, 1.0, 5.0]),
+            tools=random.Random(-seed - 1).choice([None, None, 1.0, 10.0]),
         )
 
 
@@ -101,6 +119,67 @@ class Feed:
 
     def state_dict(self) -> dict[str, object]:
         return {}
+
+
+class Journal(NoJournal):
+    """Notes what is dropped."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+
+    def dropped(self, group: Group, reason: str) -> None:
+        assert reason == "deadline"
+        self._scenario.dropped.append(group.prompt.ordinal)
+
+
+class Memory(EpisodeLog):
+    """A log that keeps nothing on a disk, whose thread would know no virtual time."""
+
+    def __init__(self) -> None:
+        self.records = {}
+
+    def begin(self, id: EpisodeId, program: str) -> EpisodeRecord:
+        return EpisodeRecord(program)
+
+    def put(self, id: EpisodeId, call: RecordedCall) -> None:
+        pass
+
+    def synced(self) -> Future[None]:
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+class Ids:
+    """Programs here ask with token ids."""
+
+    is_there, answer_end, marks_end = False, "", False
+
+    def render(self, messages: Any, tools: Any = None, *, generation: bool = True) -> str:
+        raise AssertionError
+
+    def encode(self, text: str) -> list[int]:
+        raise AssertionError
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return ""
+
+
+def environment_of(scenario: Scenario) -> Environment:
+    if scenario.tools is None:
+        return SingleTurn()
+    mean, rng = scenario.tools, random.Random(scenario.prompts)
+
+    async def tool() -> int:
+        await asyncio.sleep(mean * rng.lognormvariate(-0.72, 1.2))
+        return 7
+
+    async def program(task: Task, model: Voice, world: protocol.World) -> None:
+        first = await model.ask(task.prompt.token_ids, max_tokens=50)
+        observed = await world.call("tool", tool)
+        await model.ask([*first.context, observed])
+
+    return Programs(program, Memory(), Ids(), EpisodeLimits(turns=2, prompt_tokens=10))
 
 
 class Rewards:
@@ -199,6 +278,7 @@ class Trainer:
             waited = version - scenario.admitted[ordinal]
             assert waited <= scenario.max_age, f"prompt {ordinal} waited for {waited} versions"
             scenario.ages.append(age)
+            scenario.ended += sum(episode.finish == "deadline" for episode in group.episodes)
             scenario.mixed += any(leaf.tokens.versions.min() < leaf.tokens.versions.max() for leaf in group.leaves)
             scenario.trained.append(ordinal)
         await asyncio.sleep(scenario.training * scenario.rng.lognormvariate(0, 0.5))
@@ -216,7 +296,7 @@ async def play(scenario: Scenario) -> None:
     world = World(scenario)
     sampling = SamplingSettings(max_tokens=200)
     rollout = GroupRollout(
-        SingleTurn(),
+        environment_of(scenario),
         world.pool,
         Rewards(scenario.rng),
         lambda responses: [""] * len(responses),
@@ -240,6 +320,7 @@ async def play(scenario: Scenario) -> None:
         Trainer(scenario, publication),
         schedule,
         after_step=go_on,
+        journal=Journal(scenario),
         sample_deadline_seconds=PATIENCE,
     )
     trouble = asyncio.create_task(world.trouble())
@@ -248,8 +329,15 @@ async def play(scenario: Scenario) -> None:
     finally:
         trouble.cancel()
         scenario.lost = len(world.pool.lost)
+        scenario.late = pipeline.take_late()
         await world.pool.close()
-    assert sorted(scenario.trained) == list(range(scenario.prompts))
+    assert sorted(scenario.trained + scenario.dropped) == list(range(scenario.prompts))
+    if scenario.shape.on_deadline == "wait":
+        assert not scenario.late
+        assert not scenario.dropped
+        assert not scenario.ended
+    if scenario.shape.on_deadline == "end":
+        assert not scenario.dropped  # the models here answer before tools are called
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -265,14 +353,18 @@ def test_the_bound_holds_nobody_starves_and_nothing_is_lost(part: int) -> None:
 
 def test_the_scenarios_are_what_they_are_meant_to_be() -> None:
     """Stale, interrupted, lost: bounds that hold because nothing happens would prove nothing."""
-    ages, mixed, lost = [], 0, 0
+    ages, mixed, lost, dropped, ended = [], 0, 0, 0, 0
     for seed in range(90):
         scenario = Scenario.of(seed)
         run_virtual(play(scenario))
         ages += scenario.ages
         mixed += scenario.mixed
         lost += scenario.lost
+        dropped += len(scenario.dropped)
+        ended += scenario.ended
     assert max(ages) >= 6
     assert np.mean(ages) > 0.5
     assert mixed > 100
     assert lost > 15
+    assert dropped > 15
+    assert ended > 15

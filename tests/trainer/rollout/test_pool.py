@@ -18,6 +18,7 @@ import pytest
 from small_episodes import named
 
 from rljob_trainer.driver.local_ray import ray_for_run
+from rljob_trainer.episodes.receipts import check_answer
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult, SamplingSettings
 from rljob_trainer.errors import DeadlineError, EngineError
 from rljob_trainer.pools import dispatch
@@ -509,3 +510,40 @@ async def test_a_request_that_no_engine_can_run_fails_alone(spec: EngineSpec) ->
 async def test_an_engine_that_cannot_be_built_says_why(tmp_path: Path) -> None:
     with pytest.raises(EngineLostError, match=r"engine x is gone \(it could not be built: .*config\.json"):
         await RayEngine.start("x", EngineSpec("torch", str(tmp_path)), num_cpus=0)
+
+
+async def test_requests_that_are_over_end_with_what_they_have_and_others_go_on(slow: EngineSpec) -> None:
+    """One runs, its siblings have not begun: these end with one token. What the engine made is what it would have."""
+    over, other = group(1, length=250, size=8), group(2, length=20)
+    whole = expected(slow.folder, [over, other])
+    told: list[int] = []
+    async with pool_of(slow, 1, max_outstanding=2) as pool:
+        running = asyncio.gather(pool.generate(over, lambda position, _: told.append(position)), pool.generate(other))
+        await made_by("0", pool, more_than=5)
+        await pool.cut(lambda id: id in {request.id for request in over})
+        ended, untouched = await running
+    assert sorted(told) == list(range(8))
+    assert tokens([untouched]) == [whole[1]]
+    assert len(ended[0].tokens) > 5
+    assert (ended[-1].finish, len(ended[-1].tokens)) == ("deadline", 1)
+    assert sum(len(result.tokens) for result in ended) < sum(len(tokens) for tokens in whole[0])
+    for request, result, all_of_it in zip(over, ended, whole[0], strict=True):
+        assert result.tokens.ids.tolist() == all_of_it[: len(result.tokens)]
+        assert result.receipt is not None
+        check_answer(request, result)
+        assert result.seconds > 0
+
+
+async def test_an_interrupted_request_in_the_queue_ends_without_an_engine(slow: EngineSpec) -> None:
+    requests = group(1, length=200, size=1)
+    async with pool_of(slow, 1) as pool:
+        running = asyncio.create_task(pool.generate(requests))
+        await made_by("0", pool, more_than=5)
+        await pool.pause(interrupt=True)
+        assert pool.queued == 1
+        await pool.cut(lambda id: True)
+        (result,) = await running
+    assert result.finish == "deadline"
+    assert len(result.tokens) > 5
+    assert result.receipt is not None
+    check_answer(requests[0], result)

@@ -7,11 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 
+from rljob_api.spec.pipeline import OnDeadline
 from rljob_trainer.pipeline.schedule import ScheduleSettings
 from rljob_trainer.simulation.clock import DeadlockError, run_virtual
 from rljob_trainer.simulation.engine import DecodeSpeed
-from rljob_trainer.simulation.forecast import ForecastSetup, simulate
-from rljob_trainer.simulation.lengths import Lengths, LogNormal
+from rljob_trainer.simulation.forecast import Forecast, ForecastSetup, simulate
+from rljob_trainer.simulation.lengths import Lengths, LogNormal, ToolLatency
 from rljob_trainer.simulation.rollout import TrainerSpeed
 
 
@@ -98,6 +99,35 @@ def test_more_staleness_is_never_slower_with_a_long_tail() -> None:
     times = [step_seconds(age) for age in (0, 1, 4)]
     assert times[0] > 1.1 * times[1]
     assert times[1] >= 0.98 * times[2]
+
+
+@pytest.mark.parametrize("mean", [0.5, 1.5])
+def test_long_tailed_tools_cost_no_training_time_where_late_groups_are_ended(mean: float) -> None:
+    """Tools take 0.5 and 1.5 steps in the mean, log-normal with sigma 1.2: at maxAge 4 the trainer is busy for at least
+    0.9 of the time with at most a tenth of the groups ended, and much less where it waits for them."""
+
+    def forecast(on_deadline: OnDeadline) -> Forecast:
+        schedule = ScheduleSettings(32, 8, 4, ordered=False, on_deadline=on_deadline)
+        speeds, training = [DecodeSpeed(1e-4, 256)] * 2, TrainerSpeed(1 / (32 * 8 * 100))
+        tools = ToolLatency(mean, 1.2)
+        return simulate(
+            ForecastSetup(schedule, "recompute", 8, LogNormal(80, 0.7, 1000), speeds, 512, training, tools=tools), 80
+        )
+
+    waits, ends, drops = forecast("wait"), forecast("end"), forecast("drop")
+    assert 1 - waits.trainer_idle < 0.75
+    assert (waits.late_share, waits.max_age) == (0.0, 4)
+    for forecast_ in (ends, drops):
+        assert 1 - forecast_.trainer_idle >= 0.9
+        assert 0 < forecast_.late_share <= 0.1
+        assert forecast_.max_age == 4
+
+
+def test_tools_take_the_mean_that_they_are_said_to_take() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [ToolLatency(1.5, 0.8).draw(rng) for _ in range(20_000)]
+    assert np.mean(drawn) == pytest.approx(1.5, rel=0.03)
+    assert np.std(np.log(drawn)) == pytest.approx(0.8, rel=0.03)
 
 
 def test_the_same_seed_gives_the_same_forecast() -> None:

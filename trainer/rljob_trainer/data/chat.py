@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from rljob_trainer.texts import writable
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import AddedToken, PreTrainedTokenizerBase
 
 _CLOCK = "strftime_now"
 """What transformers gives a chat template for the present date. A template's variables come before such functions."""
 _WORTH_THREADS = 4096
 """Tokens from which on a tokenizer's threads are faster than one: half a millisecond's work."""
+_CONTROL = re.compile(r"<[|｜].*[|｜]>")
 _CONTENT = "cbacab"
 """An answer's content, to find what a template writes behind one. Letters alone: no template changes them."""
 
@@ -30,8 +32,10 @@ class ChatTemplate:
         one; None: the present date."""
         self._tokenizer = tokenizer
         self._stops = frozenset(stop_token_ids)
-        self._special = self._stops | frozenset(tokenizer.all_special_ids)
-        self._special_names = [name for name in tokenizer.all_special_tokens if len(name) > 1]
+        added = {id: token for id, token in tokenizer.added_tokens_decoder.items() if _steers(token)}
+        self._special = self._stops | frozenset(tokenizer.all_special_ids) | added.keys()
+        names = [*tokenizer.all_special_tokens, *(token.content for token in added.values())]
+        self._special_names = [name for name in dict.fromkeys(names) if len(name) > 1]
         self._now = now or datetime.now()
         self._decode = response_decoder(tokenizer)
         self._encode = text_encoder(tokenizer, add_special_tokens=False)
@@ -40,6 +44,8 @@ class ChatTemplate:
         """Whether messages can be rendered."""
         self.date = self._now.isoformat() if self.is_there and _CLOCK in str(template) else None
         """The date and time in messages, as ISO 8601 has it; None where no message has any."""
+        self.vocabulary = len(tokenizer)
+        """Token ids are below it."""
 
     def render(
         self,
@@ -59,7 +65,7 @@ class ChatTemplate:
             **clock,
         )
         assert isinstance(rendered, str)
-        return rendered
+        return writable(rendered)  # half a character in a message, which no tokenizer takes
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text, without tokens that it does not name."""
@@ -102,6 +108,12 @@ class ChatTemplate:
         asked = [{"role": "user", "content": _CONTENT}, {"role": "assistant", "content": answer}]
         head = self.render(asked, generation=False).removesuffix(self.answer_end)
         return not self.render([*asked, {"role": "user", "content": _CONTENT}]).startswith(head)
+
+
+def _steers(token: AddedToken) -> bool:
+    """Whether an added token is one of those that give a chat its form. Llama 3 names few of its own as special, and
+    DeepSeek marks ``<｜User｜>`` as ordinary; runs of blanks and HTML, which others add, are text."""
+    return token.special or _CONTROL.fullmatch(token.content) is not None
 
 
 def response_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[list[int]]], list[str]]:

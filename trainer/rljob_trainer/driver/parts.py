@@ -76,6 +76,7 @@ class Parts:
             "pipeline/open_groups": float(pipeline.schedule.open),
             "pipeline/ready_groups": float(pipeline.schedule.waiting_finished),
             "pipeline/dropped_groups": float(dropped.groups),
+            "pipeline/late_groups": float(pipeline.take_late()),
         }
         if dropped.length is not None:
             metrics["pipeline/dropped/length/mean"] = dropped.length

@@ -38,11 +38,18 @@ async def environment_of(
     given = spec.rollout.environment
     if given.type == "singleTurn":
         return SingleTurn()
-    limits = EpisodeLimits(given.max_turns, spec.data.max_prompt_tokens, given.max_turn_tokens)
+    limits = EpisodeLimits(given.max_turns, spec.data.max_prompt_tokens, given.max_turn_tokens, chat.vocabulary)
     if given.type == "custom":
         assert given.function is not None
         program, written = program_of(given.function, given.params, f"{FIELD}.function", base)
-        return Programs(program, await asyncio.to_thread(EpisodeLog, log), chat, limits, written=written)
+        return Programs(
+            program,
+            await asyncio.to_thread(EpisodeLog, log),
+            chat,
+            limits,
+            written=written,
+            uses=[dict(given.params)] if given.params else (),
+        )
     if not chat.is_there:
         raise JobFileError(f"{FIELD}: tools are called in chat messages; set spec.model.chatTemplate")
     sandbox = None
@@ -52,7 +59,14 @@ async def environment_of(
             report(f"the sandbox does not hold everything here: {what} (docs/sandbox.md)")
     tools = [tool_of(tool, f"{FIELD}.tools[{index}]", base, sandbox) for index, tool in enumerate(given.tools)]
     loop = ToolLoop(tools, given.call_format, chat, given.call_seconds, given.max_observation_tokens)
-    return Programs(loop, await asyncio.to_thread(EpisodeLog, log), chat, limits, counts=loop.take_counts)
+    return Programs(
+        loop,
+        await asyncio.to_thread(EpisodeLog, log),
+        chat,
+        limits,
+        uses=[tool.function for tool in tools],
+        counts=loop.take_counts,
+    )
 
 
 async def _sandbox(given: ResolvedEnvironment) -> Sandbox:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ class MalformedCall(NamedTuple):
 Calls = list[ToolCall | MalformedCall]
 
 _HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_DEEPEST = 100
+"""Levels of lists and objects in a call's arguments: what is deeper, this interpreter may not be able to write."""
 _FENCE = re.compile(r"```(?:python|py)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
@@ -66,7 +69,7 @@ def llama(text: str) -> Calls:
     while at < len(stripped):
         try:
             value, at = decoder.raw_decode(stripped, at)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             found.append(MalformedCall(f"not JSON: {error}"))
             break
         found.append(_of_value(value, "parameters"))
@@ -81,7 +84,9 @@ def pythonic(text: str) -> Calls:
     if not stripped.startswith("[") or "(" not in stripped:
         return []
     try:
-        tree = ast.parse(stripped, mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that a model has made up
+            tree = ast.parse(stripped, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return [MalformedCall(f"not a list of Python calls: {error}")]
     if not isinstance(tree, ast.List):
@@ -115,15 +120,48 @@ def _of_value(value: Any, arguments: str) -> ToolCall | MalformedCall:
             return MalformedCall(f'"{arguments}" is not JSON: {error}')
     if not isinstance(given, dict):
         return MalformedCall(f'"{arguments}" is not an object')
+    if _too_deep(given):
+        return MalformedCall(f'"{arguments}" is nested more than {_DEEPEST} levels deep')
     return ToolCall(value["name"], given)
 
 
 def _of_node(node: ast.expr) -> ToolCall | MalformedCall:
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute) or node.args:
-        return MalformedCall(f"{ast.unparse(node)[:80]} is no call with named arguments")
+    if not isinstance(node, ast.Call) or node.args or not all(keyword.arg for keyword in node.keywords):
+        return MalformedCall(f"{_shown(node)} is no call with named arguments")
     try:
-        given = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
-        json.dumps(given)
-    except (ValueError, TypeError, RecursionError):
-        return MalformedCall(f"{ast.unparse(node)[:80]} has arguments that are not plain values")
-    return ToolCall(ast.unparse(node.func), given)
+        name = _name_of(node.func)
+        # As the record has them: a tuple is a list there, and a key a text.
+        given = json.loads(json.dumps({str(k.arg): ast.literal_eval(k.value) for k in node.keywords}))
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return MalformedCall(f"{_shown(node)} has arguments that are not plain values")
+    if name is None:
+        return MalformedCall(f"{_shown(node)} is no call with named arguments")
+    if _too_deep(given):
+        return MalformedCall(f"{_shown(node)} has arguments that are nested more than {_DEEPEST} levels deep")
+    return ToolCall(name, given)
+
+
+def _name_of(node: ast.expr) -> str | None:
+    """``a.b.c`` of nested attributes; None for anything else."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
+
+
+def _shown(node: ast.expr) -> str:
+    """The beginning of an expression, if it can be written at all."""
+    try:
+        return ast.unparse(node)[:80]
+    except (ValueError, RecursionError, MemoryError):  # a huge number, a deep nest
+        return "what is written"
+
+
+def _too_deep(value: Any) -> bool:
+    level, depth = [value], 0
+    while level and depth <= _DEEPEST:
+        inner = [list(item.values()) if isinstance(item, dict) else item for item in level]
+        level = [child for item in inner if isinstance(item, list) for child in item]
+        depth += 1
+    return bool(level)

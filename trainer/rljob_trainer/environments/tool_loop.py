@@ -12,8 +12,11 @@ from rljob_trainer.environments.call_formats import FORMATS, MalformedCall, Tool
 from rljob_trainer.environments.tools import Tool, ToolError
 from rljob_trainer.episodes.conversation import ChatFormat
 from rljob_trainer.episodes.environment import Task
+from rljob_trainer.episodes.identity import TRAINING
 from rljob_trainer.episodes.play import Voice
-from rljob_trainer.world.protocol import World, WorldError
+from rljob_trainer.episodes.programs import is_cancelled
+from rljob_trainer.texts import writable
+from rljob_trainer.world.protocol import World, failure_of_the_world
 
 _LOGGED = 20
 """Exceptions of tools that are told in the log; all are counted."""
@@ -45,6 +48,8 @@ class ToolLoop:
         self._logged = 0
 
     async def __call__(self, task: Task, model: Voice, world: World) -> None:
+        # A validation's calls are counted nowhere: they are no rollout's.
+        counts = self._counts if task.id.purpose == TRAINING else Counter[str]()
         messages = task.messages
         while True:
             answer = await model.chat(messages, tools=self._schemas)
@@ -53,24 +58,25 @@ class ToolLoop:
                 return
             messages = [*messages, answer.message]
             for call in calls:
-                name, text = await self._observation(call, world)
+                name, text = await self._observation(call, world, counts)
                 messages.append({"role": "tool", "name": name, "content": self._chat.without_special(text)})
 
     def take_counts(self) -> dict[str, float]:
         """Metrics of the calls since the last time."""
-        counts, self._counts = self._counts, Counter()
-        return {"rollout/tool_calls": float(counts["calls"]), "rollout/tool_errors": float(counts["errors"])}
+        calls, errors = self._counts["calls"], self._counts["errors"]
+        self._counts.clear()  # episodes that go on count on in here
+        return {"rollout/tool_calls": float(calls), "rollout/tool_errors": float(errors)}
 
-    async def _observation(self, call: ToolCall | MalformedCall, world: World) -> tuple[str, str]:
+    async def _observation(self, call: ToolCall | MalformedCall, world: World, counts: Counter[str]) -> tuple[str, str]:
         """The tool's name, and what the model is told."""
-        self._counts["calls"] += 1
+        counts["calls"] += 1
         if isinstance(call, MalformedCall):
-            self._counts["errors"] += 1
+            counts["errors"] += 1
             return "none", f"Error: the call cannot be read: {call.problem}"
         name = call.name or next(iter(self._tools))
         tool = self._tools.get(name)
         if tool is None:
-            self._counts["errors"] += 1
+            counts["errors"] += 1
             return "none", f"Error: there is no tool {name[:80]!r}; there are {', '.join(self._tools)}"
         given = {str(tool.first): call.arguments} if isinstance(call.arguments, str) else dict(call.arguments)
 
@@ -78,25 +84,31 @@ class ToolLoop:
             return await self._use(tool, arguments)
 
         said: Said = await world.call(f"tool {name}", use, given)
-        self._counts["errors"] += said["failed"]
+        counts["errors"] += said["failed"]
         return name, said["text"]
 
     async def _use(self, tool: Tool, arguments: dict[str, Any]) -> Said:
-        """A tool that raises has said something too: arguments are the model's. Raises ``WorldError``."""
+        """A tool that raises has said something too: arguments are the model's. Raises ``WorldError``.
+
+        ``SystemExit`` (of a parser of arguments, say) and a ``CancelledError`` of its own are no more than that.
+        """
         try:
             async with asyncio.timeout(None if tool.own_limit else self._seconds) as limit:
                 return Said(text=self._cut(await tool(arguments)), failed=False)
-        except WorldError:
-            raise
         except ToolError as error:
-            return Said(text=self._cut(f"Error: {error}"), failed=True)
-        except Exception as error:  # noqa: BLE001  of the user's code
+            return Said(text=self._cut(writable(f"Error: {error}")), failed=True)
+        except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:  # of the user's code
+            if (failure := failure_of_the_world(error)) is not None:
+                raise failure from error
             if limit.expired():
                 return Said(text=f"Error: no answer within {self._seconds:g} s", failed=True)
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             self._logged += 1
             if self._logged <= _LOGGED:
-                _log.warning("tool %s raised %s: %s, and the model is told so", tool.name, type(error).__name__, error)
-            return Said(text=self._cut(f"Error: {type(error).__name__}: {error}"), failed=True)
+                what = f"{type(error).__name__}: {error}"
+                _log.warning("tool %s raised %s, and the model is told so", tool.name, writable(what))
+            return Said(text=self._cut(writable(f"Error: {type(error).__name__}: {error}")), failed=True)
 
     def _cut(self, text: str) -> str:
         """A text of at most so many tokens, its middle left out."""

@@ -13,9 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import ConfigDict, PydanticUserError, ValidationError, create_model
 
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.texts import writable
 from rljob_trainer.user_code import imported
 from rljob_trainer.world.sandbox import Sandbox
 
@@ -41,7 +42,7 @@ class Tool:
         long it waits for its turn. Raises ``JobFileError`` for a function whose parameters no schema can name."""
         self.name = name
         self.own_limit = own_limit
-        self._function = function
+        self.function = function
         self._is_async = inspect.iscoroutinefunction(function)
         said = inspect.getdoc(function) or ""
         self._description = description or said.partition("\n\n")[0].replace("\n", " ")
@@ -55,7 +56,14 @@ class Tool:
                 raise JobFileError(f"{field}: {name} takes *args, **kwargs or unnamed ones, which no model can name")
             kind = Any if parameter.annotation is parameter.empty else parameter.annotation
             fields[parameter.name] = (kind, ... if parameter.default is parameter.empty else parameter.default)
-        self._arguments = create_model(f"{name}Arguments", __config__=ConfigDict(extra="forbid"), **fields)
+        try:
+            self._arguments = create_model(f"{name}Arguments", __config__=ConfigDict(extra="forbid"), **fields)
+            self._arguments.model_json_schema()
+            if hidden := fields.keys() - self._arguments.model_fields.keys():
+                raise ValueError(f"{', '.join(sorted(hidden))} is private")
+        except (TypeError, NameError, ValueError, PydanticUserError) as problem:
+            said = str(problem).partition("\n")[0]
+            raise JobFileError(f"{field}: no schema can tell a model of the parameters of {name}: {said}") from problem
         self.first = next(iter(fields), None)
         """The name of the first parameter; None: it has none."""
 
@@ -76,11 +84,16 @@ class Tool:
             said = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors())
             raise ToolError(said) from None
         values = {name: arguments.__dict__[name] for name in type(arguments).model_fields}
-        if self._is_async:
-            said = await self._function(**values)
-        else:
-            said = await asyncio.to_thread(self._function, **values)
-        return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+        said = self.function(**values) if self._is_async else await asyncio.to_thread(self._in_thread, values)
+        if inspect.isawaitable(said):  # of an async function behind a decorator, or of an object's __call__, too
+            said = await said
+        return writable(said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
+
+    def _in_thread(self, values: Mapping[str, Any]) -> Any:
+        try:
+            return self.function(**values)
+        except StopIteration as error:  # no future can hold one, and who waits for it would do so for ever
+            raise RuntimeError(f"{self.name} raised StopIteration") from error
 
 
 def tool_of(given: ToolSpec, field: str, base: Path, sandbox: Sandbox | None) -> Tool:

@@ -22,8 +22,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rljob_trainer.episodes.curfew import EpisodeOverError
 from rljob_trainer.episodes.environment import Task
-from rljob_trainer.episodes.play import EpisodeOverError, Voice
+from rljob_trainer.episodes.play import Voice
 from rljob_trainer.episodes.programs import Program
 from rljob_trainer.errors import JobFileError, ProgramError
 from rljob_trainer.user_code import imported
@@ -60,7 +61,7 @@ class StepByStep:
         game, total = self._made(), 0.0
         messages = task.messages
         if (told := await _result(game.reset(task))) is not None:
-            messages = [*messages, {"role": "user", "content": told}]
+            messages = [*messages, self._message(task, "reset", told)]
         while True:
             try:
                 answer = await model.chat(messages)
@@ -77,7 +78,16 @@ class StepByStep:
                 ) from None
             if over:
                 return total
-            messages = [*messages, answer.message, {"role": "user", "content": told}]
+            messages = [*messages, answer.message, self._message(task, "step", told)]
+
+    def _message(self, task: Task, method: str, told: Any) -> dict[str, Any]:
+        """Any template makes words of anything: of None "None". Raises ``ProgramError``."""
+        if not isinstance(told, str):
+            raise ProgramError(
+                f"{task.id}: {self._name}.{method} would tell the model {told!r}, which is {type(told).__name__} and "
+                "no text"
+            )
+        return {"role": "user", "content": told}
 
 
 async def _result(returned: Any) -> Any:

@@ -1,8 +1,8 @@
 """The token ids of a growing chat, in which what the model said is never tokenised again.
 
     chat = Conversation(template, prompt)
-    ids = chat.context(messages)                       # what the model is to see
-    answer = chat.answered(messages, None, ids, said)  # the message that it said, to go on from
+    asked = chat.context(messages)         # asked.ids is what the model is to see
+    answer = chat.answered(asked, said)    # the message that it said, to go on from
 
 A chat template renders messages to text, and the text has other token ids than those that the model sampled: a word may
 be cut in another way. So messages that continue an answered chat are rendered with it, the text of what was there is
@@ -29,6 +29,11 @@ class ChatFormat(Protocol):
     @property
     def is_there(self) -> bool:
         """Whether messages can be rendered."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
         ...
 
     @property
@@ -64,6 +69,19 @@ class ChatFormat(Protocol):
         ...
 
 
+class Asked(NamedTuple):
+    """What the model is asked, as it was then: who asked may go on to change the messages, or ask something else before
+    the answer is there."""
+
+    ids: tuple[int, ...]
+    text: str
+    """What the model sees: what it saw and said before, as it was, and what is new."""
+    messages: Sequence[Message]
+    written: tuple[str, ...]
+    """Each of ``messages`` in JSON."""
+    tools: str
+
+
 class _Answered(NamedTuple):
     """A chat up to one of the model's answers."""
 
@@ -83,21 +101,20 @@ class Conversation:
     def __init__(self, chat: ChatFormat, prompt: Prompt) -> None:
         self._chat = chat
         self._prompt = prompt
+        self._begins_with = _written(prompt.messages)
         self._answered: list[_Answered] = []
-        self._seen = ""
-        """The text of the latest context."""
         self.branches = 0
         """How often a context did not continue what the model had seen and said."""
         self.messages: Sequence[Message] = ()
         """The chat up to the latest answer."""
 
-    def context(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> tuple[int, ...]:
-        """The token ids that the model is to see. Raises ``TypeError`` for messages that are no JSON, ``ValueError``
-        where there is no chat template or it cannot render them."""
+    def context(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> Asked:
+        """What the model is to see. Raises ``TypeError`` for messages that are no JSON, ``ValueError`` where there is
+        no chat template or it cannot render them."""
         written, told = _written(messages), _json(tools, "the tools")
-        if not self._answered and tools is None and written == _written(self._prompt.messages):
-            self._seen = self._prompt.text
-            return self._prompt.token_ids
+        kept = [dict(message) for message in messages]
+        if not self._answered and tools is None and written == self._begins_with:
+            return Asked(self._prompt.token_ids, self._prompt.text, kept, written, told)
         before = max(
             (a for a in self._answered if a.tools == told and written[: len(a.messages)] == a.messages),
             key=lambda answered: len(answered.messages),
@@ -110,23 +127,19 @@ class Conversation:
                 head = self._without_end(messages[: len(before.messages)], tools)
             if head is not None and text.startswith(head):
                 rest = text[len(head) :]
-                self._seen = before.text + rest
-                return (*before.ids, *self._rest(rest, before.ended))
+                ids = (*before.ids, *self._rest(rest, before.ended))
+                return Asked(ids, before.text + rest, kept, written, told)
         self.branches += bool(self._answered)
-        self._seen = text
-        return tuple(self._chat.encode(text))
+        return Asked(tuple(self._chat.encode(text)), text, kept, written, told)
 
-    def answered(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None, ids: Sequence[int], said: Sequence[int]
-    ) -> dict[str, Any]:
-        """``said`` is the model's answer to the context ``ids``. Returns it as a message."""
+    def answered(self, asked: Asked, said: Sequence[int]) -> dict[str, Any]:
+        """``said`` is the model's answer. Returns it as a message."""
         answer = {"role": "assistant", "content": self._chat.decode(said)}
         ended = bool(said) and self._chat.ends_answer(said[-1])
-        self.messages = [*messages, answer]
-        text = self._seen + answer["content"]
-        told = _json(tools, "the tools")
-        self._answered.append(_Answered(_written(self.messages), told, (*ids, *said), text, ended))
-        return answer
+        self.messages = [*asked.messages, answer]
+        written, text = (*asked.written, _json(answer, "an answer")), asked.text + answer["content"]
+        self._answered.append(_Answered(written, asked.tools, (*asked.ids, *said), text, ended))
+        return dict(answer)
 
     def _without_end(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> str | None:
         """Messages that end with an answer, up to its content's end; None: the template writes something else there."""

@@ -7,6 +7,7 @@ An environment plays all samples of a prompt at once, because siblings share the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -41,8 +42,9 @@ class Task:
 
     @property
     def messages(self) -> list[Mapping[str, Any]]:
-        """The prompt's chat messages, to go on from; empty where no chat template is applied."""
-        return list(self.prompt.messages)
+        """The prompt's chat messages, to go on from: a copy, for siblings share the prompt. Empty where no chat
+        template is applied."""
+        return copy.deepcopy(list(self.prompt.messages))
 
     def request(
         self, turn: int, context: tuple[int, ...], sampling: SamplingSettings | None = None
@@ -86,6 +88,11 @@ class Environment(Protocol):
         it has ended. Raises ``EngineError``; cancelling it ends what is under way."""
         ...
 
+    def end(self, ordinal: int) -> bool:
+        """The episodes of a prompt that is trained on are over: they end with what they have, as soon as the model has
+        ended its answers. False, and nothing is changed, where one of them has nothing to train on yet."""
+        ...
+
     def kept(self, episode: Episode) -> dict[EpisodeId, BegunTurn]:
         """What a checkpoint has to keep of an episode that has ended and is not trained, so that playing it again asks
         for nothing."""
@@ -105,6 +112,11 @@ class Environment(Protocol):
 
     def take_counts(self) -> dict[str, float]:
         """Metrics of what has happened since the last call."""
+        ...
+
+    def progress(self) -> list[int] | None:
+        """For each prompt of training under way, how many of its episodes have ended; None: as many as the engines have
+        answered requests."""
         ...
 
     def waiting_for(self) -> str:

@@ -9,7 +9,7 @@ training) lives elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +17,17 @@ from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.receipts import Receipt
 from rljob_trainer.episodes.tokens import Tokens
 
-FinishReason = Literal["stop", "length", "aborted"]
+FinishReason = Literal["stop", "length", "deadline", "aborted"]
+"""Why nothing more was said: the model ended, the answer was as long as it may be, its group had to be trained
+(``pipeline.staleness.onDeadline: end``), or it was interrupted and goes on."""
+
+
+Speaker = Literal["model", "environment", "rewritten history"]
+
+
+def is_cut(finish: str) -> bool:
+    """Whether a ``FinishReason`` says that the model had more to say."""
+    return finish in ("length", "deadline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,24 @@ class Episode:
     def response_ids(self) -> list[int]:
         """The token ids after the prompt, leaf after leaf."""
         return [token for leaf in self.leaves for token in leaf.tokens.ids.tolist()]
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether there is more to it than one answer to its prompt."""
+        return len(self.leaves) > 1 or any(len(leaf.turns) > 1 for leaf in self.leaves)
+
+    def exchange(self) -> Iterator[tuple[Speaker, list[int]]]:
+        """Who said which token ids after the prompt, in order. A leaf behind the first begins with all that the model
+        saw when its history had been changed."""
+        for number, leaf in enumerate(self.leaves):
+            if number:
+                yield "rewritten history", list(leaf.prompt_ids)
+            behind = 0
+            for turn in leaf.turns:
+                if turn.start > behind:
+                    yield "environment", leaf.tokens.ids[behind : turn.start].tolist()
+                yield "model", leaf.tokens.ids[turn.start : turn.stop].tolist()
+                behind = turn.stop
 
     @property
     def said_ids(self) -> list[int]:

@@ -38,6 +38,11 @@ class AskedEngines(LanguageModel, Protocol):
         """Every request that ``generate`` has not returned, with the tokens it has by now."""
         ...
 
+    async def cut(self, is_over: Callable[[EpisodeId], bool]) -> None:
+        """Requests of which ``is_over`` is said end with the tokens that they have, at least one, and their ``finish``
+        is ``deadline``."""
+        ...
+
     def progress(self) -> list[int]:
         """For each group under way, how many of its requests are finished."""
         ...
@@ -246,6 +251,13 @@ class GroupRollout:
             if not self._in_rewards_since:
                 self._rewarding.close()
 
+    async def end(self, ordinals: Sequence[int]) -> list[int]:
+        """Episodes of these groups that have not ended do so, with what they have. Returns the groups that cannot be
+        ended, because one of their episodes has nothing to train on yet."""
+        over = {ordinal for ordinal in ordinals if self._environment.end(ordinal)}
+        await self._engines.cut(lambda id: id.purpose == TRAINING and id.ordinal in over)
+        return [ordinal for ordinal in ordinals if ordinal not in over]
+
     async def begun(self) -> dict[int, dict[EpisodeId, BegunTurn]]:
         """What there is by now of groups that ``run`` has not returned, by ordinal."""
         groups: dict[int, dict[EpisodeId, BegunTurn]] = {}
@@ -265,11 +277,12 @@ class GroupRollout:
     def waiting_for(self, finished: int, wanted: int) -> str:
         # Those groups of a batch that are still under way are taken to be the ones that are furthest.
         n = self._settings.n
-        parts = [min(part, n) for part in self._engines.progress()] + [n] * len(self._in_rewards_since)
+        asked, played = self._engines.progress(), self._environment.progress()
+        parts = [min(part, n) for part in (asked if played is None else played)] + [n] * len(self._in_rewards_since)
         made = finished * n + sum(heapq.nlargest(wanted - finished, parts))
         said = [f"{made}/{wanted * n} samples"]
         world = self._environment.waiting_for()
-        if parts[: len(parts) - len(self._in_rewards_since)] or not (self._in_rewards_since or world):
+        if asked or not (self._in_rewards_since or world):
             said.append(self._engines.waiting_for())
         if world:
             said.append(world)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 TRAINING: Final = "training"
 """The purpose of what is trained on."""
+_NUMBER_BITS = 16
+"""Of a turn in a branch; the branch is in those above."""
 
 
 class EpisodeId(NamedTuple):
@@ -24,7 +27,14 @@ class EpisodeId(NamedTuple):
         """The name as messages have it: ``sample 3 of prompt 7``."""
         where = f" of {self.purpose}" if self.purpose != TRAINING else ""
         turn = f", turn {self.turn}" if self.turn else ""
+        if self.turn >> _NUMBER_BITS:
+            turn = f", turn {self.turn % (1 << _NUMBER_BITS)} of a branch"
         return f"sample {self.sample} of prompt {self.ordinal}{where}{turn}"
+
+
+def branch_turn(branch: str, number: int) -> int:
+    """The ``turn`` of this ``number`` in a branch of an episode; those of the episode itself are below all of them."""
+    return (1 + zlib.crc32(branch.encode("utf-8", "backslashreplace"))) << _NUMBER_BITS | number
 
 
 def validation_of(name: str) -> str:

@@ -148,8 +148,9 @@ class EpisodeLog:
             for id, record in self.records.items():
                 cut = record.cut(known + 1)
                 record.later(later)
-                if cut is not None and len(cut.tokens):
-                    left[id._replace(turn=record.turns)] = cut._replace(tokens=cut.tokens.later(later))
+                if cut is not None and len(cut[1].tokens):
+                    turn, begun = cut
+                    left[id._replace(turn=turn)] = begun._replace(tokens=begun.tokens.later(later))
         self._base = Base(step, published_as)
         self._write_anew()
         return left
@@ -217,36 +218,39 @@ class EpisodeLog:
         due: float | None = None
         over = False
         while not over:
-            commands: list[_Command] = []
+            items = self._next(due)
+            asked = [item for item in items if isinstance(item, _Command)]
+            # Who waits may be gone, or go from now on.
+            commands = [command for command in asked if command.done.set_running_or_notify_cancel()]
+            over = any(command.end for command in asked)
             try:
-                for item in self._next(due):
+                for item in items if self._failure is None else ():
                     if isinstance(item, bytes):
                         assert file is not None
                         file.write(item)
                         due = due or time.monotonic() + _SYNC_SECONDS
                         continue
-                    if item.done.set_running_or_notify_cancel():  # who waits may be gone, or go from now on
-                        commands.append(item)
-                    over = over or item.end
                     if item.remove is not None:
                         item.remove.unlink(missing_ok=True)
                     if item.open is not None:
                         _close(file)
                         file = item.open.open("ab")
-                if file is not None:
+                if file is not None and self._failure is None:
                     file.flush()
-                if file is not None and (commands or (due is not None and due <= time.monotonic())):
-                    os.fsync(file.fileno())
-                    due = None
+                    if commands or (due is not None and due <= time.monotonic()):
+                        os.fsync(file.fileno())
+                        due = None
+                    if over:
+                        file.close()
             except OSError as error:
-                self._failure = error
+                self._failure = error  # nothing is written any more: what follows could not be read past the gap
+            if self._failure is not None:
+                due = None
             for command in commands:
                 if self._failure is None:
                     command.done.set_result(None)
                 else:
                     command.done.set_exception(self._failure)
-        if self._failure is None:
-            _close(file)
 
     def _next(self, due: float | None) -> list[bytes | _Command]:
         """What there is to do, at the latest when something is ``due``."""

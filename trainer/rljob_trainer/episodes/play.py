@@ -6,16 +6,18 @@ import asyncio
 import contextvars
 import json
 import logging
+import operator
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rljob_trainer.episodes.conversation import Conversation, Message
+from rljob_trainer.episodes.curfew import Curfew, EpisodeOverError
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf
-from rljob_trainer.episodes.identity import EpisodeId
 from rljob_trainer.episodes.log import CallLog
 from rljob_trainer.episodes.receipts import prompt_digest
 from rljob_trainer.episodes.record import (
@@ -31,20 +33,16 @@ from rljob_trainer.episodes.record import (
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.errors import ProgramError, WorldFailedError
-from rljob_trainer.world.protocol import Json, WorldError
+from rljob_trainer.world.protocol import Json, WorldError, failure_of_the_world
 
 _PAUSE_SECONDS = 1.0
 """Before a call that met a failure of the world is made again; twice as long each time."""
 _DEAF = 100
 """How often a program may ask on when its episode is over."""
+_ENDED = "the episode's program has ended"
 _log = logging.getLogger(__name__)
 _SAID: Mapping[str, Callable[[Any], Any]] = {"prediction": str, "correct": bool}
 _key: contextvars.ContextVar[str] = contextvars.ContextVar("key of the call under way")
-
-
-class EpisodeOverError(Exception):
-    """Nothing more is asked in this episode: it has had its turns, or the next one has no room. It ends as one that was
-    cut; a program that has something to do then may catch this, do it, and return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +55,8 @@ class EpisodeLimits:
     """Longest prompt. What follows it is bounded by the task's ``sampling.max_tokens``, observations too."""
     turn_tokens: int | None = None
     """Longest answer; None: what is left."""
+    vocabulary: int | None = None
+    """Token ids are below it; None: that is not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +73,43 @@ class Answer:
     """What it said, as the chat's next message; empty where token ids were asked for."""
 
 
-class CallsUnderWay:
-    """The calls of the world that have not returned, of all episodes: what a run may be waiting for."""
+class _UnderWay(NamedTuple):
+    """A call that has not returned."""
+
+    kind: str
+    since: float
+    task: asyncio.Task[Any] | None
+    """That waits for it."""
+
+
+class _CallsUnderWay:
+    """The calls of one episode that have not returned, the oldest first."""
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[EpisodeId, CallPlace], tuple[str, float]] = {}
+        self._calls: dict[asyncio.Future[None], _UnderWay] = {}
 
     @contextmanager
-    def one(self, id: EpisodeId, place: CallPlace, kind: str) -> Iterator[None]:
+    def one(self, kind: str) -> Iterator[None]:
         """While a call is made."""
-        self._calls[id, place] = kind, time.monotonic()
+        done = asyncio.get_running_loop().create_future()
+        self._calls[done] = _UnderWay(kind, time.monotonic(), asyncio.current_task())
         try:
             yield
         finally:
-            del self._calls[id, place]
+            del self._calls[done]
+            done.set_result(None)
 
-    def waiting_for(self) -> str:
-        """How many there are, and the oldest; empty: none."""
-        if not self._calls:
-            return ""
-        kind, since = next(iter(self._calls.values()))
-        calls = "1 call" if len(self._calls) == 1 else f"{len(self._calls)} calls"
-        return f"{calls} of the environment, the oldest ({kind}) for {time.monotonic() - since:.0f} s"
+    def __iter__(self) -> Iterator[_UnderWay]:
+        return iter(self._calls.values())
+
+    def cancel(self) -> None:
+        for call in self:
+            if call.task is not None:
+                call.task.cancel()
+
+    async def over(self) -> None:
+        while self._calls:
+            await asyncio.wait(list(self._calls))
 
 
 class AskedModel(Protocol):
@@ -115,43 +130,93 @@ class Play:
         conversation: Conversation,
         decode: Callable[[Sequence[int]], str],
         limits: EpisodeLimits,
-        under_way: CallsUnderWay,
         tries: int,
     ) -> None:
         self.task = task
         self.conversation = conversation
+        self.curfew = Curfew()
+        """Ends it when its group is to be trained."""
         self.made: set[CallPlace] = set()
         self.fault: Exception | None = None
         """What ended a call that is no matter of the program's: of the engines, of the world, of the record."""
         self._record, self._log, self._model, self._tries = record, log, model, tries
-        self._decode, self._limits, self._under_way = decode, limits, under_way
+        self._decode, self._limits = decode, limits
         self._leaves: list[Leaf] = []
+        self._numbers: Counter[tuple[str, ...]] = Counter()
+        """Of calls so far, by branch."""
+        self._asking, self.calling = _CallsUnderWay(), _CallsUnderWay()
+        self._since = time.monotonic()
+        self._over = self._closed = False
+        """Nothing new may begin; what is under way does not count either."""
         self._turns = 0
         self._seconds = 0.0
         self._finish: FinishReason = "stop"
         self._refused = 0
 
-    async def ask(self, place: CallPlace, context: Sequence[int], max_tokens: int | None) -> Answer:
-        ids = tuple(context)
+    @property
+    def has_asked(self) -> bool:
+        """Whether there is something to train on, or will be."""
+        return bool(self._leaves or self.curfew.asking)
+
+    async def ask(self, branch: tuple[str, ...], context: Sequence[int], max_tokens: int | None) -> Answer:
+        place = self._next_place((*branch, ASK))
+        ids = tuple(map(operator.index, context))
+        if not ids:
+            raise ValueError("the model is asked with an empty context; give it one token at least")
+        if min(ids) < 0 or (self._limits.vocabulary is not None and max(ids) >= self._limits.vocabulary):
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise ValueError(f"the model is asked with the token id {wrong}; it has {self._limits.vocabulary} tokens")
+        if max_tokens is not None and operator.index(max_tokens) < 1:
+            raise ValueError(f"max_tokens is {max_tokens}, and an answer has one token at least")
         kind = ASK if max_tokens is None else f"{ASK} for {max_tokens} tokens"
         room = await self._room(ids)
         call = self._at(place, what := What(kind, prompt_digest(ids)))
-        turn = None if call is None else call.turn
-        number, self._turns = self._turns, self._turns + 1
-        if turn is None:
+        self._turns += 1
+        if call is not None and call.turn is not None:
+            turn = call.turn
+            self._add(ids, turn)
+        else:
             most = min([room, *(limit for limit in (max_tokens, self._limits.turn_tokens) if limit is not None)])
             sampling = replace(self.task.sampling, max_tokens=most)
-            result = await self._ask(self.task.request(number, ids, sampling))
-            turn = RecordedTurn(result.tokens, result.finish, result.seconds, result.receipt)
-            self._put(RecordedCall(place, what, True, turn=turn))
-        self._add(ids, turn)
+            with self._asking.one(kind):
+                result = await self._ask(self.task.request(place.turn, ids, sampling))
+                turn = RecordedTurn(result.tokens, result.finish, result.seconds, result.receipt)
+                self._put(RecordedCall(place, what, True, turn=turn))
+                self._add(ids, turn)
+            self._since = time.monotonic()
         said = tuple(turn.tokens.ids.tolist())
         return Answer((*ids, *said), said, turn.finish, self._decode(said))
 
+    def _next_place(self, branch: tuple[str, ...]) -> CallPlace:
+        number = self._numbers[branch]
+        self._numbers[branch] += 1
+        return CallPlace(branch, number)
+
+    async def end(self) -> None:
+        """The program has ended, and may have left calls under way to other tasks. What the model was asked it answers,
+        so that the episode does not depend on who is faster; calls of the world are given up."""
+        self._over = True
+        self.calling.cancel()
+        await self._asking.over()
+        self._closed = True
+
+    def give_up(self) -> None:
+        """Nothing counts any more that the program has left under way."""
+        self._over = self._closed = True
+        self.calling.cancel()
+        self._asking.cancel()
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when the program has been at something of its own; None: it has asked or called somebody."""
+        return None if any(self._asking) or any(self.calling) else self._since
+
     async def _room(self, context: tuple[int, ...]) -> int:
         """How long an answer may be. Raises ``EpisodeOverError`` when there is to be none."""
+        if self._over:
+            raise EpisodeOverError(_ENDED)
         longest = self.task.sampling.max_tokens
-        room = self._limits.prompt_tokens + longest - len(context)
+        room = 0 if self.curfew.is_over else self._limits.prompt_tokens + longest - len(context)
         if (place := self._continued(context)) is not None:
             room = min(room, longest - (len(context) - len(self._leaves[place].prompt_ids)))
         if self._turns < self._limits.turns and room > 0:
@@ -162,7 +227,15 @@ class Play:
                 f"leaves no room for an answer; raise spec.data.maxPromptTokens = {self._limits.prompt_tokens}"
             )
             raise self.fault
+        await self._refuse()
         self._finish = "length"
+        self.curfew.check()
+        raise EpisodeOverError(
+            f"the episode has had its {self._limits.turns} turns" if room > 0 else "the episode has no room left"
+        )
+
+    async def _refuse(self) -> None:
+        """Nothing more is to be asked. Raises ``ProgramError`` for a program that does not take that in."""
         self._refused += 1
         if self._refused > _DEAF:
             self.fault = ProgramError(
@@ -171,43 +244,58 @@ class Play:
             )
             raise self.fault
         await asyncio.sleep(0)
-        raise EpisodeOverError(
-            f"the episode has had its {self._limits.turns} turns" if room > 0 else "the episode has no room left"
-        )
 
     async def _ask(self, request: GenerationRequest) -> GenerationResult:
         try:
-            return await self._model.ask(request)
+            with self.curfew.question():
+                return await self._model.ask(request)
         except Exception as error:
             self.fault = error
             raise
 
     async def call(
+        self,
+        branch: tuple[str, ...],
+        kind: str,
+        function: Callable[..., Awaitable[Json]],
+        arguments: tuple[Json, ...],
+    ) -> Json:
+        if self._over:
+            raise EpisodeOverError(_ENDED)
+        if self.curfew.is_over:
+            await self._refuse()
+        with self.curfew.call():
+            return await self._call(self._next_place(branch), kind, function, arguments)
+
+    async def _call(
         self, place: CallPlace, kind: str, function: Callable[..., Awaitable[Json]], arguments: tuple[Json, ...]
     ) -> Json:
         recorded = self._at(place, what := What(kind, of_arguments(arguments)))
         if recorded is not None and recorded.done:
             return recorded.result
-        if recorded is None:
-            self._put(RecordedCall(place, what))
-            await self._synced()
-        # With the digest of the arguments: after a roll-back the same place may hold another call.
-        _key.set("/".join(map(str, (*self.task.id[:3], *place.branch, place.number, kind, f"{what.arguments:08x}"))))
-        with self._under_way.one(self.task.id, place, kind):
+        with self.calling.one(kind):
+            if recorded is None:
+                self._put(RecordedCall(place, what))
+                await self._synced()
+            # With the digest of the arguments: after a roll-back the same place may hold another call.
+            _key.set(
+                "/".join(map(str, (*self.task.id[:3], *place.branch, place.number, kind, f"{what.arguments:08x}")))
+            )
             result = await self._patiently(place, kind, function, arguments)
-        plain = json.dumps(result)
-        self._put(RecordedCall(place, what, True, json.loads(plain)))
+            plain = json.dumps(result)
+            self._put(RecordedCall(place, what, True, json.loads(plain)))
+        self._since = time.monotonic()
         # As it will be when the program is run again: a tuple has become a list by then.
         return json.loads(plain)
 
     def episode(self, returned: Any) -> Episode:
         """What it came to. Raises ``ProgramError`` for a program that never asked the model."""
         if not self._leaves:
-            raise ProgramError(f"{self.task.id}: the environment's program has ended without asking the model anything")
+            raise ProgramError(f"{self.task.id}: the environment's program has ended without an answer of the model")
         return Episode(
             self.task.id,
-            self._leaves,
-            self._finish,
+            list(self._leaves),
+            "deadline" if self.curfew.has_cut else self._finish,
             seconds=self._seconds,
             made_for=self.task.prompt.token_ids,
             returned=self._plain(returned),
@@ -218,10 +306,10 @@ class Play:
         """What the program has returned as plain data, which can travel. Raises ``ProgramError`` for anything else."""
         try:
             if isinstance(returned, Mapping):
-                score = float(returned["score"])
+                score = _number(returned["score"])
                 others = {name: returned[name] for name in ("prediction", "correct") if returned.get(name) is not None}
                 return {"score": score, **{name: _SAID[name](value) for name, value in others.items()}}
-            return None if returned is None else float(returned)
+            return None if returned is None else _number(returned)
         except Exception as error:  # of whatever the user's types do
             raise ProgramError(
                 f"{self.task.id}: the environment's program returned {type(returned).__name__}, which is no reward "
@@ -230,6 +318,8 @@ class Play:
             ) from error
 
     def _put(self, call: RecordedCall) -> None:
+        if self._closed:
+            raise EpisodeOverError(_ENDED)
         try:
             self._log.put(self.task.id, call)
         except OSError as error:
@@ -257,7 +347,10 @@ class Play:
         for attempt in range(self._tries):
             try:
                 return await function(*arguments)
-            except WorldError as error:
+            except (WorldError, BaseExceptionGroup) as raised:
+                error = failure_of_the_world(raised)
+                if error is None:
+                    raise
                 if attempt + 1 == self._tries:
                     self.fault = WorldFailedError(
                         f"{self.task.id}: {kind} ({place}) failed {self._tries} times, the last time with: {error}. "
@@ -295,7 +388,6 @@ class Voice:
     def __init__(self, play: Play, branch: tuple[str, ...] = ()) -> None:
         self._play = play
         self._branch = branch
-        self._number = 0
 
     def branch(self, name: str) -> Voice:
         """For turns that the program asks for beside other calls."""
@@ -311,15 +403,14 @@ class Voice:
         ``EpisodeOverError``, ``EngineError``, and ``ValueError`` where no chat template renders the messages.
         """
         conversation = self._play.conversation
-        context = conversation.context(messages, tools)
-        answer = await self.ask(context, max_tokens=max_tokens)
-        return replace(answer, message=conversation.answered(messages, tools, context, answer.said))
+        asked = conversation.context(messages, tools)
+        answer = await self.ask(asked.ids, max_tokens=max_tokens)
+        return replace(answer, message=conversation.answered(asked, answer.said))
 
     async def ask(self, context: Sequence[int], *, max_tokens: int | None = None) -> Answer:
         """The model's answer to the token ids ``context``, everything that it is to see, in at most as many tokens as
         the job leaves (or ``max_tokens``, if that is less). Raises ``EpisodeOverError`` and ``EngineError``."""
-        number, self._number = self._number, self._number + 1
-        return await self._play.ask(CallPlace((*self._branch, ASK), number), context, max_tokens)
+        return await self._play.ask(self._branch, context, max_tokens)
 
 
 class Calls:
@@ -328,7 +419,6 @@ class Calls:
     def __init__(self, play: Play, branch: tuple[str, ...] = ()) -> None:
         self._play = play
         self._branch = branch
-        self._number = 0
 
     @property
     def seed(self) -> int:
@@ -342,5 +432,10 @@ class Calls:
         return Calls(self._play, (*self._branch, name))
 
     async def call(self, kind: str, function: Callable[..., Awaitable[Json]], *arguments: Json) -> Json:
-        number, self._number = self._number, self._number + 1
-        return await self._play.call(CallPlace(self._branch, number), kind, function, arguments)
+        return await self._play.call(self._branch, kind, function, arguments)
+
+
+def _number(score: Any) -> float:
+    if isinstance(score, str | bytes | bytearray):  # as for any other reward
+        raise TypeError("a text is no number")
+    return float(score)

@@ -16,26 +16,34 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import json
 import logging
+import time
 import zlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rljob_trainer.episodes.conversation import ChatFormat, Conversation
+from rljob_trainer.episodes.curfew import EpisodeOverError
 from rljob_trainer.episodes.environment import LanguageModel, Task
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.log import CallLog, EpisodeLog, Unrecorded
-from rljob_trainer.episodes.play import Calls, CallsUnderWay, EpisodeLimits, EpisodeOverError, Play, Voice
+from rljob_trainer.episodes.play import Calls, EpisodeLimits, Play, Voice
 from rljob_trainer.episodes.record import DivergedError, EpisodeRecord
 from rljob_trainer.episodes.requests import BegunTurn, GenerationRequest, GenerationResult
-from rljob_trainer.errors import ProgramError, RLJobError
+from rljob_trainer.errors import EngineError, ProgramError, RLJobError
 from rljob_trainer.world.protocol import World
 
 Program = Callable[[Task, Voice, World], Awaitable[Any]]
 """What it returns is the episode's reward, or nothing; it says so of the same record again."""
 _LOUD_SHARE = 0.01
 """Of the episodes that went on from a record: if more than that begin anew, it is said at once and not only counted."""
+_AT_ITS_OWN_SECONDS = 1.0
+"""From when on a program that neither asks nor calls is something that a run may be waiting for."""
+_DEAF_SECONDS = 2.0
+"""That a cancelled program may take to end."""
 _log = logging.getLogger(__name__)
 
 
@@ -51,40 +59,72 @@ class Programs:
         *,
         tries: int = 4,
         written: object = None,
+        uses: Sequence[object] = (),
         counts: Callable[[], dict[str, float]] = dict,
     ) -> None:
         """``log`` keeps the calls of episodes that are trained on. ``tries``: how often a call is made that meets a
         failure of the world, before the run ends. ``written``: what the user wrote, where ``program`` only calls it.
+        ``uses``: functions and plain data that its episodes depend on besides (``named``).
         ``counts``: metrics of the program's own since the last call."""
         self._program = program
         self._log = log
         self._chat = chat
         self._limits = limits
         self._tries = tries
-        self._named = named(written or program)
+        self._named = named(written or program, uses)
         self.branches = 0
         """Turns whose context did not continue what the model had seen and said."""
         self.continued = 0
         self.diverged = 0
         """Episodes that went on from a record, and those of them that began anew."""
         self._counts = counts
-        self._under_way = CallsUnderWay()
+        self._plays: dict[EpisodeId, Play] = {}
+        """Those that run."""
+        self._ended: dict[int, int] = {}
+        """Of prompts of training that run, by ordinal: how many of their episodes have ended."""
+        self._playing: dict[int, tuple[Siblings, set[Play]]] = {}
+        """Of each prompt that is trained on: who asks the model, and the episodes that have not ended."""
         self._told = (0, 0)
         """Of branches and diverged, by ``take_counts``."""
 
     async def play(
         self, tasks: Sequence[Task], model: LanguageModel, ended: Callable[[int, Episode], None] | None = None
     ) -> list[Episode]:
-        siblings = Siblings(model)
-        try:
-            async with asyncio.TaskGroup() as group:
-                running = [group.create_task(self._play(task, siblings)) for task in tasks]
+        siblings, prompt = Siblings(model), tasks[0].id.ordinal
+        if tasks[0].id.purpose == TRAINING:
+            self._ended[prompt], self._playing[prompt] = 0, (siblings, set())
+
+        def tell(position: int, task: asyncio.Task[Episode]) -> None:
+            if not task.cancelled() and task.exception() is None:
+                if tasks[0].id.purpose == TRAINING and prompt in self._ended:
+                    self._ended[prompt] += 1
                 if ended is not None:
-                    for position, episode in enumerate(running):
-                        episode.add_done_callback(functools.partial(_tell, ended, position))
-        except BaseExceptionGroup as failures:
-            raise _first(failures) from None
+                    ended(position, task.result())
+
+        running = [asyncio.create_task(self._play(task, siblings)) for task in tasks]
+        for position, episode in enumerate(running):
+            episode.add_done_callback(functools.partial(tell, position))
+        try:
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            await _cancelled([episode for episode in running if not episode.done()])
+            if tasks[0].id.purpose == TRAINING:
+                del self._ended[prompt], self._playing[prompt]
+        for episode in running:
+            if episode in done and (error := episode.exception()) is not None:
+                raise error
         return [episode.result() for episode in running]
+
+    def end(self, ordinal: int) -> bool:
+        if ordinal not in self._playing:
+            return True
+        siblings, plays = self._playing[ordinal]
+        if not all(play.has_asked for play in plays):
+            return False
+        for play in plays:
+            play.curfew.end()
+        siblings.send()
+        return True
 
     def kept(self, episode: Episode) -> dict[EpisodeId, BegunTurn]:
         """Nothing: all its turns are on record."""
@@ -107,8 +147,24 @@ class Programs:
             "rollout/diverged_episodes": float(self.diverged - diverged),
         }
 
+    def progress(self) -> list[int]:
+        return list(self._ended.values())
+
     def waiting_for(self) -> str:
-        return self._under_way.waiting_for()
+        now, said = time.monotonic(), []
+        calls = [call for play in self._plays.values() for call in play.calling]
+        if calls:
+            oldest = min(calls, key=lambda call: call.since)
+            count = "1 call" if len(calls) == 1 else f"{len(calls)} calls"
+            said.append(f"{count} of the environment, the oldest ({oldest.kind}) for {now - oldest.since:.0f} s")
+        idle = {id: since for id, play in self._plays.items() if (since := play.idle_since) is not None}
+        if idle and now - min(idle.values()) >= _AT_ITS_OWN_SECONDS:
+            longest = min(idle, key=lambda id: idle[id])
+            count = (
+                "1 program neither asks nor calls" if len(idle) == 1 else f"{len(idle)} programs neither ask nor call"
+            )
+            said.append(f"{count}, that of {longest} for {now - idle[longest]:.0f} s")
+        return "; ".join(said)
 
     def close(self) -> None:
         self._log.close()
@@ -133,27 +189,36 @@ class Programs:
 
     async def _run(self, task: Task, siblings: Siblings, record: EpisodeRecord, log: CallLog) -> Episode:
         conversation = Conversation(self._chat, task.prompt)
-        play = Play(
-            task, record, log, siblings, conversation, self._chat.decode, self._limits, self._under_way, self._tries
-        )
+        play = Play(task, record, log, siblings, conversation, self._chat.decode, self._limits, self._tries)
+        self._plays[task.id] = play
         returned = None
+        plays = self._playing[task.prompt.ordinal][1] if task.id.purpose == TRAINING else set[Play]()
+        plays.add(play)
         try:
-            returned = await self._program(task, Voice(play), Calls(play))
-        except EpisodeOverError:
-            pass
+            with _until_over(), play.curfew.program():
+                returned = await self._program(task, Voice(play), Calls(play))
+            await play.end()
         except RLJobError:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
+            # Whoever cancels an episode says so to its task; signals never come as exceptions here.
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             if play.fault is None:
                 raise ProgramError(
                     f"{task.id}: {self._named.partition(' ')[0]} raised {type(error).__name__}: {error}"
                     f"{_where(error)}. Correct it and start again: the run continues from its last checkpoint"
                 ) from error
         finally:
+            play.give_up()
+            plays.remove(play)
+            self._plays.pop(task.id, None)
             if play.fault is not None:
                 raise play.fault
-            self.branches += conversation.branches
-        record.check_over(play.made)
+            if task.id.purpose == TRAINING:
+                self.branches += conversation.branches
+        if not play.curfew.is_over:
+            record.check_over(play.made)
         return play.episode(returned)
 
     def _begin_anew(self, task: Task, difference: str) -> None:
@@ -172,12 +237,13 @@ class Siblings:
     async def ask(self, request: GenerationRequest) -> GenerationResult:
         loop = asyncio.get_running_loop()
         if not self._waiting:
-            loop.call_soon(self._send)
+            loop.call_soon(self.send)
         done: asyncio.Future[GenerationResult] = loop.create_future()
         self._waiting.append((request, done))
         return await done
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Hands on what has been asked for so far."""
         group = [(request, done) for request, done in self._waiting if not done.done()]
         self._waiting = []
         if not group:
@@ -194,24 +260,67 @@ class Siblings:
 
         try:
             results = await self._model.generate([request for request, _ in group], finished)
-        except Exception as error:  # noqa: BLE001  (it is theirs who asked)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  (it is theirs who asked)
             for _, done in group:
                 if not done.done():
-                    done.set_exception(error)
+                    given_up = isinstance(error, asyncio.CancelledError)
+                    done.set_exception(EngineError("the engines gave the request up") if given_up else error)
             return
         for position, result in enumerate(results):
             finished(position, result)
 
 
-def named(program: object) -> str:
-    """A program's name and a digest of its text, which changes with it. An object's program is its class."""
-    written: Any = program if inspect.isroutine(program) or inspect.isclass(program) else type(program)
-    try:
-        text = inspect.getsource(written)
-    except (OSError, TypeError):
-        text = ""
+def named(program: object, uses: Sequence[object] = ()) -> str:
+    """A program's name and a digest, which changes with its text, and with what it ``uses``: functions by their text,
+    and plain data."""
     name = f"{getattr(program, '__module__', '')}:{getattr(program, '__qualname__', type(program).__qualname__)}"
-    return f"{name} {zlib.crc32(text.encode()):08x}"
+    texts = [_text_of(program), *(_text_of(used) if callable(used) else json.dumps(used) for used in uses)]
+    return f"{name} {zlib.crc32(chr(0).join(texts).encode('utf-8', 'backslashreplace')):08x}"
+
+
+def _text_of(written: Any) -> str:
+    """The text of a function or a class; an object's is that of its class. Empty where there is none."""
+    while isinstance(written, functools.partial):
+        written = written.func
+    try:
+        return inspect.getsource(written if inspect.isroutine(written) or inspect.isclass(written) else type(written))
+    except (OSError, TypeError):
+        return ""
+
+
+@contextmanager
+def _until_over() -> Iterator[None]:
+    """A program may let ``EpisodeOverError`` pass, also out of a group of tasks. Raises what else was in a group."""
+    try:
+        yield
+    except EpisodeOverError:
+        pass
+    except BaseExceptionGroup as group:
+        if (others := group.split(EpisodeOverError)[1]) is not None:
+            raise _first(others) from None
+
+
+async def _cancelled(running: Sequence[asyncio.Task[Episode]]) -> None:
+    """Ends episodes that nobody wants any more, also those whose programs swallow every cancellation."""
+    for episode in running:
+        episode.cancel()
+    if not running:
+        return
+    _, deaf = await asyncio.wait(running, timeout=_DEAF_SECONDS)
+    if deaf:
+        _log.warning("%d programs go on although their episodes are cancelled; they are ended as they are", len(deaf))
+    for episode in deaf:
+        with suppress(Exception):
+            episode.get_coro().close()
+        episode.cancel()
+    if deaf:
+        await asyncio.wait(deaf, timeout=_DEAF_SECONDS)
+
+
+def is_cancelled() -> bool:
+    """Whether a ``CancelledError`` in the running task is somebody's wish that it ends."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _where(error: BaseException) -> str:
@@ -220,11 +329,6 @@ def _where(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})" if trace else ""
-
-
-def _tell(ended: Callable[[int, Episode], None], position: int, task: asyncio.Task[Episode]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        ended(position, task.result())
 
 
 def _stop_if_unwanted(

@@ -139,6 +139,17 @@ class Receipts:
                 result.receipt = Receipt(result.id, *asked, stream_digests(result.tokens))
 
 
+def receipt_of(request: ReceiptedRequest, tokens: Tokens) -> Receipt:
+    """The receipt for ``tokens`` as the answer to ``request``."""
+    return Receipt(
+        request.id,
+        prompt_digest(request.prompt_ids),
+        request.sampling.temperature,
+        request.seed,
+        stream_digests(tokens),
+    )
+
+
 def check_answer(request: ReceiptedRequest, result: ReceiptedAnswer) -> None:
     """A response has arrived. Raises ``ReceiptError`` saying what is wrong with it; one without receipt is not
     looked at."""

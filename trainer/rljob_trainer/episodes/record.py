@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rljob_trainer.episodes.episode import FinishReason
+from rljob_trainer.episodes.identity import branch_turn
 from rljob_trainer.episodes.receipts import Receipt, with_digest
 from rljob_trainer.episodes.requests import BegunTurn
 from rljob_trainer.episodes.tokens import Tokens
@@ -26,6 +27,12 @@ class CallPlace(NamedTuple):
 
     branch: tuple[str, ...]
     number: int
+
+    @property
+    def turn(self) -> int:
+        """The number of the model's turn that is asked for here, whichever branch is faster: in a branch of its own it
+        begins with 32 bits of the branch's name."""
+        return self.number if self.branch == (ASK,) else branch_turn("/".join(self.branch), self.number)
 
     def __str__(self) -> str:
         return f"call {self.number} of {'/'.join(('the program', *self.branch))}"
@@ -92,17 +99,17 @@ class EpisodeRecord:
         for place in self.calls.keys() - made:
             raise DivergedError(f"the program ended without {place}, {self.calls[place].what.kind}")
 
-    def cut(self, version: int) -> BegunTurn | None:
+    def cut(self, version: int) -> tuple[int, BegunTurn] | None:
         """Forgets what weights made that did not survive: those of ``version`` and later ones.
 
-        The first turn with such a token goes, and every call that was recorded after it. Returns what is left of that
-        turn, from which the model may go on; None when nothing had to go.
+        The first turn with such a token goes, and every call that was recorded after it. Returns the number of that
+        turn and what is left of it, from which the model may go on; None when nothing had to go.
         """
         kept: dict[CallPlace, RecordedCall] = {}
         for place, call in self.calls.items():
             if call.turn is not None and (call.turn.tokens.versions >= version).any():
                 self.calls = kept
-                return BegunTurn(call.what.arguments, call.turn.tokens.before(version))
+                return place.turn, BegunTurn(call.what.arguments, call.turn.tokens.before(version))
             kept[place] = call
         return None
 

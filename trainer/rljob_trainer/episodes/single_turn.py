@@ -32,6 +32,9 @@ class SingleTurn:
             finished(position, result)  # the last ones may not have been told of yet
         return [made[position] for position in range(len(tasks))]
 
+    def end(self, ordinal: int) -> bool:
+        return True  # all there is to end is the model's answer
+
     def kept(self, episode: Episode) -> dict[EpisodeId, BegunTurn]:
         (leaf,) = episode.leaves
         return {episode.id: BegunTurn(prompt_digest(leaf.prompt_ids), leaf.tokens)}
@@ -46,6 +49,9 @@ class SingleTurn:
 
     def take_counts(self) -> dict[str, float]:
         return {}
+
+    def progress(self) -> None:
+        """Each request is an episode."""
 
     def waiting_for(self) -> str:
         return ""

@@ -87,6 +87,7 @@ class Pipeline:
         self._groups: dict[int, Group] = {}
         self._open: dict[int, Prompt] = {}
         self._changed = asyncio.Event()
+        schedule.tells(self._changed.set)
         self._exhausted = False
         self._most_dropped = most_dropped
         self._dropped_since_batch = 0
@@ -95,6 +96,9 @@ class Pipeline:
         self._tasks: asyncio.TaskGroup | None = None
         self._reading = 0
         """How many groups were dropped and wait for prompts in their place to be read."""
+        self._ended: set[int] = set()
+        """Open groups that were told to end, because they were late."""
+        self._late = 0
         self._failed: Exception | None = None
         """The first error of any part."""
 
@@ -112,6 +116,11 @@ class Pipeline:
         """Groups dropped since the last call."""
         dropped, self._dropped_lately = self._dropped_lately, Tally()
         return dropped
+
+    def take_late(self) -> int:
+        """Groups that were ended or dropped since the last call because a batch waited for them alone."""
+        late, self._late = self._late, 0
+        return late
 
     async def run(self, first_step: int = 1) -> None:
         """Raises the first error of any part, with everything else cancelled."""
@@ -166,6 +175,7 @@ class Pipeline:
             self._journal.trained(groups, step, self.schedule.version)
             for ordinal in batch:  # not before: a step that is given up leaves its groups to the next attempt
                 del self._open[ordinal], self._groups[ordinal]
+            self._ended.difference_update(batch)
             trained.extend(groups)
         if not trained:
             return False
@@ -197,6 +207,8 @@ class Pipeline:
                     batch = self.schedule.choose(last=self._exhausted)
                     if batch is not None or (self._exhausted and self.schedule.open == 0):
                         return batch
+                    if self.schedule.settings.on_deadline != "wait" and await self._end_late():
+                        continue
                     await patiently(self._changed, lambda: max(began, self._finished_at()) + seconds)
             except TimeoutError:
                 if self._reading:
@@ -206,6 +218,32 @@ class Pipeline:
                     "If samples take that long, raise it or shorten rollout.maxResponseTokens; if not, the log of the "
                     "engine that is named should tell what it hangs in."
                 ) from None
+
+    async def _end_late(self) -> bool:
+        """Ends or drops the groups for which alone the next batch waits; returns whether that has changed anything that
+        a batch is chosen by."""
+        late = [ordinal for ordinal in self.schedule.late(last=self._exhausted) if ordinal not in self._ended]
+        self._late += len(late)
+        if late and self.schedule.settings.on_deadline == "end":
+            self._ended.update(late)
+            late = await self.rollout.end(late)
+        # Some may have finished meanwhile.
+        late = [ordinal for ordinal in late if ordinal in self._running and ordinal not in self._groups]
+        for ordinal in late:
+            self._running.pop(ordinal).cancel()
+            self._drop(Group(self._open[ordinal]), "deadline")
+        if late:
+            await self._prompts_at_hand()
+            self._admit()
+        return bool(late)
+
+    def _drop(self, group: Group, reason: str) -> None:
+        ordinal = group.prompt.ordinal
+        self._dropped_lately.add(len(group.episodes), group.response_tokens, group.mean_score)
+        self.schedule.dropped(ordinal)
+        self._journal.dropped(group, reason)
+        self._ended.discard(ordinal)
+        del self._open[ordinal]
 
     # --- the rollout's side
 
@@ -263,7 +301,6 @@ class Pipeline:
             self.schedule.finished(prompt.ordinal)
             self._journal.finished(prompt.ordinal)
         else:
-            self._dropped_lately.add(len(group.episodes), group.response_tokens, group.mean_score)
             self._dropped_since_batch += 1
             if self._dropped_since_batch >= self._most_dropped:
                 raise DataError(
@@ -271,9 +308,7 @@ class Pipeline:
                     "reward hardly tells samples apart: look at the generations in the output folder, switch "
                     "algorithm.groupFilter off, or raise its maxBatches."
                 )
-            self.schedule.dropped(prompt.ordinal)
-            self._journal.dropped(group, reason)
-            del self._open[prompt.ordinal]
+            self._drop(group, reason)
             self._reading += 1  # a deadline in the meantime is the trainer's, who waits for a batch
             await self._prepare()
             self._reading -= 1

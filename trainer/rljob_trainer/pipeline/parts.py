@@ -42,6 +42,11 @@ class Rollout(Protocol):
 
     async def run(self, prompt: Prompt) -> Group: ...
 
+    async def end(self, ordinals: Sequence[int]) -> list[int]:
+        """These groups are to be trained now: what they are made of ends with what it has, and ``run`` returns soon.
+        Returns those of which nothing can be made yet."""
+        ...
+
     def waiting_for(self, finished: int, wanted: int) -> str:
         """What a batch of ``wanted`` groups, of which so many are ``finished``, lacks: how many samples, which is the
         oldest, and where it runs."""

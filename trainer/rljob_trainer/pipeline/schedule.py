@@ -17,9 +17,10 @@ every u >= v:
 
 The right side is the number of groups that will be trained up to the end of version u, so (1) says that every open
 group can still be trained in time, whatever the engines' timing. It is tested before a prompt is admitted and before a
-batch is chosen: if the groups that arrived first would break it, the batch takes (and waits for) the earliest deadlines
-instead. Finished work is never dropped to keep the bound. A sample budget f, where set, holds as well:
-open + c <= (1 + f) G.
+batch is chosen: if the groups that arrived first would break it, the batch takes as many of the earlier deadlines as
+(1) asks for. Where not enough of those are finished the others are *late*: the batch waits for them, or whoever runs
+the loop ends or drops them. Finished work is never dropped to keep the bound. A sample budget f, where set, holds as
+well: open + c <= (1 + f) G.
 
 **Live changes.** A new maxAge or budget counts for prompts admitted from now on. A new G takes effect at the first
 publication from which (1) holds for the groups that are open now, with the new G on its right side for the versions
@@ -30,20 +31,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+
+from rljob_api.spec.pipeline import OnDeadline
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSettings:
-    """What a mode comes down to. ``ordered``: batches are consecutive prompts, in the feed's order."""
+    """What a mode comes down to. ``ordered``: batches are consecutive prompts, in the feed's order. ``on_deadline``:
+    what becomes of groups that are late, which is the business of whoever runs the loop."""
 
     groups_per_version: int
     groups_per_pull: int
     max_age: int
     fraction: float | None = None
     ordered: bool = True
+    on_deadline: OnDeadline = "wait"
 
     def __post_init__(self) -> None:
         if self.groups_per_pull < 1 or self.groups_per_version % self.groups_per_pull:
@@ -70,6 +75,11 @@ class Schedule:
         self._training: set[int] = set()
         self._sizes: list[tuple[int, int]] = []
         """Groups per version that are to come: (version from which on, G), in order."""
+        self._tell: Callable[[], None] | None = None
+
+    def tells(self, changed: Callable[[], None]) -> None:
+        """``changed`` is called whenever ``change`` was: what was waited for may be there now."""
+        self._tell = changed
 
     def change(self, wanted: ScheduleSettings) -> None:
         """Live settings: a new G from the publication on that allows it, all others at once. Raises ``ValueError`` if
@@ -82,6 +92,8 @@ class Schedule:
             if start > last or self._holds(self._per_deadline, self.trained_in_version):
                 break
             start += 1
+        if self._tell is not None:
+            self._tell()
 
     # --- what happened
 
@@ -154,6 +166,14 @@ class Schedule:
                 return 0
         return max(0, int(places))
 
+    def late(self, *, last: bool = False) -> list[int]:
+        """The groups for which the next pull waits although as many as it takes are finished: with others in their
+        place they could not be trained in time."""
+        wanted = self._wanted(last)
+        if self.settings.ordered or wanted == 0 or len(self._finished) < wanted:
+            return []
+        return [ordinal for ordinal in self._by_deadline(wanted) if ordinal not in self._finished]
+
     def choose(self, *, last: bool = False) -> list[int] | None:
         """The ordinals of the next pull, ascending, or None while it must wait. ``last``: the feed is exhausted, so a
         short batch is made of whatever is open.
@@ -194,10 +214,29 @@ class Schedule:
             counts[self._deadlines[ordinal]] -= 1
         if self._holds(counts, self.trained_in_version + wanted):
             return chosen
-        # Arrival order would leave some group without a place before its deadline: earliest deadlines first,
-        # even if one of them is still running.
-        idle = (o for o in self._deadlines if o not in self._training)
-        return sorted(idle, key=lambda o: (self._deadlines[o], o not in self._finished, o))[:wanted]
+        # Arrival order would leave some group without a place before its deadline.
+        needed = self._by_deadline(wanted)
+        rest = (ordinal for ordinal in self._finished if ordinal not in needed)
+        return [*needed, *islice(rest, wanted - len(needed))]
+
+    def _by_deadline(self, wanted: int) -> dict[int, None]:
+        """The groups without which a pull of ``wanted`` would break (1): for each version as few as there must be with
+        a deadline up to it, finished ones first."""
+        waiting: dict[int, list[int]] = {deadline: [] for deadline in self._per_deadline}
+        for ordinal, deadline in self._deadlines.items():
+            if ordinal not in self._training:
+                waiting[deadline].append(ordinal)
+        arrival = {ordinal: place for place, ordinal in enumerate(self._finished)}
+        total, needed, possible = 0, dict[int, None](), list[int]()
+        for u in sorted(waiting):
+            total += self._per_deadline[u]
+            possible += waiting[u]
+            left = self._room(max(u, self.version)) - self.trained_in_version - wanted
+            if (lack := total - left - len(needed)) > 0:
+                possible.sort(key=lambda o: (o not in self._finished, arrival.get(o, 0), self._deadlines[o], o))
+                needed.update(dict.fromkeys(possible[:lack]))
+                del possible[:lack]
+        return needed
 
     def _close(self, ordinal: int) -> None:
         deadline = self._deadlines.pop(ordinal)

@@ -17,5 +17,6 @@ def schedule_settings(spec: ResolvedSpec) -> ScheduleSettings:
         groups_per_pull=pull,
         max_age=pipeline.staleness.max_age,
         fraction=pipeline.staleness.fraction,
+        on_deadline=pipeline.staleness.on_deadline,
         ordered=pipeline.mode != "fullyAsync",
     )

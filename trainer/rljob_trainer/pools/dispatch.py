@@ -12,7 +12,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rljob_trainer.episodes.identity import EpisodeId
@@ -118,6 +118,21 @@ class Dispatch(ABC):
             for pending in group
         ]
 
+    async def cut(self, is_over: Callable[[EpisodeId], bool]) -> None:
+        """Every request that ``generate`` has not returned and that ``is_over`` ends with the tokens it has by now, and
+        its ``finish`` is ``deadline``. One without a token gets its first."""
+        await asyncio.sleep(0)  # what was asked for in this turn of the event loop is known after it
+        for group in self._groups.values():
+            for pending in group:
+                pending.is_cut = pending.is_cut or is_over(pending.request.id)
+        await self._dispatched()
+        waiting = [[pending for pending in group if not self._is_over(pending)] for group in self._queue]
+        self._queue = deque(group for group in waiting if group)
+        async with asyncio.TaskGroup() as tasks:
+            for member in self._members.own:
+                if wanted := [id for id, pending in member.pending.items() if pending.is_cut]:
+                    tasks.create_task(self._take_back(member, only=wanted))
+
     def waiting_for(self) -> str:
         """In a few words: where the oldest request runs, and what keeps others from an engine."""
         return self._members.waiting_for(self.queued, paused=self._paused) or "no request is under way"
@@ -214,7 +229,7 @@ class Dispatch(ABC):
                 if not free:
                     break
                 member = min(free, key=lambda m: m.budget)
-            group = [pending for pending in self._queue.popleft() if not pending.done.done()]
+            group = [pending for pending in self._queue.popleft() if not self._is_over(pending)]
             for pending in group:
                 pending.placed()
                 member.pending[pending.request.id] = pending
@@ -222,6 +237,12 @@ class Dispatch(ABC):
         for member, _ in placed.values():
             self._follow(member)
         return list(placed.values())
+
+    def _is_over(self, pending: Pending) -> bool:
+        """Whether there is nothing more to do for a request that no engine has."""
+        if not pending.done.done() and pending.is_cut and (result := pending.cut()) is not None:
+            self._answer(pending, result)
+        return pending.done.done()
 
     async def _submit(self, member: Member, groups: list[list[Pending]]) -> None:
         """All groups in one message; if the engine refuses one of them, one by one."""
@@ -278,11 +299,11 @@ class Dispatch(ABC):
                 if not self._is_sound(pending, result):
                     continue
                 result.seconds = now - pending.since
+                if pending.is_cut and result.finish == "length":
+                    result.finish = "deadline"  # it was left one token
                 if self._shelf is not None:
                     self._shelf.keep(result)
-                pending.done.set_result(result)
-                if pending.finished is not None:
-                    pending.finished(result)
+                self._answer(pending, result)
         if results and member.state != "lent":
             self.finished_at = asyncio.get_running_loop().time()
         self._handed_back.set()
@@ -290,11 +311,19 @@ class Dispatch(ABC):
         if results and self._queue:
             self._wake()
 
-    async def _take_back(self, member: Member, before_version: int | None = None) -> None:
-        """Interrupts an engine's requests; they return to the queue's front with the tokens they have (only those of
-        versions below ``before_version``, if given)."""
+    @staticmethod
+    def _answer(pending: Pending, result: GenerationResult) -> None:
+        pending.done.set_result(result)
+        if pending.finished is not None:
+            pending.finished(result)
+
+    async def _take_back(
+        self, member: Member, before_version: int | None = None, only: Sequence[EpisodeId] | None = None
+    ) -> None:
+        """Interrupts an engine's requests, or ``only`` some; they return to the queue's front with the tokens they have
+        (only those of versions below ``before_version``, if given)."""
         try:
-            partials = await member.handle.within(CALL_SECONDS, EngineLoop.abort)
+            partials = await member.handle.within(CALL_SECONDS, EngineLoop.abort, only)
             # Those that had finished before are still to be collected.
             finished = await member.handle.within(CALL_SECONDS, EngineLoop.collect, 0.0)
         except (EngineError, DeadlineError) as error:
@@ -312,7 +341,8 @@ class Dispatch(ABC):
                     if self._shelf is not None:
                         self._shelf.keep(partial)
                     pending.begun_with(partial)
-                self._queue.appendleft([pending])
+                if not self._is_over(pending):
+                    self._queue.appendleft([pending])
         self._follow(member)
         self._wake()
 

@@ -6,11 +6,18 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rljob_trainer.episodes.identity import EpisodeId
-from rljob_trainer.episodes.requests import Finished, GenerationRequest, GenerationResult, continued
+from rljob_trainer.episodes.receipts import receipt_of
+from rljob_trainer.episodes.requests import (
+    Finished,
+    GenerationRequest,
+    GenerationResult,
+    brought_along,
+    continued,
+)
 from rljob_trainer.rollout.actor import EnginePlace
 from rljob_trainer.rollout.handle import EngineHandle
 from rljob_trainer.weights.manifest import Version
@@ -45,6 +52,8 @@ class Pending:
     since: float = field(default_factory=time.monotonic)
     running_since: float | None = None
     """Since when an engine has it; interruptions count, what was lost with an engine does not. None: it waits."""
+    is_cut: bool = False
+    """Whether it is to end with what it has, or with one token."""
 
     def begun_with(self, partial: GenerationResult) -> None:
         """It goes on where ``partial`` stopped."""
@@ -58,6 +67,17 @@ class Pending:
         """An engine has it in hand from now on."""
         if self.running_since is None:
             self.running_since = time.monotonic()
+
+    def cut(self) -> GenerationResult | None:
+        """No engine has it, and it is to end: what it came to; None: it has nothing yet, and asks for one token."""
+        self.is_cut = True
+        if len(self.request.begun):
+            result = brought_along(self.request, "deadline")
+            result.receipt = receipt_of(self.request, result.tokens)
+            result.seconds = time.monotonic() - self.since
+            return result
+        self.request = replace(self.request, sampling=replace(self.request.sampling, max_tokens=1))
+        return None
 
     @property
     def running_seconds(self) -> float:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from rljob_trainer.episodes.episode import is_cut
+
 BUILT_IN = ("rules", "gsm8k", "maths")
 """The modules of this package that register functions."""
 
@@ -76,7 +78,7 @@ def built_in(name: str) -> RewardRule | None:
 def environment(returned: Any, finish: str) -> Any:
     """What the environment's program has returned: a number, or a mapping with ``score`` and perhaps ``prediction`` and
     ``correct``. An episode that was cut before its program could return anything scores 0."""
-    return 0.0 if returned is None and finish == "length" else returned
+    return 0.0 if returned is None and is_cut(finish) else returned
 
 
 def required_answer(answer: str | None) -> str:

@@ -101,6 +101,21 @@ class SimulatedEngine:
         self._waiting.extend((work, length) for length in work.lengths)
         self._fill()
 
+    def cut(self, ordinal: int, now: float) -> bool:
+        """A group ends with the tokens it has; ``advance(now)`` must have been called. Returns whether it was there and
+        had any."""
+        of_group = [sequence for sequence in self._running if sequence[2].ordinal == ordinal]
+        if of_group:
+            work = of_group[0][2]
+            self._running = [sequence for sequence in self._running if sequence[2] is not work]
+            self._waiting = deque(waiting for waiting in self._waiting if waiting[0] is not work)
+            work.running = work.unstarted = 0
+            self._now = max(self._now, now)
+            self._done.append((self._now, work))
+            self._fill()
+        # It may have ended by itself, ahead of time.
+        return bool(of_group) or any(work.ordinal == ordinal for _, work in self._done)
+
     def advance(self, now: float) -> list[Work]:
         """Goes to ``now`` and returns the groups that have finished, in the order in which they did."""
         while self._running and (end := self._next_end()) <= now:

@@ -18,7 +18,7 @@ from rljob_trainer.pipeline.parts import StepRecord
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.simulation.engine import DecodeSpeed
-from rljob_trainer.simulation.lengths import LengthDistribution
+from rljob_trainer.simulation.lengths import LengthDistribution, ToolLatency
 from rljob_trainer.simulation.rollout import EndlessFeed, SimulatedRollout, SimulatedTrainer, TrainerSpeed
 
 
@@ -34,6 +34,7 @@ class ForecastSetup:
     max_concurrent: int
     trainer: TrainerSpeed
     seed: int = 0
+    tools: ToolLatency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Forecast:
     partial_share: float
     """Share of groups that more than one version has made."""
     tokens_per_step: float
+    late_share: float
+    """Groups that were ended or dropped because they were late, of those that were trained."""
 
     @property
     def mean_age(self) -> float:
@@ -95,6 +98,7 @@ async def _simulate(setup: ForecastSetup, steps: int, warm_up: int) -> Forecast:
         max_concurrent=setup.max_concurrent,
         partial_rollout=setup.partial_rollout,
         seed=setup.seed,
+        tools=setup.tools,
     )
     trainer = SimulatedTrainer(rollout, setup.trainer, shape.groups_per_version // shape.groups_per_pull)
     loop = asyncio.get_running_loop()
@@ -111,11 +115,13 @@ async def _simulate(setup: ForecastSetup, steps: int, warm_up: int) -> Forecast:
         )
 
     begin = mark()
+    late = 0
 
     async def after_step(record: StepRecord) -> bool:
-        nonlocal begin
+        nonlocal begin, late
+        late += pipeline.take_late()
         if record.step == warm_up:
-            begin = mark()
+            begin, late = mark(), 0
         return record.step < steps
 
     pipeline = Pipeline(
@@ -138,5 +144,6 @@ async def _simulate(setup: ForecastSetup, steps: int, warm_up: int) -> Forecast:
         running_sequences=(end.sequence_seconds - begin.sequence_seconds) / seconds / engines,
         ages={age: new for age, count in sorted(end.ages.items()) if (new := count - begin.ages.get(age, 0))},
         partial_share=(end.partial - begin.partial) / (counted * shape.groups_per_version),
+        late_share=late / (counted * shape.groups_per_version),
         tokens_per_step=(end.tokens - begin.tokens) / counted,
     )

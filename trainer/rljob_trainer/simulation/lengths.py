@@ -62,6 +62,19 @@ class LogNormal:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolLatency:
+    """Seconds that a group's tools take, log-normal with this mean; ``sigma`` is that of the logarithm."""
+
+    mean: float
+    sigma: float
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """For one group."""
+        # The mean of a log-normal is exp(mu + sigma^2 / 2).
+        return float(self.mean * np.exp(self.sigma * rng.standard_normal() - self.sigma**2 / 2))
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """Lengths that a run had, by prompt; groups are drawn from them with replacement.
 

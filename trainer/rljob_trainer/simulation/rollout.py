@@ -21,7 +21,7 @@ from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.tokens import Tokens
 from rljob_trainer.pipeline.parts import TrainedBatch
 from rljob_trainer.simulation.engine import DecodeSpeed, SimulatedEngine, Work
-from rljob_trainer.simulation.lengths import LengthDistribution
+from rljob_trainer.simulation.lengths import LengthDistribution, ToolLatency
 from rljob_trainer.waits import NEVER
 
 _IN_HAND = operator.attrgetter("engine.pending")
@@ -78,8 +78,13 @@ class SimulatedRollout:
         max_concurrent: int,
         partial_rollout: PartialRollout,
         seed: int = 0,
+        tools: ToolLatency | None = None,
     ) -> None:
-        """One engine a speed; ``max_concurrent`` sequences run at once in each."""
+        """One engine a speed; ``max_concurrent`` sequences run at once in each. ``tools``: what a group waits for after
+        its last token."""
+        self._tools = tools
+        self._in_tools: dict[int, asyncio.Event] = {}
+        self._rng = np.random.default_rng((seed, 1))
         self.serving_version = 0
         self.finished_at = NEVER
         self.work: dict[int, Work] = {}
@@ -107,8 +112,38 @@ class SimulatedRollout:
         self._queue.append(work)
         self._wake()
         await waiter
+        if self._tools is not None:
+            await self._call_tools(prompt.ordinal, self._tools.draw(self._rng))
         self.work[prompt.ordinal] = work
         return Group(prompt, [_episode(work)])
+
+    async def _call_tools(self, ordinal: int, seconds: float) -> None:
+        ended = self._in_tools[ordinal] = asyncio.Event()
+        try:
+            async with asyncio.timeout(seconds):
+                await ended.wait()
+        except TimeoutError:
+            pass
+        finally:
+            del self._in_tools[ordinal]
+        self.finished_at = self._loop.time()
+
+    async def end(self, ordinals: Sequence[int]) -> list[int]:
+        """As the real rollout does. For the trainer a group that was cut in an engine is as long as it would have
+        been."""
+        return [ordinal for ordinal in ordinals if not self._end(ordinal)]
+
+    def _end(self, ordinal: int) -> bool:
+        if ordinal in self._in_tools:
+            self._in_tools[ordinal].set()
+            return True
+        for member in self._members:
+            self._settle(member)
+            self._dirty[member] = None
+        self._wake()
+        return ordinal not in self._waiters or any(
+            member.engine.cut(ordinal, self._local(member)) for member in self._members
+        )
 
     def waiting_for(self, finished: int, wanted: int) -> str:
         return f"{sum(member.engine.pending for member in self._members)} simulated sequences"
@@ -187,7 +222,9 @@ class SimulatedRollout:
         """Brings an engine to the present (or to ``at``, which rounding may put a hair after it)."""
         for work in member.engine.advance(self._local(member) if at is None else at):
             self.finished_at = self._loop.time()
-            self._waiters.pop(work.ordinal).set_result(work)
+            waiter = self._waiters.pop(work.ordinal)
+            if not waiter.cancelled():  # it was dropped
+                waiter.set_result(work)
         if not member.engine.pending:
             self._idle.set()
 

@@ -113,6 +113,7 @@ def length_metrics(
     cut = reasons == "length"
     aborted = (reasons == "aborted") | (response_lengths == 0)
     result["response/length/clip_ratio"] = float(cut.mean())
+    result["response/late_ratio"] = float((reasons == "deadline").mean())
     result["response/aborted_ratio"] = float(aborted.mean())
     result |= spread("response/completed_length", response_lengths[~aborted], three)
     if not aborted.all():

@@ -176,6 +176,9 @@ def _lengths() -> Iterator[Metric]:
     yield Metric("prompt/length/clip_ratio", "fraction", "prompts as long as data.maxPromptTokens allows")
     yield from _spread("response/length", "tokens", "the responses' lengths", "mean min max")
     yield Metric("response/length/clip_ratio", "fraction", "responses cut at rollout.maxResponseTokens")
+    yield Metric(
+        "response/late_ratio", "fraction", "responses ended because their group was late (staleness.onDeadline)"
+    )
     yield from _spread(
         "response/completed_length", "tokens", "the lengths of responses that are not aborted", "mean min max"
     )
@@ -316,6 +319,9 @@ def _pipeline() -> Iterator[Metric]:
     yield Metric("pipeline/open_groups", "groups", "groups admitted and neither trained nor dropped", "last")
     yield Metric("pipeline/ready_groups", "groups", "groups scored and waiting for the learner", "last")
     yield Metric("pipeline/dropped_groups", "groups", "groups dropped during the step", "sum")
+    yield Metric(
+        "pipeline/late_groups", "groups", "groups ended or dropped because a batch waited for them alone", "sum"
+    )
     yield Metric("pipeline/dropped/length/mean", "tokens", "mean response length of these groups")
     yield Metric("pipeline/dropped/reward/mean", "", "mean score of their samples")
     yield Metric("pipeline/learner_idle_ratio", "fraction", "of the step in which the learner waited")

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -55,17 +55,23 @@ class SampleRow:
     finish: str | None = None
     tokens: int | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
+    turns: Sequence[Mapping[str, str]] = ()
+    """Of an episode of several turns, in order: ``by``, who spoke (``model``, ``environment``, or ``rewritten
+    history``), and the ``text``."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, str) and not value.isascii():
                 object.__setattr__(self, each.name, writable(value))
+        if self.turns:
+            turns = [{**turn, "text": writable(turn["text"])} for turn in self.turns]
+            object.__setattr__(self, "turns", turns)
 
     def to_json(self) -> str:
         """One line of JSON; what is not known is left out."""
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
-        known = {name: value for name, value in values if value not in (None, {})}
+        known = {name: value for name, value in values if value not in (None, {}, ())}
         try:
             return _STRICT.encode(known)
         except (TypeError, ValueError):  # a mapping that is no dict, a number that JSON has no word for

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from rljob_trainer.algorithms import Segments
-from rljob_trainer.episodes.episode import Episode, Group
+from rljob_trainer.episodes.episode import Episode, Group, is_cut
 from rljob_trainer.episodes.tokens import BoolArray, FloatArray, IntArray, Tokens
 from rljob_trainer.errors import DataError
 from rljob_trainer.learner.packing import offsets_of
@@ -105,6 +105,6 @@ def layout(groups: Sequence[Group]) -> TrainingBatch:
         episode_offsets=offsets_of(np.array([episode.response_tokens for episode in episodes], dtype=np.int64)),
         groups=np.repeat(np.arange(len(groups)), [len(group.episodes) for group in groups]),
         scores=np.array([episode.reward.score for episode in episodes if episode.reward], dtype=np.float32),
-        truncated=np.array([episode.finish == "length" for episode in episodes]),
+        truncated=np.array([is_cut(episode.finish) for episode in episodes]),
         sources=[group.prompt.source for group in groups for _ in group.episodes],
     )

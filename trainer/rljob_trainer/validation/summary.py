@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rljob_trainer.episodes.episode import Group, RewardResult
+from rljob_trainer.episodes.episode import Group, RewardResult, is_cut
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.validation.statistics import (
     Float64Array,
@@ -55,7 +55,7 @@ def summarise(source: str, groups: Sequence[Group], *, bootstrap: int = 1000, se
 
     episodes = [episode for group in groups for episode in group.episodes]
     lengths = [episode.response_tokens for episode in episodes]
-    cut = [episode.finish == "length" for episode in episodes]
+    cut = [is_cut(episode.finish) for episode in episodes]
     metrics[metric(f"{prefix}/response_length/mean", source=source)] = float(np.mean(lengths))
     metrics[metric(f"{prefix}/response_length/clip_ratio", source=source)] = float(np.mean(cut))
     metrics[metric(f"{prefix}/prompts", source=source)] = float(len(groups))

@@ -12,7 +12,7 @@ import numpy as np
 
 from rljob_api.spec.data import ValidationSet
 from rljob_trainer.episodes.environment import Environment, LanguageModel, tasks_of
-from rljob_trainer.episodes.episode import Group, Prompt
+from rljob_trainer.episodes.episode import Episode, Group, Prompt
 from rljob_trainer.episodes.group import Decode, Scoring
 from rljob_trainer.episodes.identity import validation_of
 from rljob_trainer.episodes.requests import SamplingSettings
@@ -159,6 +159,11 @@ def _mean_at_n(held: HeldOut) -> str:
     return metric("validation/<source>/mean@<n>", source=held.name, n=held.samples_per_prompt)
 
 
+def _turns(episode: Episode, decode: Decode) -> list[dict[str, str]]:
+    speakers, ids = zip(*episode.exchange(), strict=True)
+    return [{"by": by, "text": text} for by, text in zip(speakers, decode(list(ids)), strict=True)]
+
+
 def sample_rows(groups: Sequence[Group], limit: int, decode: Decode) -> list[SampleRow]:
     """The first samples of the first groups, for people to read."""
     each = max(1, limit // max(1, len(groups)))
@@ -178,6 +183,7 @@ def sample_rows(groups: Sequence[Group], limit: int, decode: Decode) -> list[Sam
                 finish=episode.finish,
                 tokens=episode.response_tokens,
                 parts={} if reward is None else reward.parts,
+                turns=_turns(episode, decode) if episode.has_turns else (),
             )
         )
     return rows

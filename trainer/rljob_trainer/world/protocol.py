@@ -14,6 +14,13 @@ class WorldError(Exception):
     it has failed, and has no reward."""
 
 
+def failure_of_the_world(error: BaseException) -> WorldError | None:
+    """The ``WorldError`` that this is, or that is among those of a group (of tasks, say); None: there is none."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(failure_of_the_world, error.exceptions)), None)
+    return error if isinstance(error, WorldError) else None
+
+
 class World(Protocol):
     """Calls of one episode, in the order in which its program makes them."""
 

@@ -255,11 +255,26 @@ def pair_samples(before: Sequence[SampleRow], after: Sequence[SampleRow]) -> lis
 def _exchange(row: SampleRow, answers: Sequence[tuple[int, SampleRow]]) -> Markup:
     answer = tag("p", "expected ", tag("code", row.answer), class_="expected") if row.answer is not None else None
     columns = [
-        tag("div", tag("div", tag("b", f"step {step:,}"), *_verdict(said), class_="who"), _text(said.response))
+        tag("div", tag("div", tag("b", f"step {step:,}"), *_verdict(said), class_="who"), _said(said))
         for step, said in answers
     ]
     prompt = tag("div", _text(row.prompt), answer, class_="prompt")
     return tag("article", prompt, tag("div", *columns, class_="answers"), class_="card sample")
+
+
+def _said(row: SampleRow) -> Markup:
+    """The response, or who said what in turn."""
+    if not row.turns:
+        return _text(row.response)
+    return join(
+        *(
+            tag("div", tag("small", turn["by"]), _text(turn["text"]), class_=f"turn {turn['by'].partition(' ')[0]}")
+            for turn in row.turns
+        )
+    )
+
+
+_ENDED = {"length": ", cut", "deadline": ", ended because its group was late"}
 
 
 def _verdict(row: SampleRow) -> Iterator[Markup]:
@@ -267,7 +282,7 @@ def _verdict(row: SampleRow) -> Iterator[Markup]:
         right = row.correct if row.correct is not None else row.score > 0
         yield tag("span", number(row.score), class_="score good" if right else "score")
     if row.tokens is not None:
-        yield tag("small", f"{row.tokens:,} tokens" + (", cut" if row.finish == "length" else ""))
+        yield tag("small", f"{row.tokens:,} tokens" + _ENDED.get(row.finish or "", ""))
 
 
 # A browser drops control characters; a reader wants to know that the model wrote them.
