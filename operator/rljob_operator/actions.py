@@ -6,7 +6,7 @@ decided on old knowledge is refused by the server instead of doing harm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -120,15 +120,27 @@ class TellDriver:
 
 @dataclass(frozen=True)
 class ResizeGroup:
-    """Changes the size of a worker group, and names the pods that go."""
+    """Changes the size of a worker group and its bounds, and names the pods that go."""
 
     cluster: str
     index: int
     group: str
     before: int
     replicas: int
+    least: int
     most: int
     removing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RestoreGroups:
+    """Puts worker groups back that somebody has taken out of a RayCluster. Their pods live on, and join them again."""
+
+    cluster: str
+    version: str
+    """Resource version of the RayCluster that lacks them."""
+    incarnation: int
+    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -162,6 +174,7 @@ Action = (
     | StopDriver
     | TellDriver
     | ResizeGroup
+    | RestoreGroups
     | ClearRemoved
     | DeleteJob
 )
@@ -174,6 +187,12 @@ class Event:
     kind: Literal["Normal", "Warning"]
     reason: str
     message: str
+
+
+def groups_patch(version: str, groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The JSON Patch that adds groups to a RayCluster which is as it was seen; a second time would double them."""
+    add = [{"op": "add", "path": "/spec/workerGroupSpecs/-", "value": group} for group in groups]
+    return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *add]
 
 
 def cluster_patch(
@@ -218,7 +237,8 @@ def cluster_patch(
             return [
                 *tests,
                 {"op": "replace", "path": f"{group}/replicas", "value": action.replicas},
-                {"op": "replace", "path": f"{group}/maxReplicas", "value": action.most},
+                {"op": "add", "path": f"{group}/minReplicas", "value": action.least},
+                {"op": "add", "path": f"{group}/maxReplicas", "value": action.most},
                 {
                     "op": "add",
                     "path": f"{group}/scaleStrategy",

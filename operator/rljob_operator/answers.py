@@ -11,6 +11,7 @@ import aiohttp
 
 LONGEST_ANSWER = 64 * 1024
 ANSWER_SECONDS = 5.0
+LONGEST_ESCAPE = len(r"\u0000")
 # Escape sequences first, as a whole; then what is left of control characters and invisible direction marks.
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
 _SECRET = re.compile(
@@ -43,6 +44,39 @@ async def read(response: aiohttp.ClientResponse, limit: int = LONGEST_ANSWER) ->
         if len(body) > limit:
             raise AnswerError(f"the answer is longer than {limit} bytes")
     return bytes(body)
+
+
+async def read_end(response: aiohttp.ClientResponse, size: int) -> bytes:
+    """The last `size` bytes of the body, which may be of any length: no more than twice as many are kept."""
+    end = bytearray()
+    async for chunk in response.content.iter_chunked(16 * 1024):
+        end += chunk
+        if len(end) > 2 * size:
+            del end[:-size]
+    return bytes(end[-size:])
+
+
+def end_of_text(end: bytes) -> str:
+    """The text that stands last in a JSON object, of which the beginning may be missing.
+
+    Raises:
+        AnswerError: that is no such end.
+    """
+    text = end.decode(errors="replace").rstrip()
+    if text.startswith("{"):
+        try:
+            *_, last = json.loads(text).values()
+        except (ValueError, RecursionError) as error:
+            raise AnswerError("the answer is not JSON") from error
+        return last if isinstance(last, str) else ""
+    text = text.removesuffix("}").rstrip()
+    # It may begin in the middle of an escape sequence.
+    for start in range(LONGEST_ESCAPE):
+        try:
+            return str(json.loads(f'"{text[start:]}'))
+        except ValueError:
+            continue
+    raise AnswerError("the answer is not JSON")
 
 
 async def read_json(response: aiohttp.ClientResponse, limit: int = LONGEST_ANSWER) -> Any:

@@ -28,6 +28,11 @@ LONGEST_LINES = 20
 
 def adopt(draft: Draft, cluster: ClusterView) -> None:
     """Opens the record of an attempt that the cluster knows and the status doesn't (its write was lost)."""
+    last = draft.status.last
+    if last is not None and last.incarnation < cluster.incarnation and cluster.attempt < last.number:
+        # Somebody wrote another incarnation into the status. What ran on a former cluster never goes on here: on this
+        # one its number would be that of another run.
+        draft.close_attempt(Reason.HEAD_LOST, "its cluster was replaced")
     known = {attempt.number for attempt in draft.status.attempts}
     if cluster.attempt > draft.status.attempt and cluster.attempt not in known:
         draft.add_attempt(cluster.attempt, cluster.incarnation)

@@ -196,6 +196,11 @@ class Reason(Enum):
     SUSPENDING = ("Suspending", "The driver saves a checkpoint before the pods are freed.", "Nothing.")
     JOB_SUSPENDED = ("Suspended", "The job is suspended.", "Set spec.suspend to false to continue.")
     NOT_SUSPENDED = ("NotSuspended", "The job is not suspended.", "Nothing.")
+    DELETING = (
+        "Deleting",
+        "The job is being deleted: its pods are freed, and finalizers that others have put on it keep it.",
+        "Nothing, unless it stays: then ask whoever is to remove the finalizers that the message names.",
+    )
     COMPLETED = ("Completed", "Training reached its end.", "Nothing.")
     NOT_FINISHED = ("NotFinished", "The job has not ended.", "Nothing.")
     # Failed

@@ -9,12 +9,22 @@ from typing import Any
 
 from rljob_api import ResolvedJob
 from rljob_api.job_status import Attempt, Condition
-from rljob_operator.actions import Action, DeleteCluster, Event
+from rljob_operator.actions import (
+    Action,
+    ApplyConfigMap,
+    BeginAttempt,
+    DeleteCluster,
+    Event,
+    NoteGeneration,
+    SubmitDriver,
+)
 from rljob_operator.conditions import Reason, Type, condition, merge
 from rljob_operator.observed import ClusterView, JobView, Observed
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
 
+WITH_JOB_FILE = (ApplyConfigMap, NoteGeneration, BeginAttempt, SubmitDriver)
+"""What writes the job file, or rests on its being written: done last, and in the order in which it was decided."""
 WARNINGS = {
     Reason.INVALID_SPEC,
     Reason.NEEDS_NEW_INCARNATION,
@@ -163,15 +173,26 @@ class Draft:
 
     def decision(self) -> Decision:
         before = self.job.status
+        self._tell_rejection()
         conditions = merge(before.by_type, self._conditions.values(), self.job.generation, self.now)
         algorithm = self.job.job.spec.algorithm.preset if self.job.job else before.algorithm
         self.set(conditions=conditions, observed_generation=self.job.generation, algorithm=algorithm)
         return Decision(
-            actions=tuple(self.actions),
+            # Whoever refuses the job file must not keep a driver that runs from hearing what is wanted of it.
+            actions=tuple(sorted(self.actions, key=lambda action: isinstance(action, WITH_JOB_FILE))),
             status=self.status if self.status != self.stored else None,
             requeue_after=self._wake,
             events=tuple(_events(before, self.status)),
         )
+
+    def _tell_rejection(self) -> None:
+        """Says what the API server refuses, whatever the job does meanwhile: nothing else would tell why that waits."""
+        rejection, said = self.observed.rejection, self.said(Type.CLUSTER_READY)
+        if not rejection or (said is not None and said.reason == Reason.CLUSTER_REJECTED.title):
+            return
+        known = said or self.job.status.by_type.get(Type.CLUSTER_READY.title)
+        message = f"{rejection}; {said.message}" if said is not None else rejection
+        self.say(Type.CLUSTER_READY, known is not None and known.is_true, Reason.CLUSTER_REJECTED, message)
 
 
 def _kept(attempts: tuple[Attempt, ...], most: int) -> tuple[Attempt, ...]:

@@ -137,7 +137,7 @@ class Executor:
             claims=self._store.claims(key),
             queue=self._store.queue(clusters[-1].uid) if clusters else QueueView(),
             kuberay=self._kuberay,
-            rejection=memory.rejection,
+            rejection=memory.rejection or memory.surroundings_rejection,
             surroundings_due=time.monotonic() >= memory.surroundings_due,
             sized_since=memory.sized_since,
         )
@@ -158,9 +158,9 @@ class Executor:
             if asked.leftovers:
                 return replace(observed, ray=RayView(True, leftovers=await head.leftovers()))
             found = await head.job(submission)
-            lines = await head.lines(submission) if found is not None and found.over else ()
         except AnswerError as error:
             return replace(observed, ray=RayView(False, problem=f"Ray's dashboard: {error}", refused=error.refused))
+        lines = await self._last_lines(observed.job, head, submission) if found is not None and found.over else ()
         observed = replace(observed, ray=RayView(True, job=found, lines=lines))
         if found is None or found.state == "PENDING":
             return observed
@@ -171,6 +171,14 @@ class Executor:
                 memory.silent_since = memory.silent_since or self._now()
                 return replace(observed, driver=DriverView(problem=str(error), silent_since=memory.silent_since))
         return replace(observed, driver=DriverView(status=memory.answer))
+
+    async def _last_lines(self, job: JobView, head: Head, submission: str) -> tuple[str, ...]:
+        """What a driver said last. It has ended, whatever is wrong with its log: a job must not wait for that."""
+        try:
+            return await head.lines(submission)
+        except AnswerError as error:
+            log.info("%s/%s: the log of %s cannot be read: %s", job.namespace, job.name, submission, error)
+            return ()
 
     async def _look_for_kuberay(self) -> None:
         try:
@@ -225,8 +233,16 @@ class Executor:
             raise failure
 
     async def _act(self, job: JobView, decision: Decision, memory: Memory) -> None:
-        for action in decision.actions:
-            await self._perform(action, job, memory)
+        before, memory.rejection = memory.rejection, ""
+        try:
+            for action in decision.actions:
+                await self._perform(action, job, memory)
+        except ApiError as error:
+            if not memory.rejection:
+                # An answer that is none leaves it open whether this would be refused again.
+                memory.rejection = _refusal(error) if error.refused else before
+            raise
+        memory.changed |= bool(before)
 
     async def _perform(self, action: do.Action, job: JobView, memory: Memory) -> None:
         self._check_leading(job.namespace)
@@ -242,6 +258,8 @@ class Executor:
                 path = api_server.clusters(space, action.cluster)
                 self._store.put_cluster(await self._api.patch(path, do.cluster_patch(action)))
                 memory.changed = True
+            case do.RestoreGroups() if resolved is not None:
+                await self._restore_groups(action, job, resolved, memory)
             case do.KeepSurroundings() if resolved is not None:
                 await self._keep_surroundings(action, job, resolved, memory)
             case do.DeleteCluster():
@@ -294,12 +312,12 @@ class Executor:
             resolved, job.fingerprint, job.uid, job.generation, action.incarnation, tokens.key, self._settings
         )
         name = cluster["metadata"]["name"]
+        await _together(
+            self._write_job_file(job, resolved, memory),
+            self._write_tokens(job, resolved, action.incarnation, tokens),
+            self._guard_pods(job, resolved, action.incarnation, memory),
+        )
         try:
-            await _together(
-                self._write_job_file(job, resolved, memory),
-                self._write_tokens(job, resolved, action.incarnation, tokens),
-                self._guard_pods(job, resolved, action.incarnation, memory),
-            )
             # Created, not applied: should there be one already, nothing in it must change.
             created = await self._api.create(api_server.clusters(job.namespace), cluster)
         except ApiError as error:
@@ -311,14 +329,26 @@ class Executor:
             if error.already_exists and not await self._is_own(job, api_server.clusters(job.namespace, name)):
                 memory.rejection = _taken(cluster)
             raise
-        memory.rejection = ""
         self._store.put_cluster(created)
         memory.changed = True
+
+    async def _restore_groups(
+        self, action: do.RestoreGroups, job: JobView, resolved: ResolvedJob, memory: Memory
+    ) -> None:
+        key = self._made_under(job, action.cluster)
+        cluster = objects.ray_cluster(
+            resolved, job.fingerprint, job.uid, job.generation, action.incarnation, key, self._settings
+        )
+        groups = [group for group in cluster["spec"]["workerGroupSpecs"] if group["groupName"] in action.missing]
+        path = api_server.clusters(job.namespace, action.cluster)
+        self._store.put_cluster(await self._api.patch(path, do.groups_patch(action.version, groups)))
+        memory.changed = True
+        log.info("%s/%s: put back into %s: %s", job.namespace, job.name, action.cluster, ", ".join(action.missing))
 
     async def _keep_surroundings(
         self, action: do.KeepSurroundings, job: JobView, resolved: ResolvedJob, memory: Memory
     ) -> None:
-        """What cannot be written is logged: pods that run do without, and the next time is not far."""
+        """What cannot be written is told and not tried again before its time: pods that run do without."""
         memory.surroundings_due = time.monotonic() + self._settings.sweep_seconds * random.uniform(0.8, 1.0)
         work = [self._guard_pods(job, resolved, action.incarnation, memory)]
         if action.job_file:
@@ -327,9 +357,13 @@ class Executor:
         if key is not None:
             tokens = key.tokens(job.uid, action.incarnation)
             work.append(self._write_tokens(job, resolved, action.incarnation, tokens))
+        memory.surroundings_rejection = ""
         try:
             await _together(*work)
         except ApiError as error:
+            # What is told of it counts until the next time, whatever becomes of other actions.
+            memory.surroundings_rejection = memory.rejection or (_refusal(error) if error.refused else "")
+            memory.rejection = ""
             log.warning("%s/%s: what its pods need cannot be kept: %s", job.namespace, job.name, error)
 
     async def _write_job_file(self, job: JobView, resolved: ResolvedJob, memory: Memory) -> None:
@@ -426,6 +460,10 @@ async def _together(*work: Coroutine[Any, Any, None]) -> None:
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
+
+
+def _refusal(error: ApiError) -> str:
+    return f"the API server refuses what the job needs next: {error.message}"
 
 
 def _taken(wanted: Mapping[str, Any]) -> str:

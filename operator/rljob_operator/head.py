@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, get_args
@@ -13,16 +12,30 @@ from pydantic import ValidationError
 
 from rljob_api.status import DESIRED_PATH, DRIVER_PORT, STATUS_PATH, Desired, DriverStatus
 from rljob_operator import names
-from rljob_operator.answers import ANSWER_SECONDS, AnswerError, clean, last_lines, masked, masked_tree, read, read_json
+from rljob_operator.answers import (
+    ANSWER_SECONDS,
+    LONGEST_ANSWER,
+    AnswerError,
+    clean,
+    end_of_text,
+    last_lines,
+    masked,
+    masked_tree,
+    read,
+    read_end,
+    read_json,
+)
 from rljob_operator.observed import RayJobView, RayState
 from rljob_operator.tokens import JobTokens
 
 DEFAULT_ADDRESS = "http://{service}.{namespace}.svc:{port}"
 SUBMIT_SECONDS = 30.0
-LONGEST_LOG = 8 * 1024 * 1024
+END_OF_LOG = 64 * 1024
 LINES = 20
 LONGEST_LINE = 200
 LONGEST_LIST = 2 * 1024 * 1024
+LARGEST_EXIT_CODE = 255
+"""As in the status's schema; that of a driver ended by a signal is its number, negative."""
 RAY_STATES: tuple[RayState, ...] = get_args(RayState)
 
 
@@ -70,13 +83,13 @@ class Head:
         state = next((state for state in RAY_STATES if state == said), None)
         if state is None:
             raise AnswerError("Ray's record of the job has no known status")
-        exit_code = answer.get("driver_exit_code")
+        code = answer.get("driver_exit_code")
         return RayJobView(
             submission=submission,
             state=state,
             # Of a failed driver this quotes the end of its log.
             message=masked(str(answer.get("message") or ""), self._secrets)[:1024],
-            exit_code=exit_code if isinstance(exit_code, int) else None,
+            exit_code=code if isinstance(code, int) and abs(code) <= LARGEST_EXIT_CODE else None,
         )
 
     async def submit(
@@ -104,14 +117,12 @@ class Head:
                 raise AnswerError(f"Ray refused to stop the job with {response.status}: {await self._text(response)}")
 
     async def lines(self, submission: str) -> tuple[str, ...]:
-        """The driver's last lines, cleaned and masked."""
+        """The driver's last lines, cleaned and masked, however long its log is."""
         async with self._call("GET", f"{self._ray}/api/jobs/{submission}/logs", self._tokens.ray) as response:
             if response.status >= 400:
                 return ()
-            answer = await self._good_json(response, "Ray", LONGEST_LOG, keep_lines=True)
-        logs = answer.get("logs", "") if isinstance(answer, dict) else ""
-        # Splitting megabytes into lines would hold up the event loop; the last part is all that is shown.
-        return last_lines(str(logs)[-64 * 1024 :], LINES, LONGEST_LINE, self._secrets)
+            end = await read_end(response, END_OF_LOG)
+        return last_lines(end_of_text(end), LINES, LONGEST_LINE, self._secrets)
 
     async def leftovers(self) -> int:
         """Actors and placement groups that are alive."""
@@ -125,10 +136,10 @@ class Head:
             answer = await self._good_json(response, "Ray", LONGEST_LIST)
         try:
             found = answer["data"]["result"]["result"]
-        except (TypeError, KeyError) as error:
+            # Ray's own job supervisor ends a moment after the driver it looked after.
+            return sum(1 for item in found if not str(item.get("class_name", "")).endswith("JobSupervisor"))
+        except (TypeError, KeyError, AttributeError) as error:
             raise AnswerError(f"Ray's list of {what} has another form") from error
-        # Ray's own job supervisor ends a moment after the driver it looked after.
-        return sum(1 for item in found if not str(item.get("class_name", "")).endswith("JobSupervisor"))
 
     async def status(self) -> DriverStatus:
         """`GET /v1/status`."""
@@ -169,19 +180,12 @@ class Head:
         except (aiohttp.ClientError, OSError) as error:
             raise AnswerError(f"cannot be reached ({type(error).__name__})") from error
 
-    async def _good_json(
-        self, response: aiohttp.ClientResponse, who: str, limit: int | None = None, *, keep_lines: bool = False
-    ) -> Any:
+    async def _good_json(self, response: aiohttp.ClientResponse, who: str, limit: int = LONGEST_ANSWER) -> Any:
         if response.status in (401, 403):
             raise AnswerError(f"{who} does not take the operator's token ({response.status})", refused=True)
         if response.status >= 400 or response.status in range(300, 400):
             raise AnswerError(f"{who} answered {response.status}")
-        if keep_lines:
-            try:
-                return json.loads(await read(response, limit or LONGEST_LOG))
-            except ValueError as error:
-                raise AnswerError(f"{who}'s answer is not JSON") from error
-        return await (read_json(response) if limit is None else read_json(response, limit))
+        return await read_json(response, limit)
 
     async def _text(self, response: aiohttp.ClientResponse) -> str:
         text = (await read(response)).decode(errors="replace")

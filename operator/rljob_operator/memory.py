@@ -16,6 +16,9 @@ class Memory:
 
     uid: str
     rejection: str = ""
+    """Why the API server refused an action of the last look."""
+    surroundings_rejection: str = ""
+    """Why it refused something beside the cluster when that was looked after last."""
     changed: bool = False
     """This look has written what the next one decides on; the watch will bring no news of it."""
     progress_written: float = 0.0

@@ -145,8 +145,7 @@ def _group(job: ResolvedJob, pool: WorkerGroup, tokens: str, settings: Settings)
     return {
         "groupName": pool.name,
         "replicas": pool.replicas,
-        # Without its autoscaler KubeRay only uses these to clamp `replicas`. The job's own bounds are kept by the API.
-        "minReplicas": 0 if pool.resizable else pool.replicas,
+        "minReplicas": pool.lower_bound,
         "maxReplicas": pool.most,
         "numOfHosts": pool.hosts,
         "rayStartParams": {**_NO_LOG_MONITOR},

@@ -43,6 +43,8 @@ class JobView:
     """Kueue's."""
     status: JobStatus = field(default_factory=JobStatus)
     deleting: bool = False
+    finalizers: tuple[str, ...] = ()
+    """Other people's: what keeps a job that is being deleted."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,15 @@ class GroupView:
     name: str
     replicas: int
     most: int
+    least: int = 0
     hosts: int = 1
     removing: tuple[str, ...] = ()
     """scaleStrategy.workersToDelete."""
+
+    @property
+    def asked(self) -> int:
+        """Replicas that KubeRay makes: their number within the bounds, which anybody may have changed."""
+        return self.least if self.replicas < self.least else min(self.replicas, self.most)
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,8 @@ class ClusterView:
     spec_hash: str
     attempt: int
     attempt_head: str
+    version: str = ""
+    """Resource version."""
     token_key: str = ""
     """Id of the key from which its tokens derive."""
     first_crash: datetime | None = None
@@ -186,7 +196,7 @@ class Observed:
     kuberay: bool = True
     """The RayCluster resource is served."""
     rejection: str = ""
-    """Why the API server refused to create the cluster, if it did."""
+    """Why the API server refused what was to be done for the job, if it did."""
     surroundings_due: bool = False
     """It is time to see whether somebody has deleted what the cluster's pods need beside it."""
     sized_since: datetime | None = None

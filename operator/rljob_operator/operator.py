@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
 
 import aiohttp
@@ -13,7 +14,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from rljob_operator import watching
 from rljob_operator.access import Access
-from rljob_operator.api_server import ApiServer
+from rljob_operator.api_server import ApiError, ApiServer
 from rljob_operator.claims import Claims
 from rljob_operator.executor import Executor
 from rljob_operator.head import DEFAULT_ADDRESS, Heads
@@ -30,6 +31,8 @@ from rljob_operator.work_queue import RetryError, WorkQueue
 log = logging.getLogger(__name__)
 
 SLOW_HEADS_AT_ONCE = 256
+FIRST_PAUSES, LONGEST_PAUSE = (0.5, 1.0, 2.0), 4.0
+"""Seconds between two tries to read the keys at the start."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +90,23 @@ class Operator:
                 )
                 me = f"{options.lease_namespace}/{options.lease_name}"
                 self._claims = Claims(api, me, lambda: self.leads, self.store.namespaces, self._look_at_all)
-            keys = await self._read_keys(api)
-            self._executor = Executor(
-                api,
-                Heads(http, options.head_address),
-                self.store,
-                keys,
-                options.settings,
-                may_act=self.acts_in,
-            )
-            self._executor.on_decision = self.metrics.take
+            self._check_keys()
             access = None if options.open_metrics else Access(api, METRICS_PATH)
             probes = Probes(self.metrics, lambda: self._first_list.complete, self._refresh_metrics, access)
             async with asyncio.TaskGroup() as group:
+                if options.probe_port is not None:
+                    # First of all: it is alive while it waits for an API server.
+                    group.create_task(probes.run(options.probe_host, options.probe_port), name="probes")
+                keys = await self._read_keys(api)
+                self._executor = Executor(
+                    api,
+                    Heads(http, options.head_address),
+                    self.store,
+                    keys,
+                    options.settings,
+                    may_act=self.acts_in,
+                )
+                self._executor.on_decision = self.metrics.take
                 group.create_task(self._watch(), name="watch")
                 group.create_task(self._take_stock(api), name="inventory")
                 group.create_task(self._listening.run(api, options.namespaces), name="listening")
@@ -110,23 +117,38 @@ class Operator:
                     group.create_task(self._leader.run(), name="leader")
                 if self._claims is not None:
                     group.create_task(self._claims.run(), name="claims")
-                if options.probe_port is not None:
-                    group.create_task(probes.run(options.probe_host, options.probe_port), name="probes")
+
+    def _check_keys(self) -> None:
+        options = self._options
+        if options.key_secret is None and options.key_file is None:
+            raise ValueError("tokens need a key: name a file (--key-file), or a Secret to keep it in (--key-secret)")
+        if options.key_secret is not None and options.lease_namespace is None:
+            raise ValueError("--key-secret needs --lease-namespace, the namespace in which the Secret lies")
 
     async def _read_keys(self, api: ApiServer) -> Callable[[], KeyRing]:
-        """What hands out the keys of the moment; the first ones are there when this returns."""
+        """What hands out the keys of the moment; the first ones are there when this returns.
+
+        As long as the API server is away, or does not let the operator at its Secret, it waits: were it to end, the
+        kubelet would start it anew with pauses of up to five minutes.
+        """
         options = self._options
         if options.key_secret is None:
-            if options.key_file is None:
-                raise ValueError(
-                    "tokens need a key: name a file (--key-file), or a Secret to keep it in (--key-secret)"
-                )
+            assert options.key_file is not None
             alone = KeyRing((await asyncio.to_thread(TokenKey.read, options.key_file),))
             return lambda: alone
-        if options.lease_namespace is None:
-            raise ValueError("--key-secret needs --lease-namespace, the namespace in which the Secret lies")
+        assert options.lease_namespace is not None
         kept = self._key_secret = KeySecret(api, options.lease_namespace, options.key_secret, options.key_file)
-        first = await kept.look()
+        told = ""
+        for pause in chain(FIRST_PAUSES, repeat(LONGEST_PAUSE)):
+            try:
+                first = await kept.look()
+            except ApiError as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("nothing is done before the token keys are read: %s", told)
+                await asyncio.sleep(pause)
+            else:
+                break
         return lambda: kept.ring or first
 
     @property

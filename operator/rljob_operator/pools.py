@@ -36,6 +36,11 @@ class WorkerGroup:
         return self.role.name
 
     @property
+    def lower_bound(self) -> int:
+        """KubeRay's, which only clamps what is asked for; the job's own bounds are kept by the API."""
+        return 0 if self.resizable else self.replicas
+
+    @property
     def resizable(self) -> bool:
         return self.name == names.ROLLOUT
 

@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-NOT_SEEN = "Kueue has made no Workload for the cluster yet; is Kueue running?"
+NOT_SEEN = (
+    "spec.suspend of the RayCluster is true, and Kueue has made no Workload for it: is Kueue running? Who else has set "
+    "it takes it back"
+)
 
 
 @dataclass(frozen=True)

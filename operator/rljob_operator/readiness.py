@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from rljob_api.job_status import PoolStatus
 from rljob_operator import names
 from rljob_operator.conditions import Reason
+from rljob_operator.endings import has_crashed
 from rljob_operator.observed import ClusterView, Observed, PodView, Trouble
 from rljob_operator.pools import WorkerGroup
 
@@ -93,7 +94,7 @@ def _alive(pod: PodView) -> bool:
 
 def _tells(pod: PodView) -> bool:
     """Whether a pod counts or says why one is missing: KubeRay replaces those that crashed, so they aren't alive."""
-    return _alive(pod) or (pod.ended and pod.trouble == "crash" and not pod.disrupted)
+    return _alive(pod) or (pod.ended and has_crashed(pod))
 
 
 def _sentence(pool: str, ready: int, wanted: int, pods: Sequence[PodView]) -> str:

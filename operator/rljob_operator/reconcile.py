@@ -5,8 +5,8 @@
 Nothing is remembered between two calls but what the job's status and the cluster's annotations say, so it doesn't
 matter how often it is called, what was missed, or when the operator was replaced. The stages, in order:
 
-    finished?  valid?  KubeRay?  too late?  old clusters gone?  suspend?  volumes?  pause?  cluster?  admitted?  head?
-    pools?  crash loop?  refused?  attempt
+    deleted?  finished?  valid?  KubeRay?  too late?  old clusters gone?  suspend?  volumes?  pause?  cluster?  groups?
+    admitted?  head?  pools?  crash loop?  refused?  attempt
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rljob_operator.actions import (
     CreateCluster,
     DeleteJob,
     NoteGeneration,
+    RestoreGroups,
     StopDriver,
 )
 from rljob_operator.conditions import Reason, Type
@@ -35,15 +36,20 @@ from rljob_operator.readiness import Readiness, pool_status, readiness, unserved
 from rljob_operator.resizing import resize, restore
 from rljob_operator.settings import Settings
 
+ORPHAN = "orphan"
+"""The finalizer of `kubectl delete --cascade=orphan`."""
+
 
 def reconcile(observed: Observed, now: datetime, settings: Settings) -> Decision:
     """Decides about one job. Never raises for anything that the world may contain."""
     job = observed.job
-    if job.deleting:
-        # Kubernetes removes everything that the job owns. There is nothing else to undo, hence no finalizer.
+    if job.deleting and ORPHAN in job.finalizers:
+        # Whoever deletes it so wants what it owns to live on.
         return Decision()
     stored, job = job.status, replace(job, status=job.status.not_after(now))
     draft = Draft(replace(observed, job=job), stored, now, settings)
+    if job.deleting:
+        return _leave(draft)
     if job.status.is_true(Type.FINISHED):
         return _rest(draft)
     if job.job is None:
@@ -62,6 +68,21 @@ def reconcile(observed: Observed, now: datetime, settings: Settings) -> Decision
     if not _finishes(draft):
         progress.checkpoint_condition(draft)
     _count(draft)
+    return draft.decision()
+
+
+def _leave(draft: Draft) -> Decision:
+    """A job that is being deleted, and that somebody's finalizer keeps: Kubernetes would only remove what it owns once
+    that is gone. There is nothing else to undo, hence no finalizer of ours."""
+    message = f"its finalizers: {', '.join(draft.job.finalizers)}"
+    if not draft.job.status.is_true(Type.FINISHED):
+        draft.close_attempt(Reason.DELETING)
+        draft.say(Type.RUNNING, False, Reason.DELETING, message)
+        draft.say(Type.CLUSTER_READY, False, Reason.CLUSTER_FREED)
+        draft.say(Type.PROGRESSING, False, Reason.NOT_RUNNING)
+    free(draft)
+    if draft.job.job is not None:
+        _count(draft)
     return draft.decision()
 
 
@@ -171,6 +192,7 @@ def _create(draft: Draft) -> None:
 def _operate(draft: Draft, cluster: ClusterView) -> None:
     """A job with its cluster."""
     _follow_spec(draft, cluster)
+    _keep_groups(draft, cluster)
     if not _admitted(draft, cluster) or attempts.head_lost(draft, cluster):
         return
     ready = _cluster_ready(draft, cluster)
@@ -192,6 +214,14 @@ def _follow_spec(draft: Draft, cluster: ClusterView) -> None:
         attempts.keep_surroundings(draft, cluster)
     if cluster.spec_hash != job.fingerprint:
         draft.say(Type.ACCEPTED, True, Reason.NEEDS_NEW_INCARNATION)
+
+
+def _keep_groups(draft: Draft, cluster: ClusterView) -> None:
+    """Has worker groups put back that somebody took out: KubeRay would replace none of their pods any more."""
+    missing = tuple(pool.name for pool in pools(draft.resolved) if cluster.group(pool.name) is None)
+    # Otherwise the job file speaks of the next incarnation, which may have other pools.
+    if missing and cluster.spec_hash == draft.job.fingerprint:
+        draft.do(RestoreGroups(cluster.name, cluster.version, cluster.incarnation, missing))
 
 
 def _admitted(draft: Draft, cluster: ClusterView) -> bool:

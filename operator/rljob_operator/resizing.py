@@ -31,29 +31,29 @@ def resize(draft: Draft, cluster: ClusterView, pool: WorkerGroup, driver: Driver
     here = {pod.name for pod in pods}
     if group.removing and here.isdisjoint(group.removing):
         draft.do(ClearRemoved(cluster.name, group.index, group.name, group.replicas))
-    if pool.replicas == group.replicas:
+    if pool.replicas == group.asked:
         draft.set(resize_time=None)
         alive = [pod for pod in pods if pod.deleting_since is None]
-        surplus = len(alive) - group.replicas * pool.hosts
+        surplus = len(alive) - pool.replicas * pool.hosts
         if surplus > 0:
             draft.say(Type.RESIZING, True, Reason.REMOVING, f"{pool.name}: {surplus} pods to go")
             draft.wake_in(draft.settings.poll_seconds)
-        elif sum(pod.ready for pod in alive) < group.replicas * pool.hosts and draft.status.has(
+        elif sum(pod.ready for pod in alive) < pool.replicas * pool.hosts and draft.status.has(
             Type.RESIZING, Reason.ADDING
         ):
             draft.say(Type.RESIZING, True, Reason.ADDING, f"{pool.name}: on the way to {pool.replicas}")
         else:
             draft.say(Type.RESIZING, False, Reason.AT_SIZE)
-    elif pool.replicas > group.replicas:
+    elif pool.replicas > group.asked:
         draft.set(resize_time=None)
-        draft.do(ResizeGroup(cluster.name, group.index, group.name, group.replicas, pool.replicas, pool.most))
-        draft.say(Type.RESIZING, True, Reason.ADDING, f"{pool.name}: from {group.replicas} to {pool.replicas}")
+        draft.do(_sized(cluster, pool, group, pool.replicas))
+        draft.say(Type.RESIZING, True, Reason.ADDING, f"{pool.name}: from {group.asked} to {pool.replicas}")
     else:
         _shrink(draft, cluster, pool, group, pods, driver, running)
 
 
 def restore(draft: Draft, cluster: ClusterView, pool: WorkerGroup) -> None:
-    """Brings a group that never changes back to its size, if somebody has changed it by hand.
+    """Brings a group that never changes back to its size, if somebody has changed that, or its bounds, by hand.
 
     Of surplus pods the youngest go: those before them are part of what runs.
     """
@@ -62,20 +62,30 @@ def restore(draft: Draft, cluster: ClusterView, pool: WorkerGroup) -> None:
         return
     pods = [pod for pod in draft.observed.pods_of(cluster.name, pool.name) if not pod.ended]
     here = {pod.name for pod in pods}
-    if group.replicas == pool.replicas:
+    if (group.replicas, group.least, group.most) == (pool.replicas, pool.lower_bound, pool.most):
         if group.removing and here.isdisjoint(group.removing):
             draft.do(ClearRemoved(cluster.name, group.index, group.name, group.replicas))
         return
     replicas = _replicas([pod for pod in pods if pod.deleting_since is None and pod.name not in group.removing])
-    if len(replicas) < group.replicas and group.replicas > pool.replicas and not _all_seen(draft):
+    if len(replicas) < group.asked and group.asked > pool.replicas and not _all_seen(draft):
         # Fewer replicas without a name, and KubeRay would take any: also of those that run. The youngest will be seen,
         # unless something keeps KubeRay from making them, a quota for example.
         draft.wake_in(draft.settings.start_poll_seconds)
         return
     victims = sorted(replicas, key=lambda replica: min(pod.created for pod in replica))[pool.replicas :]
     names = tuple(sorted(pod.name for replica in victims for pod in replica))
-    draft.do(ResizeGroup(cluster.name, group.index, group.name, group.replicas, pool.replicas, pool.most, names))
+    draft.do(_sized(cluster, pool, group, pool.replicas, names))
     draft.wake_in(draft.settings.start_poll_seconds)
+
+
+def _sized(
+    cluster: ClusterView, pool: WorkerGroup, group: GroupView, replicas: int, removing: tuple[str, ...] = ()
+) -> ResizeGroup:
+    """The change of a group to this many replicas, within the pool's own bounds as far as these allow it."""
+    most = max(pool.most, replicas)
+    return ResizeGroup(
+        cluster.name, group.index, group.name, group.replicas, replicas, pool.lower_bound, most, removing
+    )
 
 
 def _all_seen(draft: Draft) -> bool:
@@ -96,7 +106,7 @@ def _shrink(
     started = draft.status.resize_time or draft.now
     deadline = started + timedelta(seconds=draft.settings.drain_grace_seconds)
     draft.set(resize_time=started)
-    surplus = group.replicas - pool.replicas
+    surplus = group.asked - pool.replicas
     replicas = _replicas([pod for pod in pods if pod.deleting_since is None and pod.name not in group.removing])
     if not running or draft.now >= deadline:
         victims = _least_useful_first(replicas)[:surplus]
@@ -106,29 +116,19 @@ def _shrink(
         # A replica without pods is nothing that could be drained. But pods that KubeRay has just made may not have been
         # seen yet, and fewer replicas without their names would let it take any: also of those that work.
         seen = draft.now >= started + timedelta(seconds=draft.settings.unseen_seconds)
-        unborn = max(0, group.replicas - len(replicas) - len(group.removing) // pool.hosts) if seen else 0
+        unborn = max(0, group.asked - len(replicas) - len(group.removing) // pool.hosts) if seen else 0
         leaving = min(surplus, len(victims) + unborn)
     if leaving:
         names = tuple(sorted(pod.name for replica in victims for pod in replica))
         still_here = tuple(name for name in group.removing if name in {pod.name for pod in pods})
-        draft.do(
-            ResizeGroup(
-                cluster.name,
-                group.index,
-                group.name,
-                group.replicas,
-                group.replicas - leaving,
-                max(pool.most, group.replicas - leaving),
-                tuple(sorted({*still_here, *names})),
-            )
-        )
+        draft.do(_sized(cluster, pool, group, group.asked - leaving, tuple(sorted({*still_here, *names}))))
         draft.say(Type.RESIZING, True, Reason.REMOVING, f"{pool.name}: {leaving} of {surplus} surplus engines go")
     else:
         draft.say(
             Type.RESIZING,
             True,
             Reason.DRAINING,
-            f"{pool.name}: {surplus} of {group.replicas} engines hand back their samples",
+            f"{pool.name}: {surplus} of {group.asked} engines hand back their samples",
         )
     draft.wake_in(draft.settings.start_poll_seconds)
 

@@ -56,7 +56,8 @@ class Store:
         """The claims that a job names, as far as it has been looked at."""
         self._users: dict[Key, set[Key]] = {}
         """The jobs that name a claim: `_named` the other way round."""
-        self._deleted: OrderedDict[str, None] = OrderedDict()
+        self._deleted: OrderedDict[str, int | None] = OrderedDict()
+        """What is gone, by UID, and up to which version: None: for good."""
 
     def jobs(self) -> list[Key]:
         return list(self._jobs)
@@ -76,17 +77,21 @@ class Store:
         }
 
     def drop(self, plural: str, raw: Mapping[str, Any]) -> set[Key]:
-        """Forgets an object, of which `known`'s form is enough; returns the jobs for which that is news."""
+        """Forgets an object that was not listed, of which `known`'s form is enough; returns the jobs for which that is
+        news. It may only have lost the label that it is listed by: a newer version with the label is news again."""
         if plural == "persistentvolumeclaims":
-            return self.drop_claim(raw)
-        drops = {
-            names.PLURAL: self.drop_job,
-            "rayclusters": self.drop_cluster,
-            "pods": self.drop_pod,
-            "workloads": self.drop_workload,
-        }
-        key = drops[plural](raw)
-        return set() if key is None else {key}
+            keys = self.drop_claim(raw)
+        else:
+            drops = {
+                names.PLURAL: self.drop_job,
+                "rayclusters": self.drop_cluster,
+                "pods": self.drop_pod,
+                "workloads": self.drop_workload,
+            }
+            key = drops[plural](raw)
+            keys = set() if key is None else {key}
+        self._deleted[raw["metadata"]["uid"]] = int(raw["metadata"]["resourceVersion"])
+        return keys
 
     # What puts or drops an object returns the job, or the jobs, for which that is news.
 
@@ -232,11 +237,14 @@ class Store:
 
     def _is_news(self, known: Mapping[str, Any] | None, raw: Mapping[str, Any]) -> bool:
         """Whether `raw` is newer. Resource versions are comparable numbers (guaranteed since Kubernetes 1.35)."""
+        version = int(raw["metadata"]["resourceVersion"])
         if raw["metadata"]["uid"] in self._deleted:
-            return False
+            last = self._deleted[raw["metadata"]["uid"]]
+            if last is None or version <= last:
+                return False
         if known is None or known["metadata"]["uid"] != raw["metadata"]["uid"]:
             return True
-        return int(raw["metadata"]["resourceVersion"]) > int(known["metadata"]["resourceVersion"])
+        return version > int(known["metadata"]["resourceVersion"])
 
 
 def _flat(kinds: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[Mapping[str, Any]]:

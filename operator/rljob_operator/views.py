@@ -34,6 +34,8 @@ REFUSALS = (
     (r" is forbidden: | denied (the )?request: | is invalid: ", Reason.PODS_REFUSED),
 )
 """How an API server that refuses a pod says who it was, the first that fits."""
+_MOST_REPLICAS = 2**31 - 1
+"""KubeRay's default."""
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -55,6 +57,7 @@ def job_view(raw: Object, before: JobView | None = None) -> JobView:
             version=str(metadata.get("resourceVersion", "")),
             status=JobStatus.read(raw.get("status", {})),
             deleting="deletionTimestamp" in metadata,
+            finalizers=tuple(metadata.get("finalizers") or ()),
         )
     kept = {name: metadata[name] for name in ("name", "namespace", "labels") if metadata.get(name)}
     if annotations:
@@ -76,6 +79,7 @@ def job_view(raw: Object, before: JobView | None = None) -> JobView:
         problems=tuple(str(violation) for violation in violations),
         status=JobStatus.read(raw.get("status", {})),
         deleting="deletionTimestamp" in metadata,
+        finalizers=tuple(metadata.get("finalizers") or ()),
     )
 
 
@@ -92,6 +96,7 @@ def cluster_view(raw: Object) -> ClusterView:
         spec_hash=str(annotations.get(names.SPEC_HASH_ANNOTATION, "")),
         attempt=_number(annotations.get(names.ATTEMPT_ANNOTATION), 0),
         attempt_head=str(annotations.get(names.ATTEMPT_HEAD_ANNOTATION, "")),
+        version=str(metadata.get("resourceVersion", "")),
         token_key=str(annotations.get(names.TOKEN_KEY_ANNOTATION, "")),
         first_crash=parse_time(annotations.get(names.FIRST_CRASH_ANNOTATION)),
         groups=tuple(_group(index, group) for index, group in groups),
@@ -111,7 +116,7 @@ def trimmed_cluster(raw: Object) -> dict[str, Any]:
     """A RayCluster without what `cluster_view` doesn't read: its pod templates above all."""
     metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
     kept = ("name", "namespace", "uid", "labels", "annotations", "resourceVersion", "deletionTimestamp")
-    sizes = ("groupName", "replicas", "maxReplicas", "numOfHosts", "scaleStrategy")
+    sizes = ("groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts", "scaleStrategy")
     groups = [{name: group[name] for name in sizes if name in group} for group in spec.get("workerGroupSpecs") or ()]
     return {
         "metadata": {name: metadata[name] for name in kept if name in metadata},
@@ -126,7 +131,8 @@ def _group(index: int, raw: Object) -> GroupView:
         index=index,
         name=str(raw.get("groupName", "")),
         replicas=int(raw.get("replicas", 0)),
-        most=int(raw.get("maxReplicas", 0)),
+        most=int(raw.get("maxReplicas", _MOST_REPLICAS)),
+        least=int(raw.get("minReplicas", 0)),
         hosts=int(raw.get("numOfHosts", 1)),
         removing=tuple(strategy.get("workersToDelete") or ()),
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 import yaml
 from fakes.bad_network import BadNetwork
@@ -59,6 +61,29 @@ async def test_a_job_outlives_the_api_servers_absence(world: World) -> None:
     await world.until("the job has succeeded", over)
     assert operator.failure is None
     assert len(world.drivers("orphaned")) == 1
+
+
+async def test_an_operator_that_starts_without_the_api_server_waits_for_it(world: World, network: BadNetwork) -> None:
+    """One that ended would be started anew by the kubelet, with longer and longer pauses."""
+    network.down = True
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    operator = world.start_operator(
+        network.address, lease_namespace=world.namespace, key_secret="keys", probe_port=port
+    )
+
+    async def alive() -> bool:
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/healthz") as answer:
+            return answer.status == 200
+
+    await world.until("it has tried", lambda: len(network.requests) > 8)
+    assert operator.alive
+    assert await alive()
+    network.down = False
+    await world.apply(job_document("late"), Play(steps=1))
+    await world.until_condition("late", "Succeeded", "True")
+    assert operator.failure is None
 
 
 async def test_a_minute_without_the_api_server_is_survived_without_a_storm(

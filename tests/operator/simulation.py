@@ -98,6 +98,7 @@ class World:
     now: datetime = START
     config_generation: int = 0
     job_deleted: bool = False
+    finalizers: tuple[str, ...] = ()
     reachable: bool = True
     refuses: bool = False
     """Heads do not take the operator's token."""
@@ -149,6 +150,7 @@ class World:
             # Through the document and back, as over the API server: nothing may be remembered otherwise.
             status=JobStatus.read(self.status.document()),
             deleting=self.job_deleted,
+            finalizers=self.finalizers,
         )
         sizes = tuple(cluster.groups for cluster in self.clusters.values())
         if sizes != self._sizes:
@@ -225,6 +227,8 @@ class World:
                 self.clusters[cluster.name] = replace(cluster, first_crash=action.time.replace(microsecond=0))
             case do.ResizeGroup():
                 return self._resize(action)
+            case do.RestoreGroups():
+                return self._restore(action)
             case do.ClearRemoved():
                 self._change_group(action.cluster, action.group, removing=())
             case do.SubmitDriver():
@@ -258,8 +262,22 @@ class World:
         if group is None or group.replicas != action.before:
             return False
         self._change_group(
-            action.cluster, action.group, replicas=action.replicas, most=action.most, removing=action.removing
+            action.cluster,
+            action.group,
+            replicas=action.replicas,
+            least=action.least,
+            most=action.most,
+            removing=action.removing,
         )
+        return True
+
+    def _restore(self, action: do.RestoreGroups) -> bool:
+        view, job = self.clusters[action.cluster], self.observed().job
+        if view.version != action.version or job.job is None:
+            return False
+        document = ray_cluster(job.job, job.fingerprint, job.uid, self.generation, action.incarnation, KEY.id, SETTINGS)
+        made = [group for group in cluster_view(document).groups if group.name in action.missing]
+        self.clusters[action.cluster] = replace(view, groups=(*view.groups, *made))
         return True
 
     def _change_group(self, cluster: str, name: str, **changes: Any) -> None:
@@ -300,7 +318,8 @@ class World:
                 for pod_name in [pod_name for pod_name in mine if pod_name in group.removing]:
                     self._remove(pod_name)
                     mine.remove(pod_name)
-                wanted = min(group.replicas, group.most)
+                # As `utils.GetWorkerGroupDesiredReplicas` of KubeRay has it.
+                wanted = group.least if group.replicas < group.least else min(group.replicas, group.most)
                 # Which ones it takes that nobody named is its own affair; here always the oldest.
                 for pod_name in mine[: max(0, len(mine) - wanted)]:
                     self._remove(pod_name)

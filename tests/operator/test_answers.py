@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -52,6 +53,61 @@ def test_what_looks_like_a_secret_is_masked(line: str, shown: str) -> None:
 
 def test_only_the_last_lines_are_kept_and_cut() -> None:
     assert last_lines("a\n\nbbbbbb\nc\n", 2, 3) == ("bbb", "c")
+
+
+@pytest.mark.parametrize(
+    ("log", "last"),
+    [
+        ("step 1\nstep 2\n", ("step 1", "step 2")),
+        ("x" * 190 + "\n", ("x" * 190,) * 19 + ("the end",)),
+        # Of a progress bar, without line breaks: what is left of the beginning may be half an escape sequence.
+        ("\r\u00e9\U0001f600\\", ("the end",)),
+    ],
+    ids=["short", "long", "one line"],
+)
+async def test_the_end_of_a_log_is_read_however_long_it_is(log: str, last: tuple[str, ...]) -> None:
+    async def ray(request: web.Request) -> web.StreamResponse:
+        # As Ray answers (`ray.dashboard.modules.job.job_head`): the whole log, in ASCII.
+        whole = log if len(last) == 2 else log * (9 * 1024 * 1024 // len(json.dumps(log))) + "\nthe end\n"
+        return web.Response(text=json.dumps({"logs": whole}), content_type="application/json")
+
+    async with heads(ray) as found:
+        lines = await found.head("n", "c", TOKENS).lines("job-a1")
+    assert lines[-len(last) :] == last
+
+
+@pytest.mark.parametrize("body", ["", "null", "[" * 100_000, '{"logs": "no end', "{}", '{"logs": 7}', "\ufeff"])
+async def test_a_log_that_is_no_answer_raises_nothing_else(body: str) -> None:
+    async def ray(_request: web.Request) -> web.StreamResponse:
+        return web.Response(text=body)
+
+    async with heads(ray) as found:
+        try:
+            lines = await found.head("n", "c", TOKENS).lines("job-a1")
+        except AnswerError:
+            lines = ()
+    assert lines == ()
+
+
+@pytest.mark.parametrize("result", [None, 3, ["text"], [None], {"a": 1}])
+async def test_a_list_of_another_form_is_named(result: object) -> None:
+    async def ray(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"data": {"result": {"result": result}}})
+
+    async with heads(ray) as found:
+        with pytest.raises(AnswerError, match="has another form"):
+            await found.head("n", "c", TOKENS).leftovers()
+
+
+@pytest.mark.parametrize(("code", "kept"), [(66, 66), (-9, -9), (10**30, None), ("1", None)])
+async def test_only_an_exit_code_that_the_status_can_hold_is_taken(code: object, kept: int | None) -> None:
+    async def ray(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"status": "FAILED", "driver_exit_code": code})
+
+    async with heads(ray) as found:
+        job = await found.head("n", "c", TOKENS).job("job-a1")
+    assert job is not None
+    assert job.exit_code == kept
 
 
 async def test_an_endless_answer_is_cut_off() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from simulation import SETTINGS, World, job_spec
 
@@ -395,6 +397,66 @@ def test_a_trainer_group_made_smaller_by_hand_is_restored() -> None:
     assert world.clusters["job-c1"].group("trainer").replicas == 1  # type: ignore[union-attr]
 
 
+def test_an_incarnation_written_by_hand_gives_no_attempt_number_twice() -> None:
+    world = running()
+    world.status = world.status.changed(incarnation=9)
+    world.settle(10)
+    assert list(world.clusters) == ["job-c9"]
+    assert world.submissions == [1, 2]
+    assert [(attempt.number, attempt.incarnation, attempt.reason) for attempt in world.status.attempts] == [
+        (1, 1, "HeadLost"),
+        (2, 9, ""),
+    ]
+
+
+@pytest.mark.parametrize("group", ["rollout", "trainer"])
+def test_a_lower_bound_raised_by_hand_costs_no_working_pod_and_is_taken_back(group: str) -> None:
+    world = running()
+    before = workers(world, group)
+    world._change_group("job-c1", group, least=5, most=5)
+    world.kuberay()
+    world.kubelet()
+    assert len(workers(world, group)) == 5
+    world.settle(12)
+    assert workers(world, group) == before
+    assert world.submissions == [1]
+    assert world.reason("Resizing") == "AtSize"
+
+
+@pytest.mark.parametrize("group", ["rollout", "trainer"])
+def test_an_upper_bound_lowered_by_hand_is_taken_back(group: str) -> None:
+    world = running()
+    wanted = len(workers(world, group))
+    world._change_group("job-c1", group, least=0, most=0)
+    world.kuberay()
+    assert workers(world, group) == set()
+    world.settle(12)
+    assert len(workers(world, group)) == wanted
+
+
+@pytest.mark.parametrize("group", ["rollout", "trainer"])
+def test_a_group_taken_out_by_hand_is_put_back_and_keeps_its_pods(group: str) -> None:
+    world = running()
+    before = workers(world, group)
+    cluster = world.clusters["job-c1"]
+    world.clusters["job-c1"] = replace(cluster, groups=tuple(item for item in cluster.groups if item.name != group))
+    assert do.RestoreGroups("job-c1", "", 1, (group,)) in world.look().actions
+    assert len(world.clusters["job-c1"].groups) == 2
+    world.settle(5)
+    assert workers(world, group) == before
+    assert world.submissions == [1]
+
+
+def test_a_group_that_only_the_next_incarnation_has_is_not_put_into_this_one() -> None:
+    world = running()
+    cluster = world.clusters["job-c1"]
+    trainer = tuple(group for group in cluster.groups if group.name == "trainer")
+    world.clusters["job-c1"] = replace(cluster, groups=trainer, spec_hash="of placement: colocated")
+    world.settle(3)
+    assert world.reason("Accepted") == "NeedsNewIncarnation"
+    assert [group.name for group in world.clusters["job-c1"].groups] == ["trainer"]
+
+
 def test_a_trainer_group_that_the_job_file_changes_waits_for_the_next_incarnation() -> None:
     world = running()
     world.edit(trainer={"replicas": 2})
@@ -456,10 +518,51 @@ def test_an_invalid_spec_is_explained_and_nothing_is_created() -> None:
     assert world.clusters == {}
 
 
-def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+def test_a_job_that_is_being_deleted_frees_its_pods_whoever_keeps_it() -> None:
     world = running()
-    world.job_deleted = True
+    world.job_deleted, world.finalizers = True, ("example.com/keep",)
+    assert [type(action) for action in world.look().actions] == [do.DeleteCluster]
+    world.settle(5)
+    assert (world.clusters, world.pods) == ({}, {})
+    assert world.reason("Running") == "Deleting"
+    assert world.status.by_type["Running"].message == "its finalizers: example.com/keep"
+    assert world.status.attempts[0].reason == "Deleting"
     assert world.look().actions == ()
+
+
+def test_a_job_that_is_deleted_without_what_it_owns_is_left_alone() -> None:
+    world = running()
+    world.job_deleted, world.finalizers = True, ("orphan",)
+    assert world.look().actions == ()
+    assert world.reason("Running") == "Training"
+
+
+def test_a_finished_job_that_is_kept_goes_on_saying_how_it_ended() -> None:
+    world = running()
+    world.end(world.drivers[0], "succeeded", 0)
+    world.settle(5)
+    world.job_deleted, world.finalizers = True, ("example.com/keep",)
+    world.look()
+    assert world.reason("Running") == "Completed"
+
+
+def test_what_is_wanted_of_a_driver_comes_before_the_job_file() -> None:
+    world = running()
+    world.edit(suspend=True)
+    kinds = [type(action) for action in world.look().actions]
+    assert kinds == [do.TellDriver, do.ApplyConfigMap, do.NoteGeneration]
+
+
+def test_a_pod_that_is_taken_away_has_not_crashed() -> None:
+    world = running()
+    pod = next(pod for pod in world.pods.values() if pod.group == "rollout")
+    taken = replace(pod, ready=False, ended=True, trouble="crash", message="Error, exit code 137")
+    world.pods[pod.name] = replace(taken, deleting_since=world.now)
+    world.look()
+    assert world.reason("ClusterReady") == "PoolDegraded"
+    world.pods[pod.name] = taken
+    world.look()
+    assert world.reason("ClusterReady") == "PodError"
 
 
 def test_a_failed_job_quotes_the_end_of_its_drivers_log() -> None:

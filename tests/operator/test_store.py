@@ -150,3 +150,21 @@ def test_what_is_known_already_is_no_news() -> None:
     assert store.put_cluster(cluster) is None
     assert store.drop_cluster(cluster) == ("space", "job")
     assert store.put_cluster(cluster) is None, "late news of what is gone"
+
+
+def test_what_has_lost_its_label_is_news_again_with_it_and_what_was_deleted_is_not() -> None:
+    """A sweep lists by the label; a watch tells of a deletion."""
+    store, whole = Store(), cluster_of_every_kind()
+
+    def version(number: int) -> dict[str, Any]:
+        return {**whole, "metadata": {**whole["metadata"], "resourceVersion": str(number)}}
+
+    assert (key := store.put_cluster(version(5))) is not None
+    store.drop("rayclusters", version(5))
+    assert store.clusters(key, "job-uid") == ()
+    assert store.put_cluster(version(4)) is None
+    assert store.put_cluster(version(5)) is None
+    assert store.put_cluster(version(6)) == key
+    assert len(store.clusters(key, "job-uid")) == 1
+    store.drop_cluster(version(6))
+    assert store.put_cluster(version(7)) is None

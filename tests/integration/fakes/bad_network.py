@@ -30,6 +30,7 @@ class BadNetwork:
         lose_answer: says of a write that went through whether its answer is lost.
         hang: says of a write whether it gets neither to the server nor an answer.
         tell: what the watch of a path delivers instead of an event (a line of JSON): twice the same, some from before.
+        down: every call is answered with 503, as by a load balancer without a server.
         forgets: a group that is left out when the API server says which there are; None: none.
         forgot: how often that was so.
         requests: when each request came (monotonic seconds), reads and watches included.
@@ -42,6 +43,7 @@ class BadNetwork:
         self.lose_answer: Callable[[int], bool] = lambda _number: False
         self.hang: Callable[[int], bool] = lambda _number: False
         self.tell: Callable[[str, bytes], list[bytes]] = lambda _path, line: [line]
+        self.down = False
         self.forgets: str | None = None
         self.forgot = 0
         self.requests: list[float] = []
@@ -77,6 +79,8 @@ class BadNetwork:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(time.monotonic())
+        if self.down:
+            return web.Response(status=503, text="no server")
         number = 0
         if request.method in WRITES:
             self.writes += 1
