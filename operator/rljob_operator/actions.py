@@ -133,6 +133,15 @@ class ResizeGroup:
 
 
 @dataclass(frozen=True)
+class PassPriority:
+    """Puts Kueue's priority class of the job on a RayCluster that has another one (None: has it taken off)."""
+
+    cluster: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True)
 class RestoreGroups:
     """Puts worker groups back that somebody has taken out of a RayCluster. Their pods live on, and join them again."""
 
@@ -174,6 +183,7 @@ Action = (
     | StopDriver
     | TellDriver
     | ResizeGroup
+    | PassPriority
     | RestoreGroups
     | ClearRemoved
     | DeleteJob
@@ -196,7 +206,7 @@ def groups_patch(version: str, groups: Sequence[Mapping[str, Any]]) -> list[Mapp
 
 
 def cluster_patch(
-    action: NoteGeneration | BeginAttempt | NoteFirstCrash | ResizeGroup | ClearRemoved,
+    action: NoteGeneration | BeginAttempt | NoteFirstCrash | PassPriority | ResizeGroup | ClearRemoved,
 ) -> list[Mapping[str, Any]]:
     """The JSON Patch of an action on a RayCluster: first the tests, then the change.
 
@@ -225,6 +235,12 @@ def cluster_patch(
                 {"op": "test", "path": annotation(names.ATTEMPT_ANNOTATION), "value": str(action.attempt)},
                 {"op": "add", "path": annotation(names.FIRST_CRASH_ANNOTATION), "value": timestamp(action.time)},
             ]
+        case PassPriority():
+            path = "/metadata/labels/" + names.PRIORITY_LABEL.replace("/", "~1")
+            known = [] if action.before is None else [{"op": "test", "path": path, "value": action.before}]
+            if action.after is None:
+                return [*known, {"op": "remove", "path": path}]
+            return [*known, {"op": "add", "path": path, "value": action.after}]
         case ResizeGroup() | ClearRemoved():
             group = f"/spec/workerGroupSpecs/{action.index}"
             before = action.before if isinstance(action, ResizeGroup) else action.replicas

@@ -168,6 +168,8 @@ class Executor:
             try:
                 memory.answer, memory.silent_since = await head.status(), None
             except AnswerError as error:
+                if error.refused:
+                    return replace(observed, ray=RayView(False, problem=str(error), refused=True))
                 memory.silent_since = memory.silent_since or self._now()
                 return replace(observed, driver=DriverView(problem=str(error), silent_since=memory.silent_since))
         return replace(observed, driver=DriverView(status=memory.answer))
@@ -254,7 +256,14 @@ class Executor:
                 await self._check_pods(action, job, resolved, memory)
             case do.CreateCluster() if resolved is not None:
                 await self._create_cluster(action, job, resolved, memory)
-            case do.NoteGeneration() | do.BeginAttempt() | do.NoteFirstCrash() | do.ResizeGroup() | do.ClearRemoved():
+            case (
+                do.NoteGeneration()
+                | do.BeginAttempt()
+                | do.NoteFirstCrash()
+                | do.PassPriority()
+                | do.ResizeGroup()
+                | do.ClearRemoved()
+            ):
                 path = api_server.clusters(space, action.cluster)
                 self._store.put_cluster(await self._api.patch(path, do.cluster_patch(action)))
                 memory.changed = True

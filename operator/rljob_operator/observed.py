@@ -83,6 +83,8 @@ class ClusterView:
     """Resource version."""
     token_key: str = ""
     """Id of the key from which its tokens derive."""
+    priority: str | None = None
+    """Kueue's priority class."""
     first_crash: datetime | None = None
     """Since when pods crash with no attempt running."""
     groups: tuple[GroupView, ...] = ()

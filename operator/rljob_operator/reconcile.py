@@ -14,13 +14,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from rljob_operator import attempts, crash_loops, kuberay_limits, progress, refusals, storage
+from rljob_operator import attempts, crash_loops, kuberay_limits, names, progress, refusals, storage
 from rljob_operator.actions import (
     ApplyConfigMap,
     CheckPods,
     CreateCluster,
     DeleteJob,
     NoteGeneration,
+    PassPriority,
     RestoreGroups,
     StopDriver,
 )
@@ -212,6 +213,10 @@ def _follow_spec(draft: Draft, cluster: ClusterView) -> None:
         draft.do(ApplyConfigMap(), NoteGeneration(cluster.name, cluster.generation, job.generation))
     elif draft.observed.surroundings_due:
         attempts.keep_surroundings(draft, cluster)
+    # Kueue follows it on what is admitted and runs, too.
+    priority = draft.resolved.metadata.labels.get(names.PRIORITY_LABEL)
+    if priority != cluster.priority:
+        draft.do(PassPriority(cluster.name, cluster.priority, priority))
     if cluster.spec_hash != job.fingerprint:
         draft.say(Type.ACCEPTED, True, Reason.NEEDS_NEW_INCARNATION)
 

@@ -98,6 +98,7 @@ def cluster_view(raw: Object) -> ClusterView:
         attempt_head=str(annotations.get(names.ATTEMPT_HEAD_ANNOTATION, "")),
         version=str(metadata.get("resourceVersion", "")),
         token_key=str(annotations.get(names.TOKEN_KEY_ANNOTATION, "")),
+        priority=metadata.get("labels", {}).get(names.PRIORITY_LABEL),
         first_crash=parse_time(annotations.get(names.FIRST_CRASH_ANNOTATION)),
         groups=tuple(_group(index, group) for index, group in groups),
         suspended=bool(spec.get("suspend", False)),

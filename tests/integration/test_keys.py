@@ -125,6 +125,40 @@ async def test_a_lost_key_is_said_and_healthy_pods_are_left_alone(world: World) 
     assert len(world.drivers("job")) == 1
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_driver_that_refuses_the_token_is_said_and_left_alone(world: World, status: int) -> None:
+    """As what lies between operator and pods may, a service mesh for example: longer than a silence may be."""
+    world.start_operator()
+    await world.apply(job_document("job", deadlines={"progressSeconds": 10}), Play(steps=None))
+    await world.until_condition("job", "Running", "True", "Training")
+    world.heads.drivers_refuse = status
+    job = await world.until_condition("job", "Running", "Unknown", "TokenRefused")
+    (said,) = [item for item in job["status"]["conditions"] if item["type"] == "Running"]
+    assert said["message"] == f"the driver does not take the operator's token ({status})"
+    await asyncio.sleep(11)
+    await world.until_condition("job", "Running", "Unknown", "TokenRefused")
+    world.heads.drivers_refuse = None
+    await world.until_condition("job", "Running", "True", "Training")
+    assert len(world.drivers("job")) == 1
+
+
+async def test_a_priority_class_of_kueue_follows_the_job_s(world: World) -> None:
+    world.start_operator()
+    await world.apply(job_document("job"), Play(steps=None))
+    await world.until_condition("job", "Running", "True", "Training")
+    name, clusters = "kueue.x-k8s.io/priority-class", f"/apis/ray.io/v1/namespaces/{world.namespace}/rayclusters/job-c1"
+
+    async def has() -> bool:
+        cluster = await world.call("GET", clusters)
+        return bool(cluster["metadata"]["labels"].get(name) == wanted)
+
+    for wanted in ("urgent", "later", None):
+        change = {"metadata": {"labels": {name: wanted}}}
+        await world.call("PATCH", world.path("job"), change, "application/merge-patch+json")
+        await world.until(f"the priority {wanted}", has)
+    assert len(world.drivers("job")) == 1
+
+
 def test_no_rendering_of_the_chart_draws_a_key() -> None:
     helm = program()
     for values in ([], ["--set=tokenKey.existingSecret=mine"]):

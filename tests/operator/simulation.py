@@ -90,6 +90,7 @@ class World:
     """Everything there is. Methods named after who does something."""
 
     spec: dict[str, Any] = field(default_factory=job_spec)
+    labels: dict[str, str] = field(default_factory=dict)
     generation: int = 1
     status: JobStatus = field(default_factory=JobStatus)
     clusters: dict[str, ClusterView] = field(default_factory=dict)
@@ -131,7 +132,7 @@ class World:
         document = {
             "apiVersion": "rljob.dev/v1alpha1",
             "kind": "RLJob",
-            "metadata": {"name": "job", "namespace": "space"},
+            "metadata": {"name": "job", "namespace": "space", "labels": dict(self.labels)},
             "spec": self.spec,
         }
         job, violations = check(document)
@@ -227,6 +228,8 @@ class World:
                 self.clusters[cluster.name] = replace(cluster, first_crash=action.time.replace(microsecond=0))
             case do.ResizeGroup():
                 return self._resize(action)
+            case do.PassPriority():
+                self.clusters[action.cluster] = replace(self.clusters[action.cluster], priority=action.after)
             case do.RestoreGroups():
                 return self._restore(action)
             case do.ClearRemoved():

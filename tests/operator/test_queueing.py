@@ -287,6 +287,18 @@ def test_the_priority_class_of_kueue_is_passed_on_without_a_queue_too() -> None:
     assert "kueue.x-k8s.io/queue-name" not in made["labels"]
 
 
+def test_a_priority_class_that_is_changed_reaches_the_cluster_that_runs() -> None:
+    world = World()
+    world.settle()
+    assert (world.reason("Running"), world.clusters["job-c1"].priority) == ("Training", None)
+    for priority in ("urgent", "later", None):
+        world.labels = {} if priority is None else {"kueue.x-k8s.io/priority-class": priority}
+        world.look()
+        assert world.clusters["job-c1"].priority == priority
+        assert not [action for action in world.look().actions if isinstance(action, do.PassPriority)]
+    assert (world.submissions, sorted(world.clusters)) == ([1], ["job-c1"])
+
+
 def test_only_a_cluster_that_can_be_resized_is_elastic() -> None:
     assert described()["annotations"]["kueue.x-k8s.io/elastic-job"] == "true"
     assert "kueue.x-k8s.io/elastic-job" not in described(placement="colocated")["annotations"]

@@ -89,6 +89,8 @@ class FakeHeads:
         self._heads: dict[str, dict[str, Driver]] = {}
         """By UID of the head pod: its drivers by submission id."""
         self.refused: list[str] = []
+        self.drivers_refuse: int | None = None
+        """With what something between operator and drivers answers, as a service mesh may."""
         """Calls without the right token."""
         self.duplicates = 0
         """Submissions of an id that the head knew already."""
@@ -121,6 +123,8 @@ class FakeHeads:
         if request.headers.get("Authorization") != f"Bearer {token}":
             self.refused.append(request.path)
             return web.Response(status=403, text="wrong token")
+        if self.drivers_refuse is not None and not on_dashboard:
+            return web.Response(status=self.drivers_refuse, text="not from here")
         drivers = self._heads.setdefault(head["metadata"]["uid"], {})
         handle = self._dashboard if on_dashboard else self._driver
         return await handle(request, match["path"], head, drivers)
