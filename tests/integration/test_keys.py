@@ -7,14 +7,16 @@ import base64
 from pathlib import Path
 
 import pytest
+import yaml
 from fakes.heads import Play
-from helm import program, render
+from helm import CHART, call, program, render
 from world import World, job_document
 
 from rljob_operator.api_server import ApiServer
 from rljob_operator.key_secret import KeySecret
 from rljob_operator.tokens import TokenKey
 
+GITOPS = ("Application", "HelmRelease")
 pytestmark = pytest.mark.timeout(400)
 SECRET = "operator-keys"
 
@@ -157,6 +159,24 @@ async def test_a_priority_class_of_kueue_follows_the_job_s(world: World) -> None
         await world.call("PATCH", world.path("job"), change, "application/merge-patch+json")
         await world.until(f"the priority {wanted}", has)
     assert len(world.drivers("job")) == 1
+
+
+def test_what_the_gitops_page_shows_renders_the_same_again(tmp_path: Path) -> None:
+    """To the byte, as the page says: Argo CD and Flux compare what they rendered with what they rendered before."""
+    page = (CHART.parents[1] / "docs" / "operator" / "gitops.md").read_text()
+    shown = [yaml.safe_load(block.partition("```")[0]) for block in page.split("```yaml\n")[1:]]
+    application, release = ({document["kind"]: document for document in shown}[kind] for kind in GITOPS)
+    rendered = []
+    for values in (application["spec"]["source"]["helm"]["valuesObject"], release["spec"]["values"]):
+        (file := tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+        once, again = (
+            call(program(), "template", "rl", str(CHART), "--namespace", "rljob", "--values", str(file)) for _ in "12"
+        )
+        assert once.returncode == 0, once.stderr
+        assert once.stdout == again.stdout
+        rendered.append(once.stdout)
+    assert "kind: RoleBinding\nmetadata:" in rendered[0]
+    assert "team-a" in rendered[0]
 
 
 def test_no_rendering_of_the_chart_draws_a_key() -> None:
