@@ -41,7 +41,7 @@ class Waited:
     steps_of_latency: float
     on_deadline: str
     rate: float
-    """Share of the time in which the trainer works; of a real run beside the same one without a latency."""
+    """Share of the time in which the trainer works."""
     late: float
     """Groups ended or dropped, of those that were trained."""
     oldest: int
@@ -67,11 +67,11 @@ def real(steps: int) -> Iterator[Waited]:
     """A run without latency first, whose steps are the measure of the others."""
     alone = _run(0.0, "wait", steps)
     step_seconds = mean(_step_seconds(alone))
-    yield _waited(alone, 0.0, "wait", step_seconds)
+    yield _waited(alone, 0.0, "wait")
     for latency in (0.5, 1.5):
         for on_deadline in get_args(OnDeadline):
             run = _run(latency * step_seconds, on_deadline, steps)
-            yield _waited(run, latency, on_deadline, step_seconds)
+            yield _waited(run, latency, on_deadline)
 
 
 def _run(seconds: float, on_deadline: str, steps: int) -> Run:
@@ -89,10 +89,11 @@ def _step_seconds(run: Run) -> list[float]:
     return [end - begin for begin, end in pairwise(ends)]
 
 
-def _waited(run: Run, latency: float, on_deadline: str, step_seconds: float) -> Waited:
+def _waited(run: Run, latency: float, on_deadline: str) -> Waited:
     rows = run.rows[WARM_UP:]
     late = sum(row["pipeline/late_groups"] for row in rows) / (GROUPS * len(rows))
-    rate = step_seconds / mean(_step_seconds(run))
+    # Not by the clock against the run without a latency: that would tell of the machine as well.
+    rate = 1 - mean(row["pipeline/learner_idle_ratio"] for row in rows)
     return Waited("real", latency, on_deadline, rate, late, int(max(row["age/max"] for row in rows)))
 
 
