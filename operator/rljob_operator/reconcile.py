@@ -54,8 +54,12 @@ def reconcile(observed: Observed, now: datetime, settings: Settings) -> Decision
     if job.status.is_true(Type.FINISHED):
         return _rest(draft)
     if job.job is None:
-        draft.say(Type.ACCEPTED, False, Reason.INVALID_SPEC, "; ".join(job.problems))
-        draft.say(Type.RUNNING, False, Reason.INVALID_SPEC, "; ".join(job.problems))
+        problems = "; ".join(job.problems)
+        draft.say(Type.ACCEPTED, False, Reason.INVALID_SPEC, problems)
+        if observed.clusters:
+            # A label can make it so while it runs: its pods are left alone, but how they are to be asked is not known.
+            problems += "; what runs goes on, and is not looked at until that is corrected"
+        draft.say(Type.RUNNING, None if observed.clusters else False, Reason.INVALID_SPEC, problems)
         return draft.decision()
     for kind in (Type.SUCCEEDED, Type.FAILED, Type.FINISHED):
         draft.say(kind, False, Reason.NOT_FINISHED)

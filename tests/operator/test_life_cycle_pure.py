@@ -307,6 +307,19 @@ def test_ray_out_of_reach_is_said_at_once_and_given_up_after_the_progress_deadli
     assert world.status.incarnation == 2
 
 
+def test_what_runs_goes_on_while_the_job_s_file_is_impossible() -> None:
+    world = running()
+    world.labels = {"kueue.x-k8s.io/max-exec-time-seconds": "60"}
+    world.look()
+    assert (world.value("Accepted"), world.reason("Accepted")) == ("False", "InvalidSpec")
+    assert (world.value("Running"), world.reason("Running")) == ("Unknown", "InvalidSpec")
+    assert sorted(world.clusters) == ["job-c1"]
+    world.labels = {}
+    world.look()
+    assert (world.value("Running"), world.reason("Running")) == ("True", "Training")
+    assert world.submissions == [1]
+
+
 def test_a_cluster_that_refuses_the_operators_token_is_named_and_left_alone() -> None:
     world = running(deadlines={"progressSeconds": 100})
     world.refuses = True
