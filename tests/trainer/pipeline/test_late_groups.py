@@ -18,6 +18,7 @@ from rljob_trainer.pipeline.parts import NoJournal, StepRecord, TrainedBatch
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.simulation.clock import run_virtual
 from rljob_trainer.simulation.rollout import EndlessFeed
+from rljob_trainer.waits import Waits
 
 
 def in_time(deadlines: Sequence[int], version: int, trained: int, size: int) -> bool:
@@ -129,7 +130,10 @@ class Dropped(NoJournal):
 
 
 async def ten_steps(
-    rollout: Slow, settings: ScheduleSettings, schedules: list[Schedule] | None = None
+    rollout: Slow,
+    settings: ScheduleSettings,
+    schedules: list[Schedule] | None = None,
+    waits: Waits | None = None,
 ) -> tuple[float, list[int], Pipeline, Dropped]:
     """Virtual seconds, what was trained in order, and who knows more. The schedule is put into ``schedules``."""
     schedule = Schedule(settings)
@@ -142,7 +146,7 @@ async def ten_steps(
         return record.step < 10
 
     journal = Dropped()
-    pipeline = Pipeline(EndlessFeed(), rollout, rollout, schedule, after_step=after_step, journal=journal)
+    pipeline = Pipeline(EndlessFeed(), rollout, rollout, schedule, after_step=after_step, waits=waits, journal=journal)
     await pipeline.run()
     return asyncio.get_running_loop().time(), trained, pipeline, journal
 
@@ -166,6 +170,27 @@ def test_late_groups_are_ended_and_trained() -> None:
     assert {0, 10} <= set(trained[8:12])
     assert len(trained) == len(set(trained)) == 40
     assert (pipeline.take_late(), pipeline.take_late(), journal.reasons) == (4, 0, {})
+
+
+async def told_while_it_waits() -> list[str]:
+    """What is said of the wait for prompts 0 and 10, in the third step."""
+    waits, said = Waits(), list[str]()
+
+    async def look() -> None:
+        await asyncio.sleep(30)
+        assert waits.latest is not None
+        said.append(waits.latest.reason())
+
+    looking = asyncio.create_task(look())
+    await ten_steps(Slow(), ScheduleSettings(4, 4, 2, ordered=False, on_deadline="wait"), waits=waits)
+    await looking
+    return said
+
+
+def test_a_wait_for_late_groups_alone_says_so() -> None:
+    assert run_virtual(told_while_it_waits()) == [
+        "groups; for 2 groups alone, as pipeline.staleness.onDeadline: wait says"
+    ]
 
 
 async def patience_ends(settings: ScheduleSettings, at: float) -> tuple[float, list[int], Pipeline, Dropped]:

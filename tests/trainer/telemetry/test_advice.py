@@ -26,6 +26,18 @@ def test_a_waiting_trainer_wants_as_many_engines_as_would_fill_its_wait() -> Non
     assert "2.00 times" in said
 
 
+def test_pools_that_both_wait_wait_for_something_else() -> None:
+    said = advice("fullyAsync", waiting(0.6, 0.9), colocated=False)
+    assert said is not None
+    assert "Both pools wait: the trainer 60 % of the time, engines 90 %." in said
+    assert "onDeadline: end" in said
+    assert "rollout.replicas" not in said
+    # Batches that are made in turn leave both idle by themselves.
+    said = advice("oneStepOff", waiting(0.3, 0.2), colocated=False)
+    assert said is not None
+    assert "onDeadline" not in said
+
+
 def test_engines_with_nothing_to_do_give_their_devices_to_the_trainer() -> None:
     # A quarter of four engines' time is one engine; five ranks instead of four are 1.25 times as fast.
     said = advice("oneStepOff", waiting(0.02, 0.25), colocated=False)

@@ -47,6 +47,12 @@ def advice(mode: Literal["sync", "oneStepOff", "fullyAsync"], waiting: Waiting, 
             f"The pools work in turn: the trainer waits {percent(trainer)} of the time. "
             f"pipeline.mode: oneStepOff lets both work at once: up to {gain:.2f} times as fast."
         )
+    if mode == "fullyAsync" and min(trainer, rollout) >= WORTH_SAYING:
+        return (
+            f"Both pools wait: the trainer {percent(trainer)} of the time, engines {percent(rollout)}. Tools or reward "
+            "functions that take long hold groups back: pipeline.staleness.onDeadline: end trains late groups as they "
+            "are, a larger staleness.maxAge leaves them more time."
+        )
     if trainer >= rollout:
         gain = 1.0 / max(1.0 - trainer, _LEAST_WORK)
         wanted = math.ceil(waiting.engines * gain - 1e-9)
