@@ -82,7 +82,16 @@ SPEC: dict[str, Any] = {
 LAYERS: list[dict[str, Any]] = [
     {},
     {"model": {"source": f"pvc://claim/{MARK}"}, "checkpoint": {"uri": f"pvc://claim/{MARK}"}},
-    {"data": {"train": {"source": None, "split": None, "parts": [{"name": "p", "source": MARK, "split": MARK}]}}},
+    {
+        "data": {
+            "train": {
+                "source": None,
+                "split": None,
+                "sourceColumn": MARK,
+                "parts": [{"name": "p", "source": MARK, "split": MARK, "prompt": MARK, "answer": MARK}],
+            }
+        }
+    },
     {
         "model": {
             **dict.fromkeys(SPEC["model"]),
