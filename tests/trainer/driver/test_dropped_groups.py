@@ -16,7 +16,7 @@ def metrics(dropped: Tally) -> dict[str, float]:
     rollout = SimpleNamespace(take_counts=dict)
     parts = SimpleNamespace(engines=SimpleNamespace(pool=SimpleNamespace(activity=activity)), rollout=rollout)
     schedule = SimpleNamespace(open=3, waiting_finished=1)
-    pipeline = SimpleNamespace(schedule=schedule, take_dropped=lambda: dropped)
+    pipeline = SimpleNamespace(schedule=schedule, take_dropped=lambda: dropped, take_late=lambda: 2)
     return Parts.pipeline_metrics(cast(Parts, parts), cast(Pipeline, pipeline))
 
 
@@ -29,8 +29,10 @@ def test_a_step_says_how_long_and_how_good_the_dropped_were() -> None:
         "pipeline/open_groups": 3,
         "pipeline/ready_groups": 1,
         "pipeline/dropped_groups": 2,
+        "pipeline/late_groups": 2,
         "pipeline/dropped/length/mean": 10,
         "pipeline/dropped/reward/mean": 0.5,
     }
     check_all(metrics(dropped))
-    assert metrics(Tally()).keys() == {"pipeline/open_groups", "pipeline/ready_groups", "pipeline/dropped_groups"}
+    always = ("open", "ready", "dropped", "late")
+    assert metrics(Tally()).keys() == {f"pipeline/{name}_groups" for name in always}

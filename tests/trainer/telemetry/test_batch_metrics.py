@@ -113,7 +113,7 @@ def test_explained_variance_of_known_critics() -> None:
 
 def test_lengths_and_ends() -> None:
     got = length_metrics(
-        np.array([4, 4, 8, 8]), np.array([2, 3, 1, 0]), ["stop", "length", "aborted", "stop"], max_prompt_tokens=8
+        np.array([4, 4, 8, 8]), np.array([2, 3, 1, 0]), ["deadline", "length", "aborted", "stop"], max_prompt_tokens=8
     )
     assert got == pytest.approx(
         {
@@ -125,6 +125,7 @@ def test_lengths_and_ends() -> None:
             "response/length/min": 0,
             "response/length/max": 3,
             "response/length/clip_ratio": 0.25,
+            "response/late_ratio": 0.25,
             "response/aborted_ratio": 0.5,  # one aborted, one empty
             "response/completed_length/mean": 2.5,
             "response/completed_length/min": 2,
