@@ -26,7 +26,7 @@ install:         ## make or mend the virtual environment (.venv); nothing to do 
 quickstart: install  ## train a small language model to add two numbers, from random weights, and write a report
 	$(BIN)/rljob run examples/quickstart.yaml --output runs/quickstart --resume never
 
-test: lint unit  ## everything that is fast: lint, types, import rules, tests; about 7 minutes
+test: lint unit  ## everything that is fast: lint, types, import rules, tests; about 6 minutes
 
 lint: install    ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
