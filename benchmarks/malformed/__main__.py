@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import Hardware
 from benchmarks.malformed import data_files, models, rewards
 
 RESULTS = Path(__file__).parent / "results"
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in options.only or KINDS:
         make, count = KINDS[name]
         print(f"{name}:", flush=True)
-        result = make(options.count or count, options.seed)
+        result = {"commit": Hardware.here().commit, **make(options.count or count, options.seed)}
         (options.output / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
         wrong += len(result.get("faults", result.get("wrong", ())))
         print(json.dumps(result["outcomes"], indent=1), flush=True)
