@@ -281,6 +281,23 @@ async def test_programs_get_no_variable_but_what_python_needs(mode: Mode, monkey
     assert set(names) <= allowed
 
 
+def test_a_folder_that_somebody_else_sweeps_at_the_same_time_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"{PREFIX}x").mkdir()
+    listed = Path.glob
+
+    def swept_meanwhile(folder: Path, pattern: str) -> list[Path]:
+        found = list(listed(folder, pattern))
+        for each in found:
+            each.rmdir()
+        return found
+
+    monkeypatch.setattr(Path, "glob", swept_meanwhile)
+    assert list(abandoned()) == []
+
+
 async def test_hashes_are_the_same_in_every_worker(mode: Mode) -> None:
     source = "import os; print(os.getppid(), hash('a'), list({'a', 'b', 'c', 'd'}))"
     found = []

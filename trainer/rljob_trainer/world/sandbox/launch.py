@@ -178,8 +178,11 @@ def abandoned() -> Iterator[Path]:
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             found = folder.stat()
-            if found.st_uid != os.geteuid():
-                continue
+        except OSError:  # somebody else has swept it
+            continue
+        if found.st_uid != os.geteuid():
+            continue
+        try:
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             # Not yet there, or what could not be deleted at once.
