@@ -193,7 +193,8 @@ class Pipeline:
     def _samples(self) -> str:
         """What the trainer's side waits for between two batches."""
         samples = self.rollout.waiting_for(*self.schedule.awaited(last=self._exhausted))
-        if late := [group for group in self.schedule.late(last=self._exhausted) if group not in self._ended]:
+        late = self.schedule.late(last=self._exhausted) if self.schedule.settings.on_deadline == "wait" else []
+        if late:
             groups = "1 group" if len(late) == 1 else f"{len(late)} groups"
             samples += f"; for {groups} alone, as pipeline.staleness.onDeadline: wait says"
         return f"prompts to be read; {samples}" if self._reading else samples
