@@ -152,6 +152,8 @@ class ResolvedEnvironment(EnvironmentSpec):
     call_format: CallFormat
     max_turns: int
     call_seconds: int
+    agents: int
+    agent_seconds: int
 
 
 class ResolvedRollout(RolloutSpec):

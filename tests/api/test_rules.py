@@ -639,15 +639,36 @@ CASES: list[tuple[str, str, str, str]] = [
     ("environment_rewards_have_a_program",
      "spec: {rollout: {environment: {type: custom, function: 'a:b'}}, reward: {functions: [{type: environment}]}}",
      "spec: {reward: {functions: [{type: environment}]}}", "spec.reward.functions[0].type"),
-    ("tools_need_a_chat",
+    ("tools_and_agents_need_a_chat",
      "spec: {rollout: {environment: {type: tools, tools: [{type: calculator}]}}, data: {chat: always}}",
      "spec: {rollout: {environment: {type: tools, tools: [{type: calculator}]}}, data: {chat: never}}",
      "spec.data.chat"),
-    ("tools_need_a_chat",
+    ("tools_and_agents_need_a_chat",
      "spec: {rollout: {environment: {type: tools, tools: [{type: calculator}]}}, "
      "model: {source: null, chatTemplate: x, random: {tokenizer: {characters: ab}}}}",
      "spec: {rollout: {environment: {type: tools, tools: [{type: calculator}]}}, "
      "model: {source: null, random: {tokenizer: {characters: ab}}}}", "spec.model.chatTemplate"),
+    ("tools_and_agents_need_a_chat",
+     "spec: {rollout: {environment: {type: agent, function: 'a:b'}}, data: {chat: always}}",
+     "spec: {rollout: {environment: {type: agent, function: 'a:b'}}, data: {chat: never}}",
+     "spec.data.chat"),
+    ("agents_are_a_command_or_a_function", ENVIRONMENT % "type: agent, command: [python, a.py]",
+     ENVIRONMENT % "type: agent", "spec.rollout.environment.command"),
+    ("agents_are_a_command_or_a_function", ENVIRONMENT % "type: agent, function: 'a:b', params: {x: 1}",
+     ENVIRONMENT % "type: agent, function: 'a:b', command: [python, a.py]", "spec.rollout.environment.command"),
+    ("agents_are_a_command_or_a_function", "{}", ENVIRONMENT % "command: [python, a.py]",
+     "spec.rollout.environment.command"),
+    ("calls_of_agents_have_names", ENVIRONMENT % "type: agent, function: 'a:b', callFormat: llama",
+     ENVIRONMENT % "type: agent, function: 'a:b', callFormat: codeFence", "spec.rollout.environment.callFormat"),
+    ("environment_fields_belong_to_its_type", ENVIRONMENT % "type: agent, function: 'a:b', agents: 3",
+     ENVIRONMENT % "type: custom, function: 'a:b', agents: 3", "spec.rollout.environment.agents"),
+    ("environment_fields_belong_to_its_type", ENVIRONMENT % "type: agent, function: 'a:b', agentSeconds: 3",
+     ENVIRONMENT % "type: tools, tools: [{type: calculator}], agentSeconds: 3",
+     "spec.rollout.environment.agentSeconds"),
+    ("environment_rewards_have_a_program",
+     "spec: {rollout: {environment: {type: agent, function: 'a:b'}}, reward: {functions: [{type: environment}]}}",
+     "spec: {rollout: {environment: {type: tools, tools: [{type: calculator}]}}, "
+     "reward: {functions: [{type: environment}]}}", "spec.reward.functions[0].type"),
 ]  # fmt: skip
 
 GENEROUS = "spec: {data: {maxPromptTokens: 32}, rollout: {maxResponseTokens: 32}}"

@@ -12,13 +12,17 @@ from rljob_api.violations import Violation
 _PATH = "spec.rollout.environment"
 _ENVIRONMENT = ("spec", "rollout", "environment")
 _TOOL = (*_ENVIRONMENT, "tools", "[]")
-_PROGRAMS = ("tools", "custom")
+_PROGRAMS = ("tools", "custom", "agent")
+_OWN = ("custom", "agent")
+"""Types of which the user writes the program."""
 _BELONG_TO = {
-    "callFormat": ("tools",),
+    "callFormat": ("tools", "agent"),
     "maxTurns": _PROGRAMS,
     "maxTurnTokens": _PROGRAMS,
     "maxObservationTokens": ("tools",),
     "callSeconds": ("tools",),
+    "agents": ("agent",),
+    "agentSeconds": ("agent",),
 }
 """Fields, and the types of environments that they are for."""
 
@@ -38,7 +42,7 @@ def _says_nothing(field: str) -> str:
         Cel(
             _ENVIRONMENT,
             " || ".join([_says_nothing(field), *(f"self.type == '{name}'" for name in types)]),
-            f"is for {' and '.join(types)}; remove it, or choose another type",
+            f"is for {', '.join(types)}; remove it, or choose another type",
             f".{field}",
         )
         for field, types in _BELONG_TO.items()
@@ -53,6 +57,8 @@ def environment_fields_belong_to_its_type(job: Job) -> Iterator[Violation]:
         "maxTurnTokens": environment.max_turn_tokens is not None,
         "maxObservationTokens": environment.max_observation_tokens is not None,
         "callSeconds": environment.call_seconds not in (None, fallbacks["call_seconds"]),
+        "agents": environment.agents not in (None, fallbacks["agents"]),
+        "agentSeconds": environment.agent_seconds not in (None, fallbacks["agent_seconds"]),
     }
     for field, types in _BELONG_TO.items():
         if given[field] and environment.type not in types:
@@ -66,9 +72,11 @@ def environment_fields_belong_to_its_type(job: Job) -> Iterator[Violation]:
 @rule(not_in_cel="CEL sees nothing of params, which may hold anything")
 def params_are_a_programs(job: Job) -> Iterator[Violation]:
     environment = job.spec.rollout.environment
-    if environment.params and environment.type != "custom":
+    if environment.params and environment.type not in _OWN:
         yield Violation(
-            f"{_PATH}.params", f"has no meaning for type {environment.type}", "remove it, or use type: custom"
+            f"{_PATH}.params",
+            f"has no meaning for type {environment.type}",
+            f"remove it, or use type: {' or '.join(_OWN)}",
         )
 
 
@@ -76,7 +84,7 @@ def params_are_a_programs(job: Job) -> Iterator[Violation]:
     cel=Cel(
         _ENVIRONMENT,
         # `function` is a reserved word of CEL; Kubernetes escapes it.
-        "(self.type == 'custom') == has(self.__function__)",
+        "self.type == 'agent' || (self.type == 'custom') == has(self.__function__)",
         "belongs to type custom, which needs it; write module:function",
         ".function",
     )
@@ -87,9 +95,70 @@ def custom_environments_name_a_function(job: Job) -> Iterator[Violation]:
         yield Violation(
             f"{_PATH}.function", "is required by type custom", "write module:function, for example my_env:episode"
         )
-    if environment.type != "custom" and environment.function is not None:
+    if environment.type not in _OWN and environment.function is not None:
         yield Violation(
-            f"{_PATH}.function", f"has no meaning for type {environment.type}", "remove it, or use type: custom"
+            f"{_PATH}.function",
+            f"has no meaning for type {environment.type}",
+            f"remove it, or use type: {' or '.join(_OWN)}",
+        )
+
+
+_HAS_COMMAND = "(has(self.command) && self.command.size() > 0)"
+
+
+@rule(
+    cel=[
+        Cel(
+            _ENVIRONMENT,
+            f"self.type == 'agent' || !{_HAS_COMMAND}",
+            "belongs to type agent; remove it, or choose that type",
+            ".command",
+        ),
+        Cel(
+            _ENVIRONMENT,
+            f"self.type != 'agent' || has(self.__function__) || {_HAS_COMMAND}",
+            "or function is required by type agent; write a program and its arguments, or module:function",
+            ".command",
+        ),
+        Cel(
+            _ENVIRONMENT,
+            f"self.type != 'agent' || !has(self.__function__) || !{_HAS_COMMAND}",
+            "and function exclude one another; remove one of them",
+            ".command",
+        ),
+    ]
+)
+def agents_are_a_command_or_a_function(job: Job) -> Iterator[Violation]:
+    environment = job.spec.rollout.environment
+    path = f"{_PATH}.command"
+    if environment.type != "agent":
+        if environment.command:
+            yield Violation(path, f"has no meaning for type {environment.type}", "remove it, or use type: agent")
+    elif not environment.command and environment.function is None:
+        yield Violation(
+            path,
+            "or function is required by type agent",
+            "write a program and its arguments, for example [python, my_agent.py], or function: my_agent:run",
+        )
+    elif environment.command and environment.function is not None:
+        yield Violation(path, "and function exclude one another", "remove one of them")
+
+
+@rule(
+    cel=Cel(
+        _ENVIRONMENT,
+        "self.type != 'agent' || !has(self.callFormat) || self.callFormat != 'codeFence'",
+        "codeFence names no tool, and an agent's calls have names; choose another",
+        ".callFormat",
+    )
+)
+def calls_of_agents_have_names(job: Job) -> Iterator[Violation]:
+    environment = job.spec.rollout.environment
+    if environment.type == "agent" and environment.call_format == "codeFence":
+        yield Violation(
+            f"{_PATH}.callFormat",
+            "codeFence names no tool, and an agent's calls have names",
+            "choose hermes, llama or pythonic",
         )
 
 
@@ -179,13 +248,15 @@ def tool_names_differ(job: Job) -> Iterator[Violation]:
 @rule(
     cel=Cel(
         SPEC,
-        "self.rollout.environment.type == 'custom' || !self.reward.functions.exists(f, f.type == 'environment')",
-        "type environment is what a program returns; set rollout.environment.type: custom, or use another reward",
+        "self.rollout.environment.type in ['custom', 'agent'] || "
+        "!self.reward.functions.exists(f, f.type == 'environment')",
+        "type environment is what a program returns; set rollout.environment.type: custom or agent, or use another "
+        "reward",
         ".reward.functions",
     )
 )
 def environment_rewards_have_a_program(job: Job) -> Iterator[Violation]:
-    if job.spec.rollout.environment.type == "custom":
+    if job.spec.rollout.environment.type in _OWN:
         return
     for index, function in enumerate(job.spec.reward.functions):
         if function.type == "environment":
@@ -193,7 +264,7 @@ def environment_rewards_have_a_program(job: Job) -> Iterator[Violation]:
                 f"spec.reward.functions[{index}].type",
                 f"environment is what a program returns, and rollout.environment.type is "
                 f"{job.spec.rollout.environment.type}",
-                "set rollout.environment.type: custom, or use another reward",
+                "set rollout.environment.type: custom or agent, or use another reward",
             )
 
 
@@ -201,26 +272,27 @@ def environment_rewards_have_a_program(job: Job) -> Iterator[Violation]:
     cel=[
         Cel(
             SPEC,
-            "self.rollout.environment.type != 'tools' || self.data.chat != 'never'",
-            "tools are called in chat messages; set chat: auto or always",
+            "!(self.rollout.environment.type in ['tools', 'agent']) || self.data.chat != 'never'",
+            "tools and agents speak in chat messages; set chat: auto or always",
             ".data.chat",
         ),
         Cel(
             SPEC,
-            f"self.rollout.environment.type != 'tools' || self.data.chat == 'never' || !{HAS_NO_TEMPLATE}",
-            "is required: tools are called in chat messages, and a tokenizer of characters has no template",
+            "!(self.rollout.environment.type in ['tools', 'agent']) || self.data.chat == 'never' || "
+            f"!{HAS_NO_TEMPLATE}",
+            "is required: tools and agents speak in chat messages, and a tokenizer of characters has no template",
             ".model.chatTemplate",
         ),
     ]
 )
-def tools_need_a_chat(job: Job) -> Iterator[Violation]:
-    if job.spec.rollout.environment.type != "tools":
+def tools_and_agents_need_a_chat(job: Job) -> Iterator[Violation]:
+    if job.spec.rollout.environment.type not in ("tools", "agent"):
         return
     if job.spec.data.chat == "never":
-        yield Violation("spec.data.chat", "tools are called in chat messages", "set chat: auto or always")
+        yield Violation("spec.data.chat", "tools and agents speak in chat messages", "set chat: auto or always")
     elif job.has_no_template:
         yield Violation(
             "spec.model.chatTemplate",
-            "is required: tools are called in chat messages, and a tokenizer of characters has no template",
+            "is required: tools and agents speak in chat messages, and a tokenizer of characters has no template",
             "write one",
         )

@@ -8,10 +8,13 @@ from pydantic import Field
 
 from rljob_api.spec.base import Fallback, FreeForm, FunctionPath, Listed, ShortText, SpecModel
 
-EnvironmentType = Literal["singleTurn", "tools", "custom"]
+EnvironmentType = Literal["singleTurn", "tools", "custom", "agent"]
 CallFormat = Literal["hermes", "codeFence", "llama", "pythonic"]
 
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
+
+
+CommandPart = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class ToolSpec(SpecModel):
@@ -58,22 +61,32 @@ class EnvironmentSpec(SpecModel):
     type: EnvironmentType = Field(
         default="singleTurn",
         description="singleTurn: the model answers once. tools: it may call tools and goes on with what they say. "
-        "custom: your program asks the model as often as it likes.",
+        "custom: your program asks the model as often as it likes. agent: a program that knows nothing of rljob asks "
+        "it through an OpenAI-compatible endpoint.",
     )
     function: FunctionPath | None = Field(
         default=None,
         description="custom: module:function of an async function (task, model, world), or of a class with such a "
-        "method named episode, or with reset and step.",
+        "method named episode, or with reset and step. agent: of a function (task, client), which runs in a process "
+        "of its own and returns the reward.",
+    )
+    command: Annotated[Listed[CommandPart], Field(max_length=64)] = Field(
+        default=(),
+        description="agent, in place of function: a program and its arguments, run for each episode in the job file's "
+        "folder. It has OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL in its environment and the task as JSON on "
+        "its standard input; the last line of its standard output is the reward, as JSON.",
     )
     params: FreeForm = Field(
-        default={}, description="custom: keyword arguments of the function, or of the class when it is made."
+        default={},
+        description="custom, agent: keyword arguments of the function, or of the class when it is made; a command has "
+        "them in its task.",
     )
     tools: Annotated[Listed[ToolSpec], Field(max_length=64)] = Field(
         default=(), description="tools: what may be called."
     )
     call_format: Annotated[CallFormat | None, Fallback("hermes")] = Field(
         default=None,
-        description="tools: how a call is written. hermes: JSON between <tool_call> tags (Qwen, Hermes). codeFence: a "
+        description="tools, agent: how a call is written. hermes: JSON between <tool_call> tags (Qwen, Hermes). codeFence: a "
         "```python block, for the one tool there is (ReTool). llama: JSON with name and parameters. pythonic: a list "
         "of Python calls.",
     )
@@ -101,4 +114,17 @@ class EnvironmentSpec(SpecModel):
         ge=1,
         le=86400,
         description="tools: longest time of one call, or of one program; then the model is told so.",
+    )
+    agents: Annotated[int | None, Fallback(16)] = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="agent: how many run at once, each in a process of its own.",
+    )
+    agent_seconds: Annotated[int | None, Fallback(600)] = Field(
+        default=None,
+        ge=1,
+        le=604800,
+        description="agent: longest time of one, not counting how long it waits for the model; then its episode is "
+        "cut.",
     )

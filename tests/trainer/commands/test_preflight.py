@@ -611,6 +611,8 @@ def test_csv_has_to_be_converted(edited: Edit, folder: Path) -> None:
     [
         ({"type": "custom", "function": "env_of_user:episode"}, None, None),
         ({"type": "custom", "function": "env_of_user:episod"}, "function", "has no episod"),
+        ({"type": "agent", "function": "env_of_user:episode"}, None, None),
+        ({"type": "agent", "function": "env_of_user:episod"}, "function", "has no episod"),
         ({"type": "custom", "function": "env_of_nobody:episode"}, "function", "there is no module env_of_nobody"),
         ({"type": "custom", "function": "env_broken:episode"}, "function", "is not valid Python"),
         ({"type": "custom", "function": "env_that_imports:episode"}, "function", "imports absent_package"),

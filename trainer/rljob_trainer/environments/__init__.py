@@ -1,4 +1,5 @@
-"""The environments that a job can name: ``singleTurn``, ``tools`` and programs of the user's own. docs/episodes.md."""
+"""The environments that a job can name: ``singleTurn``, ``tools``, programs of the user's own and agents that know
+nothing of rljob. docs/episodes.md."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rljob_trainer.endpoint.server import serving_endpoint
+from rljob_trainer.environments.agents.players import Agents, Command, Function, agent_texts
+from rljob_trainer.environments.agents.program import AgentProgram, cannot_go_on
 from rljob_trainer.environments.tool_loop import ToolLoop
 from rljob_trainer.environments.tools import tool_of
 from rljob_trainer.environments.user_program import program_of
@@ -21,7 +25,7 @@ from rljob_trainer.errors import JobFileError
 from rljob_trainer.world.sandbox.chosen import chosen_sandbox
 
 if TYPE_CHECKING:
-    from rljob_api.resolved import ResolvedSpec
+    from rljob_api.resolved import ResolvedEnvironment, ResolvedSpec
 
 FIELD = "spec.rollout.environment"
 
@@ -50,7 +54,26 @@ async def environment_of(
             uses=[dict(given.params)] if given.params else (),
         )
     if not chat.is_there:
-        raise JobFileError(f"{FIELD}: tools are called in chat messages; set spec.model.chatTemplate")
+        raise JobFileError(f"{FIELD}: type {given.type} speaks in chat messages; set spec.model.chatTemplate")
+    if given.type == "agent":
+        agents = await _agents(given, base, stack)
+        agent = AgentProgram(
+            agents,
+            await stack.enter_async_context(serving_endpoint()),
+            chat,
+            given.call_format,
+            at_once=given.agents,
+            seconds=float(given.agent_seconds),
+        )
+        return Programs(
+            agent,
+            await asyncio.to_thread(EpisodeLog, log),
+            chat,
+            limits,
+            uses=[agent_texts(given.command, given.function, base), dict(given.params)],
+            counts=agent.take_counts,
+            cannot_go_on=cannot_go_on,
+        )
     sandbox = None
     if any(tool.type == "python" for tool in given.tools):
         sandbox = await stack.enter_async_context(
@@ -68,3 +91,16 @@ async def environment_of(
         uses=[tool.function for tool in tools],
         counts=loop.take_counts,
     )
+
+
+async def _agents(given: ResolvedEnvironment, base: Path, stack: AsyncExitStack) -> Agents:
+    """What plays the episodes of agents; its processes end with ``stack``. Raises ``JobFileError``."""
+    if given.command:
+        command = Command(given.command, given.params, base, f"{FIELD}.command")
+        stack.push_async_callback(command.close)
+        return command
+    assert given.function is not None
+    function = Function(given.function, given.params, base, f"{FIELD}.function")
+    stack.push_async_callback(function.close)
+    await function.start()
+    return function

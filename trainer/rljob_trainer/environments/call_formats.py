@@ -102,6 +102,15 @@ FORMATS: Mapping[str, Callable[[str], Calls]] = {
 }
 
 
+def split(text: str, name: str) -> tuple[str, Calls]:
+    """What a model says, in the format of this ``name``: the text beside its calls, and the calls."""
+    found = FORMATS[name](text)
+    if not found:
+        return text, found
+    # In the other formats the whole answer is calls.
+    return (_HERMES.sub("", text).strip() if name == "hermes" else ""), found
+
+
 def _of_json(text: str, arguments: str) -> ToolCall | MalformedCall:
     try:
         return _of_value(json.loads(text), arguments)

@@ -21,6 +21,10 @@ class EpisodeOverError(Exception):
     return."""
 
 
+class NoRoomError(EpisodeOverError):
+    """What the model is asked to go on from leaves no room for an answer. Another context may be shorter."""
+
+
 class Curfew:
     """Whether an episode is over, and who has to learn of it."""
 

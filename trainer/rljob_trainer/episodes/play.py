@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from rljob_trainer.episodes.conversation import Conversation, Message
-from rljob_trainer.episodes.curfew import Curfew, EpisodeOverError
+from rljob_trainer.episodes.curfew import Curfew, EpisodeOverError, NoRoomError
 from rljob_trainer.episodes.environment import Task
 from rljob_trainer.episodes.episode import Episode, FinishReason, Leaf
 from rljob_trainer.episodes.log import CallLog
@@ -31,7 +31,7 @@ from rljob_trainer.episodes.record import (
     of_arguments,
 )
 from rljob_trainer.episodes.requests import GenerationRequest, GenerationResult
-from rljob_trainer.episodes.tokens import Tokens
+from rljob_trainer.episodes.tokens import NOTHING, Tokens
 from rljob_trainer.errors import ProgramError, WorldFailedError
 from rljob_trainer.world.protocol import Json, WorldError, failure_of_the_world
 
@@ -71,6 +71,8 @@ class Answer:
     """What it said, without special tokens."""
     message: Message = field(default_factory=dict)
     """What it said, as the chat's next message; empty where token ids were asked for."""
+    tokens: Tokens = NOTHING
+    """What it said, with its log-probs and versions."""
 
 
 class _UnderWay(NamedTuple):
@@ -185,12 +187,16 @@ class Play:
                 self._add(ids, turn)
             self._since = time.monotonic()
         said = tuple(turn.tokens.ids.tolist())
-        return Answer((*ids, *said), said, turn.finish, self._decode(said))
+        return Answer((*ids, *said), said, turn.finish, self._decode(said), tokens=turn.tokens)
 
     def _next_place(self, branch: tuple[str, ...]) -> CallPlace:
         number = self._numbers[branch]
         self._numbers[branch] += 1
         return CallPlace(branch, number)
+
+    def cut(self) -> None:
+        """The program has not come to its end."""
+        self._finish = "length"
 
     async def end(self) -> None:
         """The program has ended, and may have left calls under way to other tasks. What the model was asked it answers,
@@ -205,6 +211,11 @@ class Play:
         self._over = self._closed = True
         self.calling.cancel()
         self._asking.cancel()
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the model is at an answer."""
+        return any(self._asking)
 
     @property
     def idle_since(self) -> float | None:
@@ -230,9 +241,9 @@ class Play:
         await self._refuse()
         self._finish = "length"
         self.curfew.check()
-        raise EpisodeOverError(
-            f"the episode has had its {self._limits.turns} turns" if room > 0 else "the episode has no room left"
-        )
+        if room > 0:
+            raise EpisodeOverError(f"the episode has had its {self._limits.turns} turns")
+        raise NoRoomError("the episode has no room left")
 
     async def _refuse(self) -> None:
         """Nothing more is to be asked. Raises ``ProgramError`` for a program that does not take that in."""

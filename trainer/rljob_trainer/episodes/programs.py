@@ -31,9 +31,9 @@ from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.identity import TRAINING, EpisodeId
 from rljob_trainer.episodes.log import CallLog, EpisodeLog, Unrecorded
 from rljob_trainer.episodes.play import Calls, EpisodeLimits, Play, Voice
-from rljob_trainer.episodes.record import DivergedError, EpisodeRecord
+from rljob_trainer.episodes.record import DivergedError, EpisodeLostError, EpisodeRecord
 from rljob_trainer.episodes.requests import BegunTurn, GenerationRequest, GenerationResult
-from rljob_trainer.errors import EngineError, ProgramError, RLJobError
+from rljob_trainer.errors import EngineError, ProgramError, RLJobError, WorldFailedError
 from rljob_trainer.world.protocol import World
 
 Program = Callable[[Task, Voice, World], Awaitable[Any]]
@@ -44,7 +44,13 @@ _AT_ITS_OWN_SECONDS = 1.0
 """From when on a program that neither asks nor calls is something that a run may be waiting for."""
 _DEAF_SECONDS = 2.0
 """That a cancelled program may take to end."""
+_PAUSE_SECONDS = 1.0
+"""Before an episode that was lost begins anew; twice as long each time."""
 _log = logging.getLogger(__name__)
+
+
+def _from_any(_: EpisodeRecord) -> None:
+    """Most programs can be run again over whatever is on record."""
 
 
 class Programs:
@@ -61,11 +67,13 @@ class Programs:
         written: object = None,
         uses: Sequence[object] = (),
         counts: Callable[[], dict[str, float]] = dict,
+        cannot_go_on: Callable[[EpisodeRecord], str | None] = _from_any,
     ) -> None:
         """``log`` keeps the calls of episodes that are trained on. ``tries``: how often a call is made that meets a
-        failure of the world, before the run ends. ``written``: what the user wrote, where ``program`` only calls it.
-        ``uses``: functions and plain data that its episodes depend on besides (``named``).
-        ``counts``: metrics of the program's own since the last call."""
+        failure of the world, and an episode begins that is lost, before the run ends. ``written``: what the user wrote,
+        where ``program`` only calls it. ``uses``: functions and plain data that its episodes depend on besides
+        (``named``). ``counts``: metrics of the program's own since the last call. ``cannot_go_on``: why an episode has
+        to begin anew that has this record; None: it goes on from it."""
         self._program = program
         self._log = log
         self._chat = chat
@@ -78,6 +86,7 @@ class Programs:
         self.diverged = 0
         """Episodes that went on from a record, and those of them that began anew."""
         self._counts = counts
+        self._cannot_go_on = cannot_go_on
         self._plays: dict[EpisodeId, Play] = {}
         """Those that run."""
         self._ended: dict[int, int] = {}
@@ -152,7 +161,7 @@ class Programs:
 
     def waiting_for(self) -> str:
         now, said = time.monotonic(), []
-        calls = [call for play in self._plays.values() for call in play.calling]
+        calls = [call for play in self._plays.values() if not play.is_asking for call in play.calling]
         if calls:
             oldest = min(calls, key=lambda call: call.since)
             count = "1 call" if len(calls) == 1 else f"{len(calls)} calls"
@@ -170,6 +179,21 @@ class Programs:
         self._log.close()
 
     async def _play(self, task: Task, siblings: Siblings) -> Episode:
+        for attempt in range(self._tries):
+            try:
+                return await self._begun(task, siblings)
+            except EpisodeLostError as lost:
+                if attempt + 1 == self._tries:
+                    raise WorldFailedError(
+                        f"{task.id}: it was lost {self._tries} times, the last time because {lost}. The episode has no "
+                        "reward; start again when what it needs is there"
+                    ) from lost
+                _log.warning("%s is lost and begins anew: %s", task.id, lost)
+                await asyncio.sleep(_PAUSE_SECONDS * 2**attempt)
+        raise AssertionError
+
+    async def _begun(self, task: Task, siblings: Siblings) -> Episode:
+        """The episode, from what is on record of it on. Raises ``EpisodeLostError``."""
         if task.id.purpose != TRAINING:
             # The next round asks the same prompts anew, of newer weights; one that was cut off is made again whole.
             return await self._run(task, siblings, EpisodeRecord(self._named), Unrecorded())
@@ -178,6 +202,9 @@ class Programs:
             self.continued += 1
             if record.program != self._named:
                 self._begin_anew(task, f"its program was {record.program} and is {self._named}")
+                record = None
+            elif (reason := self._cannot_go_on(record)) is not None:
+                self._begin_anew(task, reason, expected=True)
                 record = None
         if record is None:
             record = self._log.begin(task.id, self._named)
@@ -195,10 +222,10 @@ class Programs:
         plays = self._playing[task.prompt.ordinal][1] if task.id.purpose == TRAINING else set[Play]()
         plays.add(play)
         try:
-            with _until_over(), play.curfew.program():
+            with _until_over(play), play.curfew.program():
                 returned = await self._program(task, Voice(play), Calls(play))
             await play.end()
-        except RLJobError:
+        except (RLJobError, EpisodeLostError):
             raise
         except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
             # Whoever cancels an episode says so to its task; signals never come as exceptions here.
@@ -221,9 +248,9 @@ class Programs:
             record.check_over(play.made)
         return play.episode(returned)
 
-    def _begin_anew(self, task: Task, difference: str) -> None:
+    def _begin_anew(self, task: Task, difference: str, *, expected: bool = False) -> None:
         self.diverged += 1
-        if self.diverged == 1 or self.diverged > _LOUD_SHARE * self.continued:
+        if self.diverged == 1 or (not expected and self.diverged > _LOUD_SHARE * self.continued):
             _log.warning("%s begins anew, %d of %d have: %s", task.id, self.diverged, self.continued, difference)
 
 
@@ -289,15 +316,17 @@ def _text_of(written: Any) -> str:
 
 
 @contextmanager
-def _until_over() -> Iterator[None]:
-    """A program may let ``EpisodeOverError`` pass, also out of a group of tasks. Raises what else was in a group."""
+def _until_over(play: Play) -> Iterator[None]:
+    """A program may let ``EpisodeOverError`` pass, also out of a group of tasks: then it is cut. Raises what else was
+    in a group."""
     try:
         yield
     except EpisodeOverError:
-        pass
+        play.cut()
     except BaseExceptionGroup as group:
         if (others := group.split(EpisodeOverError)[1]) is not None:
             raise _first(others) from None
+        play.cut()
 
 
 async def _cancelled(running: Sequence[asyncio.Task[Episode]]) -> None:

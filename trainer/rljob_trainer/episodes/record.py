@@ -22,6 +22,11 @@ class DivergedError(Exception):
     """A program does not do what it did when its calls were recorded; says where and what."""
 
 
+class EpisodeLostError(Exception):
+    """What an episode's program ran in is gone, and it is not known to be the program's fault: the episode has to begin
+    anew."""
+
+
 class CallPlace(NamedTuple):
     """Where in a program a call is made: the path of its branch and its number there."""
 
