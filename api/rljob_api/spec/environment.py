@@ -86,9 +86,9 @@ class EnvironmentSpec(SpecModel):
     )
     call_format: Annotated[CallFormat | None, Fallback("hermes")] = Field(
         default=None,
-        description="tools, agent: how a call is written. hermes: JSON between <tool_call> tags (Qwen, Hermes). codeFence: a "
-        "```python block, for the one tool there is (ReTool). llama: JSON with name and parameters. pythonic: a list "
-        "of Python calls.",
+        description="tools, agent: how a call is written. hermes: JSON between <tool_call> tags (Qwen, Hermes). "
+        "codeFence: a ```python block, for the one tool there is (ReTool). llama: JSON with name and parameters. "
+        "pythonic: a list of Python calls.",
     )
     sandbox: SandboxSpec | None = Field(
         default=None, description="Of the tool python. Default: one that is isolated as well as this machine can."
