@@ -67,10 +67,34 @@ async def compare(said, answer):
     return sum(a == b for a, b in zip(said, answer))
 '''
 
+AGENT = "agent_of_two_turns"
+"""The module of the same as an agent, which knows its model by an address."""
+_AGENT = """
+import json, time, urllib.request
 
-def job(mode: str, turns: int = 1) -> dict[str, Any]:
+def run(task, client):
+    messages = task["messages"]
+    first = ask(client, messages)
+    time.sleep(0.01)
+    told = {"role": "user", "content": f"{compare(first, task['answer'])}="}
+    second = ask(client, [*messages, {"role": "assistant", "content": first}, told])
+    return compare(second, task["answer"]) / len(task["answer"])
+
+def ask(client, messages):
+    body = json.dumps({"model": client["model"], "messages": messages, "max_tokens": 4}).encode()
+    headers = {"Authorization": "Bearer " + client["api_key"], "Content-Type": "application/json"}
+    request = urllib.request.Request(client["base_url"] + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]["content"]
+
+def compare(said, answer):
+    return sum(a == b for a, b in zip(said, answer))
+"""
+
+
+def job(mode: str, turns: int = 1, *, agent: bool = False) -> dict[str, Any]:
     """Copy two digits: a tiny model, two engines beside one rank, all prompts ``EPOCHS`` times. ``turns``: of an
-    episode, one or two."""
+    episode, one or two. ``agent``: those of two are played by an agent."""
     characters = {"characters": "0123456789="}
     model = {"hiddenSize": 64, "layers": 2, "heads": 2, "contextLength": 24, "tokenizer": characters}
     batch: dict[str, Any] = {"samplesPerPrompt": 4, "miniBatchGroups": 4}
@@ -83,7 +107,11 @@ def job(mode: str, turns: int = 1) -> dict[str, Any]:
     if turns == 2:
         spec = written["spec"]
         spec["model"]["chatTemplate"] = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-        spec["rollout"]["environment"] = {"type": "custom", "function": f"{PROGRAM}:episode"}
+        spec["rollout"]["environment"] = (
+            {"type": "agent", "function": f"{AGENT}:run", "agents": 8}
+            if agent
+            else {"type": "custom", "function": f"{PROGRAM}:episode"}
+        )
         spec["reward"] = {"functions": [{"type": "environment"}]}
     return written
 
@@ -115,12 +143,15 @@ def _job(mode: str, model: dict[str, Any], batch: dict[str, Any], pipeline: dict
     }
 
 
-def run_to_the_end(mode: str, folder: Path, victims: Sequence[Victim], seed: int, turns: int = 1) -> Story:
+def run_to_the_end(
+    mode: str, folder: Path, victims: Sequence[Victim], seed: int, turns: int = 1, *, agent: bool = False
+) -> Story:
     """Starts the job, kills ``victims`` one after the other at random moments, and lets it end. Checks nothing."""
     rng, story = random.Random(seed), Story(mode, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "job.yaml").write_text(yaml.safe_dump(job(mode, turns)))
+    (folder / "job.yaml").write_text(yaml.safe_dump(job(mode, turns, agent=agent)))
     (folder / f"{PROGRAM}.py").write_text(_PROGRAM)
+    (folder / f"{AGENT}.py").write_text(_AGENT)
     output = folder / "output"
     left = list(victims)
     deadline = time.monotonic() + RUN_SECONDS

@@ -12,6 +12,7 @@ from test_kills import forked
 from warm import Warm
 
 PARITY = Path(__file__).parents[2] / "examples" / "tools" / "parity.yaml"
+AGENT = Path(__file__).parents[2] / "examples" / "openai-agent" / "parity.yaml"
 SLOW_TOOL = Path(__file__).parents[2] / "benchmarks" / "deadlines" / "job.yaml"
 
 
@@ -41,6 +42,38 @@ def test_sync_episodes_of_two_turns_end_as_if_nothing_had_happened(tmp_path: Pat
     run_to_the_end("sync", tmp_path / "whole", [], seed=0, turns=2)
     with forked(tmp_path / "killed", warm):
         story = run_to_the_end("sync", tmp_path / "killed", ["driver", "engine", "all"], seed=22, turns=2)
+    assert len(story.kills) == 3
+    assert check(tmp_path / "killed" / "output", "sync", story.undone) == check(tmp_path / "whole" / "output", "sync")
+
+
+def test_an_agent_learns_to_ask_a_tool_through_openais_client(runner: Runner) -> None:
+    output = runner.folder / "output"
+    runner.run("run", AGENT, "--output", output)
+    steps = metrics_of(output)
+    rewards = [step["validation/held-out/mean@1"] for step in steps if "validation/held-out/mean@1" in step]
+    assert rewards[0] < 0.6
+    assert rewards[-1] >= 0.95
+    steps = [step for step in steps if step["step"] > 0]
+    assert sum(step["rollout/branched_turns"] for step in steps) == 0
+    for step in steps:
+        turns = step["response/turns/mean"]  # each says one token; between two of them lie two that it was told
+        assert step["response/trained_ratio"] == pytest.approx(turns / (3 * turns - 2), rel=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["oneStepOff", "fullyAsync"])
+def test_every_episode_of_agents_ends_once_whoever_is_killed(tmp_path: Path, warm: Warm, mode: str) -> None:
+    with forked(tmp_path, warm):
+        story = run_to_the_end(mode, tmp_path, ["engine", "driver", "all"], seed=23, turns=2, agent=True)
+    assert len(story.kills) == 3
+    check(tmp_path / "output", mode, story.undone)
+    assert sum(step["rollout/diverged_episodes"] for step in metrics_of(tmp_path / "output") if step["step"]) > 0
+
+
+def test_sync_episodes_of_agents_end_as_if_nothing_had_happened(tmp_path: Path, warm: Warm) -> None:
+    """An agent begins anew; this one does the same again, and the model's random numbers are those of the place."""
+    run_to_the_end("sync", tmp_path / "whole", [], seed=0, turns=2, agent=True)
+    with forked(tmp_path / "killed", warm):
+        story = run_to_the_end("sync", tmp_path / "killed", ["driver", "engine", "all"], seed=24, turns=2, agent=True)
     assert len(story.kills) == 3
     assert check(tmp_path / "killed" / "output", "sync", story.undone) == check(tmp_path / "whole" / "output", "sync")
 

@@ -31,8 +31,8 @@ class RewardFunction(SpecModel):
         "equivalent to it. exactMatch: the text is the answer. multipleChoice: the letter it "
         "states is. jsonSchema: it is JSON that a schema allows. codeTests: its program passes tests, in a sandbox. "
         "pattern: a regular expression occurs. length: linear in "
-        "the response's tokens. environment: what the program of rollout.environment has returned. custom: your Python "
-        "function."
+        "the response's tokens. environment: what the program or agent of rollout.environment has returned. custom: "
+        "your Python function."
     )
     name: SourceName | None = Field(default=None, description="Name in metrics. Default: the type.")
     weight: float = Field(default=1.0, ge=-1000, le=1000, description="Factor of this term.")

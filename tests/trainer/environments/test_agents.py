@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +25,18 @@ from rljob_trainer.episodes import programs as episodes_programs
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.errors import JobFileError, ProgramError, WorldFailedError
+
+ROOT = Path(__file__).parents[3]
+PAGE, EXAMPLE = ROOT / "docs" / "agents.md", ROOT / "examples" / "openai-agent" / "parity_agent.py"
+
+
+def without_docstrings(tree: ast.Module) -> ast.Module:
+    """A module without the texts that stand by themselves."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef):
+            node.body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+    return tree
+
 
 # Of the standard library alone, so that it starts at once.
 ASK = """
@@ -117,6 +131,19 @@ async def test_a_command_plays_an_episode_with_openais_client(
     (leaf,) = episode.leaves
     assert [leaf.tokens.ids[t.start : t.stop].tolist() for t in leaf.turns] == [said(CALL), said("42")]
     assert (counts["rollout/tool_calls"], counts["rollout/branched_turns"]) == (1, 0)
+
+
+async def test_the_commands_and_the_functions_of_the_page_are_agents(
+    tmp_path: Path, endpoint: Endpoint, log: EpisodeLog
+) -> None:
+    command_, function_ = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_agent.py").write_text(command_)
+    agents = Command(["python", "my_agent.py"], {}, tmp_path, "a field")
+    (episode,), _ = await play(agents, Scripted("It is 42."), endpoint, log)
+    assert episode.returned == 1.0
+    # Without the lines that only people need.
+    example = ast.unparse(without_docstrings(ast.parse(EXAMPLE.read_text())))
+    assert ast.unparse(ast.parse(function_)) in example
 
 
 async def test_an_agent_is_given_the_task_and_its_params(tmp_path: Path, endpoint: Endpoint, log: EpisodeLog) -> None:

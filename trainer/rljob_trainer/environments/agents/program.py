@@ -129,7 +129,7 @@ def cannot_go_on(record: EpisodeRecord) -> str | None:
         return None
     call = record.calls.get(_PLACE)
     if call is None or not call.done:
-        return "its agent ended with the driver's process, and has to be started again"
+        return "its agent had not come to its end, and has to be started again"
     if answers_in(call.result["asked"]) > record.turns:
         return "newer weights made a part of it"
     return None
