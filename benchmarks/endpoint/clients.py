@@ -1,8 +1,8 @@
 """Agents in one process, with OpenAI's client: ``python -m benchmarks.endpoint.clients TURNS SECONDS``.
 
-Reads a line of JSON for each agent (``base_url``, ``api_key``, ``offset``) and starts it; writes one when it has ended: its
-key, and how long each of its ``TURNS`` requests took. An agent asks at ``offset`` and every ``SECONDS`` from then on, or
-again at once where that is 0.
+Reads a line of JSON for each agent (``base_url``, ``api_key``, ``offset``) and starts it; writes one when it has ended:
+its key, and how long each of its ``TURNS`` requests took. An agent asks at ``offset`` and every ``SECONDS`` from then
+on, or again at once where that is 0.
 """
 
 from __future__ import annotations

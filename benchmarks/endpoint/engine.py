@@ -22,8 +22,8 @@ class _Running:
 
 
 class FixedSpeed:
-    """Makes ``rate`` tokens a second, spread evenly over the requests that are there. Each answer has ``length`` tokens.
-    Time in which nothing is asked for is lost."""
+    """Makes ``rate`` tokens a second, spread evenly over the requests that are there. Each answer has ``length``
+    tokens. Time in which nothing is asked for is lost."""
 
     def __init__(self, rate: float, length: int, letters: Sequence[int]) -> None:
         """``letters``: token ids, of which answers are made."""

@@ -37,8 +37,15 @@ class ClientSettings:
     model: str = MODEL
 
     def variables(self) -> dict[str, str]:
-        """The environment variables by which clients find it."""
-        return {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.api_key, "OPENAI_MODEL": self.model}
+        """The environment variables by which clients find it; Anthropic's adds the version to its address itself."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "OPENAI_MODEL": self.model,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self.api_key,
+            "ANTHROPIC_MODEL": self.model,
+        }
 
 
 class ServedEpisode:

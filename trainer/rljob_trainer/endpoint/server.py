@@ -5,6 +5,8 @@
             ...  # an agent talks to episode.client.base_url
 
     POST BASE/chat/completions    one answer, whole or as a stream of server-sent events
+    POST BASE/responses           the same in the form of OpenAI's Responses
+    POST BASE/messages            and of Anthropic's Messages
     GET  BASE/models              the model there is
 
 Keys are compared in constant time. A key that is none gets 401, that of an episode that has ended 410; neither is tried
@@ -14,21 +16,25 @@ again by OpenAI's clients.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import hmac
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from rljob_trainer.endpoint.chat_answer import ChatAnswer, Decode, ReadCalls
-from rljob_trainer.endpoint.chat_request import ChatRequest, chat_request
+from rljob_trainer.endpoint.chat_answer import Decode, ReadCalls
+from rljob_trainer.endpoint.chat_request import chat_request
+from rljob_trainer.endpoint.dialects import ChatCompletions, Dialect
+from rljob_trainer.endpoint.messages import AnthropicMessages
 from rljob_trainer.endpoint.refusals import RefusedError
+from rljob_trainer.endpoint.responses import Responses
 from rljob_trainer.endpoint.served import MODEL, ClientSettings, ServedEpisode
 from rljob_trainer.episodes.play import Voice
 from rljob_trainer.episodes.requests import SamplingSettings
@@ -41,6 +47,8 @@ _BACKLOG = 1024
 _ENDED = 16384
 """So many episodes that have ended are remembered, to say so to whoever still asks."""
 _NO_KEY = "none"
+_DIALECTS: Sequence[Dialect] = (ChatCompletions(), Responses(), AnthropicMessages())
+_OF_STREAMS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _log = logging.getLogger(f"{__name__}.http")
 
 
@@ -85,7 +93,10 @@ class Endpoint:
         app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_telling])
         app.add_routes(
             [
-                web.post("/{episode}/v1/chat/completions", self._complete),
+                *(
+                    web.post("/{episode}/v1" + dialect.path, functools.partial(self._answer, dialect))
+                    for dialect in _DIALECTS
+                ),
                 web.get("/{episode}/v1/models", self._models),
                 web.get("/{episode}/v1/models/{model}", self._model),
             ]
@@ -96,7 +107,8 @@ class Endpoint:
         """The episode that a request is for. Raises ``RefusedError`` for one without its key."""
         name = request.match_info["episode"]
         kind, _, said = request.headers.get("Authorization", "").partition(" ")
-        episode, given = self._open.get(name), said.strip() if kind.lower() == "bearer" else ""
+        given = said.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+        episode = self._open.get(name)
         key = episode.client.api_key if episode is not None else self._ended.get(name, _NO_KEY)
         same = hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode())
         if not same or key == _NO_KEY:
@@ -105,15 +117,23 @@ class Endpoint:
             raise RefusedError("the episode has ended", status=410, code="episode_ended")
         return episode
 
-    async def _complete(self, http: web.Request) -> web.StreamResponse:
+    async def _answer(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
+        try:
+            return await self._answered(dialect, http)
+        except RefusedError as error:
+            return _refused(error, dialect.refused(error))
+
+    async def _answered(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         episode = self._asked(http)
         body = await http.read()
         try:
             given = json.loads(body)
         except (ValueError, RecursionError) as problem:
             raise RefusedError(f"the body is not JSON: {problem}") from problem
-        request = chat_request(given, MODEL, episode.sampling)
-        digest = hashlib.sha256(body).digest()
+        if not isinstance(given, dict):
+            raise RefusedError("the body is not a JSON object")
+        request = chat_request(dialect.asked(given), MODEL, episode.sampling)
+        digest = hashlib.sha256(dialect.path.encode() + body).digest()
         asked = episode.repeats.find(http.headers, digest)
         if asked is None:
             asked = episode.repeats.keep(http.headers, digest, episode.ask(request))
@@ -123,10 +143,16 @@ class Endpoint:
         except RefusedError:
             episode.repeats.forget(http.headers, asked)
             raise
-        response = await _streamed(http, request, answer) if request.stream else _whole(request, answer)
-        if not request.stream:
+        response: web.StreamResponse
+        if request.stream:
+            # The status is that of the answer, since it is there before the first event.
+            response = web.StreamResponse(headers=_OF_STREAMS)
             await response.prepare(http)
-            await response.write_eof()
+            await response.write("".join(dialect.events(request, answer)).encode())
+        else:
+            response = web.json_response(dialect.whole(request, answer))
+            await response.prepare(http)
+        await response.write_eof()
         asked.heard = http.transport is not None and not http.transport.is_closing()
         return response
 
@@ -173,8 +199,7 @@ async def _telling(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         return await handler(request)
     except RefusedError as refused:
-        headers = {"x-should-retry": "false"} if refused.status >= 500 else None
-        return web.json_response(refused.body, status=refused.status, headers=headers)
+        return _refused(refused, refused.body)
     except web.HTTPException as error:
         told = f"{request.method} {request.path}: {error.reason}"
         return web.json_response(RefusedError(told, code="not_found").body, status=error.status)
@@ -186,15 +211,6 @@ async def _telling(request: web.Request, handler: Handler) -> web.StreamResponse
         return web.json_response(body, status=500, headers={"x-should-retry": "false"})
 
 
-def _whole(request: ChatRequest, answer: ChatAnswer) -> web.Response:
-    return web.json_response(answer.completion(request.log_probs))
-
-
-async def _streamed(http: web.Request, request: ChatRequest, answer: ChatAnswer) -> web.StreamResponse:
-    """Server-sent events. The status is that of the answer, since it is there before the first one."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(http)
-    events = [json.dumps(chunk) for chunk in answer.chunks(request.log_probs, request.include_usage)]
-    await response.write("".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode())
-    await response.write_eof()
-    return response
+def _refused(error: RefusedError, body: Mapping[str, Any]) -> web.Response:
+    headers = {"x-should-retry": "false"} if error.status >= 500 else None
+    return web.json_response(body, status=error.status, headers=headers)
