@@ -64,12 +64,10 @@ def server_sent(data: Mapping[str, Any], name: str | None = None) -> str:
     return f"{head}data: {json.dumps(data)}\n\n"
 
 
-def only(
-    given: Mapping[str, Any], fields: frozenset[str], neutral: Mapping[str, Sequence[Any]], where: str = ""
-) -> None:
+def only(given: Mapping[str, Any], fields: frozenset[str], neutral: Mapping[str, Sequence[Any]]) -> None:
     """Raises ``RefusedError`` for a field that is none of ``fields``, unless it has a value (of ``neutral``) that asks
     for nothing."""
     for name, value in given.items():
         if value is None or name in fields or (name in neutral and value in neutral[name]):
             continue
-        raise unsupported(f"{where}{name}", f"{where}{name} is not supported here; leave it out")
+        raise unsupported(name, f"{name} is not supported here; leave it out")
