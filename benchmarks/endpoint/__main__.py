@@ -157,7 +157,7 @@ class ByClients:
         self._endpoint, self._asking, self._formed, self._offset = endpoint, asking, formed, offset
 
     async def __call__(self, task: Task, model: Voice, world: World) -> None:
-        with self._endpoint.open(model, task.sampling, self._formed.decode, ReadAnswer, own_seconds=3600) as episode:
+        with self._endpoint.open(model, task.sampling, self._formed, ReadAnswer, own_seconds=3600) as episode:
             client = episode.client
             self.took += await self._asking.ask(client.base_url, client.api_key, self._offset(task))
 

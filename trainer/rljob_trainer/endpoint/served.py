@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_trainer.endpoint.chat_answer import ChatAnswer, Decode, ReadAnswer, ReadCalls
+from rljob_trainer.endpoint.chat_answer import ChatAnswer, ReadAnswer, ReadCalls
 from rljob_trainer.endpoint.chat_request import ChatRequest
 from rljob_trainer.endpoint.journal import Journal, refuse, withdraw
 from rljob_trainer.endpoint.own_time import OwnTime
 from rljob_trainer.endpoint.refusals import RefusedError, invalid
 from rljob_trainer.endpoint.repeats import Repeats
+from rljob_trainer.episodes.conversation import ChatFormat
 from rljob_trainer.episodes.curfew import EpisodeOverError, NoRoomError
 from rljob_trainer.episodes.play import Voice
 from rljob_trainer.episodes.requests import SamplingSettings
@@ -57,7 +58,7 @@ class ServedEpisode:
         client: ClientSettings,
         voice: Voice,
         sampling: SamplingSettings,
-        decode: Decode,
+        chat: ChatFormat,
         read_calls: ReadCalls,
         own_seconds: float,
     ) -> None:
@@ -73,7 +74,7 @@ class ServedEpisode:
         self.was_refused = False
         """The agent was told that the episode is over, or has no room."""
         self._name = name
-        self._voice, self._decode, self._read_calls = voice, decode, read_calls
+        self._voice, self._chat, self._read_calls = voice, chat, read_calls
         self._said: dict[str, Mapping[str, Any]] = {}
         """The model's own messages, by what clients have of them."""
         self._running: set[asyncio.Task[ChatAnswer]] = set()
@@ -109,12 +110,14 @@ class ServedEpisode:
                 "the run ends, or the episode is given up", status=503, kind="server_error", code="episode_ended"
             ) from error
         read = self._read_calls(answer.text) if request.tools else ReadAnswer(answer.text)
-        made = ChatAnswer(f"{self._name}-{number}", MODEL, answer, read, self._decode)
+        made = ChatAnswer(f"{self._name}-{number}", MODEL, answer, read, self._chat.decode)
         self._said[_known_by(made.message)] = answer.message
         return made
 
     def _as_said(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A message for the chat template: an answer of the model's as it was."""
+        """A message for the chat template: an answer of the model's as it was. A tool cannot end its own message."""
+        if message["role"] == "tool":
+            return {**message, "content": self._chat.without_special(message["content"])}
         if message["role"] != "assistant":
             return message
         said = self._said.get(_known_by(message))

@@ -1,7 +1,7 @@
 """The HTTP server of the endpoint: every episode has an address and a key of its own on the loopback device.
 
     async with serving_endpoint() as endpoint:
-        with endpoint.open(voice, sampling, decode, read_calls, own_seconds=600) as episode:
+        with endpoint.open(voice, sampling, chat, read_calls, own_seconds=600) as episode:
             ...  # an agent talks to episode.client.base_url
 
     POST BASE/chat/completions    one answer, whole or as a stream of server-sent events
@@ -29,13 +29,14 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from rljob_trainer.endpoint.chat_answer import Decode, ReadCalls
+from rljob_trainer.endpoint.chat_answer import ReadCalls
 from rljob_trainer.endpoint.chat_request import chat_request
 from rljob_trainer.endpoint.dialects import ChatCompletions, Dialect
 from rljob_trainer.endpoint.messages import AnthropicMessages
 from rljob_trainer.endpoint.refusals import RefusedError
 from rljob_trainer.endpoint.responses import Responses
 from rljob_trainer.endpoint.served import MODEL, ClientSettings, ServedEpisode
+from rljob_trainer.episodes.conversation import ChatFormat
 from rljob_trainer.episodes.play import Voice
 from rljob_trainer.episodes.requests import SamplingSettings
 from rljob_trainer.errors import RLJobError
@@ -71,13 +72,13 @@ class Endpoint:
 
     @contextmanager
     def open(
-        self, voice: Voice, sampling: SamplingSettings, decode: Decode, read_calls: ReadCalls, *, own_seconds: float
+        self, voice: Voice, sampling: SamplingSettings, chat: ChatFormat, read_calls: ReadCalls, *, own_seconds: float
     ) -> Iterator[ServedEpisode]:
         """An episode that can be asked inside of the context. ``own_seconds``: of its agent, while it does not wait for
         the model."""
         name, key = secrets.token_hex(8), f"sk-{secrets.token_urlsafe(32)}"
         client = ClientSettings(f"{self._address}/{name}/v1", key)
-        episode = ServedEpisode(name, client, voice, sampling, decode, read_calls, own_seconds)
+        episode = ServedEpisode(name, client, voice, sampling, chat, read_calls, own_seconds)
         self._open[name] = episode
         try:
             yield episode
@@ -202,7 +203,7 @@ async def _telling(request: web.Request, handler: Handler) -> web.StreamResponse
         return _refused(refused, refused.body)
     except web.HTTPException as error:
         told = f"{request.method} {request.path}: {error.reason}"
-        return web.json_response(RefusedError(told, code="not_found").body, status=error.status)
+        return web.json_response(RefusedError(told).body, status=error.status)
     except ConnectionError:
         raise  # the client has gone: nobody is told
     except Exception:  # noqa: BLE001  an agent is told in its own language, and the log has the rest

@@ -77,7 +77,7 @@ class AgentProgram:
 
     async def _live(self, task: Task, model: Voice) -> dict[str, Json]:
         with self._endpoint.open(
-            model, task.sampling, self._chat.decode, self._reader(task), own_seconds=self._seconds
+            model, task.sampling, self._chat, self._reader(task), own_seconds=self._seconds
         ) as episode:
             returned, cut = await self._played(task, episode)
             return {"returned": returned, "cut": cut, "asked": episode.journal.entries}
