@@ -12,7 +12,7 @@ from published_chats import FAMILIES, chat_of, letters_of
 
 from rljob_trainer.endpoint.served import ClientSettings
 from rljob_trainer.endpoint.server import Endpoint
-from rljob_trainer.environments.agents.players import Agents
+from rljob_trainer.environments.agents.common import Agents
 from rljob_trainer.environments.agents.program import AgentProgram, cannot_go_on
 from rljob_trainer.episodes.environment import Task, tasks_of
 from rljob_trainer.episodes.episode import Episode, Prompt

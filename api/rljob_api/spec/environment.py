@@ -67,8 +67,8 @@ class EnvironmentSpec(SpecModel):
     function: FunctionPath | None = Field(
         default=None,
         description="custom: module:function of an async function (task, model, world), or of a class with such a "
-        "method named episode, or with reset and step. agent: of a function (task, client), which runs in a process "
-        "of its own and returns the reward.",
+        "method named episode, or with reset and step. agent: of a function (task, client), which runs in "
+        "processes of its own and returns the reward.",
     )
     command: Annotated[Listed[CommandPart], Field(max_length=64)] = Field(
         default=(),
@@ -119,7 +119,7 @@ class EnvironmentSpec(SpecModel):
         default=None,
         ge=1,
         le=4096,
-        description="agent: how many run at once, each in a process of its own.",
+        description="agent: how many run at once, each in a process of its own; of an async function 32 in each.",
     )
     agent_seconds: Annotated[int | None, Fallback(600)] = Field(
         default=None,

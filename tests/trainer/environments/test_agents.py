@@ -20,7 +20,10 @@ import pytest
 from scripted_model import CALL, Scripted, environment, said, tasks
 
 from rljob_trainer.endpoint.server import Endpoint, serving_endpoint
-from rljob_trainer.environments.agents.players import Agents, Command, Function
+from rljob_trainer.environments.agents import function as agent_functions
+from rljob_trainer.environments.agents.command import Command
+from rljob_trainer.environments.agents.common import Agents
+from rljob_trainer.environments.agents.function import Function
 from rljob_trainer.episodes import programs as episodes_programs
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.log import EpisodeLog
@@ -165,24 +168,75 @@ print(len(ask(task["messages"])["content"]))
     }
 
 
-@pytest.mark.parametrize("kind", ["def", "async def"])
 async def test_a_function_plays_one_episode_after_the_other_in_the_same_process(
-    tmp_path: Path, endpoint: Endpoint, log: EpisodeLog, kind: str
+    tmp_path: Path, endpoint: Endpoint, log: EpisodeLog
 ) -> None:
-    text = f"""
-{kind} run(task, client, bonus):
+    text = """
+def run(task, client, bonus):
     print("this goes nowhere")
-    assert os.environ["OPENAI_API_KEY"] == client["api_key"]
     content = ask(task["messages"], client)["content"]
-    return {{"score": float(content == task["answer"]) + bonus, "prediction": os.getpid()}}
+    return {"score": float(content == task["answer"]) + bonus, "prediction": os.getpid()}
 """
-    agents = function(tmp_path, text, f"in_turns_{kind.replace(' ', '_')}", {"bonus": 0.5})
+    agents = function(tmp_path, text, "in_turns", {"bonus": 0.5})
     await agents.start()
     episodes, _ = await play(agents, Scripted("42"), endpoint, log, samples=3, at_once=1)
     assert [episode.returned["score"] for episode in episodes] == [1.5] * 3
     (pid,) = {int(episode.returned["prediction"]) for episode in episodes}
     assert pid != os.getpid()
     assert await gone(pid)
+
+
+ASYNC = """
+import asyncio, threading
+
+async def run(task, client):
+    content = (await asyncio.to_thread(ask, task["messages"], client))["content"]
+    {more}
+    return {{"score": float(content == task["answer"]), "prediction": os.getpid()}}
+"""
+
+
+async def test_an_async_function_plays_many_episodes_at_once_in_one_process(
+    tmp_path: Path, endpoint: Endpoint, log: EpisodeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_functions, "AT_ONCE", 3)
+    agents = function(tmp_path, ASYNC.format(more=""), "at_once")
+    await agents.start()
+    model = Scripted("42")
+    model.gate.clear()
+    playing = asyncio.create_task(play(agents, model, endpoint, log, samples=6, at_once=6))
+    while len(model.seen) < 6:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    model.gate.set()
+    episodes, _ = await playing
+    assert [episode.returned["score"] for episode in episodes] == [1.0] * 6
+    processes = [episode.returned["prediction"] for episode in episodes]
+    assert sorted(map(processes.count, set(processes))) == [3, 3]
+
+
+@pytest.mark.parametrize("more", ["await asyncio.sleep(1000)", "while True: asyncio.current_task().uncancel()"])
+async def test_an_async_episode_that_is_given_up_ends_and_a_deaf_one_with_its_process(
+    tmp_path: Path, endpoint: Endpoint, log: EpisodeLog, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    monkeypatch.setattr(agent_functions, "_PARTING_SECONDS", 0.2)
+    text = ASYNC.format(
+        more=f"if os.path.exists('stuck'):\n        open('pid', 'w').write(str(os.getpid()))\n        {more}"
+    )
+    agents = function(tmp_path, text, f"deaf_{len(more)}")
+    await agents.start()
+    (tmp_path / "stuck").touch()
+    playing = asyncio.create_task(environment(agents, endpoint, log).play(tasks(1), Scripted("42")))
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    playing.cancel()
+    await asyncio.wait([playing])
+    (tmp_path / "stuck").unlink()
+    if more.startswith("while"):
+        assert await gone(int((tmp_path / "pid").read_text()))
+    (episode,), _ = await play(agents, Scripted("42"), endpoint, log)
+    assert episode.returned["score"] == 1.0
+    same = episode.returned["prediction"] == (tmp_path / "pid").read_text()
+    assert same == more.startswith("await")
 
 
 FAILING: list[tuple[str, type[Exception], str]] = [
@@ -217,6 +271,7 @@ async def test_a_function_that_fails_ends_the_run(
 ) -> None:
     text = f"def run(task, client):\n    ask(task['messages'], client)\n    {body}\n"
     agents = function(tmp_path, text, "failing")
+    await agents.start()
     with pytest.raises(error, match=told):
         await play(agents, Scripted("42"), endpoint, log)
 

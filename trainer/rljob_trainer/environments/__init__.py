@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.endpoint.server import serving_endpoint
-from rljob_trainer.environments.agents.players import Agents, Command, Function, agent_texts
+from rljob_trainer.environments.agents.command import Command
+from rljob_trainer.environments.agents.common import Agents, agent_texts
+from rljob_trainer.environments.agents.function import Function
 from rljob_trainer.environments.agents.program import AgentProgram, cannot_go_on
 from rljob_trainer.environments.tool_loop import ToolLoop
 from rljob_trainer.environments.tools import tool_of

@@ -37,6 +37,7 @@ class AgentProcess:
         self._warden = warden
         self._control = control
         self._errors = bytearray()
+        self._reading = asyncio.Lock()
         self._keeping = asyncio.create_task(self._keep_errors(), name="errors of an agent")
 
     @classmethod
@@ -83,18 +84,25 @@ class AgentProcess:
         except (BrokenPipeError, ConnectionResetError):
             pass
 
+    def say(self, data: bytes) -> None:
+        """The same without waiting until it has gone."""
+        assert self._warden.stdin is not None
+        self._warden.stdin.write(data)
+
     async def line(self) -> bytes:
         """The next line of its standard output; empty when there is no more."""
         assert self._warden.stdout is not None
-        return await self._warden.stdout.readline()
+        async with self._reading:
+            return await self._warden.stdout.readline()
 
     async def output(self) -> bytes:
         """The end of all that it writes on standard output, when it has ended."""
         assert self._warden.stdout is not None
         kept = bytearray()
-        while part := await self._warden.stdout.read(_READ_BYTES):
-            kept += part
-            del kept[:-_KEPT_OUTPUT]
+        async with self._reading:
+            while part := await self._warden.stdout.read(_READ_BYTES):
+                kept += part
+                del kept[:-_KEPT_OUTPUT]
         return bytes(kept)
 
     async def check_ended(self, name: str) -> None:
@@ -119,8 +127,9 @@ class AgentProcess:
         """When nothing of it is left. After ``end``."""
         assert self._warden.stdout is not None
         # A process of asyncio's counts as running as long as something is left in its pipes.
-        while await self._warden.stdout.read(_READ_BYTES):
-            pass
+        async with self._reading:
+            while await self._warden.stdout.read(_READ_BYTES):
+                pass
         await asyncio.wait([self._keeping])
         await self._warden.wait()
         self._control.close()

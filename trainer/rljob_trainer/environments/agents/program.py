@@ -16,7 +16,7 @@ from rljob_trainer.endpoint.chat_answer import Call, ReadAnswer
 from rljob_trainer.endpoint.journal import answers_in, turns_of
 from rljob_trainer.endpoint.served import ServedEpisode
 from rljob_trainer.endpoint.server import Endpoint
-from rljob_trainer.environments.agents.players import Agents
+from rljob_trainer.environments.agents.common import Agents
 from rljob_trainer.environments.agents.process import AgentError
 from rljob_trainer.environments.call_formats import MalformedCall, ToolCall, split
 from rljob_trainer.episodes.conversation import ChatFormat
