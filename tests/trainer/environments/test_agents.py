@@ -219,10 +219,8 @@ async def test_an_async_episode_that_is_given_up_ends_and_a_deaf_one_with_its_pr
     tmp_path: Path, endpoint: Endpoint, log: EpisodeLog, monkeypatch: pytest.MonkeyPatch, more: str
 ) -> None:
     monkeypatch.setattr(agent_functions, "_PARTING_SECONDS", 0.2)
-    text = ASYNC.format(
-        more=f"if os.path.exists('stuck'):\n        open('pid', 'w').write(str(os.getpid()))\n        {more}"
-    )
-    agents = function(tmp_path, text, f"deaf_{len(more)}")
+    stuck = ["if os.path.exists('stuck'):", "open('pid', 'w').write(str(os.getpid()))", more]
+    agents = function(tmp_path, ASYNC.format(more="\n        ".join(stuck)), f"deaf_{len(more)}")
     await agents.start()
     (tmp_path / "stuck").touch()
     playing = asyncio.create_task(environment(agents, endpoint, log).play(tasks(1), Scripted("42")))
