@@ -55,8 +55,8 @@ class AnthropicMessages:
         }
 
     def events(self, request: ChatRequest, answer: ChatAnswer) -> Iterator[str]:
-        def event(name: str, **data: Any) -> str:
-            return server_sent({"type": name, **data}, name)
+        def event(kind: str, /, **data: Any) -> str:
+            return server_sent({"type": kind, **data}, kind)
 
         begun = _head(answer) | {"content": [], "stop_reason": None, "usage": {**_usage(answer), "output_tokens": 0}}
         yield event("message_start", message=begun)

@@ -54,8 +54,8 @@ class Responses:
     def events(self, request: ChatRequest, answer: ChatAnswer) -> Iterator[str]:
         items, numbers = _items(answer), count()
 
-        def event(name: str, **data: Any) -> str:
-            return server_sent({"type": name, "sequence_number": next(numbers), **data}, name)
+        def event(kind: str, /, **data: Any) -> str:
+            return server_sent({"type": kind, "sequence_number": next(numbers), **data}, kind)
 
         begun = _response(request, answer, []) | {"status": "in_progress", "incomplete_details": None, "usage": None}
         yield event("response.created", response=begun)

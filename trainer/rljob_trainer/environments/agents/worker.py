@@ -80,6 +80,7 @@ async def _play_many(function: Function, params: Answer, incoming: TextIO, outgo
         except BaseException as problem:  # noqa: BLE001  whatever it is, it is the function's
             answer = _failed(problem)
         _tell(outgoing, {"number": given["number"], **answer})
+        del running[given["number"]]
 
     while line := await lines.readline():
         given = json.loads(line)
@@ -89,9 +90,7 @@ async def _play_many(function: Function, params: Answer, incoming: TextIO, outgo
             else:
                 _tell(outgoing, {"number": given["cancel"]})
             continue
-        number = given["number"]
-        running[number] = asyncio.create_task(play(given))
-        running[number].add_done_callback(lambda _, number=number: running.pop(number))
+        running[given["number"]] = asyncio.create_task(play(given))
     os._exit(0)  # the driver is gone, and nobody waits for what still runs
 
 
