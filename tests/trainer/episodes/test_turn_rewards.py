@@ -12,15 +12,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
 
-from two_turns import Played, programs, tasks
+from two_turns import PROMPT, Played, programs, tasks
 
 from conftest import tiny
 from rljob_trainer.episodes.environment import Task
-from rljob_trainer.episodes.episode import Episode
+from rljob_trainer.episodes.episode import Episode, Group, RewardResult
 from rljob_trainer.episodes.log import EpisodeLog
 from rljob_trainer.episodes.play import Voice
 from rljob_trainer.errors import ProgramError
 from rljob_trainer.rollout.torch_engine import TorchEngine
+from rljob_trainer.validation.validator import sample_rows
 from rljob_trainer.world.protocol import World
 
 
@@ -56,6 +57,21 @@ async def test_answers_stand_in_the_order_of_their_leaves_whatever_was_asked_fir
     assert found.answers == 3
     # Two tokens, the one that it was given, two more; and the other leaf's three.
     assert list(found.answer_ends()) == [1, 4, 7]
+
+
+async def test_samples_say_what_each_answer_has_earned(engine: TorchEngine, log: EpisodeLog) -> None:
+    async def episode(task: Task, model: Voice, world: World) -> None:
+        first = await model.ask([5, 6, 7], max_tokens=2)
+        await model.ask([*first.context, 4], max_tokens=2)
+
+    found = await played(episode, engine, log)
+    found.reward = RewardResult(1.0, {"environment": 1.0}, turns=(0.25,))
+    (row,) = sample_rows([Group(PROMPT, [found])], 1, lambda ids: [""] * len(ids))
+    assert [(turn["by"], turn.get("earned")) for turn in row.turns] == [
+        ("model", 0.25),
+        ("environment", None),
+        ("model", None),
+    ]
 
 
 async def test_later_answers_and_the_score_may_be_left_out(engine: TorchEngine, log: EpisodeLog) -> None:
