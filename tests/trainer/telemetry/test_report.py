@@ -236,7 +236,7 @@ def test_who_said_what_in_an_episode_of_several_turns_is_told_apart(make_run: Ma
     page = Page(write_report(folder))
     for by, text in said[:-1]:
         assert f"{by}{text}".replace("\ud800", "\\ud800") in page.text
-    assert "model, earned 0.25yes" in page.text
+    assert "model, earned 0.250yes" in page.text
     assert "? told 1 yes" not in page.text
 
 
