@@ -189,6 +189,7 @@ class RewardPool:
                     data_source=prompt.data_source,
                     messages=prompt.messages,
                     conversational=prompt.conversational,
+                    answers=episode.answers,
                 )
                 for episode in group.episodes
             ]
@@ -275,7 +276,7 @@ class RewardPool:
         self.failures += 1
         substitute = self._reward.error_score
         self._log(f"{message}\nThe sample gets spec.reward.errorScore = {substitute:g}.")
-        return replace(result, score=substitute, error=message)
+        return replace(result, score=substitute, turns=(), error=message)
 
     def _log(self, message: str) -> None:
         if self._logged < _LOGGED:

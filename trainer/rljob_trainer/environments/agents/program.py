@@ -18,7 +18,7 @@ from rljob_trainer.endpoint.served import ServedEpisode
 from rljob_trainer.endpoint.server import Endpoint
 from rljob_trainer.environments.agents.common import Agents
 from rljob_trainer.environments.agents.process import AgentError
-from rljob_trainer.environments.call_formats import MalformedCall, ToolCall, split
+from rljob_trainer.environments.call_formats import MalformedCall, ToolCall, split, without_thoughts
 from rljob_trainer.episodes.conversation import ChatFormat
 from rljob_trainer.episodes.curfew import EpisodeOverError
 from rljob_trainer.episodes.environment import Task
@@ -113,12 +113,15 @@ class AgentProgram:
         counts = self._counts if task.id.purpose == TRAINING else Counter[str]()
 
         def read(text: str) -> ReadAnswer:
-            content, found = split(text, self._call_format)
+            behind = without_thoughts(text)
+            content, found = split(behind, self._call_format)
             calls = [call for call in map(_whole, found) if call is not None]
             counts["calls"] += len(found)
             counts["errors"] += len(found) - len(calls)
             # What cannot be read is no call, and all of it a text, as with other servers.
-            return ReadAnswer(text) if len(calls) < len(found) else ReadAnswer(content, calls)
+            return (
+                ReadAnswer(text) if len(calls) < len(found) else ReadAnswer(text.removesuffix(behind) + content, calls)
+            )
 
         return read
 
