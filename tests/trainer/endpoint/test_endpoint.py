@@ -207,6 +207,22 @@ async def test_what_cannot_be_read_is_no_call_and_counted(endpoint: Endpoint, lo
     assert (counts["rollout/tool_calls"], counts["rollout/tool_errors"]) == (1, 1)
 
 
+async def test_a_call_that_is_only_thought_of_is_none(endpoint: Endpoint, log: EpisodeLog) -> None:
+    thought = f"<think>Perhaps {CALL}?</think>"
+
+    async def agent(client: ClientSettings) -> None:
+        async with openai_of(client) as api:
+            asked: Any = {"model": MODEL, "messages": list(ASKED), "tools": [TOOL]}
+            message = (await api.chat.completions.create(**asked)).choices[0].message
+            assert (message.content, message.tool_calls) == (f"{thought}42", None)
+            message = (await api.chat.completions.create(**asked)).choices[0].message
+            assert message.content == f"{thought}So:"
+            assert len(message.tool_calls or ()) == 1
+
+    _, counts = await played(agent, Scripted(f"{thought}42", f"{thought}So: {CALL}"), endpoint, log)
+    assert (counts["rollout/tool_calls"], counts["rollout/tool_errors"]) == (1, 0)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 2}, "n"),
     ({"temperature": 0.5}, "temperature"),
