@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import APIStatusError, AsyncOpenAI
 
 QUESTION = {"role": "user", "content": "which of these is the larger number and why do you think so " * 4}
 
@@ -40,7 +40,10 @@ async def agent(api: AsyncOpenAI, given: dict[str, Any], turns: int, seconds: fl
     for turn in range(turns):
         await asyncio.sleep(max(0.0, begun + turn * seconds - time.perf_counter()))
         asked = time.perf_counter()
-        completion = await policy.chat.completions.create(model="policy", messages=messages)
+        try:
+            completion = await policy.chat.completions.create(model="policy", messages=messages)
+        except APIStatusError:
+            return  # the measurement is over, and its episodes are given up
         took.append(time.perf_counter() - asked)
         messages += [completion.choices[0].message, {"role": "user", "content": "and now"}]
     print(json.dumps({"api_key": given["api_key"], "seconds": took}), flush=True)
