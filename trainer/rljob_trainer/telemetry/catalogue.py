@@ -355,9 +355,13 @@ def _pipeline() -> Iterator[Metric]:
     yield from _spread(
         "num_turns", "", f"messages {of_episodes}: prompt, answers and what is told between", "mean min max"
     )
-    yield from _spread("tool_call_counts", "calls", f"calls of the world {of_episodes}", "mean min max")
+    yield from _spread(
+        "tool_call_counts", "calls", f"calls of the world {of_episodes}; an agent's run is one", "mean min max"
+    )
     yield from _spread("agent_loop/generate_sequences", "s", f"generation times {of_episodes}", "mean min max")
-    yield from _spread("agent_loop/tool_calls", "s", f"times in calls of the world {of_episodes}", "mean min max")
+    yield from _spread(
+        "agent_loop/tool_calls", "s", f"times in calls {of_episodes}; an agent's run is one", "mean min max"
+    )
     slowest = "of the episode whose generation and calls took longest"
     yield Metric("agent_loop/slowest/generate_sequences", "s", f"generation time {slowest}", "slowest")
     yield Metric("agent_loop/slowest/tool_calls", "s", f"time in calls of the world {slowest}", "slowest")
