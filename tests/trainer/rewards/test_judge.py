@@ -328,7 +328,12 @@ async def test_the_key_is_sent_and_never_told(
             (result,) = await scoring
     assert judge.headers[0]["Authorization"] == f"Bearer {KEY}"
     assert "no: Bearer ***" in str(result.error)
-    told += [repr(result), caplog.text, *(file.read_text() for file in tmp_path.iterdir()), str(opened.take_counts())]
+    told += [
+        repr(result),
+        caplog.text,
+        *(file.read_text() for file in (tmp_path / "judges").iterdir()),
+        str(opened.take_counts()),
+    ]
     assert not [text for text in told if KEY in text or KEY[:12] in text]
 
 
@@ -373,7 +378,7 @@ async def test_a_record_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Pat
         reward = settings(judge.url)
         async with pool(reward, tmp_path) as opened:
             await opened.score_responses(responses("seven", "x"))
-        (file,) = tmp_path.iterdir()
+        (file,) = (tmp_path / "judges").iterdir()
         whole = file.read_bytes()
         file.write_bytes(whole[:-7])
         async with pool(reward, tmp_path) as opened:

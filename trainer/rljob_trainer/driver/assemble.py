@@ -105,7 +105,7 @@ async def assemble(
     *,
     base: Path,
     episodes: Path,
-    judges: Path,
+    records: Path,
     ledger: Ledger,
     shelf: Shelf,
     fence: Fence,
@@ -121,7 +121,8 @@ async def assemble(
 ) -> Parts:
     """Starts reward workers, learner and engines (Ray must run). What was started is closed with ``stack``.
 
-    ``episodes``: the folder for the log of episodes of many turns; ``judges``: for what judges were asked and said.
+    ``episodes``: the folder for the log of episodes of many turns; ``records``: where rewards
+    keep what a run that goes on needs.
     ``by_role``: Ray's nodes say in a label whether they are for ranks or engines. ``roll_backs``: how often this
     process has gone back to a checkpoint.
     """
@@ -138,7 +139,7 @@ async def assemble(
             spec.reward,
             longest_response=spec.rollout.max_response_tokens,
             paths=[base],
-            records=judges,
+            records=records,
             waits=waits,
         )
     )

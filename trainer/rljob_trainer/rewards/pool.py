@@ -28,7 +28,6 @@ from rljob_trainer.episodes.receipts import digest_of
 from rljob_trainer.errors import CHANGED_JOB, JobFileError, RewardError, RewardWorkerError, UnscoredError
 from rljob_trainer.rewards.code_tests import DEFAULT_SECONDS, OUTPUT_BYTES
 from rljob_trainer.rewards.judge import Judge
-from rljob_trainer.rewards.judge.record import JudgeRecord
 from rljob_trainer.rewards.process import WorkerProcess
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.sharing import SharedWork
@@ -97,7 +96,7 @@ class RewardPool:
         waits: Waits | None = None,
     ) -> None:
         """``longest_response`` is rollout.maxResponseTokens; ``paths`` are folders with the user's modules, ``records``
-        is the folder for what judges were asked and said (None: it is forgotten).
+        is the run's output folder, in which what judges were asked and said is kept (None: it is forgotten).
 
         Raises ``JobFileError`` for parameters that a built-in function does not take.
         """
@@ -166,11 +165,9 @@ class RewardPool:
                     log.warning("The sandbox of %s does not hold everything here: %s (docs/sandbox.md)", name, what)
             for spec, function in zip(self._specs, self._reward.functions, strict=True):
                 if function.judge is not None:
-                    remembers = function.judge.cache
-                    record = await asyncio.to_thread(JudgeRecord, spec.name, self._records, remembers)
-                    judge = self._judges[spec.name] = Judge(spec, function.judge, record, self._waits)
-                    await judge.open()
+                    judge = self._judges[spec.name] = Judge(spec, function.judge, self._records, self._waits)
                     self._open.push_async_callback(judge.close)
+                    await judge.open()
         except WorldError as error:
             await self.close()
             raise RewardWorkerError(f"the sandbox of codeTests cannot be opened: {error}") from error

@@ -12,6 +12,7 @@ import random
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.errors import JobFileError
@@ -23,6 +24,7 @@ from rljob_trainer.rewards.judge.record import JudgeRecord
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.terms import RewardFailure
 from rljob_trainer.rewards.verdicts import described_error
+from rljob_trainer.telemetry import run_folder
 from rljob_trainer.telemetry.names import metric
 from rljob_trainer.waits import Waits
 
@@ -69,12 +71,14 @@ class _Away:
 class Judge:
     """Scores for one term of the reward; used by one event loop, open from ``open`` to ``close``."""
 
-    def __init__(self, spec: TermSpec, judge: JudgeSpec, record: JudgeRecord, waits: Waits | None = None) -> None:
-        """Raises ``JobFileError`` when the environment has no key."""
+    def __init__(self, spec: TermSpec, judge: JudgeSpec, output: Path | None, waits: Waits | None = None) -> None:
+        """``output`` is the run's folder; None: what was asked is forgotten at the end. Raises ``JobFileError`` when the
+        environment has no key."""
         self.spec = spec
         self._judge = judge
         self._endpoint = Endpoint(judge, spec.place)
-        self._record = record
+        folder = None if output is None else output / run_folder.JUDGES
+        self._record = JudgeRecord(spec.name, folder, remembers=judge.cache)
         self._waits = waits or Waits()
         self._limits = MinuteLimits(judge.requests_per_minute, judge.tokens_per_minute)
         self._slots = asyncio.Semaphore(judge.concurrency)
@@ -89,7 +93,9 @@ class Judge:
         self._random = random.Random()
 
     async def open(self) -> None:
-        """Connects to nobody yet: a judge that is away at the start may be there when there is something to ask."""
+        """Reads the record, and connects to nobody yet: a judge that is away at the start may be there when there is
+        something to ask. Raises ``OutputError``; may take long."""
+        await asyncio.to_thread(self._record.open)
         await self._endpoint.open()
 
     async def close(self) -> None:

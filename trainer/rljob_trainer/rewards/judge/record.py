@@ -23,21 +23,22 @@ class JudgeRecord:
     """Of one judge; without a folder it is forgotten at the end."""
 
     def __init__(self, name: str, folder: Path | None, remembers: bool = True) -> None:
-        """``remembers``: whether scores are kept; what was spent is counted in any case. Reads the file that is there,
-        which may take long. Raises ``OutputError``."""
+        """``remembers``: whether scores are kept; what was spent is counted in any case."""
         self.requests = 0
         """Begun since the run began, those of earlier processes too."""
         self.tokens = 0
         self._remembers = remembers
         self._scores: dict[bytes, float] = {}
         self._file: int | None = None
-        if folder is None:
+        self._path = None if folder is None else folder / f"{quote(name, safe='')}.jsonl"
+
+    def open(self) -> None:
+        """Reads the file that is there, which may take long. Raises ``OutputError``."""
+        if (path := self._path) is None:
             return
-        path = folder / f"{quote(name, safe='')}.jsonl"
         with writing(path):
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            self._path = path
             self._read(path)
 
     def close(self) -> None:
@@ -65,7 +66,7 @@ class JudgeRecord:
         self._write({"key": key, "score": score, "tokens": tokens})
 
     def _write(self, line: dict[str, str | float | int]) -> None:
-        if self._file is None:
+        if self._file is None or self._path is None:
             return
         with writing(self._path):
             data = json.dumps(line).encode() + b"\n"
