@@ -72,8 +72,8 @@ class Judge:
     """Scores for one term of the reward; used by one event loop, open from ``open`` to ``close``."""
 
     def __init__(self, spec: TermSpec, judge: JudgeSpec, output: Path | None, waits: Waits | None = None) -> None:
-        """``output`` is the run's folder; None: what was asked is forgotten at the end. Raises ``JobFileError`` when the
-        environment has no key."""
+        """``output`` is the run's folder; None: what was asked is forgotten at the end. Raises ``JobFileError`` when
+        the environment has no key."""
         self.spec = spec
         self._judge = judge
         self._endpoint = Endpoint(judge, spec.place)
