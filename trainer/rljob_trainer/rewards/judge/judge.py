@@ -106,9 +106,6 @@ class Judge:
         self._waiting.close()
         self._record.close()
 
-    def applies_to(self, source: str) -> bool:
-        return self.spec.applies_to(source)
-
     async def score(self, response: Response) -> RewardVerdict | RewardFailure:
         """The judge's score, or why there is none. Raises ``JobFileError`` when the endpoint refuses the first
         questions, and ``OutputError`` when the record cannot be written."""
@@ -204,9 +201,8 @@ class Judge:
                         self._counts.unreadable += 1
                         self._record.answered(question.key, None, tokens)
                         if unread >= self._judge.attempts:
-                            times = "once" if unread == 1 else f"{unread} times"
                             return RewardFailure(
-                                self.spec.name, f"{self._name} was asked {times} and gave no score: {problem}"
+                                self.spec.name, f"{self._name} was asked {_times(unread)} and gave no score: {problem}"
                             )
                         continue
                     self._record.answered(question.key, score, tokens)
@@ -217,8 +213,8 @@ class Judge:
             if pause is None:
                 return RewardFailure(
                     self.spec.name,
-                    f"{self._name} has not answered within {self._judge.deadline_seconds} s (deadlineSeconds), in "
-                    f"{tries} tries: {away}",
+                    f"{self._name} has not answered within {self._judge.deadline_seconds} s (deadlineSeconds), asked "
+                    f"{_times(tries)}: {away}",
                     away=True,
                 )
             self._is_away(mark, _Away(str(away), tries, deadline))
@@ -260,16 +256,14 @@ class Judge:
     def _pause(self, tries: int, problem: AwayError | RefusedError, deadline: float) -> float | None:
         """Seconds until the next try; None: it is too late for one."""
         left = deadline - time.monotonic()
-        wanted = problem.seconds if isinstance(problem, AwayError) else None
-        if wanted is not None:
-            # What one question is told holds for all of them.
-            self._limits.hold(min(wanted, max(left, 0.0)))
-            return wanted if wanted < left else None
-        if left <= 0:
+        wanted = (problem.seconds if isinstance(problem, AwayError) else None) or 0.0
+        if left <= 0 or wanted >= left:
             return None
+        # What one question is told holds for all of them.
+        self._limits.hold(wanted)
         longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(tries - 1, 10))
         # Not all at once; the last try is made at the deadline.
-        return min(longest * self._random.uniform(0.5, 1.0), left)
+        return min(max(wanted, longest * self._random.uniform(0.5, 1.0)), left)
 
     def _is_away(self, mark: int, away: _Away) -> None:
         if not self._away:
@@ -289,4 +283,8 @@ class Judge:
     def _reason(self) -> str:
         latest = max(self._away.values(), key=lambda away: away.tries)
         questions = "1 question waits" if len(self._away) == 1 else f"{len(self._away)} questions wait"
-        return f"{self._name}, asked {latest.tries} times ({latest.problem}); {questions}"
+        return f"{self._name}, asked {_times(latest.tries)} ({latest.problem}); {questions}"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
