@@ -363,7 +363,7 @@ async def test_a_question_is_asked_once(tmp_path: Path) -> None:
         assert (counts["judge/judge/requests"], counts["judge/judge/requests_of_run"]) == (0, 2)
         assert len(judge.asked) == 2
         # Whatever is asked otherwise, or read otherwise, is another question.
-        for other in ({"temperature": 0.1}, {"template": "{response}?"}, {"parser": {"high": 20}}):
+        for other in ({"temperature": 0.1}, {"template": "{response}?"}, {"parser": {"scale": False}}):
             async with pool(settings(judge.url, **other), tmp_path) as opened:
                 await opened.score_responses(responses("seven"))
         assert len(judge.asked) == 5
