@@ -133,6 +133,18 @@ class ResizeGroup:
 
 
 @dataclass(frozen=True)
+class ReshapeGroup:
+    """Puts a worker group back whose replicas got other numbers of pods, or that was switched off."""
+
+    cluster: str
+    index: int
+    group: str
+    before: int
+    hosts: int
+    """Pods of a replica."""
+
+
+@dataclass(frozen=True)
 class PassPriority:
     """Puts Kueue's priority class of the job on a RayCluster that has another one (None: has it taken off)."""
 
@@ -183,6 +195,7 @@ Action = (
     | StopDriver
     | TellDriver
     | ResizeGroup
+    | ReshapeGroup
     | PassPriority
     | RestoreGroups
     | ClearRemoved
@@ -206,7 +219,7 @@ def groups_patch(version: str, groups: Sequence[Mapping[str, Any]]) -> list[Mapp
 
 
 def cluster_patch(
-    action: NoteGeneration | BeginAttempt | NoteFirstCrash | PassPriority | ResizeGroup | ClearRemoved,
+    action: NoteGeneration | BeginAttempt | NoteFirstCrash | PassPriority | ResizeGroup | ReshapeGroup | ClearRemoved,
 ) -> list[Mapping[str, Any]]:
     """The JSON Patch of an action on a RayCluster: first the tests, then the change.
 
@@ -241,15 +254,21 @@ def cluster_patch(
             if action.after is None:
                 return [*known, {"op": "remove", "path": path}]
             return [*known, {"op": "add", "path": path, "value": action.after}]
-        case ResizeGroup() | ClearRemoved():
+        case ResizeGroup() | ReshapeGroup() | ClearRemoved():
             group = f"/spec/workerGroupSpecs/{action.index}"
-            before = action.before if isinstance(action, ResizeGroup) else action.replicas
+            before = action.replicas if isinstance(action, ClearRemoved) else action.before
             tests: list[Mapping[str, Any]] = [
                 {"op": "test", "path": f"{group}/groupName", "value": action.group},
                 {"op": "test", "path": f"{group}/replicas", "value": before},
             ]
             if isinstance(action, ClearRemoved):
                 return [*tests, {"op": "replace", "path": f"{group}/scaleStrategy", "value": {}}]
+            if isinstance(action, ReshapeGroup):
+                return [
+                    *tests,
+                    {"op": "add", "path": f"{group}/numOfHosts", "value": action.hosts},
+                    {"op": "add", "path": f"{group}/suspend", "value": False},
+                ]
             return [
                 *tests,
                 {"op": "replace", "path": f"{group}/replicas", "value": action.replicas},

@@ -13,7 +13,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -24,18 +24,19 @@ from rljob_operator import api_server, events, names, objects
 from rljob_operator.answers import AnswerError
 from rljob_operator.api_server import ApiError, ApiServer
 from rljob_operator.draft import Decision
+from rljob_operator.edited_groups import restoring
 from rljob_operator.entrypoint import driver_command, driver_environment
 from rljob_operator.head import Head, Heads
 from rljob_operator.memory import Memory
-from rljob_operator.network_policy import network_policy
 from rljob_operator.observed import DriverView, JobView, Observed, RayView
+from rljob_operator.own_objects import OwnObjects, taken
 from rljob_operator.questions import Questions, questions
 from rljob_operator.queueing import QueueView
 from rljob_operator.reconcile import reconcile
 from rljob_operator.settings import Settings
 from rljob_operator.status import JobStatus
 from rljob_operator.store import Key, Store
-from rljob_operator.tokens import JobTokens, KeyRing, TokenKey
+from rljob_operator.tokens import KeyRing, TokenKey
 from rljob_operator.work_queue import RetryError
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Executor:
     ) -> None:
         self._api = api
         self._heads = heads
+        self._own = OwnObjects(api, settings)
         self._store = store
         self._keys = keys
         self._settings = settings
@@ -251,7 +253,7 @@ class Executor:
         space, resolved = job.namespace, job.job
         match action:
             case do.ApplyConfigMap() if resolved is not None:
-                await self._write_job_file(job, resolved, memory)
+                await self._own.write_job_file(job, resolved, memory)
             case do.CheckPods() if resolved is not None:
                 await self._check_pods(action, job, resolved, memory)
             case do.CreateCluster() if resolved is not None:
@@ -262,6 +264,7 @@ class Executor:
                 | do.NoteFirstCrash()
                 | do.PassPriority()
                 | do.ResizeGroup()
+                | do.ReshapeGroup()
                 | do.ClearRemoved()
             ):
                 path = api_server.clusters(space, action.cluster)
@@ -322,9 +325,9 @@ class Executor:
         )
         name = cluster["metadata"]["name"]
         await _together(
-            self._write_job_file(job, resolved, memory),
-            self._write_tokens(job, resolved, action.incarnation, tokens),
-            self._guard_pods(job, resolved, action.incarnation, memory),
+            self._own.write_job_file(job, resolved, memory),
+            self._own.write_tokens(job, resolved, action.incarnation, tokens),
+            self._own.guard_pods(job, resolved, action.incarnation, memory),
         )
         try:
             # Created, not applied: should there be one already, nothing in it must change.
@@ -335,8 +338,8 @@ class Executor:
                 await self._look_for_kuberay()
             if error.refused:
                 memory.rejection = _why_refused(error.message)
-            if error.already_exists and not await self._is_own(job, api_server.clusters(job.namespace, name)):
-                memory.rejection = _taken(cluster)
+            if error.already_exists and not await self._own.is_own(job, api_server.clusters(job.namespace, name)):
+                memory.rejection = taken(cluster)
             raise
         self._store.put_cluster(created)
         memory.changed = True
@@ -359,13 +362,16 @@ class Executor:
     ) -> None:
         """What cannot be written is told and not tried again before its time: pods that run do without."""
         memory.surroundings_due = time.monotonic() + self._settings.sweep_seconds * random.uniform(0.8, 1.0)
-        work = [self._guard_pods(job, resolved, action.incarnation, memory)]
+        work = [self._own.guard_pods(job, resolved, action.incarnation, memory)]
         if action.job_file:
-            work.append(self._write_job_file(job, resolved, memory))
+            work += [
+                self._own.write_job_file(job, resolved, memory),
+                self._keep_groups(action, job, resolved, memory),
+            ]
         key = self._key_of(job, action.cluster)
         if key is not None:
             tokens = key.tokens(job.uid, action.incarnation)
-            work.append(self._write_tokens(job, resolved, action.incarnation, tokens))
+            work.append(self._own.write_tokens(job, resolved, action.incarnation, tokens))
         memory.surroundings_rejection = ""
         try:
             await _together(*work)
@@ -375,65 +381,31 @@ class Executor:
             memory.rejection = ""
             log.warning("%s/%s: what its pods need cannot be kept: %s", job.namespace, job.name, error)
 
-    async def _write_job_file(self, job: JobView, resolved: ResolvedJob, memory: Memory) -> None:
-        body = objects.config_map(resolved, job.document, job.uid, job.generation)
-        await self._write_own(job, api_server.core(job.namespace, "configmaps"), body, memory)
-
-    async def _write_tokens(self, job: JobView, resolved: ResolvedJob, incarnation: int, tokens: JobTokens) -> None:
-        """Creates the Secret; it goes with the job. One that is there is ours, from a try before.
-
-        Creating is all that the operator may do with Secrets: the answers to other writes would show it anybody's.
-        """
-        body = objects.secret(resolved, job.uid, incarnation, tokens)
-        try:
-            await self._api.create(api_server.core(job.namespace, "secrets"), body)
-        except ApiError as error:
-            if not error.already_exists:
-                raise
-
-    async def _guard_pods(self, job: JobView, resolved: ResolvedJob, incarnation: int, memory: Memory) -> None:
-        """The network policy, before there are pods; away with a former one where policies are switched off."""
-        collection = api_server.group("networking.k8s.io/v1", job.namespace, "networkpolicies")
-        path = f"{collection}/{names.network_policy(job.name)}"
-        if self._settings.network_policy:
-            body = network_policy(resolved, job.uid, self._settings)
-            await self._write_own(job, collection, body, memory)
-        elif incarnation > 1 and await self._is_own(job, path):
-            await self._api.delete(path)
-
-    async def _write_own(self, job: JobView, collection: str, body: Mapping[str, Any], memory: Memory) -> None:
-        """Creates an object of the job's, or brings it up to date.
-
-        One of somebody else's by that name stays as it is: written over, it would also be deleted with the job.
-        """
-        name = body["metadata"]["name"]
-        path = f"{collection}/{name}"
-        if path not in memory.own:
-            try:
-                await self._api.create(collection, body)
-            except ApiError as error:
-                if not error.already_exists:
-                    raise
-                if not await self._is_own(job, path):
-                    memory.rejection = _taken(body)
-                    raise
-                memory.own.add(path)
-            else:
-                memory.own.add(path)
-                return
-        await self._api.apply(path, body)
-
-    async def _is_own(self, job: JobView, path: str) -> bool:
-        """Whether the object, if there still is one, was made for a job of this name. It may be patched, not read."""
-        label = "/metadata/labels/" + names.JOB_LABEL.replace("/", "~1")
-        try:
-            await self._api.patch(path, [{"op": "test", "path": label, "value": job.name}])
-        except ApiError as error:
-            if error.status == 422:
-                return False
-            if not error.not_found:
-                raise
-        return True
+    async def _keep_groups(
+        self, action: do.KeepSurroundings, job: JobView, resolved: ResolvedJob, memory: Memory
+    ) -> None:
+        """Puts back what somebody has changed in the groups of a cluster: the next pod would be made from it."""
+        path = api_server.clusters(job.namespace, action.cluster)
+        there = await self._api.get(path)
+        if there["spec"].get("suspend"):
+            # Kueue puts its own changes back when it takes the cluster's quota; until then they may be under way.
+            return
+        made = objects.ray_cluster(
+            resolved,
+            job.fingerprint,
+            job.uid,
+            job.generation,
+            action.incarnation,
+            self._made_under(job, action.cluster),
+            self._settings,
+        )
+        operations = restoring(made, there)
+        if not operations:
+            return
+        changed = ", ".join(operation["path"].removeprefix("/spec/") for operation in operations[1:])
+        self._store.put_cluster(await self._api.patch(path, operations))
+        memory.changed = True
+        log.info("%s/%s: put back as it was in %s: %s", job.namespace, job.name, action.cluster, changed)
 
     def _head_of(self, job: JobView, action: do.SubmitDriver | do.StopDriver | do.TellDriver) -> Head:
         return self._head(job, action.cluster, action.incarnation)
@@ -473,10 +445,6 @@ async def _together(*work: Coroutine[Any, Any, None]) -> None:
 
 def _refusal(error: ApiError) -> str:
     return f"the API server refuses what the job needs next: {error.message}"
-
-
-def _taken(wanted: Mapping[str, Any]) -> str:
-    return f"there is a {wanted['kind']} {wanted['metadata']['name']} that is not the job's: rename it, or the job"
 
 
 def _why_refused(message: str) -> str:

@@ -39,6 +39,8 @@ ATTEMPT_HEAD_ANNOTATION: Final = "rljob.dev/attempt-head"
 """UID of the head pod the attempt was started on: another head means that the attempt is lost."""
 TOKEN_KEY_ANNOTATION: Final = "rljob.dev/token-key"
 """`TokenKey.id` of the key from which the cluster's tokens derive."""
+MADE_AS_ANNOTATION: Final = "rljob.dev/made-as"
+"""Fingerprint of the groups of a cluster as it was made: whether today's operator and job would write the same."""
 FIRST_CRASH_ANNOTATION: Final = "rljob.dev/first-crash"
 """Since when pods of the cluster crash with no attempt running (`crash_loops`)."""
 

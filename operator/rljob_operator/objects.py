@@ -13,6 +13,7 @@ from typing import Any
 from rljob_api import API_VERSION, KIND, ResolvedJob, Spec, schema
 from rljob_api.spec.pod import Pod
 from rljob_operator import names, pods
+from rljob_operator.edited_groups import FIXED
 from rljob_operator.metadata import metadata
 from rljob_operator.pools import Role, WorkerGroup, pools
 from rljob_operator.settings import Settings
@@ -93,6 +94,11 @@ def ray_cluster(
     }
     if settings.token_authentication:
         spec["authOptions"] = {"mode": "token", "secretName": tokens}
+    fixed = [
+        {field: group[field] for field in FIXED if field in group}
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])
+    ]
+    described["annotations"][names.MADE_AS_ANNOTATION] = _fingerprint(fixed)
     return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": described, "spec": spec}
 
 
@@ -124,7 +130,11 @@ def spec_hash(spec: Spec) -> str:
     Live fields (pool sizes, staleness, suspend ...) don't count, nor does whether a default is spelled out.
     """
     fixed = _without_live(spec.document(), schema.root().fields["spec"])
-    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
+    return _fingerprint(fixed)
+
+
+def _fingerprint(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _without_live(value: Any, node: schema.Node) -> Any:

@@ -58,6 +58,8 @@ class GroupView:
     most: int
     least: int = 0
     hosts: int = 1
+    suspended: bool = False
+    """Somebody has switched the group alone off; neither we nor Kueue do that."""
     removing: tuple[str, ...] = ()
     """scaleStrategy.workersToDelete."""
 

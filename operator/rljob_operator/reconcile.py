@@ -34,7 +34,7 @@ from rljob_operator.observed import ClusterView, Observed
 from rljob_operator.pools import pools
 from rljob_operator.queueing import NOT_SEEN
 from rljob_operator.readiness import Readiness, pool_status, readiness, unserved
-from rljob_operator.resizing import resize, restore
+from rljob_operator.resizing import reshape, resize, restore
 from rljob_operator.settings import Settings
 
 ORPHAN = "orphan"
@@ -306,11 +306,14 @@ def _resize(draft: Draft, cluster: ClusterView) -> None:
     running = last is not None and last.ended is None
     answer = attempts.answer_of(draft, cluster.attempt)
     understood = answer if answer is not None and answer.generation >= draft.job.generation else None
+    # Otherwise the job file speaks of the next incarnation.
+    of_this = cluster.spec_hash == draft.job.fingerprint
     for pool in pools(draft.resolved):
+        if of_this and reshape(draft, cluster, pool):
+            continue
         if pool.resizable:
             resize(draft, cluster, pool, understood, running)
-        elif cluster.spec_hash == draft.job.fingerprint:
-            # Otherwise the job file speaks of the next incarnation.
+        elif of_this:
             restore(draft, cluster, pool)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from rljob_api.status import DriverStatus
-from rljob_operator.actions import ClearRemoved, ResizeGroup
+from rljob_operator.actions import ClearRemoved, ReshapeGroup, ResizeGroup
 from rljob_operator.conditions import Reason, Type
 from rljob_operator.draft import Draft
 from rljob_operator.observed import ClusterView, GroupView, PodView
@@ -50,6 +50,19 @@ def resize(draft: Draft, cluster: ClusterView, pool: WorkerGroup, driver: Driver
         draft.say(Type.RESIZING, True, Reason.ADDING, f"{pool.name}: from {group.asked} to {pool.replicas}")
     else:
         _shrink(draft, cluster, pool, group, pods, driver, running)
+
+
+def reshape(draft: Draft, cluster: ClusterView, pool: WorkerGroup) -> bool:
+    """Has a group put back whose replicas were given another number of pods by hand, or that was switched off.
+
+    Sizes are looked at when that is done: until then KubeRay makes and removes pods of its own accord.
+    """
+    group = cluster.group(pool.name)
+    if group is None or (group.hosts == pool.hosts and not group.suspended):
+        return False
+    draft.do(ReshapeGroup(cluster.name, group.index, group.name, group.replicas, pool.hosts))
+    draft.wake_in(draft.settings.start_poll_seconds)
+    return True
 
 
 def restore(draft: Draft, cluster: ClusterView, pool: WorkerGroup) -> None:

@@ -117,7 +117,7 @@ def trimmed_cluster(raw: Object) -> dict[str, Any]:
     """A RayCluster without what `cluster_view` doesn't read: its pod templates above all."""
     metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
     kept = ("name", "namespace", "uid", "labels", "annotations", "resourceVersion", "deletionTimestamp")
-    sizes = ("groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts", "scaleStrategy")
+    sizes = ("groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts", "suspend", "scaleStrategy")
     groups = [{name: group[name] for name in sizes if name in group} for group in spec.get("workerGroupSpecs") or ()]
     return {
         "metadata": {name: metadata[name] for name in kept if name in metadata},
@@ -135,6 +135,7 @@ def _group(index: int, raw: Object) -> GroupView:
         most=int(raw.get("maxReplicas", _MOST_REPLICAS)),
         least=int(raw.get("minReplicas", 0)),
         hosts=int(raw.get("numOfHosts", 1)),
+        suspended=bool(raw.get("suspend", False)),
         removing=tuple(strategy.get("workersToDelete") or ()),
     )
 

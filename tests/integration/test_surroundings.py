@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import dataclasses
 
 import pytest
 from fakes.heads import Play
 from kube.control_plane import ApiCallError
-from world import SETTINGS, World, job_document
+from world import SETTINGS, WITH_FAKE_AND_REAL_KUBERAY, World, job_document
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -49,3 +51,65 @@ async def test_what_somebody_deleted_comes_back_within_a_sweep(world: World) -> 
 
 def content(item: dict[str, object]) -> dict[str, object]:
     return {name: item.get(name) for name in ("data", "spec", "type")}
+
+
+@WITH_FAKE_AND_REAL_KUBERAY
+async def test_pod_templates_changed_by_hand_are_as_they_were_within_a_sweep(world: World) -> None:
+    world.start_operator(settings=dataclasses.replace(SETTINGS, sweep_seconds=1.0))
+    await world.apply(job_document("job"), Play(steps=None))
+    await world.until_condition("job", "Running", "True", "Training")
+    path = f"/apis/ray.io/v1/namespaces/{world.namespace}/rayclusters/job-c1"
+    before = (await world.clusters())[0]["spec"]
+    generation = (await world.clusters())[0]["metadata"]["generation"]
+    pods = {pod["metadata"]["uid"] for pod in await world.pods()}
+    # What it has written itself it takes for what it wrote: nothing is patched, sweep after sweep.
+    await asyncio.sleep(3.0)
+    assert (await world.clusters())[0]["metadata"]["generation"] == generation
+    index = [group["groupName"] for group in before["workerGroupSpecs"]].index("trainer")
+    template = f"/spec/workerGroupSpecs/{index}/template/spec"
+    edits = [
+        {"op": "replace", "path": f"{template}/containers/0/image", "value": "elsewhere/other:2"},
+        {"op": "add", "path": f"{template}/containers/0/env/0", "value": {"name": "ADDED", "value": "by hand"}},
+        {"op": "replace", "path": f"{template}/automountServiceAccountToken", "value": True},
+        {"op": "add", "path": "/spec/headGroupSpec/template/spec/restartPolicy", "value": "Always"},
+    ]
+    await world.call("PATCH", path, edits, "application/json-patch+json")
+
+    async def as_before() -> bool:
+        spec = copy.deepcopy((await world.clusters())[0]["spec"])
+        variables = spec["workerGroupSpecs"][index]["template"]["spec"]["containers"][0]["env"]
+        # What somebody adds stays his own.
+        if {"name": "ADDED", "value": "by hand"} not in variables:
+            return False
+        variables.remove({"name": "ADDED", "value": "by hand"})
+        return bool(spec == before)
+
+    await world.until("the groups are as they were made", as_before)
+    assert {pod["metadata"]["uid"] for pod in await world.pods()} == pods
+    assert len(world.drivers("job")) == 1
+
+
+@WITH_FAKE_AND_REAL_KUBERAY
+async def test_a_group_whose_replicas_were_reshaped_or_switched_off_by_hand_trains_again(world: World) -> None:
+    world.start_operator()
+    await world.apply(job_document("job"), Play(steps=None))
+    await world.until_condition("job", "Running", "True", "Training")
+    path = f"/apis/ray.io/v1/namespaces/{world.namespace}/rayclusters/job-c1"
+    names = [group["groupName"] for group in (await world.clusters())[0]["spec"]["workerGroupSpecs"]]
+    trainer, rollout = (f"/spec/workerGroupSpecs/{names.index(name)}" for name in ("trainer", "rollout"))
+    edits = [
+        {"op": "add", "path": f"{trainer}/numOfHosts", "value": 2},
+        {"op": "add", "path": f"{rollout}/suspend", "value": True},
+    ]
+    await world.call("PATCH", path, edits, "application/json-patch+json")
+
+    async def trains() -> bool:
+        groups = (await world.clusters())[0]["spec"]["workerGroupSpecs"]
+        here = {(group["numOfHosts"], group.get("suspend", False)) for group in groups}
+        pods = [pod for pod in await world.pods() if "deletionTimestamp" not in pod["metadata"]]
+        return here == {(1, False)} and len(pods) == 1 + sum(group["replicas"] for group in groups)
+
+    await world.until("the groups have their pods", trains)
+    await world.until_condition("job", "Running", "True", "Training")
+    # KubeRay itself may have made the trainer's pod anew; the cluster stays.
+    assert [cluster["metadata"]["name"] for cluster in await world.clusters()] == ["job-c1"]

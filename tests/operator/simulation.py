@@ -228,6 +228,8 @@ class World:
                 self.clusters[cluster.name] = replace(cluster, first_crash=action.time.replace(microsecond=0))
             case do.ResizeGroup():
                 return self._resize(action)
+            case do.ReshapeGroup():
+                self._change_group(action.cluster, action.group, hosts=action.hosts, suspended=False)
             case do.PassPriority():
                 self.clusters[action.cluster] = replace(self.clusters[action.cluster], priority=action.after)
             case do.RestoreGroups():
@@ -323,6 +325,7 @@ class World:
                     mine.remove(pod_name)
                 # As `utils.GetWorkerGroupDesiredReplicas` of KubeRay has it.
                 wanted = group.least if group.replicas < group.least else min(group.replicas, group.most)
+                wanted *= not group.suspended
                 # Which ones it takes that nobody named is its own affair; here always the oldest.
                 for pod_name in mine[: max(0, len(mine) - wanted)]:
                     self._remove(pod_name)

@@ -17,7 +17,7 @@ from simulation import SETTINGS, job_spec
 
 from rljob_api import Violation, check, resolve, schema
 from rljob_api.overrides import merged
-from rljob_operator import objects
+from rljob_operator import names, objects
 from rljob_operator.entrypoint import driver_command
 
 MARK = "zmark"
@@ -189,6 +189,8 @@ def made(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     assert violations == []
     assert job is not None
     cluster = objects.ray_cluster(resolve(job), "hash", "uid", 1, 1, "key", SETTINGS)
+    # A digest of all texts, which changes with each.
+    cluster["metadata"]["annotations"].pop(names.MADE_AS_ANNOTATION)
     carried = objects.config_map(resolve(job), job.spec.document(), "uid", 1)["data"]["job.json"]
     return cluster, json.loads(carried)
 

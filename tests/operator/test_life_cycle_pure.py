@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from simulation import SETTINGS, World, job_spec
@@ -445,6 +446,19 @@ def test_an_upper_bound_lowered_by_hand_is_taken_back(group: str) -> None:
     assert workers(world, group) == set()
     world.settle(12)
     assert len(workers(world, group)) == wanted
+
+
+@pytest.mark.parametrize("group", ["rollout", "trainer"])
+@pytest.mark.parametrize("change", [{"hosts": 3}, {"suspended": True}], ids=["hosts", "suspend"])
+def test_pods_of_a_replica_and_a_group_switched_off_by_hand_are_put_back(group: str, change: dict[str, Any]) -> None:
+    world = running()
+    world._change_group("job-c1", group, **change)
+    world.settle(3)
+    found = world.clusters["job-c1"].group(group)
+    assert found is not None
+    assert (found.hosts, found.suspended) == (1, False)
+    assert world.submissions == [1]
+    assert world.look().actions == ()
 
 
 @pytest.mark.parametrize("group", ["rollout", "trainer"])

@@ -80,7 +80,11 @@ def cluster_of_every_kind() -> dict[str, Any]:
     made["metadata"] |= WRITERS
     made["metadata"]["annotations"] |= {"rljob.dev/attempt": "4", "rljob.dev/attempt-head": "head-pod"}
     made["spec"]["suspend"] = True
-    made["spec"]["workerGroupSpecs"][0] |= {"numOfHosts": 2, "scaleStrategy": {"workersToDelete": ["pod-1"]}}
+    made["spec"]["workerGroupSpecs"][0] |= {
+        "numOfHosts": 2,
+        "suspend": True,
+        "scaleStrategy": {"workersToDelete": ["pod-1"]},
+    }
     failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreatePod", "message": "a quota"}
     return {**made, "status": {"conditions": [failure], "state": "failed"}}
 
@@ -92,7 +96,8 @@ def test_a_view_of_what_is_kept_of_a_cluster_is_that_of_the_whole() -> None:
     assert seen == cluster_view(whole)
     # All that can be seen was there, so that nothing can have been lost unnoticed.
     assert (seen.attempt, seen.attempt_head, seen.suspended, seen.deleting) == (4, "head-pod", True, True)
-    assert (seen.groups[0].hosts, seen.groups[0].removing, seen.problem) == (2, ("pod-1",), "FailedCreatePod: a quota")
+    assert (seen.groups[0].hosts, seen.groups[0].suspended, seen.groups[0].removing) == (2, True, ("pod-1",))
+    assert seen.problem == "FailedCreatePod: a quota"
     assert "template" not in json.dumps(kept)
     assert "managedFields" not in json.dumps(kept)
 
