@@ -36,27 +36,50 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds before the second try of a question, doubled with each further one."""
 
 
-@dataclass(slots=True)
 class _Counts:
-    """Since they were taken last."""
+    """What happened since it was made."""
 
-    requests: int = 0
-    retries: int = 0
-    unreadable: int = 0
-    remembered: int = 0
-    failures: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    answers: int = 0
-    slowest: float = 0.0
+    def __init__(self) -> None:
+        self.requests = self.retries = self.unreadable = self.remembered = self.failures = 0
+        self.answers = self.tokens = 0
+        self.seconds = self.slowest = 0.0
+
+    def request(self) -> None:
+        self.requests += 1
+
+    def retry(self) -> None:
+        self.retries += 1
+
+    def unread(self) -> None:
+        self.unreadable += 1
+
+    def known(self) -> None:
+        self.remembered += 1
+
+    def failure(self) -> None:
+        self.failures += 1
+
+    def answer(self, tokens: int, seconds: float) -> None:
+        self.answers += 1
+        self.tokens += tokens
+        self.seconds += seconds
+        self.slowest = max(self.slowest, seconds)
 
 
-@dataclass(slots=True)
 class _Asking:
     """A question under way, for as many samples as ask it."""
 
-    task: asyncio.Task[float | RewardFailure]
-    samples: int = 0
+    def __init__(self, task: asyncio.Task[float | RewardFailure]) -> None:
+        self.task = task
+        self._samples = 0
+
+    def join(self) -> None:
+        self._samples += 1
+
+    def leave(self) -> bool:
+        """Whether nobody asks it any more."""
+        self._samples -= 1
+        return not self._samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +137,11 @@ class Judge:
         except ValueError as problem:
             return RewardFailure(self.spec.name, described_error(problem))
         if self._judge.cache and (known := self._record.score(question.key)) is not None:
-            self._counts.remembered += 1
+            self._counts.known()
             return RewardVerdict(known)
         said = await (self._shared(question) if self._judge.cache else self._ask(question))
         if isinstance(said, RewardFailure):
-            self._counts.failures += 1
+            self._counts.failure()
             return said
         return RewardVerdict(said)
 
@@ -148,13 +171,12 @@ class Judge:
             asking = _Asking(asyncio.create_task(self._ask(question), name="judge"))
             self._asking[question.key] = asking
         else:
-            self._counts.remembered += 1
-        asking.samples += 1
+            self._counts.known()
+        asking.join()
         try:
             return await asyncio.shield(asking.task)
         finally:
-            asking.samples -= 1
-            if not asking.samples:
+            if asking.leave():
                 asking.task.cancel()
                 # At once: whoever asks next is not to be given what was called off.
                 del self._asking[question.key]
@@ -179,7 +201,7 @@ class Judge:
                 began = time.monotonic()
                 if deadline is None:
                     deadline = began + self._judge.deadline_seconds
-                self._counts.requests += 1
+                self._counts.request()
                 self._record.asked(question.key)
                 try:
                     said = await self._endpoint.ask(question.body)
@@ -192,13 +214,13 @@ class Judge:
                     self._has_answered = True
                     tokens = question.tokens if said.tokens is None else said.tokens
                     spent.counted(tokens)
-                    self._note_answer(tokens, time.monotonic() - began)
+                    self._counts.answer(tokens, time.monotonic() - began)
                     self._is_there(mark)
                     try:
                         score = self._read(said)
                     except UnreadableError as problem:
                         unread += 1
-                        self._counts.unreadable += 1
+                        self._counts.unread()
                         self._record.answered(question.key, None, tokens)
                         if unread >= self._judge.attempts:
                             return RewardFailure(
@@ -208,7 +230,7 @@ class Judge:
                     self._record.answered(question.key, score, tokens)
                     return score
             tries += 1
-            self._counts.retries += 1
+            self._counts.retry()
             pause = self._pause(tries, away, deadline)
             if pause is None:
                 return RewardFailure(
@@ -228,13 +250,6 @@ class Judge:
         if said.cut:
             raise UnreadableError(f"it was cut after maxTokens = {self._judge.max_tokens}; raise that")
         return score_in(said.text, self._judge.parser)
-
-    def _note_answer(self, tokens: int, seconds: float) -> None:
-        counts = self._counts
-        counts.tokens += tokens
-        counts.answers += 1
-        counts.seconds += seconds
-        counts.slowest = max(counts.slowest, seconds)
 
     def _used_up(self) -> str | None:
         """Which budget of the run is used up, if any."""
