@@ -151,6 +151,7 @@ class ResolvedPipeline(PipelineSpec):
 class ResolvedEnvironment(EnvironmentSpec):
     call_format: CallFormat
     max_turns: int
+    max_calls_per_turn: int
     call_seconds: int
 
 

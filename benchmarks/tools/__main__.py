@@ -1,12 +1,16 @@
 """``python -m benchmarks.tools``: does a model learn to use a tool, in every pipeline, with every seed?
 
-The job is ``examples/tools/parity.yaml``: the parity of 16 bits, which a tool tells. A run ends when 97 of 100 held-out
-prompts are answered right, or when its steps are used up.
+Both jobs ask for the parity of 16 bits, which a tiny model cannot tell. In ``examples/tools/parity.yaml`` a character
+asks a tool for it, from random weights; in ``examples/retool/tiny.yaml`` a program does that the model writes and the
+sandbox runs, by a model that calls the interpreter once in eight times. A run ends when the job's goal is reached, or
+when its steps are used up.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +21,11 @@ from benchmarks.measuring import table, write_results
 from benchmarks.rljob_run import rljob_run
 
 HERE = Path(__file__).parent
-JOB = ROOT / "examples" / "tools" / "parity.yaml"
+EXAMPLES = ROOT / "examples"
+JOBS = {"parity": EXAMPLES / "tools" / "parity.yaml", "interpreter": EXAMPLES / "retool" / "tiny.yaml"}
 MODES: dict[str, dict[str, str]] = {
-    "sync": {},
-    "oneStepOff": {"pipeline.mode": "oneStepOff"},
+    "sync": {"pipeline.mode": "sync", "batch.groups": "64"},
+    "oneStepOff": {"pipeline.mode": "oneStepOff", "batch.groups": "64"},
     "fullyAsync": {"pipeline.mode": "fullyAsync", "batch.groups": "null"},
 }
 _REWARD = "validation/held-out/mean@1"
@@ -43,26 +48,36 @@ class Learned:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.tools", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--job", choices=list(JOBS), nargs="+", default=list(JOBS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--mode", choices=list(MODES), nargs="+", default=list(MODES))
     parser.add_argument("--results", type=Path, default=HERE / "results")
     args = parser.parse_args()
-    learned = []
-    for mode in args.mode:
-        for seed in args.seeds:
-            with tempfile.TemporaryDirectory(prefix="rljob-tools-") as scratch:
-                run = rljob_run(JOB, Path(scratch) / "run", settings={**MODES[mode], "seed": seed})
-            rewards, turns = run.column(_REWARD), run.column("response/turns/mean")
-            seconds = run.summary["seconds"]
-            learned.append(
-                Learned(mode, seed, rewards[0], rewards[-1], run.summary["steps"], (turns[0], turns[-1]), seconds)
-            )
-            print(learned[-1], flush=True)
-    rows = [[one.mode, *map(str, (one.seed, round(one.first, 2), round(one.last, 2), one.steps))] for one in learned]
-    for row, one in zip(rows, learned, strict=True):
-        row += [f"{one.turns[0]:.2f}", f"{one.turns[1]:.2f}", f"{one.seconds:.0f}"]
-    head = ["pipeline", "seed", "reward at first", "at last", "steps", "turns at first", "at last", "seconds"]
-    write_results(args.results, "parity", Hardware.here(), [asdict(one) for one in learned], table(head, rows))
+    for job in args.job:
+        machine = Hardware.here()
+        with tempfile.TemporaryDirectory(prefix="rljob-tools-") as scratch:
+            settings = {}
+            if job == "interpreter":
+                model = Path(scratch) / "model"
+                subprocess.run([sys.executable, EXAMPLES / "retool" / "cold_start.py", model], check=True)
+                settings = {"model.source": str(model)}
+            learned = [_run(job, mode, seed, settings, Path(scratch)) for mode in args.mode for seed in args.seeds]
+        rows = [
+            [one.mode, *map(str, (one.seed, round(one.first, 2), round(one.last, 2), one.steps))] for one in learned
+        ]
+        for row, one in zip(rows, learned, strict=True):
+            row += [f"{one.turns[0]:.2f}", f"{one.turns[1]:.2f}", f"{one.seconds:.0f}"]
+        head = ["pipeline", "seed", "reward at first", "at last", "steps", "turns at first", "at last", "seconds"]
+        write_results(args.results, job, machine, [asdict(one) for one in learned], table(head, rows))
+
+
+def _run(job: str, mode: str, seed: int, settings: dict[str, str], scratch: Path) -> Learned:
+    run = rljob_run(JOBS[job], scratch / f"{mode}-{seed}", settings={**MODES[mode], **settings, "seed": seed})
+    rewards, turns = run.column(_REWARD), run.column("response/turns/mean")
+    steps, seconds = run.summary["steps"], run.summary["seconds"]
+    learned = Learned(mode, seed, rewards[0], rewards[-1], steps, (turns[0], turns[-1]), seconds)
+    print(job, learned, flush=True)
+    return learned
 
 
 if __name__ == "__main__":

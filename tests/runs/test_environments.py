@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,10 @@ from real_runs import Runner, metrics_of
 from test_kills import forked
 from warm import Warm
 
+from rljob_trainer.cli import main
+
 PARITY = Path(__file__).parents[2] / "examples" / "tools" / "parity.yaml"
+RETOOL = Path(__file__).parents[2] / "examples" / "retool"
 SLOW_TOOL = Path(__file__).parents[2] / "benchmarks" / "deadlines" / "job.yaml"
 
 
@@ -28,6 +33,25 @@ def test_a_model_learns_to_ask_a_tool_for_what_it_cannot_tell(runner: Runner) ->
     for step in steps:
         turns = step["response/turns/mean"]  # each says one token; between two of them lie two that it was told
         assert step["response/trained_ratio"] == pytest.approx(turns / (3 * turns - 2), rel=1e-3)
+
+
+def test_a_model_that_hardly_calls_the_interpreter_learns_to(runner: Runner) -> None:
+    """Calls are programs that the model writes and the sandbox runs."""
+    output, model = runner.folder / "output", runner.folder / "model"
+    subprocess.run([sys.executable, RETOOL / "cold_start.py", model], check=True, timeout=300)
+    runner.run("run", RETOOL / "tiny.yaml", "--output", output, "--set", f"model.source={model}")
+    steps = metrics_of(output)
+    rewards = [step["validation/held-out/mean@1"] for step in steps if "validation/held-out/mean@1" in step]
+    assert rewards[0] < 0.6
+    assert rewards[-1] >= 0.95
+    first, *_, last = [step for step in steps if step["step"] > 0]
+    # The last batch is of weights before those that validation has found to be good.
+    assert last["tool_call_counts/mean"] > first["tool_call_counts/mean"] + 0.2
+    for step in (first, last):
+        # Two programs in one episode, or one that cannot be read, are an answer more.
+        assert step["num_turns/mean"] >= 2 + 2 * step["tool_call_counts/mean"] - 1e-6
+        assert 0 < step["agent_loop/tool_calls/mean"] <= step["agent_loop/tool_calls/max"] < 30
+    assert main(["validate", str(RETOOL / "retool-7b.yaml")]) == 0
 
 
 def test_every_prompt_of_two_turns_ends_once_whoever_is_killed(tmp_path: Path, warm: Warm) -> None:

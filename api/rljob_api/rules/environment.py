@@ -18,6 +18,8 @@ _BELONG_TO = {
     "maxTurns": _PROGRAMS,
     "maxTurnTokens": _PROGRAMS,
     "maxObservationTokens": ("tools",),
+    "maxCalls": ("tools",),
+    "maxCallsPerTurn": ("tools",),
     "callSeconds": ("tools",),
 }
 """Fields, and the types of environments that they are for."""
@@ -52,6 +54,8 @@ def environment_fields_belong_to_its_type(job: Job) -> Iterator[Violation]:
         "maxTurns": environment.max_turns not in (None, fallbacks["max_turns"]),
         "maxTurnTokens": environment.max_turn_tokens is not None,
         "maxObservationTokens": environment.max_observation_tokens is not None,
+        "maxCalls": environment.max_calls is not None,
+        "maxCallsPerTurn": environment.max_calls_per_turn not in (None, fallbacks["max_calls_per_turn"]),
         "callSeconds": environment.call_seconds not in (None, fallbacks["call_seconds"]),
     }
     for field, types in _BELONG_TO.items():
@@ -124,6 +128,21 @@ def custom_tools_name_a_function(job: Job) -> Iterator[Violation]:
             yield Violation(path, "is required by type custom", "write module:function, for example my_tools:search")
         if tool.type != "custom" and tool.function is not None:
             yield Violation(path, f"has no meaning for type {tool.type}", "remove it, or use type: custom")
+
+
+@rule(
+    cel=Cel(
+        _TOOL,
+        "!has(self.concurrency) || self.type == 'custom'",
+        "is for type custom; of python, sandbox.workers run at once",
+        ".concurrency",
+    )
+)
+def concurrency_is_of_custom_tools(job: Job) -> Iterator[Violation]:
+    for index, tool in enumerate(job.spec.rollout.environment.tools):
+        if tool.concurrency is not None and tool.type != "custom":
+            remedy = "set sandbox.workers" if tool.type == "python" else "remove it"
+            yield Violation(f"{_PATH}.tools[{index}].concurrency", f"has no meaning for type {tool.type}", remedy)
 
 
 @rule(

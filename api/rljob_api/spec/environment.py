@@ -33,6 +33,14 @@ class ToolSpec(SpecModel):
         default=None, description="For the model. Default: the first paragraph of the function's docstring."
     )
 
+    concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="custom: calls at once, over all episodes; further ones wait, which callSeconds does not count. "
+        "Default: unbounded.",
+    )
+
     @property
     def label(self) -> str:
         """As the model calls it."""
@@ -95,6 +103,19 @@ class EnvironmentSpec(SpecModel):
         ge=1,
         le=16777216,
         description="tools: longest observation, tokens; of a longer one the middle is left out. Default: unbounded.",
+    )
+    max_calls: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="tools: calls in one episode; what the model calls then is not called, and it is told so. Default: "
+        "unbounded.",
+    )
+    max_calls_per_turn: Annotated[int | None, Fallback(8)] = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="tools: calls in one answer; further ones are not made, and the model is told so.",
     )
     call_seconds: Annotated[int | None, Fallback(60)] = Field(
         default=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_trainer.environments.call_formats import FORMATS, MalformedCall, ToolCall
+from rljob_trainer.environments.call_formats import FORMATS, MalformedCall, ToolCall, without_thoughts
 
 SEARCH = ToolCall("search", {"query": "Paris", "most": 3})
 ADD = ToolCall("add", {"a": 1})
@@ -41,6 +41,23 @@ ADD = ToolCall("add", {"a": 1})
 )
 def test_calls_are_found_in_order(name: str, text: str, calls: list[ToolCall]) -> None:
     assert FORMATS[name](text) == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("It is 42.", "It is 42."),
+        ("<think>Shall I call?</think>No.", "No."),
+        # Where the template has opened the thinking itself.
+        ("Shall I call?\n</think>\n\nNo.", "\n\nNo."),
+        ("<think>one</think>two<think>three</think>four", "four"),
+        ("\n<think>without an end", ""),
+        ("It is called <think>.", "It is called <think>."),
+        ("</think>", ""),
+    ],
+)
+def test_what_stands_behind_a_model_s_thinking_is_said(text: str, said: str) -> None:
+    assert without_thoughts(text) == said
 
 
 @pytest.mark.parametrize(

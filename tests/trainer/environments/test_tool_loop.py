@@ -66,9 +66,11 @@ def task(longest: int = 2000) -> Task:
     return tasks_of(prompt, [0], SamplingSettings(max_tokens=longest), seed=1)[0]
 
 
-def loop(*more: Tool, call_format: str = "hermes", seconds: float = 5.0, longest: int | None = None) -> ToolLoop:
+def loop(
+    *more: Tool, call_format: str = "hermes", seconds: float = 5.0, longest: int | None = None, **most: int
+) -> ToolLoop:
     tools = [Tool("calculator", calculator, None, "a field"), *more]
-    return ToolLoop(tools, call_format, CHAT, seconds, longest)
+    return ToolLoop(tools, call_format, CHAT, seconds, longest, **most)
 
 
 async def played(
@@ -202,6 +204,47 @@ async def test_several_calls_of_one_answer_are_answered_in_order(log: EpisodeLog
     episode, counts = await played(loop(), Written(twice, "42 and 2"), log)
     assert [m["content"] for m in episode.messages if m["role"] == "tool"] == ["42", "2"]
     assert counts["rollout/tool_calls"] == 2
+
+
+async def test_calls_that_are_only_thought_of_are_not_made(log: EpisodeLog) -> None:
+    thought = f"<think>Perhaps {CALL.replace('21', '99')}</think>"
+    episode, counts = await played(loop(), Written(thought + CALL, f"{thought}It is 42."), log)
+    assert [m["content"] for m in episode.messages if m["role"] == "tool"] == ["42"]
+    assert (counts["rollout/tool_calls"], episode.finish) == (1, "stop")
+
+
+async def test_calls_beyond_those_of_an_answer_or_an_episode_are_not_made_and_said(log: EpisodeLog) -> None:
+    model = Written(CALL * 5, CALL * 2, CALL, "It is 42.")
+    episode, counts = await played(loop(most_calls=3, most_at_once=2), model, log)
+    assert [m["content"] for m in episode.messages if m["role"] == "tool"] == [
+        *["42"] * 2,
+        "Error: 3 calls were not made: at most 2 in one answer",
+        "42",
+        "Error: 1 call was not made: all 3 calls are used up; answer without tools",
+        "Error: 1 call was not made: all 3 calls are used up; answer without tools",
+    ]
+    assert (counts["rollout/tool_calls"], counts["rollout/tool_errors"]) == (8, 5)
+    assert len(episode.leaves) == 1
+
+
+async def test_a_tool_is_called_by_as_many_episodes_at_once_as_it_may(log: EpisodeLog) -> None:
+    under_way, most = 0, 0
+
+    async def slow() -> str:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.02)
+        under_way -= 1
+        return "ok"
+
+    # Nine wait three times as long as a call may take.
+    program = loop(Tool("slow", slow, None, "", concurrency=3), seconds=0.05)
+    environment = Programs(program, log, CHAT, EpisodeLimits(8, prompt_tokens=1000), counts=program.take_counts)
+    tasks = tasks_of(task().prompt, list(range(12)), SamplingSettings(max_tokens=2000), seed=1)
+    await environment.play(tasks, Written('<tool_call>{"name": "slow"}</tool_call>', "So."))
+    assert most == 3
+    assert environment.take_counts()["rollout/tool_errors"] == 0
 
 
 async def test_code_in_a_fence_goes_to_the_one_tool_there_is(log: EpisodeLog) -> None:

@@ -100,9 +100,10 @@ async def test_a_function_and_a_class_get_their_params(folder: Path) -> None:
 
 async def test_a_world_goes_step_by_step_until_it_is_over(folder: Path) -> None:
     model = Says("2", "3", "4")
-    assert await played(folder, "Countdown", model, start=5) == 0.5
+    assert await played(folder, "Countdown", model, start=5) == {"turn_rewards": [0.2, 0.3]}
     assert model.seen == [["take", "5 are there"], ["take", "5 are there", "2", "3 are left"]]
-    assert await played(folder, "Countdown", Says("1"), start=5) == 0.1, "one that was cut keeps what it had"
+    cut = await played(folder, "Countdown", Says("1"), start=5)
+    assert cut == {"turn_rewards": [0.1]}, "one that was cut keeps what it had"
 
 
 async def test_a_step_that_returns_something_else_is_named(folder: Path) -> None:

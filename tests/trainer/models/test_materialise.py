@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import string
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rljob_api.spec.model import Model
 from rljob_trainer.errors import BucketError, JobFileError
 from rljob_trainer.models import materialise, read_folder
 from rljob_trainer.models.sharing import send_model
+from rljob_trainer.models.tokenizer import load_tokenizer
 from rljob_trainer.models.weights import check_values
 from rljob_trainer.storage.bucket import ObjectBucket
 
@@ -62,6 +64,18 @@ def test_seed_decides_the_weights_and_the_callers_random_numbers_are_left_alone(
     first, again, other = ((f / "model.safetensors").read_bytes() for f in folders)
     assert first == again
     assert first != other
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_random_model_of_any_family_reads_every_character_it_lists(tmp_path: Path, family: str) -> None:
+    characters = "".join(sorted({*string.printable, *"éßж数🙂"}))
+    random = {"family": family, "hiddenSize": 32, "layers": 1, "heads": 1, "tokenizer": {"characters": characters}}
+    made = materialise(Model.model_validate({"random": random}), tmp_path / "model")
+    tokenizer = load_tokenizer(made.path)
+    for text in (characters, "it's 12 345\n\n  \tIt'll\r\n", "数 and é"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.convert_ids_to_tokens(ids) == list(text)
+        assert tokenizer.decode(ids) == text
 
 
 def test_character_tokenizer_gives_one_token_per_character_and_the_text_back(tmp_path: Path) -> None:

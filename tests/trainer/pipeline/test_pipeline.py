@@ -377,6 +377,15 @@ def test_limits_judge_the_mean_of_a_step_s_pulls_and_those_with_older_tokens_alo
     assert apart_in_all([*fresh, older]) == older
 
 
+def test_the_slowest_episode_of_a_step_is_one_episode() -> None:
+    family = "agent_loop/slowest"
+    thinks = {f"{family}/generate_sequences": 5.0, f"{family}/tool_calls": 0.5, f"{family}/response_length": 90.0}
+    calls = {f"{family}/generate_sequences": 1.0, f"{family}/tool_calls": 9.0, f"{family}/response_length": 10.0}
+    plain = {"rollout/slowest/seconds": 100.0}
+    for pulls in ([thinks, calls, plain], [plain, calls, thinks]):
+        assert merge_pulls(pulls) == calls | plain
+
+
 def test_extremes_of_several_pulls_are_extremes_of_the_step() -> None:
     first = {"age/mean": 4.0, "age/max": 4.0, "age/min": 4.0, "response/length/max": 90.0, "reward/min": -1.0}
     second = {"age/mean": 0.0, "age/max": 0.0, "age/min": 0.0, "response/length/max": 100.0, "reward/min": 0.5}

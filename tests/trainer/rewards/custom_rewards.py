@@ -86,3 +86,8 @@ def counts_calls(response: str, journal: str) -> float:
     if response == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
     return 1.0
+
+
+def each_answer(returned: object) -> object:
+    """What the environment's program has said of it."""
+    return returned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,6 +68,39 @@ async def test_quick_rules_need_no_process() -> None:
     assert [r.parts["gsm8k"] for r in results] == [0.0, 1.0, 0.0]
     assert [r.prediction for r in results] == ["7", "#### 7", "8"]
     assert [r.correct for r in results] == [True, False, False]
+
+
+async def test_what_single_answers_have_earned_is_weighed_and_added_up_by_answer() -> None:
+    earned = {"score": 1.0, "turn_rewards": [0.5, -0.25]}
+    asked = [
+        Response("", "", None, "s", 3, "stop", label="two turns", returned=earned, answers=3),
+        Response("", "", None, "s", 3, "stop", label="a number", returned=2.0, answers=3),
+        Response("", "", None, "s", 3, "stop", label="without score", returned={"turn_rewards": [1, 2, 3]}, answers=3),
+    ]
+    functions = ({"type": "environment", "weight": 2.0}, custom("each_answer", weight=-1.0))
+    async with pool(*functions) as opened:
+        two, plain, without = await opened.score_responses(asked)
+    assert (two.score, two.turns) == (1.25, (0.5, -0.25))
+    assert two.parts == {"environment": 1.25, "custom": 1.25}
+    assert (plain.score, plain.turns) == (2.0, ())
+    assert (without.score, without.turns) == (6.0, (1.0, 2.0, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ({"turn_rewards": [1.0, 2.0]}, "it returned 2 turn_rewards for an episode with 1 answers"),
+        ({"score": 1.0, "turn_rewards": "12"}, "its turn_rewards are '12' (str); give a list with a number for each"),
+        ({"score": 1.0, "turn_rewards": 3}, "its turn_rewards are 3 (int)"),
+        ({"turn_rewards": [float("nan")]}, "it returned the score nan"),
+        ({"turn_rewards": []}, "it returned a mapping without 'score'"),
+    ],
+)
+async def test_rewards_of_answers_that_cannot_be_used_are_named(returned: Any, problem: str) -> None:
+    asked = [Response("", "", None, "s", 3, "stop", label="sample 1", returned=returned)]
+    async with pool(custom("each_answer")) as opened:
+        with pytest.raises(RewardError, match=re.escape(problem)):
+            await opened.score_responses(asked)
 
 
 async def test_score_is_the_weighted_sum_of_the_parts_and_the_overlong_punishment() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rljob_trainer.telemetry.batch_metrics import (
     BatchStreams,
+    PlayedTurns,
     age_metrics,
     balance_metrics,
     batch_metrics,
@@ -22,6 +23,7 @@ from rljob_trainer.telemetry.batch_metrics import (
     optimizer_step_metrics,
     reward_metrics,
     spread,
+    turn_metrics,
     turns,
 )
 from rljob_trainer.telemetry.names import check_all
@@ -213,6 +215,26 @@ def test_what_is_masked_cannot_matter() -> None:
     assert got["critic/explained_variance"] == pytest.approx(1.0)  # off by a constant
     assert got["response/trained_ratio"] == pytest.approx(5 / 6)
     assert (got["response/turns/mean"], got["response/turns/max"]) == (1.0, 2.0)  # 1, 2, 1 and 0
+
+
+def test_turns_calls_and_seconds_of_an_environment_s_episodes() -> None:
+    played = PlayedTurns(
+        answers=np.array([1, 3]),
+        answer_tokens=np.array([4, 2, 3, 7]),
+        calls=np.array([0, 5]),
+        call_seconds=np.array([0.0, 2.5]),
+    )
+    got = turn_metrics(played, np.array([4.0, 3.0]), np.array([10, 20]), np.array([4, 15]))
+    check_all(got)
+    # As verl counts: prompt and answer are two; prompt and three answers with what was told in between are six.
+    assert [got[f"num_turns/{one}"] for one in ("mean", "min", "max")] == [4.0, 2.0, 6.0]
+    assert [got[f"tool_call_counts/{one}"] for one in ("mean", "min", "max")] == [2.5, 0.0, 5.0]
+    assert [got[f"response/turn_tokens/{one}"] for one in ("mean", "min", "max")] == [4.0, 2.0, 7.0]
+    assert [got[f"agent_loop/generate_sequences/{one}"] for one in ("mean", "min", "max")] == [3.5, 3.0, 4.0]
+    assert [got[f"agent_loop/tool_calls/{one}"] for one in ("mean", "min", "max")] == [1.25, 0.0, 2.5]
+    slowest = {name: got[f"agent_loop/slowest/{name}"] for name in ("generate_sequences", "tool_calls")}
+    assert slowest == {"generate_sequences": 3.0, "tool_calls": 2.5}
+    assert [got[f"agent_loop/slowest/{one}_length"] for one in ("prompt", "response")] == [20.0, 15.0]
 
 
 def test_an_empty_batch_has_no_metrics() -> None:

@@ -229,12 +229,14 @@ def test_samples_without_a_common_prompt_are_shown_one_by_one(make_run: MakeRun)
 def test_who_said_what_in_an_episode_of_several_turns_is_told_apart(make_run: MakeRun) -> None:
     folder = make_run(steps=20)
     said = [("model", "? \ud800"), ("environment", "told <b>1</b>"), ("rewritten history", "all"), ("model", "yes")]
-    turns = [{"by": by, "text": text} for by, text in said]
+    turns: list[dict[str, str | float]] = [{"by": by, "text": text} for by, text in said]
+    turns[-1]["earned"] = 0.25
     row = SampleRow(source="training", prompt="What is it?", response="? told 1 yes", turns=turns)
     (folder / "samples/step-000020.jsonl").write_text(row.to_json() + "\n")
     page = Page(write_report(folder))
-    for by, text in said:
+    for by, text in said[:-1]:
         assert f"{by}{text}".replace("\ud800", "\\ud800") in page.text
+    assert "model, earned 0.250yes" in page.text
     assert "? told 1 yes" not in page.text
 
 

@@ -43,6 +43,7 @@ from rljob_trainer.algorithms.selection import (
     resampled,
     without_truncated,
 )
+from rljob_trainer.algorithms.turn_rewards import earned_at_turns
 from rljob_trainer.algorithms.vocabulary_kl import chunked_kl, exact_kl
 from rljob_trainer.algorithms.weights import Weights
 
@@ -76,6 +77,7 @@ __all__ = [
     "clipped_scores",
     "correct",
     "critic_loss",
+    "earned_at_turns",
     "exact_kl",
     "gradient_noise",
     "interpolated_log_probs",

@@ -1,6 +1,7 @@
 """Says everything that is wrong with job files, without starting anything.
 
-Each line reads `path: what is wrong; what to do`. The exit code is 0 when all files are valid, else 64, as that
+Each line reads `path: what is wrong; what to do`. Of a valid job that may still surprise, lines that begin with `note:`
+say where and how. The exit code is 0 when all files are valid, else 64, as that
 of a run that refuses them.
 Files and data that a job names are looked at too, unless --schema-only is given; relative paths start at the job file.
 Where rljob is installed without its extra trainer that can't be done, which is said; the exit code is that of the rest.
@@ -18,8 +19,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from rljob_api import JobInvalid, Readable, Violation, check_text, read_overlay
+from rljob_api import Checked, JobInvalid, Readable, Violation, check_text, read_overlay, resolve
 from rljob_api.loading import read_text
+from rljob_api.notes import notes
 from rljob_api.yaml_reading import MAX_CHARACTERS
 from rljob_trainer.errors import JobFileError
 
@@ -41,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     invalid = 0
     lacking: list[ModuleNotFoundError] = []
     for file in files:
-        found, jobs = _violations(file, args.set, args.schema_only, overlays, lacking)
+        outcomes = list[Checked]()
+        found, jobs = _violations(file, args.set, args.schema_only, overlays, lacking, outcomes)
         several = len(files) > 1 or jobs > 1
         for place, violation in found:
             print(f"{place}: " if several and place else "", violation, sep="")
@@ -49,6 +52,10 @@ def run(args: argparse.Namespace) -> int:
             invalid += 1
         elif not args.quiet:
             print(f"{' + '.join([file, *overlays])}: valid{' by itself' if lacking else ''}")
+            for outcome in outcomes:
+                if outcome.job is not None:
+                    for note in notes(resolve(outcome.job)):
+                        print(f"note: {note}")
     if lacking:
         print(
             f"rljob validate: what job files name was not looked at: that needs the module {lacking[0].name}, which "
@@ -59,11 +66,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _violations(
-    file: str, assignments: list[str], schema_only: bool, overlays: list[str], lacking: list[ModuleNotFoundError]
+    file: str,
+    assignments: list[str],
+    schema_only: bool,
+    overlays: list[str],
+    lacking: list[ModuleNotFoundError],
+    outcomes: list[Checked],
 ) -> tuple[list[tuple[str | None, Violation]], int]:
     """What is wrong with one file, overlays laid over it, with file and line, and how many jobs it holds. No line: it
     is about the file as a whole, which the violation itself names, or about several files laid over one another.
-    ``lacking`` gets what kept the files that the job names from being looked at."""
+    ``lacking`` gets what kept the files that the job names from being looked at, ``outcomes`` the jobs."""
     name = "standard input" if file == "-" else file
     try:
         patches = [read_overlay(Path(overlay)) for overlay in overlays]
@@ -75,7 +87,7 @@ def _violations(
     except UnicodeDecodeError as problem:
         return [(None, Violation(name, f"is not UTF-8 text (byte {problem.start})", "save it as UTF-8"))], 0
     found: list[tuple[str | None, Violation]] = []
-    outcomes = check_text(text, assignments, patches, name)
+    outcomes += check_text(text, assignments, patches, name)
     for outcome in outcomes:
         violations = list(outcome.violations)
         if outcome.readable is not None and not schema_only:

@@ -59,7 +59,15 @@ async def environment_of(
         for what in sandbox.not_contained:
             report(f"the sandbox does not hold everything here: {what} (docs/sandbox.md)")
     tools = [tool_of(tool, f"{FIELD}.tools[{index}]", base, sandbox) for index, tool in enumerate(given.tools)]
-    loop = ToolLoop(tools, given.call_format, chat, given.call_seconds, given.max_observation_tokens)
+    loop = ToolLoop(
+        tools,
+        given.call_format,
+        chat,
+        given.call_seconds,
+        given.max_observation_tokens,
+        most_calls=given.max_calls,
+        most_at_once=given.max_calls_per_turn,
+    )
     return Programs(
         loop,
         await asyncio.to_thread(EpisodeLog, log),

@@ -37,6 +37,18 @@ _DEEPEST = 100
 _FENCE = re.compile(r"```(?:python|py)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
+def without_thoughts(text: str) -> str:
+    """What stands behind a model's thinking, in which a call is only thought of.
+
+    It ends with ``</think>``, and begins with the tag or, where the template has written that, with the answer. What
+    was begun and not ended is thinking to the end.
+    """
+    _, closed, behind = text.rpartition("</think>")
+    if not closed:
+        return "" if text.lstrip().startswith("<think>") else text
+    return behind
+
+
 def hermes(text: str) -> Calls:
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Qwen 2.5 and 3 and the Hermes models write."""
     found: Calls = []

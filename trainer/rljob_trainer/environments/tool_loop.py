@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from rljob_trainer.environments.call_formats import FORMATS, MalformedCall, ToolCall
+from rljob_trainer.environments.call_formats import FORMATS, MalformedCall, ToolCall, without_thoughts
 from rljob_trainer.environments.tools import Tool, ToolError
 from rljob_trainer.episodes.conversation import ChatFormat
 from rljob_trainer.episodes.environment import Task
@@ -34,9 +34,18 @@ class ToolLoop:
     """A program (``episodes/programs.py``) that plays all episodes of a run."""
 
     def __init__(
-        self, tools: Sequence[Tool], call_format: str, chat: ChatFormat, seconds: float, longest: int | None
+        self,
+        tools: Sequence[Tool],
+        call_format: str,
+        chat: ChatFormat,
+        seconds: float,
+        longest: int | None,
+        *,
+        most_calls: int | None = None,
+        most_at_once: int | None = None,
     ) -> None:
-        """``seconds``: of one call. ``longest``: tokens of one observation; None: as long as it is."""
+        """``seconds``: of one call. ``longest``: tokens of one observation; None: as long as it is. ``most_calls``: of
+        one episode; ``most_at_once``: of one answer; None: any number."""
         self._tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self._calls_in = FORMATS[call_format]
         self._chat = chat
@@ -44,22 +53,38 @@ class ToolLoop:
         self._schemas = None if call_format == "codeFence" else [tool.schema for tool in tools]
         self._seconds = seconds
         self._longest = longest
+        self._most_calls = most_calls
+        self._most_at_once = most_at_once
         self._counts: Counter[str] = Counter()
         self._logged = 0
 
     async def __call__(self, task: Task, model: Voice, world: World) -> None:
         # A validation's calls are counted nowhere: they are no rollout's.
         counts = self._counts if task.id.purpose == TRAINING else Counter[str]()
-        messages = task.messages
+        messages, left = task.messages, self._most_calls
         while True:
             answer = await model.chat(messages, tools=self._schemas)
-            calls = self._calls_in(answer.text)
+            calls = self._calls_in(without_thoughts(answer.text))
             if not calls:
                 return
             messages = [*messages, answer.message]
-            for call in calls:
+            most = min(most for most in (len(calls), left, self._most_at_once) if most is not None)
+            for call in calls[:most]:
                 name, text = await self._observation(call, world, counts)
                 messages.append({"role": "tool", "name": name, "content": self._chat.without_special(text)})
+            if left is not None:
+                left -= most
+            if len(calls) > most:
+                counts["calls"] += len(calls) - most
+                counts["errors"] += len(calls) - most
+                messages.append({"role": "tool", "name": "none", "content": self._not_made(len(calls) - most, left)})
+
+    def _not_made(self, calls: int, left: int | None) -> str:
+        """What the model is told of ``calls`` that it has made in vain; ``left``: to its episode."""
+        these = "1 call was" if calls == 1 else f"{calls} calls were"
+        if left == 0:
+            return f"Error: {these} not made: all {self._most_calls} calls are used up; answer without tools"
+        return f"Error: {these} not made: at most {self._most_at_once} in one answer"
 
     def take_counts(self) -> dict[str, float]:
         """Metrics of the calls since the last time."""
@@ -81,7 +106,8 @@ class ToolLoop:
         given = {str(tool.first): call.arguments} if isinstance(call.arguments, str) else dict(call.arguments)
 
         async def use(arguments: dict[str, Any]) -> Said:
-            return await self._use(tool, arguments)
+            async with tool.turn:
+                return await self._use(tool, arguments)
 
         said: Said = await world.call(f"tool {name}", use, given)
         counts["errors"] += said["failed"]

@@ -9,6 +9,7 @@ import json
 import math
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,12 +37,24 @@ class Tool:
     """A function with a name, a description and a schema."""
 
     def __init__(
-        self, name: str, function: Callable[..., Any], description: str | None, field: str, *, own_limit: bool = False
+        self,
+        name: str,
+        function: Callable[..., Any],
+        description: str | None,
+        field: str,
+        *,
+        own_limit: bool = False,
+        concurrency: int | None = None,
     ) -> None:
         """``field`` is where the job names it. ``own_limit``: it ends by itself what takes too long, not counting how
-        long it waits for its turn. Raises ``JobFileError`` for a function whose parameters no schema can name."""
+        long it waits for its turn. ``concurrency``: calls at once; None: as many as come. Raises ``JobFileError`` for a
+        function whose parameters no schema can name."""
         self.name = name
         self.own_limit = own_limit
+        self.turn: AbstractAsyncContextManager[object] = (
+            nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
+        )
+        """Whoever calls it holds this meanwhile."""
         self.function = function
         self._is_async = inspect.iscoroutinefunction(function)
         said = inspect.getdoc(function) or ""
@@ -107,7 +120,7 @@ def tool_of(given: ToolSpec, field: str, base: Path, sandbox: Sandbox | None) ->
     function = imported(given.function, f"{field}.function", [base])
     if not callable(function):
         raise JobFileError(f"{field}.function: {given.function} is not a function")
-    return Tool(given.label, function, given.description, f"{field}.function")
+    return Tool(given.label, function, given.description, f"{field}.function", concurrency=given.concurrency)
 
 
 class PythonPrograms:

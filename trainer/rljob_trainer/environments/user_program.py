@@ -11,7 +11,7 @@
         def reset(self, task): ...  # what the model is told first; None: nothing more than the prompt
         def step(self, text): ...  # what the model is told now, a reward, whether the episode is over
 
-Each may return a reward; that of the third form is the sum over its steps.
+Each may return a reward; in the third form each step's is earned by the answer that it was told.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class StepByStep:
         self._made = made
         self._name = name
 
-    async def __call__(self, task: Task, model: Voice, world: World) -> float:
-        """The sum of the rewards of all steps. A world that is run again over a record takes its steps again."""
-        game, total = self._made(), 0.0
+    async def __call__(self, task: Task, model: Voice, world: World) -> dict[str, list[float]]:
+        """The rewards of all steps. A world that is run again over a record takes its steps again."""
+        game, earned = self._made(), list[float]()
         messages = task.messages
         if (told := await _result(game.reset(task))) is not None:
             messages = [*messages, self._message(task, "reset", told)]
@@ -66,18 +66,18 @@ class StepByStep:
             try:
                 answer = await model.chat(messages)
             except EpisodeOverError:
-                return total
+                return {"turn_rewards": earned}
             step = await _result(game.step(answer.text))
             try:
                 told, reward, over = step
-                total += float(reward)
+                earned.append(float(reward))
             except (TypeError, ValueError):
                 raise ProgramError(
                     f"{task.id}: {self._name}.step returned {step!r}; it must return what the model is told, a number, "
                     "and whether the episode is over"
                 ) from None
             if over:
-                return total
+                return {"turn_rewards": earned}
             messages = [*messages, answer.message, self._message(task, "step", told)]
 
     def _message(self, task: Task, method: str, told: Any) -> dict[str, Any]:

@@ -71,6 +71,9 @@ class RewardResult:
     """Set when a reward function raised or timed out and the job said to score the episode anyway."""
     of: tuple[EpisodeId, int] | None = None
     """The episode that was scored, and the digest of its tokens."""
+    turns: tuple[float, ...] = ()
+    """How much of ``score`` each answer of the model has earned, in the order in which they stand in the episode; the
+    rest of it, and what is not said of later answers, was earned at the end."""
     details: Mapping[str, float] = field(default_factory=dict)
     """Further numbers that reward functions gave, as ``function.name``; no parts of the score."""
 
@@ -121,7 +124,11 @@ class Episode:
     """What reward functions see; empty once they have."""
     reward: RewardResult | None = None
     seconds: float = 0.0
-    """From its first request to its end."""
+    """From requests to answers, those of all turns together."""
+    world_calls: int = 0
+    """Calls of the world that have returned."""
+    world_seconds: float = 0.0
+    """From these calls to their results, all together."""
     made_for: tuple[int, ...] | None = None
     """The prompt that an environment's program was given, which may show the model something else; None: the first
     leaf begins with it."""
@@ -134,6 +141,19 @@ class Episode:
     def response_tokens(self) -> int:
         """Tokens after the prompts of all leaves, masked ones too."""
         return sum(len(leaf.tokens) for leaf in self.leaves)
+
+    @property
+    def answers(self) -> int:
+        """How often the model has spoken."""
+        return sum(len(leaf.turns) for leaf in self.leaves)
+
+    def answer_ends(self) -> Iterator[int | None]:
+        """The place of each answer's last token in all tokens after the prompts; None of one that has no token."""
+        before = 0
+        for leaf in self.leaves:
+            for turn in leaf.turns:
+                yield before + turn.stop - 1 if turn.stop > turn.start else None
+            before += len(leaf.tokens)
 
     @property
     def response_ids(self) -> list[int]:

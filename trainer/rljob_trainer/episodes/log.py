@@ -294,7 +294,7 @@ def _line(id: EpisodeId, call: RecordedCall) -> bytes:
         header |= {"finish": call.turn.finish, "seconds": call.turn.seconds}
         header |= {"receipt": None if receipt is None else receipt.to_json()}
         return _encoded(id, header, call.turn.tokens)
-    return _encoded(id, header | ({"result": call.result} if call.done else {}))
+    return _encoded(id, header | ({"result": call.result, "seconds": call.seconds} if call.done else {}))
 
 
 def _encoded(id: EpisodeId | None, header: Mapping[str, Any], tokens: Tokens | None = None) -> bytes:
@@ -337,7 +337,7 @@ def _take_in(records: dict[EpisodeId, EpisodeRecord], told: Mapping[str, Any], s
         records[id] = EpisodeRecord(told["program"])
     elif id in records:  # not where the segment with its beginning is gone: it was over
         place, what = CallPlace(tuple(told["branch"]), told["number"]), What(*told["what"])
-        call = RecordedCall(place, what, "result" in told, told.get("result"))
+        call = RecordedCall(place, what, "result" in told, told.get("result"), told.get("seconds", 0.0))
         if told["streams"]:
             receipt = None if told["receipt"] is None else Receipt.from_json(told["receipt"])
             tokens = _tokens(streams, told["streams"])

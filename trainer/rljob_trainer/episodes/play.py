@@ -142,14 +142,18 @@ class Play:
         self._record, self._log, self._model, self._tries = record, log, model, tries
         self._decode, self._limits = decode, limits
         self._leaves: list[Leaf] = []
+        self._answered: list[tuple[int, int]] = []
+        """Of each answer, in the order in which they came, its leaf and its number there."""
+        self._asked_in: set[tuple[str, ...]] = set()
+        """Branches that have asked the model."""
         self._numbers: Counter[tuple[str, ...]] = Counter()
         """Of calls so far, by branch."""
         self._asking, self.calling = _CallsUnderWay(), _CallsUnderWay()
         self._since = time.monotonic()
         self._over = self._closed = False
         """Nothing new may begin; what is under way does not count either."""
-        self._turns = 0
-        self._seconds = 0.0
+        self._turns = self._world_calls = 0
+        self._seconds = self._world_seconds = 0.0
         self._finish: FinishReason = "stop"
         self._refused = 0
 
@@ -172,6 +176,7 @@ class Play:
         room = await self._room(ids)
         call = self._at(place, what := What(kind, prompt_digest(ids)))
         self._turns += 1
+        self._asked_in.add(branch)
         if call is not None and call.turn is not None:
             turn = call.turn
             self._add(ids, turn)
@@ -272,7 +277,9 @@ class Play:
     ) -> Json:
         recorded = self._at(place, what := What(kind, of_arguments(arguments)))
         if recorded is not None and recorded.done:
+            self._called(recorded.seconds)
             return recorded.result
+        began = time.monotonic()
         with self.calling.one(kind):
             if recorded is None:
                 self._put(RecordedCall(place, what))
@@ -283,10 +290,14 @@ class Play:
             )
             result = await self._patiently(place, kind, function, arguments)
             plain = json.dumps(result)
-            self._put(RecordedCall(place, what, True, json.loads(plain)))
+            self._put(RecordedCall(place, what, True, json.loads(plain), time.monotonic() - began))
+            self._called(time.monotonic() - began)
         self._since = time.monotonic()
         # As it will be when the program is run again: a tuple has become a list by then.
         return json.loads(plain)
+
+    def _called(self, seconds: float) -> None:
+        self._world_calls, self._world_seconds = self._world_calls + 1, self._world_seconds + seconds
 
     def episode(self, returned: Any) -> Episode:
         """What it came to. Raises ``ProgramError`` for a program that never asked the model."""
@@ -297,6 +308,8 @@ class Play:
             list(self._leaves),
             "deadline" if self.curfew.has_cut else self._finish,
             seconds=self._seconds,
+            world_calls=self._world_calls,
+            world_seconds=self._world_seconds,
             made_for=self.task.prompt.token_ids,
             returned=self._plain(returned),
             messages=self.conversation.messages,
@@ -306,16 +319,27 @@ class Play:
         """What the program has returned as plain data, which can travel. Raises ``ProgramError`` for anything else."""
         try:
             if isinstance(returned, Mapping):
-                score = _number(returned["score"])
+                turns = returned.get("turn_rewards")
+                score = _number(returned["score"] if turns is None else returned.get("score", 0.0))
                 others = {name: returned[name] for name in ("prediction", "correct") if returned.get(name) is not None}
-                return {"score": score, **{name: _SAID[name](value) for name, value in others.items()}}
+                said = {"score": score, **{name: _SAID[name](value) for name, value in others.items()}}
+                return said if turns is None else said | {"turn_rewards": self._in_place(list(map(_number, turns)))}
             return None if returned is None else _number(returned)
         except Exception as error:  # of whatever the user's types do
             raise ProgramError(
                 f"{self.task.id}: the environment's program returned {type(returned).__name__}, which is no reward "
-                f"({type(error).__name__}: {error}); return a number, or a mapping with score and perhaps prediction "
-                "and correct"
+                f"({type(error).__name__}: {error}); return a number, or a mapping with score and perhaps prediction, "
+                "correct and turn_rewards"
             ) from error
+
+    def _in_place(self, earned: list[float]) -> list[float]:
+        """What each answer has earned, from the order in which they came to that in which they stand in the leaves."""
+        if len(self._asked_in) > 1:
+            raise ValueError("turn_rewards are in the order of the answers, and branches of it ask beside each other")
+        if len(earned) > len(self._answered):
+            raise ValueError(f"{len(earned)} turn_rewards for {len(self._answered)} answers of the model")
+        of_answer = dict(zip(self._answered, earned, strict=False))
+        return [of_answer.get(place, 0.0) for place in sorted(self._answered)]
 
     def _put(self, call: RecordedCall) -> None:
         if self._closed:
@@ -374,9 +398,11 @@ class Play:
         self._finish, self._seconds = turn.finish, self._seconds + turn.seconds
         place = self._continued(context)
         if place is None:
+            self._answered.append((len(self._leaves), 0))
             self._leaves.append(Leaf(context, turn.tokens, turn.receipt))
             return
         leaf = self._leaves[place]
+        self._answered.append((place, len(leaf.turns)))
         version = int(leaf.tokens.versions[-1]) if len(leaf.tokens) else 0
         observed = Tokens.given(context[len(leaf.prompt_ids) + len(leaf.tokens) :], version, like=turn.tokens)
         self._leaves[place] = leaf.continued(observed, turn.tokens, turn.receipt)

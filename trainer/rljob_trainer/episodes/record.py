@@ -65,6 +65,8 @@ class RecordedCall:
     done: bool = False
     result: Any = None
     """Of a call of the world: JSON."""
+    seconds: float = 0.0
+    """From such a call to its result."""
     turn: RecordedTurn | None = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ SPECIAL_TOKENS = (PAD, BOS, EOS, UNKNOWN)
 """Their ids are 0 to 3; the characters follow in the order given."""
 SPECIAL: Mapping[str, str] = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNKNOWN}
 """What transformers and chat templates call them."""
+_OF_NO_FAMILY = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def character_tokenizer(characters: str, context_length: int) -> PreTrainedTokenizerFast:
@@ -53,10 +55,13 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
 
     Raises ``JobFileError`` for files that transformers cannot make a tokenizer of.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    # For some families (Qwen2) transformers takes its own class whatever the folder says, which cuts text up in its own
+    # way and loses without a word what it has no token for: blanks, of a tokenizer made for characters.
+    kind = PreTrainedTokenizerFast if _is_what_its_file_says(folder) else AutoTokenizer
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as problem:
@@ -66,6 +71,17 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
             f"{folder} holds no tokenizer that transformers can load ({type(problem).__name__}: {lines[0]}); {COPY}"
         ) from problem
     return tokenizer
+
+
+def _is_what_its_file_says(folder: Path) -> bool:
+    """Whether all there is to know of a tokenizer is in ``tokenizer.json``: it was saved as one of no family."""
+    try:
+        told = json.loads((folder / "tokenizer_config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    if not isinstance(told, dict) or "auto_map" in told or not (folder / "tokenizer.json").is_file():
+        return False
+    return told.get("tokenizer_class") in _OF_NO_FAMILY
 
 
 def check_embedded(tokenizer: PreTrainedTokenizerBase, vocabulary: int, which: str) -> None:

@@ -10,7 +10,7 @@ which is the only coroutine that waits; what it waits for is always in ``waits``
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
@@ -341,12 +341,21 @@ def merge_pulls(pulls: list[dict[str, float]]) -> dict[str, float]:
             case "min":
                 merged[name] = min(values)
             case "slowest":
-                merged[name] = max(pulls, key=lambda pull: pull.get("rollout/slowest/seconds", 0.0))[name]
+                merged[name] = max(pulls, key=lambda pull: _slowest_seconds(pull, name))[name]
             case "last":
                 merged[name] = values[-1]
             case "mean" | "batch":
                 merged[name] = sum(values) / len(values)
     return merged
+
+
+def _slowest_seconds(pull: Mapping[str, float], name: str) -> float:
+    """How long the sample took that a pull's metric is of; below all others where the pull has no such metric."""
+    if name not in pull:
+        return -1.0
+    family = name.rpartition("/")[0]
+    times = ("seconds", "generate_sequences", "tool_calls")
+    return sum(pull.get(f"{family}/{time}", 0.0) for time in times)
 
 
 def apart_in_all(pulls: Sequence[Apart]) -> Apart | None:

@@ -229,6 +229,7 @@ class RewardPool:
                     data_source=prompt.data_source,
                     messages=prompt.messages,
                     conversational=prompt.conversational,
+                    answers=episode.answers,
                 )
                 for episode in group.episodes
             ]
@@ -326,7 +327,7 @@ class RewardPool:
             raise UnscoredError(f"{message}\nTo go on, {_REMEDY}.", kind.exit_code)
         substitute = self._reward.error_score
         self._log(f"{message}\nThe sample gets spec.reward.errorScore = {substitute:g}.")
-        return replace(result, score=substitute, error=message)
+        return replace(result, score=substitute, turns=(), error=message)
 
     def _log(self, message: str) -> None:
         if self._logged < _LOGGED:

@@ -37,6 +37,8 @@ class RewardVerdict(NamedTuple):
     correct: bool | None = None
     details: Mapping[str, float] = {}
     """Further numbers, for metrics."""
+    turns: tuple[float, ...] = ()
+    """How much of the score each answer of an episode has earned."""
 
 
 @dataclass(frozen=True, slots=True)

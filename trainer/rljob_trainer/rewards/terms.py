@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -57,6 +58,8 @@ class Response(NamedTuple):
     """The chat messages that the model was asked with; empty without a chat template."""
     conversational: bool = False
     """The row's prompt is chat messages, and no text."""
+    answers: int = 1
+    """How often the model has spoken."""
 
     def digest(self) -> int:
         """32 bits of which sample this is and of its text."""
@@ -161,7 +164,7 @@ class Term:
             ) from failed
         except Exception as problem:  # noqa: BLE001  a row's tests may be anything
             return RewardFailure(self.spec.name, described_error(problem))
-        return self._judged(returned)
+        return self._judged(returned, response)
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -185,7 +188,7 @@ class Term:
             return RewardFailure(self.spec.name, str(slow), gave_up=True)
         except BaseException as problem:  # noqa: BLE001  also KeyboardInterrupt and CancelledError, raised by the function
             return RewardFailure(self.spec.name, described_error(problem))
-        return self._judged(returned)
+        return self._judged(returned, response)
 
     async def score_async(self, response: Response) -> RewardVerdict | RewardFailure | None:
         """Scores like ``score``, by an async function. Whoever awaits it in a task of its own and cancels that task
@@ -195,16 +198,21 @@ class Term:
             returned = await called
         except BaseException as problem:  # noqa: BLE001  as in score
             return RewardFailure(self.spec.name, described_error(problem))
-        return self._judged(returned)
+        return self._judged(returned, response)
 
-    def _judged(self, returned: Any) -> RewardVerdict | RewardFailure | None:
+    def _judged(self, returned: Any, response: Response) -> RewardVerdict | RewardFailure | None:
         """What was returned as a verdict, or what is wrong with it."""
         try:
             if self._convention == "trl":
                 (returned,) = list_of_one(returned)
                 if returned is None:
                     return None
-            return verdict_of(returned, of_verl=self._convention == "verl")
+            verdict = verdict_of(returned, of_verl=self._convention == "verl")
+            if len(verdict.turns) > response.answers:
+                raise UnusableError(
+                    f"it returned {len(verdict.turns)} turn_rewards for an episode with {response.answers} answers"
+                )
+            return verdict
         except UnusableError as problem:
             return RewardFailure(self.spec.name, str(problem))
         except BaseException as problem:  # noqa: BLE001  what conversions of the user's types raise
@@ -272,6 +280,7 @@ def combine(
     """
     parts: dict[str, float] = {}
     details: dict[str, float] = {}
+    turns: list[float] = []
     score = 0.0
     prediction: str | None = None
     correct: bool | None = None
@@ -283,6 +292,7 @@ def combine(
         parts[spec.name] = verdict.score
         details.update((f"{spec.name}.{name}", value) for name, value in verdict.details.items())
         score += spec.weight * verdict.score
+        turns = [before + spec.weight * earned for before, earned in zip_longest(turns, verdict.turns, fillvalue=0.0)]
         prediction = verdict.prediction if prediction is None else prediction
         correct = verdict.correct if correct is None else correct
     if punishment is not None:
@@ -290,7 +300,9 @@ def combine(
             tokens, longest=punishment.longest, buffer=punishment.buffer, penalty=punishment.penalty
         )
         score += parts["overlong"]
-    return RewardResult(score=score, parts=parts, details=details, prediction=prediction, correct=correct)
+    return RewardResult(
+        score=score, parts=parts, details=details, prediction=prediction, correct=correct, turns=tuple(turns)
+    )
 
 
 def _imported(spec: TermSpec) -> Callable[..., Any]:

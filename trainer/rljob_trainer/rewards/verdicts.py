@@ -48,9 +48,13 @@ def verdict_of(returned: Any, *, of_verl: bool = False) -> RewardVerdict:
     """What a function returned: a number, or a mapping with ``score`` and perhaps ``prediction`` and ``correct``, which
     verl calls ``pred`` and ``acc``. Its other numbers are details.
 
+    ``turn_rewards``, what each answer of an episode of many turns has earned, come on top of ``score``, which may be
+    left out beside them.
+
     All that is in it are plain numbers and texts afterwards, which can travel: nothing of the user's types.
     """
     details: dict[str, float] = {}
+    turns: tuple[float, ...] = ()
     if isinstance(returned, RewardVerdict):
         score, prediction, correct, details = (
             returned.score,
@@ -58,12 +62,15 @@ def verdict_of(returned: Any, *, of_verl: bool = False) -> RewardVerdict:
             returned.correct,
             dict(returned.details),
         )
+        turns = returned.turns
     elif isinstance(returned, Mapping):
-        if "score" not in returned:
+        turns = _turns(returned.get("turn_rewards"))
+        if "score" not in returned and not turns:
             names = reprlib.repr(list(returned))[1:-1] if returned else "nothing"
             raise UnusableError(f"it returned a mapping without 'score', only with {plain_text(names)}")
         said = ("pred", "acc") if of_verl else ("prediction", "correct")
-        score, prediction, correct = returned["score"], *map(returned.get, said)
+        prediction, correct = map(returned.get, said)
+        score = _number(returned.get("score", 0.0)) + math.fsum(turns)
         if of_verl and correct not in (0, 1):
             correct = None
         details = _details(returned, {"score", *said[: 1 if of_verl and correct is None else 2]})
@@ -74,7 +81,24 @@ def verdict_of(returned: Any, *, of_verl: bool = False) -> RewardVerdict:
         None if prediction is None else _kept_prediction(plain_text(str(prediction))),
         None if correct is None else bool(correct),
         details,
+        turns,
     )
+
+
+def _turns(given: Any) -> tuple[float, ...]:
+    """The rewards of single answers. Raises ``UnusableError`` for what is no list of finite numbers."""
+    if given is None:
+        return ()
+    if isinstance(given, str | bytes | Mapping):
+        raise UnusableError(f"its turn_rewards are {_shown(given)} ({_type_name(given)}); {_EACH_ANSWER}")
+    try:
+        values = list(given)
+    except TypeError:
+        raise UnusableError(f"its turn_rewards are {_shown(given)} ({_type_name(given)}); {_EACH_ANSWER}") from None
+    return tuple(_number(value) for value in values)
+
+
+_EACH_ANSWER = "give a list with a number for each answer of the model"
 
 
 def _details(returned: Mapping[Any, Any], taken: Collection[str]) -> dict[str, float]:

@@ -192,6 +192,36 @@ def optimizer_step_metrics(
 
 
 @dataclass(frozen=True, slots=True)
+class PlayedTurns:
+    """What there is to say of episodes of many turns, of which there are S; A answers of the model in all."""
+
+    answers: Array  # [S]
+    answer_tokens: Array  # [A]
+    calls: Array  # [S] of the world
+    call_seconds: Array  # [S]
+
+
+def turn_metrics(played: PlayedTurns, seconds: Array, prompt_lengths: Array, response_lengths: Array) -> Metrics:
+    """Turns, tokens by turn, calls and seconds, under the names that verl has for the same quantities.
+
+    ``seconds [S]``: of generation. The slowest sample is that whose generation and calls took longest.
+    """
+    three = ("mean", "min", "max")
+    # A prompt, an answer, what it was told, an answer ...
+    result = spread("num_turns", 2 * played.answers, three) | spread("tool_call_counts", played.calls, three)
+    result |= spread("response/turn_tokens", played.answer_tokens, three)
+    result |= spread("agent_loop/generate_sequences", seconds, three)
+    result |= spread("agent_loop/tool_calls", played.call_seconds, three)
+    if len(seconds):
+        slowest = int((seconds + played.call_seconds).argmax())
+        result["agent_loop/slowest/generate_sequences"] = float(seconds[slowest])
+        result["agent_loop/slowest/tool_calls"] = float(played.call_seconds[slowest])
+        result["agent_loop/slowest/prompt_length"] = float(prompt_lengths[slowest])
+        result["agent_loop/slowest/response_length"] = float(response_lengths[slowest])
+    return result
+
+
+@dataclass(frozen=True, slots=True)
 class BatchStreams:
     """Everything the batch metrics of a step are made of; shapes as in the module's docstring."""
 
@@ -216,6 +246,7 @@ class BatchStreams:
     seconds: Array | None = None  # [S]
     max_prompt_tokens: int | None = None
     leaf_offsets: Array | None = None  # [leaves + 1]
+    played: PlayedTurns | None = None
 
 
 def batch_metrics(batch: BatchStreams) -> Metrics:
@@ -240,6 +271,8 @@ def batch_metrics(batch: BatchStreams) -> Metrics:
     result |= length_metrics(batch.prompt_lengths, lengths, batch.finish, max_prompt_tokens=batch.max_prompt_tokens)
     if batch.seconds is not None:
         result |= generation_metrics(batch.seconds, batch.prompt_lengths, lengths)
+        if batch.played is not None:
+            result |= turn_metrics(batch.played, batch.seconds, batch.prompt_lengths, lengths)
     if mask.size:
         result["response/trained_ratio"] = float(mask.mean())
     result |= spread("response/turns", turns(mask, batch.offsets, batch.leaf_offsets), ("mean", "min", "max"))

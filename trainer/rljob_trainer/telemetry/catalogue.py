@@ -92,6 +92,9 @@ FAMILIES: dict[str, str] = {
     "age": "Policy versions between sampling and training. Age 0 is on-policy.",
     "pipeline": "Groups under way and what became of them.",
     "rollout": "The engines at work.",
+    "num_turns": "Episodes of many turns, named as verl names it.",
+    "tool_call_counts": "The same.",
+    "agent_loop": "The same.",
     "balance": "How evenly the tokens are spread over the trainer's ranks.",
     "timing": "Seconds of wall clock by stage. Stages may overlap, so they need not add up to the step.",
     "timing_per_token": "The same, per token.",
@@ -204,6 +207,9 @@ def _lengths() -> Iterator[Metric]:
     yield Metric("response/aborted_ratio", "fraction", "responses that were aborted or are empty")
     yield Metric("response/trained_ratio", "fraction", "response tokens that are trained on (not masked)")
     yield from _spread("response/turns", "", "runs of such tokens in a response: 1 without tool output", "mean min max")
+    yield from _spread(
+        "response/turn_tokens", "tokens", "the lengths of an environment's single answers", "mean min max"
+    )
 
 
 def _learning() -> Iterator[Metric]:
@@ -361,6 +367,18 @@ def _pipeline() -> Iterator[Metric]:
         "sum",
     )
     yield Metric("rollout/diverged_episodes", "episodes", "episodes that could not go on from their record", "sum")
+    of_episodes = "of an environment's episodes"
+    yield from _spread(
+        "num_turns", "", f"messages {of_episodes}: prompt, answers and what is told between", "mean min max"
+    )
+    yield from _spread("tool_call_counts", "calls", f"calls of the world {of_episodes}", "mean min max")
+    yield from _spread("agent_loop/generate_sequences", "s", f"generation times {of_episodes}", "mean min max")
+    yield from _spread("agent_loop/tool_calls", "s", f"times in calls of the world {of_episodes}", "mean min max")
+    slowest = "of the episode whose generation and calls took longest"
+    yield Metric("agent_loop/slowest/generate_sequences", "s", f"generation time {slowest}", "slowest")
+    yield Metric("agent_loop/slowest/tool_calls", "s", f"time in calls of the world {slowest}", "slowest")
+    yield Metric("agent_loop/slowest/prompt_length", "tokens", f"prompt length {slowest}", "slowest")
+    yield Metric("agent_loop/slowest/response_length", "tokens", f"response length {slowest}", "slowest")
     yield Metric("rollout/tool_calls", "calls", "calls of tools that episodes made", "sum")
     yield Metric("rollout/tool_errors", "calls", "those that were malformed, unknown, late or raised", "sum")
     yield from _spread("balance/rank_tokens", "tokens", "the tokens given to each rank", "mean min max")

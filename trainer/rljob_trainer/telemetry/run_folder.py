@@ -56,9 +56,9 @@ class SampleRow:
     finish: str | None = None
     tokens: int | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
-    turns: Sequence[Mapping[str, str]] = ()
+    turns: Sequence[Mapping[str, str | float]] = ()
     """Of an episode of several turns, in order: ``by``, who spoke (``model``, ``environment``, or ``rewritten
-    history``), and the ``text``."""
+    history``), and the ``text``; ``earned``, what of the score an answer has earned, where that is said."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -66,7 +66,7 @@ class SampleRow:
             if isinstance(value, str) and not value.isascii():
                 object.__setattr__(self, each.name, writable(value))
         if self.turns:
-            turns = [{**turn, "text": writable(turn["text"])} for turn in self.turns]
+            turns = [{**turn, "text": writable(str(turn["text"]))} for turn in self.turns]
             object.__setattr__(self, "turns", turns)
 
     def to_json(self) -> str:

@@ -22,6 +22,29 @@ def greedy_scores(groups: Sequence[Group]) -> torch.Tensor | None:
     return torch.tensor([group.greedy_score for group in groups for _ in group.episodes], dtype=torch.float32)
 
 
+def turn_rewards(batch: TrainingBatch) -> torch.Tensor | None:
+    """``[tokens]``: what of its episode's score each answer has earned, at the answer's last token; None where nobody
+    says anything of single answers. An answer without a token has earned it at the end, like all the rest."""
+    if not any(episode.reward is not None and episode.reward.turns for episode in batch.episodes):
+        return None
+    earned = np.zeros(int(batch.offsets[-1]), dtype=np.float32)
+    for episode, begin in zip(batch.episodes, batch.episode_offsets[:-1].tolist(), strict=True):
+        if episode.reward is not None and episode.reward.turns:
+            for end, amount in zip(episode.answer_ends(), episode.reward.turns, strict=False):
+                if end is not None:
+                    earned[begin + end] += amount
+    return torch.from_numpy(earned)
+
+
+def slope(before: torch.Tensor, after: torch.Tensor) -> float:
+    """By what differences of scores ``[E]`` were multiplied; 0 where there are none."""
+    if not before.numel():
+        return 0.0
+    low, high = int(before.argmin()), int(before.argmax())
+    apart = float(before[high].double() - before[low].double())
+    return float(after[high].double() - after[low].double()) / apart if apart else 0.0
+
+
 def part_scores(rewards: Sequence[RewardResult]) -> dict[str, npt.NDArray[np.float32]]:
     """What each reward function gave, unweighted, and its further numbers, ``[E]`` by name; NaN where there is none."""
     known = [{**reward.details, **reward.parts} for reward in rewards]

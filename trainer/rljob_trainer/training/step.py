@@ -31,6 +31,7 @@ from rljob_trainer.algorithms import (
     advantages,
     clipped_scores,
     correct,
+    earned_at_turns,
     gradient_noise,
     kl_penalised_rewards,
     normalised_scores,
@@ -51,15 +52,14 @@ from rljob_trainer.learner.protocol import (
 from rljob_trainer.pipeline.loop import Stage, unmeasured
 from rljob_trainer.pipeline.parts import Apart, TrainedBatch
 from rljob_trainer.telemetry.batch_metrics import (
-    BatchStreams,
-    batch_metrics,
     oldest_versions,
     optimizer_step_metrics,
 )
 from rljob_trainer.training.agreement import GapExplainer, compared
 from rljob_trainer.training.batch import TrainingBatch, layout
+from rljob_trainer.training.batch_figures import batch_figures
 from rljob_trainer.training.checks import TrainedPrompts, check_groups, check_layout, check_scored
-from rljob_trainer.training.scores import greedy_scores, part_matrix, part_scores
+from rljob_trainer.training.scores import greedy_scores, part_matrix, slope, turn_rewards
 from rljob_trainer.training.settings import (
     correction_settings,
     entropy_controller,
@@ -159,7 +159,8 @@ class TrainingStep:
             update = asyncio.ensure_future(self._update(batch, mini_batches, number, continues=continues))
             try:
                 await asyncio.sleep(0)  # it is sent off; what it doesn't change is looked at while the learner works
-                metrics = self._batch_metrics(batch, inputs, version) | corrected
+                penalised = None if self.algorithm.kl.in_reward is None else inputs.sequence_rewards
+                metrics = batch_figures(batch, penalised, version, self._max_prompt_tokens) | corrected
                 apart: Apart | None = None
                 if scored.log_probs is not None:
                     scored_with = version if not continues or self._anchors else None
@@ -374,6 +375,10 @@ class TrainingStep:
                 vocabulary_kl=_tensor(scored.vocabulary_kl),
             )
             kl = float(mean_kl)
+        if (earned := self._earned(batch)) is not None:
+            if rewards is None:
+                rewards = torch.where(segments.is_last(mask), segments.spread(scores), 0)
+            rewards = earned_at_turns(rewards, earned, mask, segments)
         bootstrap, greedy = algorithm.truncated.bootstrap, greedy_scores(groups)
         final = None if scored.final_values is None else scored.final_values[batch.last_leaf]
         inputs = AdvantageInputs(
@@ -400,7 +405,24 @@ class TrainingStep:
         if truncated.reward == "replace":
             scores = torch.where(torch.from_numpy(batch.truncated), truncated.replacement, scores)
         scores = self._clipped(scores)
-        return normalised_scores(scores) if self._reward is not None and self._reward.normalize else scores
+        return normalised_scores(scores) if self._normalises else scores
+
+    @property
+    def _normalises(self) -> bool:
+        return self._reward is not None and self._reward.normalize
+
+    def _earned(self, batch: TrainingBatch) -> torch.Tensor | None:
+        """``[tokens]``: what of the shaped scores was earned before the end, and where; None: nothing."""
+        earned = turn_rewards(batch)
+        if earned is None:
+            return None
+        if self.algorithm.truncated.reward == "replace":
+            # Of a score that is not theirs they are no parts.
+            earned = torch.where(batch.episode_segments.spread(torch.from_numpy(batch.truncated)), 0, earned)
+        if self._normalises:
+            clipped = self._clipped(torch.from_numpy(batch.scores))
+            earned = earned * slope(clipped, normalised_scores(clipped))
+        return earned
 
     def _clipped(self, scores: torch.Tensor) -> torch.Tensor:
         clip = None if self._reward is None else self._reward.clip
@@ -460,34 +482,6 @@ class TrainingStep:
         scores = self._shaped_scores(batch)
         generator = torch.Generator().manual_seed(seed)
         return [int(i) for i in resampled(scores, generator, kind=given.kind, power=given.power)]
-
-    def _batch_metrics(self, batch: TrainingBatch, inputs: AdvantageInputs, version: int) -> dict[str, float]:
-        sequences = batch.sequences
-        rewards = [episode.reward for episode in batch.episodes if episode.reward is not None]
-        streams = BatchStreams(
-            prompt_lengths=np.array([len(episode.leaves[0].prompt_ids) for episode in batch.episodes]),
-            offsets=batch.episode_offsets,
-            mask=sequences.mask,
-            scores=batch.scores,
-            groups=batch.groups,
-            finish=[episode.finish for episode in batch.episodes],
-            penalised=None if inputs.rewards is None else inputs.sequence_rewards.numpy(),
-            parts=part_scores(rewards),
-            sources=batch.sources,
-            correct=[reward.correct for reward in rewards],
-            errors=sum(reward.error is not None for reward in rewards),
-            advantages=sequences.advantages,
-            returns=sequences.returns,
-            values=sequences.values,
-            old_log_probs=sequences.old_log_probs,
-            ref_log_probs=sequences.ref_log_probs,
-            versions=batch.versions,
-            trainer_version=version,
-            seconds=np.array([episode.seconds for episode in batch.episodes]),
-            max_prompt_tokens=self._max_prompt_tokens,
-            leaf_offsets=batch.offsets,
-        )
-        return batch_metrics(streams)
 
     def _moved(self, batch: TrainingBatch, version: int) -> dict[int, int]:
         """Optimizer steps since the weights of each group's oldest token, by the group's place."""

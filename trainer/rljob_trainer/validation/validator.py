@@ -159,9 +159,16 @@ def _mean_at_n(held: HeldOut) -> str:
     return metric("validation/<source>/mean@<n>", source=held.name, n=held.samples_per_prompt)
 
 
-def _turns(episode: Episode, decode: Decode) -> list[dict[str, str]]:
+def _turns(episode: Episode, decode: Decode) -> list[dict[str, str | float]]:
     speakers, ids = zip(*episode.exchange(), strict=True)
-    return [{"by": by, "text": text} for by, text in zip(speakers, decode(list(ids)), strict=True)]
+    turns: list[dict[str, str | float]] = [
+        {"by": by, "text": text} for by, text in zip(speakers, decode(list(ids)), strict=True)
+    ]
+    if episode.reward is not None and episode.reward.turns:
+        answers = [turn for turn in turns if turn["by"] == "model"]
+        for answer, earned in zip(answers, episode.reward.turns, strict=False):
+            answer["earned"] = earned
+    return turns
 
 
 def sample_rows(groups: Sequence[Group], limit: int, decode: Decode) -> list[SampleRow]:

@@ -266,12 +266,12 @@ def _said(row: SampleRow) -> Markup:
     """The response, or who said what in turn."""
     if not row.turns:
         return _text(row.response)
-    return join(
-        *(
-            tag("div", tag("small", turn["by"]), _text(turn["text"]), class_=f"turn {turn['by'].partition(' ')[0]}")
-            for turn in row.turns
-        )
-    )
+    said = []
+    for turn in row.turns:
+        by, earned = str(turn["by"]), turn.get("earned")
+        who = by if earned is None else f"{by}, earned {number(float(earned))}"
+        said.append(tag("div", tag("small", who), _text(str(turn["text"])), class_=f"turn {by.partition(' ')[0]}"))
+    return join(*said)
 
 
 _ENDED = {"length": ", cut", "deadline": ", ended because its group was late"}
