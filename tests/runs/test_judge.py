@@ -82,7 +82,7 @@ def test_a_judge_that_is_killed_for_seconds_costs_no_reward(runner: Runner) -> N
     changes: dict[str, Any] = {
         "stop": {"steps": 12, "reward": None},
         "logging": {"samplesEvery": 1, "samplesPerWrite": 128},
-        "validation": {"every": 0},
+        "validation": {"atStart": False},
     }
     job = job_at(port, **changes)
     job["spec"]["reward"]["functions"][0]["judge"]["cache"] = False
@@ -110,7 +110,7 @@ def test_a_judge_that_is_killed_for_seconds_costs_no_reward(runner: Runner) -> N
 
 def test_a_run_that_is_killed_asks_no_question_again(runner: Runner) -> None:
     port, output = free_port(), runner.folder / "output"
-    changes = {"stop": {"steps": 8, "reward": None}, "checkpoint": {"everySteps": 4}, "validation": {"every": 0}}
+    changes = {"stop": {"steps": 8, "reward": None}, "checkpoint": {"everySteps": 4}, "validation": {"atStart": False}}
     job = runner.write(job_at(port, **changes))
     record = output / "judges" / "judge.jsonl"
 

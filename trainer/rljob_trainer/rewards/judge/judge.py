@@ -276,7 +276,7 @@ class Judge:
             return None
         # What one question is told holds for all of them.
         self._limits.hold(wanted)
-        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(tries - 1, 10))
+        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(tries - 1, 10))
         # Not all at once; the last try is made at the deadline.
         return min(max(wanted, longest * self._random.uniform(0.5, 1.0)), left)
 
