@@ -92,7 +92,8 @@ def _up(options: argparse.Namespace) -> None:
 
 def next_commands(cluster: Cluster) -> list[str]:
     """What a person types once a cluster is there."""
-    export = f"export KUBECONFIG={cluster.kubeconfig} PATH={cluster.programs.path('kubectl').parent}:$PATH"
+    folders = [str(cluster.programs.path(name).parent) for name in ("kubectl", "helm")]
+    export = f"export KUBECONFIG={cluster.kubeconfig} PATH={':'.join(dict.fromkeys(folders))}:$PATH"
     applied = [f"kubectl apply -f examples/cluster/{name}.yaml" for name in ("storage", "quickstart")]
     if not cluster.packaged:
         applied = ["make cluster-apply  # storage.yaml and quickstart.yaml, with pods that mount the checkout"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from rljob_api.status import DriverStatus
@@ -24,6 +25,8 @@ BAD_JOB_FILE = 64
 BAD_DATA = 65
 BAD_CHECKPOINT = 66
 LONGEST_LINES = 20
+SAYS = "rljob drive: "
+"""With what the lines of a driver's own errors begin."""
 
 
 def adopt(draft: Draft, cluster: ClusterView) -> None:
@@ -109,7 +112,7 @@ def _begin_next(draft: Draft, cluster: ClusterView, ready: Readiness) -> None:
         if last.incarnation == cluster.incarnation and not _is_clean(draft, cluster):
             return
     if not ready.enough or ready.head is None:
-        draft.say(Type.RUNNING, False, Reason.PENDING, ready.sentence)
+        draft.say(Type.RUNNING, False, ready.why_pending, ready.sentence)
         return
     number = max(draft.status.attempt, cluster.attempt) + 1
     draft.add_attempt(number, cluster.incarnation)
@@ -179,7 +182,7 @@ def _is_clean(draft: Draft, cluster: ClusterView) -> bool:
 
 def _begin(draft: Draft, cluster: ClusterView, ready: Readiness, number: int) -> None:
     if ready.head is None:
-        draft.say(Type.RUNNING, False, Reason.PENDING, ready.sentence)
+        draft.say(Type.RUNNING, False, ready.why_pending, ready.sentence)
         return
     draft.do(BeginAttempt(cluster.name, cluster.attempt, number, ready.head.uid))
     draft.do(SubmitDriver(cluster.name, cluster.incarnation, number, draft.job.generation))
@@ -329,7 +332,14 @@ def note_end(draft: Draft, cluster: ClusterView, job: RayJobView) -> str:
         draft.change_last_attempt(lambda attempt: attempt.changed(lines=ray.lines[-LONGEST_LINES:]))
     draft.change_last_attempt(lambda attempt: attempt.changed(exit_code=job.exit_code))
     told = answer.end.reason if answer is not None and answer.end is not None else ""
-    return told or job.message or f"Ray says {job.state}"
+    job_lines = ray.lines if ray is not None else ()
+    return told or _own_words(job_lines) or job.message or f"Ray says {job.state}"
+
+
+def _own_words(lines: Sequence[str]) -> str:
+    """What a driver that could not begin has said of it, without Ray's account of the command; empty: nothing."""
+    begin = max((place for place, line in enumerate(lines) if line.startswith(SAYS)), default=None)
+    return "" if begin is None else " | ".join(lines[begin:]).removeprefix(SAYS)
 
 
 def _suspended(draft: Draft, message: str) -> None:

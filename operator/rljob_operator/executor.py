@@ -132,15 +132,16 @@ class Executor:
             await self._look_for_kuberay()
         clusters = self._store.clusters(key, job.uid)
         memory.note_sizes(clusters, self._now())
+        pods = self._store.pods(key)
         observed = Observed(
             job=job,
             clusters=clusters,
-            pods=self._store.pods(key),
+            pods=pods,
             claims=self._store.claims(key),
             queue=self._store.queue(clusters[-1].uid) if clusters else QueueView(),
             kuberay=self._kuberay,
             rejection=memory.rejection or memory.surroundings_rejection,
-            surroundings_due=time.monotonic() >= memory.surroundings_due,
+            surroundings_due=time.monotonic() >= memory.surroundings_due or memory.keeps_waiting(pods, self._now()),
             sized_since=memory.sized_since,
         )
         asked = questions(observed)
@@ -355,13 +356,14 @@ class Executor:
         path = api_server.clusters(job.namespace, action.cluster)
         self._store.put_cluster(await self._api.patch(path, do.groups_patch(action.version, groups)))
         memory.changed = True
-        log.info("%s/%s: put back into %s: %s", job.namespace, job.name, action.cluster, ", ".join(action.missing))
+        await self._put_back(job, f"worker groups of {action.cluster}: {', '.join(action.missing)}")
 
     async def _keep_surroundings(
         self, action: do.KeepSurroundings, job: JobView, resolved: ResolvedJob, memory: Memory
     ) -> None:
         """What cannot be written is told and not tried again before its time: pods that run do without."""
         memory.surroundings_due = time.monotonic() + self._settings.sweep_seconds * random.uniform(0.8, 1.0)
+        memory.surroundings_kept = self._now()
         work = [self._own.guard_pods(job, resolved, action.incarnation, memory)]
         if action.job_file:
             work += [
@@ -405,7 +407,12 @@ class Executor:
         changed = ", ".join(operation["path"].removeprefix("/spec/") for operation in operations[1:])
         self._store.put_cluster(await self._api.patch(path, operations))
         memory.changed = True
-        log.info("%s/%s: put back as it was in %s: %s", job.namespace, job.name, action.cluster, changed)
+        await self._put_back(job, f"in {action.cluster}: {changed}")
+
+    async def _put_back(self, job: JobView, what: str) -> None:
+        """Tells of it: somebody has changed it, and may wonder."""
+        log.info("%s/%s: put back %s", job.namespace, job.name, what)
+        await self._events.post(job, [do.Event("Normal", "PutBack", f"as the operator made it: {what}")])
 
     def _head_of(self, job: JobView, action: do.SubmitDriver | do.StopDriver | do.TellDriver) -> Head:
         return self._head(job, action.cluster, action.incarnation)

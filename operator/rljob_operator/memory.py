@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rljob_api.status import DriverStatus
-from rljob_operator.observed import ClusterView, GroupView
+from rljob_operator.observed import ClusterView, GroupView, PodView
+
+WAITING = timedelta(seconds=15)
+"""So long after it was made a pod that is not ready is late: images that have to be pulled take longer, and looking
+once for what may be missing costs three calls."""
 
 
 @dataclass
@@ -27,12 +31,21 @@ class Memory:
     silent_since: datetime | None = None
     surroundings_due: float = 0.0
     """When (time.monotonic) to see next whether somebody has deleted what the pods need beside the cluster."""
+    surroundings_kept: datetime | None = None
+    """When that was seen to last."""
     own: set[str] = field(default_factory=set)
     """Paths of objects that are known to be the job's."""
     sizes: tuple[str, tuple[GroupView, ...]] | None = None
     """UID and groups of the newest cluster."""
     sized_since: datetime | None = None
     """Since when they have been as they are."""
+
+    def keeps_waiting(self, pods: Sequence[PodView], now: datetime) -> bool:
+        """Whether a pod has been waiting for a while, for something beside the cluster perhaps that was deleted since
+        that was seen to last: a node has no job file or token to mount then."""
+        waits = [pod.created for pod in pods if not (pod.ready or pod.ended or pod.deleting_since)]
+        late = [created + WAITING for created in waits if created + WAITING <= now]
+        return bool(late) and (self.surroundings_kept is None or self.surroundings_kept < max(late))
 
     def note_sizes(self, clusters: Sequence[ClusterView], now: datetime) -> None:
         """Takes the sizes of the newest cluster's groups as they are now."""

@@ -22,6 +22,9 @@ WORST_FIRST: tuple[tuple[Trouble, Reason], ...] = (
 )
 
 
+REFUSED = (Reason.QUOTA_REFUSED, Reason.POD_SECURITY_REFUSED, Reason.PODS_REFUSED)
+
+
 @dataclass(frozen=True)
 class Readiness:
     """The state of a cluster's pods."""
@@ -34,6 +37,11 @@ class Readiness:
     """All pods are ready."""
     reason: Reason
     sentence: str
+
+    @property
+    def why_pending(self) -> Reason:
+        """Why nothing runs yet, in the word that `kubectl get` shows: something is to be done about a refusal."""
+        return self.reason if self.reason in REFUSED else Reason.PENDING
 
 
 def pool_status(observed: Observed, job: str, cluster: ClusterView | None, pool: WorkerGroup) -> PoolStatus:

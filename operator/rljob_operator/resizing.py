@@ -33,6 +33,8 @@ def resize(draft: Draft, cluster: ClusterView, pool: WorkerGroup, driver: Driver
         draft.do(ClearRemoved(cluster.name, group.index, group.name, group.replicas))
     if pool.replicas == group.asked:
         draft.set(resize_time=None)
+        if (group.least, group.most) != (pool.lower_bound, max(pool.most, pool.replicas)):
+            draft.do(_sized(cluster, pool, group, pool.replicas, group.removing))
         alive = [pod for pod in pods if pod.deleting_since is None]
         surplus = len(alive) - pool.replicas * pool.hosts
         if surplus > 0:

@@ -63,10 +63,10 @@ def test_the_trainers_image_is_printed_where_jobs_start_from_it(
 
 
 def test_the_commands_that_come_next_point_kubectl_at_the_cluster_and_are_the_laptop_pages(tmp_path: Path) -> None:
-    programs = Programs({"kubectl": tmp_path / "bin" / "kubectl"})
+    programs = Programs({"kubectl": tmp_path / "bin" / "kubectl", "helm": tmp_path / "tools" / "helm"})
     made = Cluster(tmp_path, workers=2, api_port=40123, programs=programs, packaged=True)
     export, *applied = next_commands(made)
-    assert export == f"export KUBECONFIG={tmp_path}/kubeconfig PATH={tmp_path}/bin:$PATH"
+    assert export == f"export KUBECONFIG={tmp_path}/kubeconfig PATH={tmp_path}/bin:{tmp_path}/tools:$PATH"
     page = (ROOT / "docs" / "laptop.md").read_text().splitlines()
     assert len(applied) == 3
     assert [line for line in page if line in applied] == applied

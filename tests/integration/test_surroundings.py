@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+from datetime import timedelta
 
 import pytest
 from fakes.heads import Play
 from kube.control_plane import ApiCallError
 from world import SETTINGS, WITH_FAKE_AND_REAL_KUBERAY, World, job_document
+
+from rljob_operator import memory
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -85,6 +88,7 @@ async def test_pod_templates_changed_by_hand_are_as_they_were_within_a_sweep(wor
         return bool(spec == before)
 
     await world.until("the groups are as they were made", as_before)
+    assert any(event["reason"] == "PutBack" for event in await world.events("job"))
     assert {pod["metadata"]["uid"] for pod in await world.pods()} == pods
     assert len(world.drivers("job")) == 1
 
@@ -113,3 +117,28 @@ async def test_a_group_whose_replicas_were_reshaped_or_switched_off_by_hand_trai
     await world.until_condition("job", "Running", "True", "Training")
     # KubeRay itself may have made the trainer's pod anew; the cluster stays.
     assert [cluster["metadata"]["name"] for cluster in await world.clusters()] == ["job-c1"]
+
+
+async def test_what_a_new_pod_waits_for_is_back_before_the_next_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "WAITING", timedelta(seconds=2))
+    world.start_operator()
+    await world.apply(job_document("job", rollout={"replicas": 3}), Play(steps=None))
+    await world.until_condition("job", "ClusterReady", "True", "PoolsReady")
+    path = f"/api/v1/namespaces/{world.namespace}/configmaps/job-job"
+
+    async def is_there() -> bool:
+        try:
+            await world.call("GET", path)
+        except ApiCallError:
+            return False
+        return True
+
+    await world.call("DELETE", path)
+    assert not await is_there()
+    # As kubelet does with a pod whose volume's ConfigMap is not there.
+    world.kubelet.becomes_ready = lambda _pod: {"phase": "Pending"}
+    lost = (await world.pods("rollout"))[0]["metadata"]["name"]
+    await world.call("DELETE", f"/api/v1/namespaces/{world.namespace}/pods/{lost}", {"gracePeriodSeconds": 0})
+    await world.until("the job file is there", is_there)

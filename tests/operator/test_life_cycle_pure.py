@@ -449,6 +449,17 @@ def test_an_upper_bound_lowered_by_hand_is_taken_back(group: str) -> None:
 
 
 @pytest.mark.parametrize("group", ["rollout", "trainer"])
+@pytest.mark.parametrize("bounds", [{"most": 70}, {"least": 1, "most": 70}])
+def test_bounds_changed_by_hand_that_change_no_size_are_put_back(group: str, bounds: dict[str, int]) -> None:
+    world = running()
+    before = world.clusters["job-c1"].group(group)
+    world._change_group("job-c1", group, **bounds)
+    world.settle(2)
+    assert world.clusters["job-c1"].group(group) == before
+    assert world.look().actions == ()
+
+
+@pytest.mark.parametrize("group", ["rollout", "trainer"])
 @pytest.mark.parametrize("change", [{"hosts": 3}, {"suspended": True}], ids=["hosts", "suspend"])
 def test_pods_of_a_replica_and_a_group_switched_off_by_hand_are_put_back(group: str, change: dict[str, Any]) -> None:
     world = running()
