@@ -9,6 +9,7 @@ when its steps are used up.
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,7 @@ class Learned:
     mode: str
     seed: int
     first: float
-    """Mean reward of the first validation."""
+    """Mean reward on the held-out prompts before the first step."""
     last: float
     steps: int
     turns: tuple[float, float]
@@ -73,7 +74,10 @@ def main() -> None:
 
 def _run(job: str, mode: str, seed: int, settings: dict[str, str], scratch: Path) -> Learned:
     run = rljob_run(JOBS[job], scratch / f"{mode}-{seed}", settings={**MODES[mode], **settings, "seed": seed})
-    rewards, turns = run.column(_REWARD), run.column("response/turns/mean")
+    # Before the first step, which the run's rows begin with.
+    with (run.folder / "metrics.jsonl").open() as file:
+        first = json.loads(file.readline())[_REWARD]
+    rewards, turns = [first, *run.column(_REWARD)], run.column("response/turns/mean")
     steps, seconds = run.summary["steps"], run.summary["seconds"]
     learned = Learned(mode, seed, rewards[0], rewards[-1], steps, (turns[0], turns[-1]), seconds)
     print(job, learned, flush=True)

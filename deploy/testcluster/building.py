@@ -113,7 +113,7 @@ def project_image(target: str, say: Callable[[str], None]) -> Path:
     archive = _archive(target, f"{base_root().name} {json.dumps(arguments)} {_sources_hash(target)}")
     if archive.exists():
         return archive
-    say(f"building the {target} image")
+    say(f"building the {target} image on Debian's Python 3.11; with a registry the Dockerfile has 3.12")
     name = image_name(target)
     store = cache_folder() / "buildah"
     store.mkdir(exist_ok=True)
