@@ -18,6 +18,11 @@ SMALL = "data: {maxPromptTokens: 32}, rollout: {maxResponseTokens: 32}"
 ALGORITHM = "spec: {algorithm: {%s}}"
 ENVIRONMENT = "spec: {rollout: {environment: {%s}}}"
 MAXRL = "spec: {algorithm: {advantage: {estimator: maxrl}, %s}, reward: {%%s}}"
+JUDGE = (
+    "spec: {reward: {functions: [{type: judge, "
+    "judge: {baseUrl: 'http://j/v1', model: m, template: '{response}', %s}}]}}"
+)
+JUDGED = "spec: {reward: {functions: [{type: judge, judge: {baseUrl: 'http://j/v1', model: m, template: %s}}]}}"
 PPO = "preset: ppo"
 PARTS = "spec: {data: {train: {source: null, parts: [%s]}}}"
 POD = "spec: {head: {pod: {%s}}}"
@@ -159,6 +164,48 @@ CASES: list[tuple[str, str, str, str]] = [
     ("built_in_rewards_have_these_parameters", "{}",
      "spec: {reward: {functions: [{type: exactMatch, params: {partial: 1}}]}}",
      "spec.reward.functions[0].params.partial"),
+    ("judge_rewards_have_a_judge", JUDGE % "", "spec: {reward: {functions: [{type: judge}]}}",
+     "spec.reward.functions[0].judge"),
+    ("judge_rewards_have_a_judge", "{}",
+     "spec: {reward: {functions: [{type: math, judge: {baseUrl: 'http://j/v1', model: m, template: '{response}'}}]}}",
+     "spec.reward.functions[0].judge"),
+    ("judges_have_no_params", "{}",
+     "spec: {reward: {functions: [{type: judge, params: {a: 1}, "
+     "judge: {baseUrl: 'http://j/v1', model: m, template: '{response}'}}]}}", "spec.reward.functions[0].params"),
+    ("templates_of_judges_name_the_response", JUDGED % "'{prompt} {response} {answer} {\"score\": 1} {} {{ {0} {a b}'",
+     JUDGED % "'{prompt} {{respnse}} {response}'", "spec.reward.functions[0].judge.template"),
+    ("templates_of_judges_name_the_response", "{}", JUDGED % "'{prompt} { response }'",
+     "spec.reward.functions[0].judge.template"),
+    ("answers_are_there_for_judges_that_compare",
+     "spec: {data: {answer: null}, reward: {functions: [{type: judge, "
+     "judge: {baseUrl: 'http://j/v1', model: m, template: '{response}'}}]}}",
+     "spec: {data: {answer: null}, reward: {functions: [{type: judge, "
+     "judge: {baseUrl: 'http://j/v1', model: m, template: '{response} {answer}'}}]}}",
+     "spec.reward.functions[0].judge.template"),
+    *(
+        ("parsers_of_judges_have_what_they_need", JUDGE % f"parser: {{{kept}}}", JUDGE % f"parser: {{{broken}}}",
+         f"spec.reward.functions[0].judge.parser.{blamed}")
+        for kept, broken, blamed in (
+            ("type: pattern, pattern: '(a)'", "type: pattern", "pattern"),
+            ("low: 0, high: 1", "pattern: '(a)'", "pattern"),
+            ("type: json, field: score", "type: json", "field"),
+            ("type: json, field: score, labels: [{label: a, score: 1}]", "field: score", "field"),
+            ("type: label, labels: [{label: a, score: 1}]", "type: label", "labels"),
+            ("low: -1, high: 0", "labels: [{label: a, score: 1}]", "labels"),
+            ("low: 9", "low: 10", "low"),
+        )
+    ),
+    ("labels_of_judges_differ", JUDGE % "parser: {type: label, labels: [{label: a, score: 1}, {label: b, score: 1}]}",
+     JUDGE % "parser: {type: label, labels: [{label: a b, score: 1}, {label: '*A  B*', score: 0}]}",
+     "spec.reward.functions[0].judge.parser.labels[1].label"),
+    ("labels_of_judges_differ", "{}", JUDGE % "parser: {type: label, labels: [{label: '**', score: 1}]}",
+     "spec.reward.functions[0].judge.parser.labels[0].label"),
+    ("patterns_of_judges_have_one_group", JUDGE % "parser: {type: pattern, pattern: '(?:a|b)(c)'}",
+     JUDGE % "parser: {type: pattern, pattern: 'a'}", "spec.reward.functions[0].judge.parser.pattern"),
+    ("patterns_of_judges_have_one_group", "{}", JUDGE % "parser: {type: pattern, pattern: '(a'}",
+     "spec.reward.functions[0].judge.parser.pattern"),
+    ("judges_end_before_the_run_does", JUDGE % "deadlineSeconds: 3600", JUDGE % "deadlineSeconds: 3601",
+     "spec.reward.functions[0].judge.deadlineSeconds"),
     ("reward_names_differ",
      "spec: {reward: {functions: [{type: pattern, pattern: a}, {type: pattern, pattern: b, name: other}]}}",
      "spec: {reward: {functions: [{type: math}, {type: math, weight: 2}]}}", "spec.reward.functions[1].name"),

@@ -79,6 +79,12 @@ SPEC: dict[str, Any] = {
     "queueName": "q",
     "code": [{"pvc": "code", "path": MARK}],
 }
+JUDGE: dict[str, Any] = {
+    "baseUrl": "http://judge/v1",
+    "model": MARK,
+    "template": f"{{response}} {MARK}",
+    "system": MARK,
+}
 LAYERS: list[dict[str, Any]] = [
     {},
     {"model": {"source": f"pvc://claim/{MARK}"}, "checkpoint": {"uri": f"pvc://claim/{MARK}"}},
@@ -104,13 +110,29 @@ LAYERS: list[dict[str, Any]] = [
             },
         }
     },
+    {
+        "reward": {
+            "functions": [
+                {"type": "judge", "name": kind, "judge": {**JUDGE, "parser": {"type": kind, **parser}}}
+                for kind, parser in (
+                    ("pattern", {"pattern": f"({MARK})"}),
+                    ("json", {"field": MARK}),
+                    ("label", {"labels": [{"label": f"x{MARK}x", "score": 1}]}),
+                )
+            ]
+        }
+    },
     {"rollout": {"environment": {"type": "tools", "tools": [{"type": "calculator", "description": MARK}]}}},
 ]
 """Further settings, for texts that can't be in one job with all others."""
 IS_DATA = ("image", "value", "key", "fieldPath", "path", "subPath", "mountPath", "topologyKey", "hostname", "x")
 """Fields of a RayCluster that hold such a text: none is a command, an argument or a parameter of `ray start`."""
-HAVE_A_FORM = {"image", "key", "fieldPath", "path", "subPath", "mountPath", "topologyKey", "level", "hostname", "x"}
-"""Fields of a job that Kubernetes gives a form; what has none is carried as it is."""
+HAVE_A_FORM = {
+    *("image", "key", "fieldPath", "path", "subPath", "mountPath", "topologyKey", "level", "hostname", "x"),
+    *("template", "pattern"),
+}
+"""Fields of a job that Kubernetes gives a form, or we: names in braces, one group. What has none is carried as it is.
+"""
 
 
 def laid_in(value: Any, text: str) -> Any:

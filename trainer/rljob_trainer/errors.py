@@ -113,6 +113,15 @@ class RewardWorkerError(RLJobError):
     exit_code = 75
 
 
+class UnscoredError(RLJobError):
+    """A sample has no score, and the job says that its group is left out (``spec.reward.onError: drop``). Where nothing
+    can be left out it ends the run."""
+
+    def __init__(self, message: str, exit_code: int = 75) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class CheckpointError(RLJobError):
     """A checkpoint that a run is to go on from cannot be used: it is damaged, incomplete, or that of another job (exit
     code 66, EX_NOINPUT of sysexits.h: retrying does not help)."""

@@ -38,6 +38,7 @@ from rljob_api.rules import (
     data,
     environment,
     estimators,
+    judge,
     kubernetes,
     lifecycle,
     model,
@@ -55,7 +56,7 @@ from rljob_api.violations import Violation
 __all__ = ["RULES", "Job", "Rule", "broken"]
 
 TOPICS = (
-    *(model, data, reward, algorithm, estimators, correction, pipeline),
+    *(model, data, reward, judge, algorithm, estimators, correction, pipeline),
     *(pools, environment, volumes, pods, lifecycle, templates, kubernetes),
 )
 RULES: Mapping[str, JobRule] = {

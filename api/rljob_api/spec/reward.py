@@ -8,6 +8,7 @@ from pydantic import Field
 
 from rljob_api.spec.base import FreeForm, FunctionPath, Listed, SourceName, SpecModel
 from rljob_api.spec.environment import SandboxSpec
+from rljob_api.spec.judge import JudgeSpec
 
 RewardType = Literal[
     "gsm8k",
@@ -19,6 +20,7 @@ RewardType = Literal[
     "pattern",
     "length",
     "environment",
+    "judge",
     "custom",
 ]
 
@@ -31,8 +33,8 @@ class RewardFunction(SpecModel):
         "equivalent to it. exactMatch: the text is the answer. multipleChoice: the letter it "
         "states is. jsonSchema: it is JSON that a schema allows. codeTests: its program passes tests, in a sandbox. "
         "pattern: a regular expression occurs. length: linear in "
-        "the response's tokens. environment: what the program or agent of rollout.environment has returned. custom: "
-        "your Python function."
+        "the response's tokens. environment: what the program or agent of rollout.environment has returned. judge: "
+        "what another model says of it. custom: your Python function."
     )
     name: SourceName | None = Field(default=None, description="Name in metrics. Default: the type.")
     weight: float = Field(default=1.0, ge=-1000, le=1000, description="Factor of this term.")
@@ -49,6 +51,7 @@ class RewardFunction(SpecModel):
     pattern: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         default=None, description="pattern: the regular expression (Python syntax)."
     )
+    judge: JudgeSpec | None = Field(default=None, description="judge: who is asked, what, and how often.")
     params: FreeForm = Field(
         default={}, description="Further keyword arguments of the function, e.g. {partial: true} for exactMatch."
     )
@@ -82,10 +85,11 @@ class Reward(SpecModel):
     timeout_seconds: int = Field(
         default=20, ge=1, le=86400, description="Longest time for scoring one sample, all functions together."
     )
-    on_error: Literal["fail", "score"] = Field(
+    on_error: Literal["fail", "score", "drop"] = Field(
         default="fail",
-        description="When a function raises, exceeds the time or loses its process twice: fail stops the run and names "
-        "the sample, score gives the sample errorScore and counts it.",
+        description="When a function raises, exceeds the time or loses its process twice, or a judge gives no score: "
+        "fail stops the run and names the sample, score gives the sample errorScore and counts it, drop leaves its "
+        "whole group out of training (in a validation it is fail).",
     )
     error_score: float = Field(default=0.0, ge=-1000000, le=1000000, description="The score that onError: score gives.")
     workers: int = Field(default=2, ge=1, le=1024, description="Processes that score samples.")

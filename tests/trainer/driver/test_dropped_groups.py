@@ -13,8 +13,9 @@ from rljob_trainer.telemetry.names import check_all
 
 def metrics(dropped: Tally) -> dict[str, float]:
     activity = SimpleNamespace(take_idle_ratio=lambda: None)
-    rollout = SimpleNamespace(take_counts=dict)
-    parts = SimpleNamespace(engines=SimpleNamespace(pool=SimpleNamespace(activity=activity)), rollout=rollout)
+    counting = SimpleNamespace(take_counts=dict)
+    engines = SimpleNamespace(pool=SimpleNamespace(activity=activity))
+    parts = SimpleNamespace(engines=engines, rollout=counting, rewards=counting)
     schedule = SimpleNamespace(open=3, waiting_finished=1)
     pipeline = SimpleNamespace(schedule=schedule, take_dropped=lambda: dropped, take_late=lambda: 2)
     return Parts.pipeline_metrics(cast(Parts, parts), cast(Pipeline, pipeline))

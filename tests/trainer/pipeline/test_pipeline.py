@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from small_episodes import an_episode
 
 from rljob_trainer.episodes.episode import Group, Prompt
-from rljob_trainer.errors import DataError, DeadlineError, EngineError, LearnerError
-from rljob_trainer.pipeline.loop import Pipeline, apart_in_all, merge_pulls
-from rljob_trainer.pipeline.parts import Apart, StepRecord, TrainedBatch
+from rljob_trainer.errors import DataError, DeadlineError, EngineError, LearnerError, UnscoredError
+from rljob_trainer.pipeline.loop import UNSCORED, Pipeline, apart_in_all, merge_pulls
+from rljob_trainer.pipeline.parts import Apart, NoJournal, StepRecord, TrainedBatch
 from rljob_trainer.pipeline.schedule import Schedule, ScheduleSettings
 from rljob_trainer.pipeline.tally import Tally
 from rljob_trainer.telemetry.catalogue import METRICS
@@ -230,6 +230,50 @@ def test_a_filter_that_keeps_nothing_ends_in_an_error() -> None:
 
     with pytest.raises(DataError, match="50 prompt groups were dropped before a batch was full"):
         run_virtual(main())
+
+
+class Unscored(World):
+    """A world in which one prompt in three has no reward."""
+
+    every = 3
+
+    async def run(self, prompt: Prompt) -> Group:
+        group = await super().run(prompt)
+        if prompt.ordinal % self.every == 0:
+            raise UnscoredError(f"no score for prompt {prompt.ordinal}", 65)
+        return group
+
+
+def test_a_group_without_a_reward_is_replaced_and_its_reason_is_on_record() -> None:
+    class Noted(NoJournal):
+        def __init__(self) -> None:
+            self.left_out: list[tuple[int, str]] = []
+
+        def dropped(self, group: Group, reason: str) -> None:
+            self.left_out.append((group.prompt.ordinal, reason))
+
+    async def main() -> None:
+        world, journal = Unscored(random.Random(6), 0, 1.0), Noted()
+        pipeline = pipeline_of(world, ScheduleSettings(4, 4, 0), 30, journal=journal)
+        await pipeline.run()
+        assert world.trained == [o for o in range(30) if o % 3]
+        assert sorted(journal.left_out) == [(ordinal, UNSCORED) for ordinal in range(0, 30, 3)]
+        # What they had said is not known any more.
+        assert pipeline.take_dropped() == Tally(groups=10)
+
+    run_virtual(main())
+
+
+def test_a_reward_that_is_never_there_ends_the_run_as_what_failed_does() -> None:
+    class Never(Unscored):
+        every = 1
+
+    async def main() -> None:
+        await pipeline_of(Never(random.Random(6), 0, 1.0), ScheduleSettings(4, 4, 0), 1000, most_dropped=50).run()
+
+    with pytest.raises(UnscoredError, match=r"50 prompt groups were dropped .* no score for prompt \d+") as ended:
+        run_virtual(main())
+    assert ended.value.exit_code == 65
 
 
 def test_an_error_of_a_part_ends_the_run_with_that_error() -> None:

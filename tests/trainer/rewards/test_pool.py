@@ -182,7 +182,7 @@ async def test_a_failing_function_is_reported_with_its_sample(does: str, problem
         with pytest.raises(RewardError) as raised:
             await opened.score(group("fine", does, "fine"))
         message = str(raised.value)
-        remedy = "onError: score to give such samples errorScore, in a job with another output that starts from this"
+        remedy = "onError: score to give such samples errorScore, or to drop to leave their groups out, in a job"
         for part in ("'mine' (custom_rewards:misbehaves)", "sample 1 of prompt 5 (s, row 3)", problem, "'1+6='", does):
             assert part in message
         assert remedy in message

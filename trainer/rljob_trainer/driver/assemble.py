@@ -105,6 +105,7 @@ async def assemble(
     *,
     base: Path,
     episodes: Path,
+    records: Path,
     ledger: Ledger,
     shelf: Shelf,
     fence: Fence,
@@ -120,7 +121,8 @@ async def assemble(
 ) -> Parts:
     """Starts reward workers, learner and engines (Ray must run). What was started is closed with ``stack``.
 
-    ``episodes``: the folder for the log of episodes of many turns.
+    ``episodes``: the folder for the log of episodes of many turns; ``records``: where rewards
+    keep what a run that goes on needs.
     ``by_role``: Ray's nodes say in a label whether they are for ranks or engines. ``roll_backs``: how often this
     process has gone back to a checkpoint.
     """
@@ -133,7 +135,13 @@ async def assemble(
             "each turn is a sequence of its own to train on"
         )
     rewards = await stack.enter_async_context(
-        RewardPool(spec.reward, longest_response=spec.rollout.max_response_tokens, paths=[base])
+        RewardPool(
+            spec.reward,
+            longest_response=spec.rollout.max_response_tokens,
+            paths=[base],
+            records=records,
+            waits=waits,
+        )
     )
     rewards.check_sources([*inputs.feed.source_names, *inputs.validation])
     inputs.feed.begin()
@@ -198,14 +206,13 @@ async def assemble(
             decode=inputs.decode,
             stops=lambda reward: spec.stop.reward is not None and reward >= spec.stop.reward,
         )
-    rollout = GroupRollout(
-        environment, engines.pool, rewards, inputs.decode, generation, waits, spec.reward.timeout_seconds
-    )
+    rollout = GroupRollout(environment, engines.pool, rewards, inputs.decode, generation, waits, rewards.seconds)
     return Parts(
         job=job,
         feed=inputs.feed,
         engines=engines,
         rollout=rollout,
+        rewards=rewards,
         learner=learner,
         dtype=learner.dtype,
         step=step,

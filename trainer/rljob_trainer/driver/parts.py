@@ -16,6 +16,7 @@ from rljob_trainer.pipeline.schedule import ScheduleSettings
 from rljob_trainer.record.fence import Fence
 from rljob_trainer.record.ledger import Ledger
 from rljob_trainer.record.start_model import Description
+from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rollout.shelf import Shelf
 from rljob_trainer.telemetry.sinks import Sinks
 from rljob_trainer.telemetry.timing import StageTimes
@@ -38,6 +39,7 @@ class Parts:
     feed: PromptFeed
     engines: Engines
     rollout: GroupRollout
+    rewards: RewardPool
     learner: RankedLearner
     dtype: str
     """In which weights are published."""
@@ -82,6 +84,6 @@ class Parts:
             metrics["pipeline/dropped/length/mean"] = dropped.length
         if dropped.reward is not None:
             metrics["pipeline/dropped/reward/mean"] = dropped.reward
-        metrics |= self.rollout.take_counts()
+        metrics |= self.rollout.take_counts() | self.rewards.take_counts()
         idle = self.engines.pool.activity.take_idle_ratio()
         return metrics if idle is None else metrics | {"pipeline/engine_idle_ratio": idle}

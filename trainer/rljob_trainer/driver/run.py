@@ -331,6 +331,7 @@ async def _made_ready(held: _Held, start: Start, stack: AsyncExitStack, roll_bac
         inputs,
         base=options.base,
         episodes=output.path / run_folder.EPISODES,
+        records=output.path,
         checkpoints=held.state.checkpoints if options.keeps_state else None,
         sinks=sinks,
         view=controls.view,

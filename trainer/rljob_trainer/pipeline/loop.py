@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 from rljob_trainer.episodes.episode import Group, Prompt
-from rljob_trainer.errors import DataError, DeadlineError
+from rljob_trainer.errors import DataError, DeadlineError, RLJobError, UnscoredError
 from rljob_trainer.pipeline.parts import Apart, Feed, Journal, NoJournal, Rollout, StepRecord, TrainedBatch, Trainer
 from rljob_trainer.pipeline.schedule import Schedule
 from rljob_trainer.pipeline.tally import Tally
@@ -38,6 +38,10 @@ Stage = Callable[[str], AbstractContextManager[None]]
 def unmeasured(name: str) -> AbstractContextManager[None]:
     """The stage of a loop whose time nobody wants to know."""
     return nullcontext()
+
+
+UNSCORED = "a reward function gave no score"
+"""Why a group is dropped that has no reward (``spec.reward.onError: drop``)."""
 
 
 def keep_all(group: Group) -> str | None:
@@ -298,8 +302,13 @@ class Pipeline:
             await self._make_group(prompt)
 
     async def _make_group(self, prompt: Prompt) -> None:
-        group = await self.rollout.run(prompt)
-        reason = self._keep(group)
+        unscored: UnscoredError | None = None
+        reason: str | None
+        try:
+            group = await self.rollout.run(prompt)
+            reason = self._keep(group)
+        except UnscoredError as error:
+            group, reason, unscored = Group(prompt), UNSCORED, error
         if reason is None:
             self._groups[prompt.ordinal] = group
             self.schedule.finished(prompt.ordinal)
@@ -307,11 +316,7 @@ class Pipeline:
         else:
             self._dropped_since_batch += 1
             if self._dropped_since_batch >= self._most_dropped:
-                raise DataError(
-                    f"{self._dropped_since_batch} prompt groups were dropped before a batch was full ({reason}). The "
-                    "reward hardly tells samples apart: look at the generations in the output folder, switch "
-                    "algorithm.groupFilter off, or raise its maxBatches."
-                )
+                raise _none_left(self._dropped_since_batch, reason, unscored)
             self._drop(group, reason)
             self._reading += 1  # a deadline in the meantime is the trainer's, who waits for a batch
             await self._prepare()
@@ -364,6 +369,17 @@ def apart_in_all(pulls: Sequence[Apart]) -> Apart | None:
         chi_square=sum(apart.chi_square for apart in judged) / len(judged),
         effective_sample_size=sum(apart.effective_sample_size for apart in judged) / len(judged),
         worst=pulls[-1].worst,
+    )
+
+
+def _none_left(dropped: int, reason: str, unscored: UnscoredError | None) -> RLJobError:
+    """What is said when groups are dropped one after the other; ``unscored``: why the last of them was."""
+    told = f"{dropped} prompt groups were dropped before a batch was full"
+    if unscored is not None:
+        return UnscoredError(f"{told}, the last of them because it has no reward. {unscored}", unscored.exit_code)
+    return DataError(
+        f"{told} ({reason}). The reward hardly tells samples apart: look at the generations in the output folder, "
+        "switch algorithm.groupFilter off, or raise its maxBatches."
     )
 
 

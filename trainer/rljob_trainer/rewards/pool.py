@@ -1,12 +1,14 @@
-"""Rewards of whole prompt groups: quick built-in rules here, everything else in worker processes under a time limit.
+"""Rewards of whole prompt groups: quick built-in rules here, functions in worker processes under a time limit, tests in
+a sandbox, judges over HTTP.
 
     async with RewardPool(job.spec.reward, longest_response=512, paths=[folder_of_the_job_file]) as pool:
         group_rewards = await pool.score(group)
 
 A function that raises, hangs, crashes its process or returns no finite number is always reported with its sample:
 ``onError: fail`` raises ``RewardError``; ``onError: score`` gives the sample ``errorScore`` and says so in its
-``RewardResult.error``, in the log and in ``failures``. Where worker processes were lost twice on a sample and nothing
-says that the function did it, ``onError: fail`` raises ``RewardWorkerError``: the run may be tried again.
+``RewardResult.error``, in the log and in ``failures``; ``onError: drop`` raises ``UnscoredError``, which leaves the
+group out. Where worker processes were lost twice on a sample and nothing says that the function did it, or a judge does
+not answer, ``onError: fail`` raises ``RewardWorkerError``: the run may be tried again.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rljob_trainer.episodes.episode import Group, RewardResult
 from rljob_trainer.episodes.receipts import digest_of
-from rljob_trainer.errors import CHANGED_JOB, JobFileError, RewardError, RewardWorkerError
+from rljob_trainer.errors import CHANGED_JOB, JobFileError, RewardError, RewardWorkerError, UnscoredError
 from rljob_trainer.rewards.code_tests import DEFAULT_SECONDS, OUTPUT_BYTES
+from rljob_trainer.rewards.judge import Judge
 from rljob_trainer.rewards.process import WorkerProcess
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.sharing import SharedWork
@@ -38,6 +42,7 @@ from rljob_trainer.rewards.terms import (
     term_specs,
 )
 from rljob_trainer.rewards.verdicts import too_large
+from rljob_trainer.waits import Waits
 from rljob_trainer.world.protocol import WorldError
 from rljob_trainer.world.sandbox.chosen import chosen_sandbox
 
@@ -53,7 +58,11 @@ _EXCERPT = 300
 
 _REMEDY = (
     "correct the function and start again: the run continues from its last checkpoint. Or set spec.reward.onError: "
-    f"score to give such samples errorScore, {CHANGED_JOB}"
+    f"score to give such samples errorScore, or to drop to leave their groups out, {CHANGED_JOB}"
+)
+_AWAY_REMEDY = (
+    "Try again when it answers. To go on without the groups that it does not score, set spec.reward.onError: drop, "
+    f"{CHANGED_JOB}."
 )
 _LOGGED = 50
 """Failures shown in full in the log; further ones are in the samples' results and in the counts."""
@@ -70,26 +79,41 @@ class _Route:
     """Whether others are computed in processes."""
     sandboxed: Sequence[Term] = ()
     """Those that run programs."""
+    judged: Sequence[str] = ()
+    """Names of those that ask a judge."""
 
 
 class RewardPool:
     """Scores groups for one run. Any number of ``score`` calls may be under way at once."""
 
-    def __init__(self, reward: Reward, *, longest_response: int, paths: Sequence[str | os.PathLike[str]] = ()) -> None:
-        """``longest_response`` is rollout.maxResponseTokens; ``paths`` are folders with the user's modules.
+    def __init__(
+        self,
+        reward: Reward,
+        *,
+        longest_response: int,
+        paths: Sequence[str | os.PathLike[str]] = (),
+        records: Path | None = None,
+        waits: Waits | None = None,
+    ) -> None:
+        """``longest_response`` is rollout.maxResponseTokens; ``paths`` are folders with the user's modules, ``records``
+        is the run's output folder, in which what judges were asked and said is kept (None: it is forgotten).
 
         Raises ``JobFileError`` for parameters that a built-in function does not take.
         """
         self._reward = reward
         self._specs = term_specs(reward)
         # A custom function is only ever imported by the workers: its module may do anything.
-        terms = {spec.name: Term(spec) for spec in self._specs if spec.type != "custom"}
+        terms = {spec.name: Term(spec) for spec in self._specs if spec.type not in ("custom", "judge")}
         self._inline = [term for term in terms.values() if term.inline]
         self._sandboxed = {term.spec.name: term for term in terms.values() if term.sandboxed}
         self._sandboxes: dict[str, Sandbox] = {}
         """By the names of those that run programs: each has time limits of its own."""
+        self._judges: dict[str, Judge] = {}
+        self._records = records
+        self._waits = waits
         self._open = AsyncExitStack()
-        here = {term.spec.name for term in self._inline} | set(self._sandboxed)
+        judged = {spec.name for spec in self._specs if spec.type == "judge"}
+        here = {term.spec.name for term in self._inline} | set(self._sandboxed) | judged
         self._pooled = [spec for spec in self._specs if spec.name not in here]
         self._hang_scores = {name: term.hang_score for name, term in terms.items() if term.hang_score is not None}
         self._overlong = (
@@ -105,7 +129,7 @@ class RewardPool:
         self._work = SharedWork(self._workers)
         self._logged = 0
         self.failures = 0
-        """Samples that got ``errorScore`` because a function failed on them."""
+        """Samples that got ``errorScore``, or whose group is left out, because a function failed on them."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -124,7 +148,8 @@ class RewardPool:
     async def start(self) -> None:
         """Starts the workers now, so that a function that cannot be imported is found before the first sample.
 
-        Raises ``JobFileError`` naming the function.
+        Raises ``JobFileError`` naming the function, or the variable that has no key for a judge, and ``OutputError``
+        for a judge's record.
         """
         results = await asyncio.gather(*(worker.start() for worker in self._workers), return_exceptions=True)
         for problem in results:
@@ -138,6 +163,11 @@ class RewardPool:
                 self._sandboxes[name] = await self._open.enter_async_context(sandbox)
                 for what in sandbox.not_contained:
                     log.warning("The sandbox of %s does not hold everything here: %s (docs/sandbox.md)", name, what)
+            for spec, function in zip(self._specs, self._reward.functions, strict=True):
+                if function.judge is not None:
+                    judge = self._judges[spec.name] = Judge(spec, function.judge, self._records, self._waits)
+                    self._open.push_async_callback(judge.close)
+                    await judge.open()
         except WorldError as error:
             await self.close()
             raise RewardWorkerError(f"the sandbox of codeTests cannot be opened: {error}") from error
@@ -164,13 +194,23 @@ class RewardPool:
                 )
 
     def in_processes(self, source: str) -> bool:
-        """Whether a function that scores this data source runs in a worker process, or runs programs."""
+        """Whether a function that scores this data source runs in a worker process, runs programs, or asks a judge."""
         route = self._route(source)
-        return route.pooled or bool(route.sandboxed)
+        return route.pooled or bool(route.sandboxed) or bool(route.judged)
+
+    @property
+    def seconds(self) -> float | None:
+        """What a sample may take; None: some functions have limits of their own."""
+        own = any(spec.type in ("codeTests", "judge") for spec in self._specs)
+        return None if own else float(self._reward.timeout_seconds)
+
+    def take_counts(self) -> dict[str, float]:
+        """Metrics of the judges, since the last call."""
+        return {name: value for judge in self._judges.values() for name, value in judge.take_counts().items()}
 
     async def score(self, group: Group) -> list[RewardResult]:
-        """One result per episode, in their order. Raises ``RewardError`` or ``RewardWorkerError`` as the job's
-        ``onError`` says."""
+        """One result per episode, in their order. Raises ``RewardError``, ``RewardWorkerError`` or ``UnscoredError`` as
+        the job's ``onError`` says, and ``JobFileError`` when a judge refuses to answer at all."""
         prompt = group.prompt
         results = await self.score_responses(
             [
@@ -211,22 +251,26 @@ class RewardPool:
             judged = await self._work.score([responses[i] for i in elsewhere])
             for i, outcome in zip(elsewhere, judged, strict=True):
                 outcomes[i] |= outcome
-        await self._run_programs(responses, routes, outcomes)
+        await self._score_beside(responses, routes, outcomes)
         return [self._result(r, outcome) for r, outcome in zip(responses, outcomes, strict=True)]
 
-    async def _run_programs(
+    async def _score_beside(
         self, responses: Sequence[Response], routes: Sequence[_Route], outcomes: Sequence[Outcome]
     ) -> None:
-        """All samples' at once: the sandbox takes as many as it has workers."""
+        """Programs and judges, all samples' at once: sandbox and judge take as many as they may."""
 
-        async def one(term: Term, response: Response, outcome: Outcome) -> None:
+        async def tested(term: Term, response: Response, outcome: Outcome) -> None:
             outcome[term.spec.name] = await term.score_in(self._sandboxes[term.spec.name], response)
 
-        tasks = [
-            asyncio.create_task(one(term, response, outcome), name="code tests")
-            for response, route, outcome in zip(responses, routes, outcomes, strict=True)
-            for term in route.sandboxed
-        ]
+        async def judged(name: str, response: Response, outcome: Outcome) -> None:
+            outcome[name] = await self._judges[name].score(response)
+
+        tasks = []
+        for response, route, outcome in zip(responses, routes, outcomes, strict=True):
+            for term in route.sandboxed:
+                tasks.append(asyncio.create_task(tested(term, response, outcome), name="code tests"))
+            for name in route.judged:
+                tasks.append(asyncio.create_task(judged(name, response, outcome), name="judged sample"))
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -248,7 +292,7 @@ class RewardPool:
                 return result
             titles = " + ".join(f"{spec.weight:g} x {spec.title}" for spec in specs)
             return self._failed(
-                result, f"reward {titles} on {response.label or 'a sample'}: {problem}\n{_shown(response)}", lost=False
+                result, f"reward {titles} on {response.label or 'a sample'}: {problem}\n{_shown(response)}"
             )
         message = "\n".join(self._message(failure, response) for failure in failures)
         wrong = {f.term: RewardVerdict(self._hang_scores[f.term], None, False) for f in failures if self._is_wrong(f)}
@@ -258,22 +302,29 @@ class RewardPool:
         if not blamed:
             self._log(f"{message}\nThis counts as wrong.")
             return replace(result, error=message)
-        return self._failed(result, message, lost=all(failure.lost for failure in blamed))
+        return self._failed(result, message, blamed)
 
     def _is_wrong(self, failure: RewardFailure) -> bool:
         """Whether a failure of a function only says that the response is wrong."""
         return failure.hung and failure.term in self._hang_scores
 
-    def _failed(self, result: RewardResult, message: str, *, lost: bool) -> RewardResult:
-        """What ``onError`` makes of a sample without a score. ``lost``: no function is known to be at fault."""
+    def _failed(self, result: RewardResult, message: str, blamed: Sequence[RewardFailure] = ()) -> RewardResult:
+        """What ``onError`` makes of a sample without a score, because of the functions that are ``blamed``."""
         if self._reward.on_error == "fail":
-            if lost:
+            if any(failure.away for failure in blamed):
+                raise RewardWorkerError(f"{message}\n{_AWAY_REMEDY}")
+            if blamed and all(failure.lost for failure in blamed):
                 raise RewardWorkerError(
                     f"{message}\nTry again, with more memory if it may have run out. Should it always be this sample, "
                     f"{_REMEDY}; so can spec.reward.workers be lowered, which need less memory."
                 )
             raise RewardError(f"{message}\nTo go on, {_REMEDY}.")
         self.failures += 1
+        if self._reward.on_error == "drop":
+            self._log(f"{message}\nIts group is left out, as spec.reward.onError: drop says.")
+            nobodys = bool(blamed) and all(failure.away or failure.lost for failure in blamed)
+            kind = RewardWorkerError if nobodys else RewardError
+            raise UnscoredError(f"{message}\nTo go on, {_REMEDY}.", kind.exit_code)
         substitute = self._reward.error_score
         self._log(f"{message}\nThe sample gets spec.reward.errorScore = {substitute:g}.")
         return replace(result, score=substitute, turns=(), error=message)
@@ -300,7 +351,8 @@ class RewardPool:
             inline = [term for term in self._inline if term.applies_to(source)]
             pooled = any(spec.applies_to(source) for spec in self._pooled)
             programs = [term for term in self._sandboxed.values() if term.applies_to(source)]
-            self._routes[source] = _Route(specs, inline, pooled, programs)
+            judged = [spec.name for spec in specs if spec.type == "judge"]
+            self._routes[source] = _Route(specs, inline, pooled, programs, judged)
         return self._routes[source]
 
 

@@ -100,6 +100,8 @@ class RewardFailure:
     lost: bool = False
     """Its worker process was ended or stopped from outside, as far as can be told, twice in succession: neither
     function nor row need be at fault."""
+    away: bool = False
+    """What it asks (a judge) has not answered in time: function and row are not at fault."""
     gave_up: bool = False
     """A built-in function that would have taken too long ended by itself (``TooSlowError``)."""
 

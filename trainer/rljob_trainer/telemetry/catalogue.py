@@ -76,6 +76,7 @@ class Metric:
 FAMILIES: dict[str, str] = {
     "progress": "Where the run stands.",
     "reward": "What the reward functions said about the step's samples.",
+    "judge": "What a judge was asked for one term of the reward, validation's samples too.",
     "advantage": "Per token, over the tokens that are trained on, after whitening.",
     "return": "The critic's targets, per token.",
     "value": "The critic's estimates when the batch was made, per token.",
@@ -126,6 +127,7 @@ def _spread(name: str, unit: str, of: str, statistics: str = "mean min max std")
 def _metrics() -> Iterator[Metric]:
     yield from _progress()
     yield from _rewards()
+    yield from _judges()
     yield from _lengths()
     yield from _learning()
     yield from _mismatch()
@@ -172,6 +174,20 @@ def _rewards() -> Iterator[Metric]:
     yield Metric("variance/pure_noise", "", "total power less signal, over the number of samples less one")
     yield Metric("variance/squared_advantage", "", "mean of the squared advantages")
     yield Metric("variance/weight", "", "mean of the gradient-norm proxy W")
+
+
+def _judges() -> Iterator[Metric]:
+    yield Metric("judge/<part>/requests", "requests", "made, retries too", "sum")
+    yield Metric(
+        "judge/<part>/retries", "requests", "that failed: the judge was away, busy, or sent something else", "sum"
+    )
+    yield Metric("judge/<part>/unreadable", "answers", "in which no score could be read", "sum")
+    yield Metric("judge/<part>/remembered", "samples", "whose question was answered or under way already", "sum")
+    yield Metric("judge/<part>/failures", "samples", "that got no score from it", "sum")
+    yield Metric("judge/<part>/tokens", "tokens", "of questions and answers, as the endpoint counts them", "sum")
+    yield Metric("judge/<part>/requests_of_run", "requests", "since the run began, over all restarts", "last")
+    yield Metric("judge/<part>/tokens_of_run", "tokens", "since the run began, over all restarts", "last")
+    yield from _spread("judge/<part>/seconds", "s", "the times from request to answer", "mean max")
 
 
 def _lengths() -> Iterator[Metric]:

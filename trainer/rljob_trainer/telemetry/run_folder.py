@@ -27,6 +27,7 @@ TIMELINE = "timeline.json"
 STATUS = "status.json"
 SAMPLES = "samples"
 EPISODES = "episodes"
+JUDGES = "judges"
 TENSORBOARD = "tensorboard"
 
 VALIDATION_STEP = "validation/step"

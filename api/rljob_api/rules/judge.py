@@ -1,0 +1,171 @@
+"""Rules about spec.reward.functions[].judge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rljob_api.problems import did_you_mean
+from rljob_api.rules.cel import FUNCTION, SPEC, Cel
+from rljob_api.rules.registry import Job, rule
+from rljob_api.spec.judge import PLACEHOLDERS, JudgeSpec, plain_label
+from rljob_api.violations import Violation
+
+_JUDGE = (*FUNCTION, "judge")
+_PARSER = (*_JUDGE, "parser")
+_IN_BRACES = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def _judges(job: Job) -> Iterator[tuple[str, JudgeSpec]]:
+    for index, function in enumerate(job.spec.reward.functions):
+        if function.judge is not None:
+            yield f"spec.reward.functions[{index}].judge", function.judge
+
+
+@rule(
+    cel=Cel(
+        FUNCTION,
+        "(self.type == 'judge') == has(self.judge)",
+        "belongs to type judge, which needs it; write baseUrl, model and template",
+        ".judge",
+    )
+)
+def judge_rewards_have_a_judge(job: Job) -> Iterator[Violation]:
+    for index, function in enumerate(job.spec.reward.functions):
+        path = f"spec.reward.functions[{index}].judge"
+        if function.type == "judge" and function.judge is None:
+            yield Violation(path, "is required by type judge", "write baseUrl, model and template")
+        if function.type != "judge" and function.judge is not None:
+            yield Violation(path, f"has no meaning for type {function.type}", "remove it, or use type: judge")
+
+
+@rule(not_in_cel="the content of params is hidden from CEL")
+def judges_have_no_params(job: Job) -> Iterator[Violation]:
+    for index, function in enumerate(job.spec.reward.functions):
+        if function.type == "judge" and function.params:
+            yield Violation(
+                f"spec.reward.functions[{index}].params",
+                "has no meaning for type judge",
+                "write its settings below judge",
+            )
+
+
+@rule(not_in_cel="the API server would estimate the search of a text as long as a template as too dear")
+def templates_of_judges_name_the_response(job: Job) -> Iterator[Violation]:
+    for path, judge in _judges(job):
+        named = set(_IN_BRACES.findall(judge.template))
+        for unknown in sorted(named - set(PLACEHOLDERS)):
+            close = did_you_mean(unknown, PLACEHOLDERS)
+            yield Violation(
+                f"{path}.template",
+                f"there is no {{{unknown}}}",
+                f"did you mean {close}?" if close else "it may name {prompt}, {response} and {answer}",
+            )
+        if "response" not in named:
+            yield Violation(
+                f"{path}.template", "does not name {response}, which is to be judged", "write {response} where it goes"
+            )
+
+
+@rule(not_in_cel="the API server would estimate the search of a text as long as a template as too dear")
+def answers_are_there_for_judges_that_compare(job: Job) -> Iterator[Violation]:
+    data = job.spec.data
+    if data.answer is not None or all(part.task is not None or part.answer is not None for _, part in job.train_parts):
+        return
+    for path, judge in _judges(job):
+        if "{answer}" in judge.template:
+            yield Violation(
+                f"{path}.template",
+                "names {answer}, and the job names no reference answer",
+                "name its column in spec.data.answer, or leave {answer} out",
+            )
+
+
+@rule(
+    cel=[
+        Cel(
+            _PARSER,
+            "has(self.pattern) == (self.type == 'pattern')",
+            "belongs to type pattern, which needs it; write a regular expression with one group",
+            ".pattern",
+        ),
+        Cel(
+            _PARSER,
+            "has(self.field) == (self.type == 'json')",
+            "belongs to type json, which needs it; write the name of the field with the score",
+            ".field",
+        ),
+        Cel(
+            _PARSER,
+            "self.type == 'label' ? has(self.labels) && size(self.labels) > 0 : "
+            "self.type != 'number' || !has(self.labels) || size(self.labels) == 0",
+            "are needed by type label, and have no meaning for type number",
+            ".labels",
+        ),
+        Cel(_PARSER, "self.low < self.high", "must be below high; lower it", ".low"),
+    ]
+)
+def parsers_of_judges_have_what_they_need(job: Job) -> Iterator[Violation]:
+    for judge_path, judge in _judges(job):
+        parser, path = judge.parser, f"{judge_path}.parser"
+        for name, value, kind in (("pattern", parser.pattern, "pattern"), ("field", parser.field, "json")):
+            if parser.type == kind and value is None:
+                yield Violation(f"{path}.{name}", f"is required by type {kind}", "write it")
+            if parser.type != kind and value is not None:
+                yield Violation(
+                    f"{path}.{name}", f"has no meaning for type {parser.type}", f"remove it, or use type: {kind}"
+                )
+        if parser.type == "label" and not parser.labels:
+            yield Violation(f"{path}.labels", "are required by type label", "write such as [{label: good, score: 1}]")
+        if parser.type == "number" and parser.labels:
+            yield Violation(f"{path}.labels", "have no meaning for type number", "remove them, or use type: label")
+        if parser.low >= parser.high:
+            yield Violation(
+                f"{path}.low", f"{parser.low:g} is not below high = {parser.high:g}", "lower it, or raise high"
+            )
+
+
+@rule(not_in_cel="labels are compared without regard to capitals, by Python's rules")
+def labels_of_judges_differ(job: Job) -> Iterator[Violation]:
+    for path, judge in _judges(job):
+        seen: set[str] = set()
+        for index, label in enumerate(judge.parser.labels):
+            said = plain_label(label.label)
+            if not said or said in seen:
+                problem = "is there twice" if said else "has no words"
+                yield Violation(f"{path}.parser.labels[{index}].label", f'"{label.label}" {problem}', "change it")
+            seen.add(said)
+
+
+@rule(not_in_cel="the groups of a regular expression are counted by Python's compiler")
+def patterns_of_judges_have_one_group(job: Job) -> Iterator[Violation]:
+    for path, judge in _judges(job):
+        if judge.parser.pattern is None:
+            continue
+        where = f"{path}.parser.pattern"
+        try:
+            groups = re.compile(judge.parser.pattern).groups
+        except (re.error, OverflowError, RecursionError) as problem:
+            yield Violation(where, f"is not a regular expression: {problem}", "mend it, in Python's syntax")
+            continue
+        if groups != 1:
+            yield Violation(where, f"has {groups} groups", "write exactly one, around the score, and others as (?:...)")
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "self.reward.functions.all(f, !has(f.judge) || f.judge.deadlineSeconds <= self.deadlines.progressSeconds)",
+        "a judge's deadlineSeconds is more than deadlines.progressSeconds, which ends the run before; lower it",
+        ".reward.functions",
+    )
+)
+def judges_end_before_the_run_does(job: Job) -> Iterator[Violation]:
+    longest = job.spec.deadlines.progress_seconds
+    for path, judge in _judges(job):
+        if judge.deadline_seconds > longest:
+            yield Violation(
+                f"{path}.deadlineSeconds",
+                f"{judge.deadline_seconds} is more than deadlines.progressSeconds = {longest}, and that ends the run",
+                "lower it, or raise progressSeconds",
+            )

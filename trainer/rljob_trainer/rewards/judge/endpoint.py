@@ -1,0 +1,164 @@
+"""One request to an OpenAI-compatible endpoint, and what its answer means: an answer, a refusal, or try again later.
+
+The key goes into the header of the request and nowhere else: what the endpoint says is told without it, and a redirect,
+which would carry it to somebody else, is a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import aiohttp
+
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.texts import writable
+
+if TYPE_CHECKING:
+    from rljob_api.spec.judge import JudgeSpec
+
+_LARGEST = 8 << 20
+"""Bytes of an answer; what sends more is no judge."""
+_SHOWN = 300
+_LATER = frozenset({408, 409, 425, 429})
+_OF_THE_QUESTION = frozenset({400, 413, 422})
+"""What may be wrong with one question: it is longer than the judge's context, say."""
+
+
+class AwayError(Exception):
+    """The endpoint does not answer now: it is down, busy, or something else answers in its place."""
+
+    def __init__(self, problem: str, seconds: float | None = None) -> None:
+        """``seconds``: how long the endpoint wants to be left alone (Retry-After)."""
+        super().__init__(problem)
+        self.seconds = seconds
+
+
+class RefusedError(Exception):
+    """It answers that it will not: key, address or model are wrong."""
+
+
+class QuestionError(Exception):
+    """It will not answer this question."""
+
+
+class Said(NamedTuple):
+    """An answer: its text, whether it was cut, and the tokens of question and answer as the endpoint counts them (None:
+    it does not say)."""
+
+    text: str
+    cut: bool
+    tokens: int | None
+
+
+class Endpoint:
+    """Open from ``open`` to ``close``."""
+
+    def __init__(self, judge: JudgeSpec, place: str) -> None:
+        """``place``: the path in the job file. Raises ``JobFileError`` when the environment has no key."""
+        self._url = f"{judge.base_url.rstrip('/')}/chat/completions"
+        self._seconds = judge.request_seconds
+        self._concurrency = judge.concurrency
+        self._key = None if judge.api_key_env is None else _key(judge.api_key_env, place)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Connects to nobody yet."""
+        # No cookies: an endpoint that tells its replicas apart by them would get all questions to one.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._concurrency),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=self._seconds),
+            headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def ask(self, body: Mapping[str, Any]) -> Said:
+        """Raises ``AwayError``, ``RefusedError`` and ``QuestionError``."""
+        assert self._session is not None, "the endpoint is not open"
+        try:
+            async with self._session.post(self._url, json=dict(body), allow_redirects=False) as response:
+                data = await _body(response)
+                status, retry_after = response.status, response.headers.get("Retry-After")
+        except TimeoutError:
+            raise AwayError(f"no answer within {self._seconds} s") from None
+        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+            raise AwayError(self._shown(f"{type(error).__name__}: {error}")) from None
+        if status == 200:
+            return self._said(data)
+        problem = f"status {status}: {self._shown(_message(data))}"
+        if status in _OF_THE_QUESTION:
+            raise QuestionError(problem)
+        if status in _LATER or status >= 500:
+            raise AwayError(problem, _seconds(retry_after))
+        raise RefusedError(problem)
+
+    def _said(self, data: bytes) -> Said:
+        try:
+            answer = json.loads(data)
+            choice = answer["choices"][0]
+            text = choice["message"]["content"]
+            cut = choice.get("finish_reason") == "length"
+            counted = (answer.get("usage") or {}).get("total_tokens")
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            raise AwayError(f"what it sent is no chat completion: {self._shown(_message(data))}") from None
+        tokens = counted if isinstance(counted, int) and counted >= 0 else None
+        return Said(writable(text) if isinstance(text, str) else "", cut, tokens)
+
+    def _shown(self, text: str) -> str:
+        """What others say, on one line, without the key."""
+        if self._key is not None:
+            text = text.replace(self._key, "***")
+        return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    data = bytearray()
+    async for part in response.content.iter_any():
+        data += part
+        if len(data) > _LARGEST:
+            raise AwayError(f"what it sends is more than {_LARGEST} bytes")
+    return bytes(data)
+
+
+def _message(data: bytes) -> str:
+    """The message of an error in OpenAI's form, else what there is."""
+    text = data[:65536].decode("utf-8", "replace").strip()
+    try:
+        told = json.loads(text)
+        return str(told["error"]["message"] if isinstance(told["error"], dict) else told["error"])
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return text or "(nothing)"
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Of the header Retry-After: a number of seconds, or a date (RFC 9110, section 10.2.3)."""
+    if retry_after is None:
+        return None
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(retry_after).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _key(variable: str, place: str) -> str:
+    key = os.environ.get(variable, "").strip()
+    where = f"{place}.judge.apiKeyEnv: the environment variable {variable} of the driver"
+    if not key:
+        raise JobFileError(f"{where} is not set; set it (on a cluster in spec.head.pod.env, from a Secret)")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise JobFileError(f"{where} holds something that cannot be sent in a header; put the key there, and no more")
+    return key

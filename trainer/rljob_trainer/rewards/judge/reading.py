@@ -1,0 +1,114 @@
+"""Scores in what a judge says. Whatever leaves a doubt is no score: a wrong one would be trained on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rljob_api.spec.judge import plain_label
+
+if TYPE_CHECKING:
+    from rljob_api.spec.judge import JudgeParser
+
+_NUMBER = re.compile(r"(?<![\w.,])[-+]?\d+(?:\.\d+)?(?![\w,]|\.\d)")
+_OUT_OF = re.compile(r"([-+]?\d+(?:\.\d+)?)\s*(?:/|out of)\s*([-+]?\d+(?:\.\d+)?)")
+_FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)```", re.DOTALL)
+_LONGEST = 65536
+"""Characters that are looked at, from the end."""
+_SHOWN = 200
+
+
+class UnreadableError(Exception):
+    """What a judge said has no score; the message says why, and shows the end of it."""
+
+
+def score_in(said: str, parser: JudgeParser) -> float:
+    """The score that ``parser`` finds in what a judge said. Raises ``UnreadableError``."""
+    text = said[-_LONGEST:].strip()
+    if not text:
+        raise UnreadableError("it said nothing")
+    try:
+        return _READERS[parser.type](text, parser)
+    except UnreadableError as error:
+        end = text if len(text) <= _SHOWN else f"...{text[-_SHOWN:]}"
+        raise UnreadableError(f"{error}: {end!r}") from None
+
+
+def _last_line(text: str) -> str:
+    return text.splitlines()[-1]
+
+
+def _number_in(text: str, parser: JudgeParser) -> float:
+    line = _last_line(text)
+    for whole in _OUT_OF.finditer(line):
+        if float(whole[2]) == parser.high:
+            line = line.replace(whole[0], whole[1])
+    found = _NUMBER.findall(line)
+    if len(found) != 1:
+        raise UnreadableError(f"its last line has {len(found) or 'no'} numbers")
+    return _within(float(found[0]), parser)
+
+
+def _group_of(text: str, parser: JudgeParser) -> float:
+    found = re.findall(parser.pattern or "", text)  # texts of the one group
+    if not found or not found[-1]:
+        raise UnreadableError("the pattern finds nothing in it")
+    return _value(found[-1].strip(), parser)
+
+
+def _field_of(text: str, parser: JudgeParser) -> float:
+    fenced = _FENCE.findall(text)
+    tries = [fenced[-1]] if fenced else [text, text[text.find("{") : text.rfind("}") + 1]]
+    for candidate in tries:
+        try:
+            told = json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(told, dict):
+            if parser.field not in told:
+                raise UnreadableError(f"its JSON has no field {parser.field!r}")
+            return _value(told[parser.field], parser)
+    raise UnreadableError("it has no JSON object")
+
+
+def _label_of(text: str, parser: JudgeParser) -> float:
+    return _labelled(_last_line(text).rpartition(":")[2], parser)
+
+
+_READERS: dict[str, Callable[[str, JudgeParser], float]] = {
+    "number": _number_in,
+    "pattern": _group_of,
+    "json": _field_of,
+    "label": _label_of,
+}
+
+
+def _value(told: Any, parser: JudgeParser) -> float:
+    """What a group or a field holds, as a score."""
+    if parser.labels:
+        return _labelled(str(told), parser)
+    if isinstance(told, bool):
+        return _within(parser.high if told else parser.low, parser)
+    if isinstance(told, str):
+        if not _NUMBER.fullmatch(told.strip()):
+            raise UnreadableError(f"{told[:_SHOWN]!r} is no number")
+        told = float(told)
+    if not isinstance(told, int | float):
+        raise UnreadableError(f"{str(told)[:_SHOWN]!r} is no number")
+    return _within(told, parser)
+
+
+def _labelled(said: str, parser: JudgeParser) -> float:
+    wanted = plain_label(said)
+    for label in parser.labels:
+        if plain_label(label.label) == wanted:
+            return label.score
+    raise UnreadableError(f"{said.strip()[:_SHOWN]!r} is none of the labels")
+
+
+def _within(number: float, parser: JudgeParser) -> float:
+    if not parser.low <= number <= parser.high:  # NaN neither
+        raise UnreadableError(f"{number:g} is not from {parser.low:g} to {parser.high:g}")
+    return (number - parser.low) / (parser.high - parser.low) if parser.scale else float(number)
