@@ -68,7 +68,8 @@ PROGRAMS = {
     "interrupted": "raise KeyboardInterrupt",
     "hook": "import sys\nsys.excepthook = lambda *error: print('hooked', error[0].__name__)\n1/0",
     "at exit": "import atexit\natexit.register(print, 'last')\nprint('first')",
-    "thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.05), print(2))).start()\nprint(1)",
+    "thread": "import threading, time\nsaid = threading.Event()\nthreading.Thread("
+    "target=lambda: (said.wait(), time.sleep(0.05), print(2))).start()\nprint(1)\nsaid.set()",
     "pool": "from concurrent.futures import ThreadPoolExecutor\nprint(ThreadPoolExecutor(2).submit(sum, [1]).result())",
     "destructor": "class A:\n    def __del__(self):\n        print('gone')\na = A()",
     "annotations": "from __future__ import annotations\ndef f(x: nothing): pass\nprint(f.__annotations__)",
