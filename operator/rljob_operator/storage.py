@@ -87,6 +87,11 @@ def _locations(job: ResolvedJob) -> Iterator[tuple[str, str, bool]]:
     ]
     places += [("spec.data.train.source", part.source) for part in spec.data.train.sources]
     places += [("spec.data.validation.source", part.source) for part in spec.data.validation]
+    places += [
+        ("spec.reward.functions.rewardModel.source", f.reward_model.source)
+        for f in spec.reward.functions
+        if f.reward_model
+    ]
     for field, location in places:
         if location is not None and location.startswith(PVC):
             yield field, location.removeprefix(PVC).partition("/")[0], field == "spec.checkpoint.uri"

@@ -66,7 +66,7 @@ def test_reward_functions() -> None:
     from rljob_trainer.rewards.rules import RULES, built_in
 
     built_in("gsm8k")
-    assert set(RULES) | {"custom", "judge"} == set(get_args(RewardType))
+    assert set(RULES) | {"custom", "judge", "rewardModel"} == set(get_args(RewardType))
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")

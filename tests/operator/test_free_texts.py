@@ -122,6 +122,14 @@ LAYERS: list[dict[str, Any]] = [
             ]
         }
     },
+    {
+        "reward": {
+            "functions": [
+                {"type": "rewardModel", "name": name, "rewardModel": {"source": source, "revision": MARK}}
+                for name, source in (("hub", MARK), ("volume", f"pvc://claim/{MARK}"))
+            ]
+        }
+    },
     {"rollout": {"environment": {"type": "tools", "tools": [{"type": "calculator", "description": MARK}]}}},
 ]
 """Further settings, for texts that can't be in one job with all others."""

@@ -39,6 +39,7 @@ def creates(made: World) -> bool:
 STATE = {"checkpoint": {"uri": "pvc://state/runs"}}
 MODEL = {"model": {"source": "pvc://models/tiny"}, "checkpoint": {"uri": None}}
 CODE = {"code": [{"pvc": "mine"}]}
+SCORED = {"reward": {"functions": [{"type": "rewardModel", "rewardModel": {"source": "pvc://scores/v1"}}]}}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,9 @@ CODE = {"code": [{"pvc": "mine"}]}
         (CODE, bound("mine", ROX), ""),
         (CODE, bound("mine", RWO), "VolumeNotShared"),
         (CODE, None, "VolumeMissing"),
+        (SCORED, bound("scores", ROX), ""),
+        (SCORED, bound("scores", RWO), "VolumeNotShared"),
+        (SCORED, None, "VolumeMissing"),
     ],
 )
 def test_pods_are_created_only_where_all_can_mount_the_claim(

@@ -46,6 +46,7 @@ from rljob_api.rules import (
     pods,
     pools,
     reward,
+    reward_model,
     templates,
     volumes,
 )
@@ -56,7 +57,7 @@ from rljob_api.violations import Violation
 __all__ = ["RULES", "Job", "Rule", "broken"]
 
 TOPICS = (
-    *(model, data, reward, judge, algorithm, estimators, correction, pipeline),
+    *(model, data, reward, judge, reward_model, algorithm, estimators, correction, pipeline),
     *(pools, environment, volumes, pods, lifecycle, templates, kubernetes),
 )
 RULES: Mapping[str, JobRule] = {

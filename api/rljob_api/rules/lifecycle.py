@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rljob_api.rules.cel import MODEL, ROOT, SPEC, TRAIN, VALIDATION, Cel, one_of, text
+from rljob_api.rules.cel import FUNCTION, MODEL, ROOT, SPEC, TRAIN, VALIDATION, Cel, one_of, text
 from rljob_api.rules.registry import Job, rule
 from rljob_api.spec.job import MAX_NAME
 from rljob_api.violations import Violation
@@ -113,7 +113,7 @@ def locations_have_known_schemes(job: Job) -> Iterator[Violation]:
         )
         for at, field in (
             *PLACES_OF_STATE,
-            *((at, "source") for at in (MODEL, TRAIN, (*TRAIN, "parts", "[]"), VALIDATION)),
+            *((at, "source") for at in (MODEL, TRAIN, (*TRAIN, "parts", "[]"), VALIDATION, (*FUNCTION, "rewardModel"))),
         )
     ]
 )
@@ -126,6 +126,11 @@ def volume_locations_name_a_claim(job: Job) -> Iterator[Violation]:
     ]
     places += [(f"{path}.source", part.source) for path, part in job.train_parts]
     places += [(f"spec.data.validation[{i}].source", part.source) for i, part in enumerate(spec.data.validation)]
+    places += [
+        (f"spec.reward.functions[{i}].rewardModel.source", function.reward_model.source)
+        for i, function in enumerate(spec.reward.functions)
+        if function.reward_model is not None
+    ]
     for path, location in places:
         if location and location.startswith("pvc://"):
             claim = location.removeprefix("pvc://").partition("/")[0]

@@ -9,6 +9,7 @@ from pydantic import Field
 from rljob_api.spec.base import FreeForm, FunctionPath, Listed, SourceName, SpecModel
 from rljob_api.spec.environment import SandboxSpec
 from rljob_api.spec.judge import JudgeSpec
+from rljob_api.spec.reward_model import RewardModelSpec
 
 RewardType = Literal[
     "gsm8k",
@@ -21,6 +22,7 @@ RewardType = Literal[
     "length",
     "environment",
     "judge",
+    "rewardModel",
     "custom",
 ]
 
@@ -34,7 +36,7 @@ class RewardFunction(SpecModel):
         "states is. jsonSchema: it is JSON that a schema allows. codeTests: its program passes tests, in a sandbox. "
         "pattern: a regular expression occurs. length: linear in "
         "the response's tokens. environment: what the program or agent of rollout.environment has returned. judge: "
-        "what another model says of it. custom: your Python function."
+        "what another model says of it. rewardModel: the score of a model with a head. custom: your Python function."
     )
     name: SourceName | None = Field(default=None, description="Name in metrics. Default: the type.")
     weight: float = Field(default=1.0, ge=-1000, le=1000, description="Factor of this term.")
@@ -52,6 +54,9 @@ class RewardFunction(SpecModel):
         default=None, description="pattern: the regular expression (Python syntax)."
     )
     judge: JudgeSpec | None = Field(default=None, description="judge: who is asked, what, and how often.")
+    reward_model: RewardModelSpec | None = Field(
+        default=None, description="rewardModel: which, and how it is computed."
+    )
     params: FreeForm = Field(
         default={}, description="Further keyword arguments of the function, e.g. {partial: true} for exactMatch."
     )

@@ -69,6 +69,19 @@ def test_claims_become_paths_and_state_has_a_place_of_its_own(mounted: Path, mon
     assert (options.attempt, options.resume, options.by_role, options.keeps_state) == (4, "auto", True, True)
 
 
+def test_a_reward_model_in_a_claim_becomes_a_path_and_other_texts_of_rewards_stay(mounted: Path) -> None:
+    storage = mounted.parent / "mnt"
+    (folder := storage / "models" / "reward").mkdir(parents=True)
+    config = {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = {"type": "rewardModel", "rewardModel": {"source": "pvc://models/reward"}}
+    write(mounted.parent, generation=3, reward={"functions": [{"type": "pattern", "pattern": "pvc://a/b"}, model]})
+    pattern, scored = mounted_job(mounted, 3, storage).spec.reward.functions
+    assert scored.reward_model is not None
+    assert scored.reward_model.source == str(folder)
+    assert pattern.pattern == "pvc://a/b"
+
+
 def test_another_job_s_checkpoint_is_taken_once(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "x")
     storage = mounted.parent / "mnt"

@@ -57,3 +57,18 @@ def test_each_part_of_the_training_data_is_found_from_anywhere(tmp_path: Path) -
     write_job(output / "job.yaml", resolve(job), base)
     (written,) = load_jobs(output / "job.yaml")
     assert [part.source for part in written.spec.data.train.parts] == [str(base / "easy.jsonl"), "openai/gsm8k"]
+
+
+def test_reward_models_are_found_from_anywhere(tmp_path: Path) -> None:
+    base, output = tmp_path / "jobs", tmp_path / "runs"
+    for folder in (base / "scores", output):
+        folder.mkdir(parents=True)
+    functions = "".join(
+        f"{{type: rewardModel, name: {name}, rewardModel: {{source: {source}}}}}, "
+        for name, source in (("here", "scores"), ("hub", "org/scores"))
+    )
+    (job,) = load_jobs(JOB.replace("{type: gsm8k}", functions).replace("SOURCE", "org/model"))
+    write_job(output / "job.yaml", resolve(job), base)
+    (written,) = load_jobs(output / "job.yaml")
+    found = [f.reward_model.source for f in written.spec.reward.functions if f.reward_model is not None]
+    assert found == [str(base / "scores"), "org/scores"]

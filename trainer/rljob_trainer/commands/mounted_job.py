@@ -48,6 +48,10 @@ def mounted_job(file: Path, generation: int, storage: Path, *, patience: float =
     for section in _LOCATIONS:
         if section in document.get("spec", {}):
             document["spec"][section] = _placed(document["spec"][section], storage)
+    # Patterns and templates of other functions are texts.
+    for function in document.get("spec", {}).get("reward", {}).get("functions", ()):
+        if "rewardModel" in function:
+            function["rewardModel"] = _placed(function["rewardModel"], storage)
     job = load_jobs(json.dumps(document, indent=1) + "\n")[0]
     if job.spec.restore is not None and holds_checkpoints(on_cluster(job).kept):
         # It goes on from its own: what it began with may be gone by now.

@@ -49,6 +49,8 @@ def sources_of(spec: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         yield part, "source"
     for held_out in data.get("validation", ()):
         yield held_out, "source"
+    for function in spec["reward"]["functions"]:
+        yield function.get("rewardModel", {}), "source"
 
 
 def _from_anywhere(source: str, base: Path) -> str:

@@ -1,5 +1,5 @@
 """Rewards of whole prompt groups: quick built-in rules here, functions in worker processes under a time limit, tests in
-a sandbox, judges over HTTP.
+a sandbox, judges over HTTP, reward models in processes of their own.
 
     async with RewardPool(job.spec.reward, longest_response=512, paths=[folder_of_the_job_file]) as pool:
         group_rewards = await pool.score(group)
@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from rljob_trainer.episodes.episode import Group, RewardResult
 from rljob_trainer.episodes.receipts import digest_of
@@ -29,6 +29,7 @@ from rljob_trainer.errors import CHANGED_JOB, JobFileError, RewardError, RewardW
 from rljob_trainer.rewards.code_tests import DEFAULT_SECONDS, OUTPUT_BYTES
 from rljob_trainer.rewards.judge import Judge
 from rljob_trainer.rewards.process import WorkerProcess
+from rljob_trainer.rewards.reward_model import RewardModel
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.sharing import SharedWork
 from rljob_trainer.rewards.terms import (
@@ -47,11 +48,13 @@ from rljob_trainer.world.protocol import WorldError
 from rljob_trainer.world.sandbox.chosen import chosen_sandbox
 
 if TYPE_CHECKING:
-    from rljob_api.spec.reward import Reward
+    from rljob_api.spec.reward import Reward, RewardFunction
     from rljob_trainer.world.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
 
+_MODELS = ("judge", "rewardModel")
+"""Functions that ask another model."""
 _EXCERPT = 300
 """Characters of a prompt's or response's end that a message shows."""
 
@@ -79,8 +82,22 @@ class _Route:
     """Whether others are computed in processes."""
     sandboxed: Sequence[Term] = ()
     """Those that run programs."""
-    judged: Sequence[str] = ()
-    """Names of those that ask a judge."""
+    asked: Sequence[str] = ()
+    """Names of those that ask a model."""
+
+
+class AskedModel(Protocol):
+    """Another model that scores, one sample at a time: a judge, a reward model."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def score(self, response: Response) -> RewardVerdict | RewardFailure: ...
+
+    def take_counts(self) -> dict[str, float]:
+        """Metrics, since the last call."""
+        ...
 
 
 class RewardPool:
@@ -96,24 +113,26 @@ class RewardPool:
         waits: Waits | None = None,
     ) -> None:
         """``longest_response`` is rollout.maxResponseTokens; ``paths`` are folders with the user's modules, ``records``
-        is the run's output folder, in which what judges were asked and said is kept (None: it is forgotten).
+        is the run's output folder, which keeps what judges were asked and said, and which reward model it is (None:
+        forgotten).
 
         Raises ``JobFileError`` for parameters that a built-in function does not take.
         """
         self._reward = reward
         self._specs = term_specs(reward)
         # A custom function is only ever imported by the workers: its module may do anything.
-        terms = {spec.name: Term(spec) for spec in self._specs if spec.type not in ("custom", "judge")}
+        terms = {spec.name: Term(spec) for spec in self._specs if spec.type not in ("custom", *_MODELS)}
         self._inline = [term for term in terms.values() if term.inline]
         self._sandboxed = {term.spec.name: term for term in terms.values() if term.sandboxed}
         self._sandboxes: dict[str, Sandbox] = {}
         """By the names of those that run programs: each has time limits of its own."""
-        self._judges: dict[str, Judge] = {}
+        self._models: dict[str, AskedModel] = {}
+        self._base = Path(paths[0]) if paths else Path()
         self._records = records
         self._waits = waits
         self._open = AsyncExitStack()
-        judged = {spec.name for spec in self._specs if spec.type == "judge"}
-        here = {term.spec.name for term in self._inline} | set(self._sandboxed) | judged
+        asked = {spec.name for spec in self._specs if spec.type in _MODELS}
+        here = {term.spec.name for term in self._inline} | set(self._sandboxed) | asked
         self._pooled = [spec for spec in self._specs if spec.name not in here]
         self._hang_scores = {name: term.hang_score for name, term in terms.items() if term.hang_score is not None}
         self._overlong = (
@@ -148,8 +167,8 @@ class RewardPool:
     async def start(self) -> None:
         """Starts the workers now, so that a function that cannot be imported is found before the first sample.
 
-        Raises ``JobFileError`` naming the function, or the variable that has no key for a judge, and ``OutputError``
-        for a judge's record.
+        Raises ``JobFileError`` naming the function, the variable that has no key for a judge, or what is no reward
+        model, and ``OutputError`` for the record of a model.
         """
         results = await asyncio.gather(*(worker.start() for worker in self._workers), return_exceptions=True)
         for problem in results:
@@ -164,16 +183,23 @@ class RewardPool:
                 for what in sandbox.not_contained:
                     log.warning("The sandbox of %s does not hold everything here: %s (docs/sandbox.md)", name, what)
             for spec, function in zip(self._specs, self._reward.functions, strict=True):
-                if function.judge is not None:
-                    judge = self._judges[spec.name] = Judge(spec, function.judge, self._records, self._waits)
-                    self._open.push_async_callback(judge.close)
-                    await judge.open()
+                if (model := self._model_of(spec, function)) is not None:
+                    self._models[spec.name] = model
+                    self._open.push_async_callback(model.close)
+                    await model.open()
         except WorldError as error:
             await self.close()
             raise RewardWorkerError(f"the sandbox of codeTests cannot be opened: {error}") from error
         except BaseException:
             await self.close()
             raise
+
+    def _model_of(self, spec: TermSpec, function: RewardFunction) -> AskedModel | None:
+        if function.judge is not None:
+            return Judge(spec, function.judge, self._records, self._waits)
+        if function.reward_model is not None:
+            return RewardModel(spec, function.reward_model, self._base, self._records)
+        return None
 
     async def close(self) -> None:
         """Ends all workers and sandboxes. May be called twice."""
@@ -194,19 +220,19 @@ class RewardPool:
                 )
 
     def in_processes(self, source: str) -> bool:
-        """Whether a function that scores this data source runs in a worker process, runs programs, or asks a judge."""
+        """Whether a function that scores this data source runs in a worker process, runs programs, or asks a model."""
         route = self._route(source)
-        return route.pooled or bool(route.sandboxed) or bool(route.judged)
+        return route.pooled or bool(route.sandboxed) or bool(route.asked)
 
     @property
     def seconds(self) -> float | None:
         """What a sample may take; None: some functions have limits of their own."""
-        own = any(spec.type in ("codeTests", "judge") for spec in self._specs)
+        own = any(spec.type in ("codeTests", *_MODELS) for spec in self._specs)
         return None if own else float(self._reward.timeout_seconds)
 
     def take_counts(self) -> dict[str, float]:
-        """Metrics of the judges, since the last call."""
-        return {name: value for judge in self._judges.values() for name, value in judge.take_counts().items()}
+        """Metrics of judges and reward models, since the last call."""
+        return {name: value for model in self._models.values() for name, value in model.take_counts().items()}
 
     async def score(self, group: Group) -> list[RewardResult]:
         """One result per episode, in their order. Raises ``RewardError``, ``RewardWorkerError`` or ``UnscoredError`` as
@@ -257,19 +283,19 @@ class RewardPool:
     async def _score_beside(
         self, responses: Sequence[Response], routes: Sequence[_Route], outcomes: Sequence[Outcome]
     ) -> None:
-        """Programs and judges, all samples' at once: sandbox and judge take as many as they may."""
+        """Programs and models, all samples' at once: each takes as many as it may."""
 
         async def tested(term: Term, response: Response, outcome: Outcome) -> None:
             outcome[term.spec.name] = await term.score_in(self._sandboxes[term.spec.name], response)
 
         async def judged(name: str, response: Response, outcome: Outcome) -> None:
-            outcome[name] = await self._judges[name].score(response)
+            outcome[name] = await self._models[name].score(response)
 
         tasks = []
         for response, route, outcome in zip(responses, routes, outcomes, strict=True):
             for term in route.sandboxed:
                 tasks.append(asyncio.create_task(tested(term, response, outcome), name="code tests"))
-            for name in route.judged:
+            for name in route.asked:
                 tasks.append(asyncio.create_task(judged(name, response, outcome), name="judged sample"))
         try:
             await asyncio.gather(*tasks)
@@ -351,8 +377,8 @@ class RewardPool:
             inline = [term for term in self._inline if term.applies_to(source)]
             pooled = any(spec.applies_to(source) for spec in self._pooled)
             programs = [term for term in self._sandboxed.values() if term.applies_to(source)]
-            judged = [spec.name for spec in specs if spec.type == "judge"]
-            self._routes[source] = _Route(specs, inline, pooled, programs, judged)
+            asked = [spec.name for spec in specs if spec.type in _MODELS]
+            self._routes[source] = _Route(specs, inline, pooled, programs, asked)
         return self._routes[source]
 
 

@@ -12,7 +12,6 @@ it are told from those of others (``_note_own_signals``), and one that takes its
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import selectors
 import signal
@@ -23,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 from rljob_trainer.errors import JobFileError
+from rljob_trainer.rewards.child import die_with_parent, take_over_pipes
 from rljob_trainer.rewards.frames import Calling, Outbox, Ready, Request, Scored, Setup, SharedMemory, read_frame
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.terms import Outcome, Response, RewardFailure, Term
@@ -34,10 +34,10 @@ _BROKEN = 70
 
 
 def main() -> None:
-    _die_with_parent()
+    die_with_parent()
     # Ctrl-C is the driver's: a KeyboardInterrupt in here is one that a function raises itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    incoming, outgoing = _take_over_pipes()
+    incoming, outgoing = take_over_pipes()
     # Functions may start processes of their own, which have no business here.
     os.set_inheritable(descriptor := int(sys.argv[1]), False)
     memory = SharedMemory(os.fdopen(descriptor, "rb+"))
@@ -229,29 +229,6 @@ def _note_own_signals(memory: SharedMemory) -> None:
             memory.own_signal = int(arguments[1])
 
     sys.addaudithook(note)
-
-
-def _die_with_parent() -> None:
-    """Asks the kernel (Linux) to kill this process when the driver is gone: a hanging function reads no pipe.
-
-    And to make it the parent of those that lose theirs, so that what functions leave behind can be found and ended.
-    """
-    if sys.platform != "linux":
-        return
-    pr_set_pdeathsig, pr_set_child_subreaper = 1, 36
-    library = ctypes.CDLL(None, use_errno=True)
-    library.prctl(pr_set_pdeathsig, signal.SIGKILL)
-    library.prctl(pr_set_child_subreaper, 1)
-
-
-def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Moves the two pipes out of the functions' reach: they read nothing and print to standard error."""
-    incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)
-    return incoming, outgoing
 
 
 if __name__ == "__main__":

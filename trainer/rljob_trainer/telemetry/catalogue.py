@@ -77,6 +77,7 @@ FAMILIES: dict[str, str] = {
     "progress": "Where the run stands.",
     "reward": "What the reward functions said about the step's samples.",
     "judge": "What a judge was asked for one term of the reward, validation's samples too.",
+    "reward_model": "What a reward model computed for one term of the reward, validation's samples too.",
     "advantage": "Per token, over the tokens that are trained on, after whitening.",
     "return": "The critic's targets, per token.",
     "value": "The critic's estimates when the batch was made, per token.",
@@ -128,6 +129,7 @@ def _metrics() -> Iterator[Metric]:
     yield from _progress()
     yield from _rewards()
     yield from _judges()
+    yield from _reward_models()
     yield from _lengths()
     yield from _learning()
     yield from _mismatch()
@@ -188,6 +190,12 @@ def _judges() -> Iterator[Metric]:
     yield Metric("judge/<part>/requests_of_run", "requests", "since the run began, over all restarts", "last")
     yield Metric("judge/<part>/tokens_of_run", "tokens", "since the run began, over all restarts", "last")
     yield from _spread("judge/<part>/seconds", "s", "the times from request to answer", "mean max")
+
+
+def _reward_models() -> Iterator[Metric]:
+    yield Metric("reward_model/<part>/rows", "samples", "scored", "sum")
+    yield Metric("reward_model/<part>/tokens", "tokens", "of their prompts and responses", "sum")
+    yield Metric("reward_model/<part>/seconds", "s", "its processes were at work, all together", "sum")
 
 
 def _lengths() -> Iterator[Metric]:

@@ -28,6 +28,7 @@ STATUS = "status.json"
 SAMPLES = "samples"
 EPISODES = "episodes"
 JUDGES = "judges"
+REWARD_MODELS = "reward_models.json"
 TENSORBOARD = "tensorboard"
 
 VALIDATION_STEP = "validation/step"

@@ -1,0 +1,58 @@
+"""What is found wrong with a job's reward model before it runs: its config.json tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_api import Readable, Violation, load_jobs
+from rljob_trainer.preflight import preflight
+
+ONE_LABEL = {
+    "architectures": ["LlamaForSequenceClassification"],
+    # As transformers writes num_labels: 1.
+    "id2label": {"0": "LABEL_0"},
+    "label2id": {"LABEL_0": 0},
+}
+
+
+def violations(edited: Callable[[str, str], Path], source: str) -> list[Violation]:
+    file = edited("{type: gsm8k}", f"{{type: rewardModel, rewardModel: {{source: {source!r}}}}}")
+    (job,) = load_jobs(file)
+    return preflight(Readable(job), base=file.parent, code=[file.parent])
+
+
+@pytest.mark.parametrize("source", ["scores", "./scores", "org/scores", "hf://org/scores", "pvc://claim/scores"])
+def test_nothing_is_wrong(edited: Callable[[str, str], Path], folder: Path, source: str) -> None:
+    (folder / "scores").mkdir()
+    (folder / "scores" / "config.json").write_text(json.dumps(ONE_LABEL))
+    assert violations(edited, source) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "config", "problem"),
+    [
+        ("./absent", {}, "there is no folder"),
+        ("http://host/scores", {}, "is no place of a reward model"),
+        ("scores", None, "config.json"),
+        ("scores", {"architectures": ["LlamaForCausalLM"]}, "is a LlamaForCausalLM, which has no head that scores"),
+        ("scores", {}, "is a model of no known kind"),
+        # Two labels are what transformers leaves out of a config.json.
+        ("scores", {"architectures": ONE_LABEL["architectures"]}, "gives 2 numbers for a text"),
+        ("scores", ONE_LABEL | {"id2label": {"0": "a", "1": "b", "2": "c"}}, "gives 3 numbers for a text"),
+    ],
+)
+def test_what_is_no_reward_model(
+    edited: Callable[[str, str], Path], folder: Path, source: str, config: dict[str, Any] | None, problem: str
+) -> None:
+    (folder / "scores").mkdir()
+    if config is not None:
+        (folder / "scores" / "config.json").write_text(json.dumps(config))
+    (violation,) = violations(edited, source)
+    assert violation.path == "spec.reward.functions[0].rewardModel.source"
+    assert problem in str(violation)
+    assert violation.remedy

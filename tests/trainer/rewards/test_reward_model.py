@@ -1,0 +1,265 @@
+"""Reward models, alone and in real processes, held against transformers' own scores of one row at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedModel,
+)
+
+from rljob_api.spec.reward import Reward
+from rljob_trainer.errors import JobFileError, RewardError, RewardWorkerError
+from rljob_trainer.models.tokenizer import character_tokenizer
+from rljob_trainer.rewards.frames import Ready, frame
+from rljob_trainer.rewards.pool import RewardPool
+from rljob_trainer.rewards.reward_model.reward_model import row_of
+from rljob_trainer.rewards.reward_model.scorer import Scorer, ScorerSettings
+from rljob_trainer.rewards.reward_model.version import version_of
+from rljob_trainer.rewards.terms import Response
+from rljob_trainer.telemetry.names import check_all
+
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz =:\n<|>"
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+
+
+def made(folder: Path, *, labels: int = 1, template: str | None = None, padding: bool = True, seed: int = 0) -> Path:
+    """A small reward model with random weights, large enough that scores differ."""
+    tokenizer = character_tokenizer(CHARACTERS, 64)
+    tokenizer.chat_template = template
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        num_labels=labels,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id if padding else None,
+    )
+    torch.manual_seed(seed)
+    kind = LlamaForSequenceClassification if labels else LlamaForCausalLM
+    kind(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("models") / "plain")
+
+
+@cache
+def transformers_own(folder: Path) -> PreTrainedModel:
+    return AutoModelForSequenceClassification.from_pretrained(folder).eval()
+
+
+def alone(folder: Path, text: str, *, begins: bool = True) -> float:
+    """What transformers says of one text, unpadded; ``begins`` with the tokenizer's own first token."""
+    ids = torch.tensor([character_tokenizer(CHARACTERS, 64)(text, add_special_tokens=begins)["input_ids"]])
+    with torch.no_grad():
+        return float(transformers_own(folder)(input_ids=ids).logits[0, 0])
+
+
+def scorer(folder: Path, batch_tokens: int = 100000, max_length: int | None = None) -> Scorer:
+    return Scorer(ScorerSettings(folder, "field", "float32", batch_tokens, max_length, False))
+
+
+def reward(folder: Path, more: dict[str, Any] | None = None, **settings: Any) -> Reward:
+    function = {"type": "rewardModel", "rewardModel": {"source": str(folder), **settings}}
+    return Reward.model_validate({"functions": [function], **(more or {})})
+
+
+@asynccontextmanager
+async def pool(given: Reward, output: Path | None = None) -> AsyncIterator[RewardPool]:
+    before = set(psutil.Process().children())
+    async with RewardPool(given, longest_response=100, records=output) as opened:
+        yield opened
+    assert not {child for child in psutil.Process().children() if child.is_running()} - before
+
+
+def responses(*texts: str, **more: Any) -> list[Response]:
+    return [
+        Response("what=", text, None, "s", len(text), "stop", label=f"sample {i}", **more)
+        for i, text in enumerate(texts)
+    ]
+
+
+def texts(count: int, longest: int = 50) -> list[str]:
+    chance = random.Random(count)
+    return ["".join(chance.choices("abcdefghij", k=chance.randint(1, longest))) for _ in range(count)]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In place of the process: one that is ready at once and is lost with the first rows. Returns a file with a
+    line for each that was started."""
+    (tmp_path / "ready").write_bytes(frame(Ready()))
+    program, started = tmp_path / "program", tmp_path / "started"
+    program.write_text(
+        f"#!{sys.executable} -IS\n"
+        "import os, struct, sys\n"
+        "def take():\n"
+        "    sys.stdin.buffer.read(struct.unpack('<4sQ', sys.stdin.buffer.read(12))[1])\n"
+        f"open({str(started)!r}, 'a').write('started\\n')\n"
+        "take()\n"
+        f"os.write(1, open({str(tmp_path / 'ready')!r}, 'rb').read())\n"
+        "take()\n"
+        "os._exit(9)\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return started
+
+
+@pytest.mark.parametrize("padding", [True, False], ids=["padding is the end's token", "no padding token"])
+@pytest.mark.parametrize("end", ["", "</s>", "<pad>"])
+def test_scores_are_those_of_transformers_one_by_one(tmp_path: Path, padding: bool, end: str) -> None:
+    """Also of rows that end with the model's own padding, or with what else might be taken for it (number 0)."""
+    folder = made(tmp_path / "model", padding=padding, template=TEMPLATE + end)
+    said = texts(20, longest=30)
+    expected = [alone(folder, f"<user>what=\n<assistant>{text}\n{end}", begins=False) for text in said]
+    assert max(expected) - min(expected) > 0.1
+    for batch_tokens in (1, 100, 100000):
+        scores, tokens = scorer(folder, batch_tokens).scores([row_of(response) for response in responses(*said)])
+        assert scores == pytest.approx(expected, abs=1e-5)
+        assert tokens == sum(len("<user>what=n<assistant>n") + len(text) + bool(end) for text in said)
+
+
+@pytest.mark.parametrize(
+    ("batch_tokens", "shapes"),
+    [(1, [(1, 7), (1, 8), (1, 10), (1, 26)]), (20, [(2, 8), (1, 10), (1, 26)]), (10**6, [(4, 26)])],
+)
+def test_rows_share_a_pass_up_to_so_many_tokens(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, batch_tokens: int, shapes: list[tuple[int, int]]
+) -> None:
+    """By hand: rows have a first token and ``what=`` before 1, 2, 4 and 20 characters, so 7, 8, 10 and 26 tokens."""
+    passes: list[tuple[int, int]] = []
+    own = LlamaForSequenceClassification.forward
+
+    def forward(self: Any, input_ids: torch.Tensor, **more: Any) -> Any:
+        passes.append((input_ids.shape[0], input_ids.shape[1]))
+        return own(self, input_ids=input_ids, **more)
+
+    monkeypatch.setattr(LlamaForSequenceClassification, "forward", forward)
+    said = ["a" * 20, "b", "cd", "efgh"]
+    scores, _ = scorer(folder, batch_tokens).scores([row_of(response) for response in responses(*said)])
+    assert passes == shapes
+    assert scores == pytest.approx([alone(folder, f"what={text}") for text in said], abs=1e-5)
+
+
+def test_the_models_own_chat_template_is_applied_and_cannot_be_left(tmp_path: Path) -> None:
+    folder = made(tmp_path / "model", template=TEMPLATE)
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "what"}]
+    end = character_tokenizer(CHARACTERS, 64).eos_token
+    asked = [
+        *responses("abc"),
+        *responses("abc", messages=messages),
+        *responses(f"abc{end}", messages=messages),
+    ]
+    scores, _ = scorer(folder).scores([row_of(response) for response in asked])
+    chat = "<system>be brief\n<user>what\n<assistant>abc"
+    expected = ["<user>what=\n<assistant>abc\n", f"{chat}\n", f"{chat}{end[0]} {end[1:]}\n"]
+    assert scores == pytest.approx([alone(folder, text, begins=False) for text in expected], abs=1e-5)
+
+
+def test_a_row_that_is_too_long_has_no_score(folder: Path) -> None:
+    rows = [row_of(response) for response in responses("abc", "abcd")]
+    (first, second), tokens = scorer(folder, max_length=9).scores(rows)
+    assert first == pytest.approx(alone(folder, "what=abc"), abs=1e-5)
+    assert isinstance(second, str)
+    assert "10 tokens of the reward model, more than its 9" in second
+    assert tokens == 9
+
+
+def test_what_is_no_reward_model(tmp_path: Path) -> None:
+    with pytest.raises(JobFileError, match=r"field: .*gives 2 numbers for a text; num_labels must be 1"):
+        scorer(made(tmp_path / "two", labels=2))
+    with pytest.raises(JobFileError, match=r"field: .*no weights for score.weight: it is a language model"):
+        scorer(made(tmp_path / "language", labels=0))
+
+
+async def test_scores_through_the_processes(folder: Path) -> None:
+    said = texts(30)
+    async with pool(reward(folder, workers=2, batchTokens=256)) as opened:
+        assert opened.in_processes("s")
+        results = await asyncio.gather(*(opened.score_responses([r]) for r in responses(*said)))
+        counts = opened.take_counts()
+        with pytest.raises(RewardError, match=r"sample 1: prompt and response have 66 tokens .* more than its 64"):
+            await opened.score_responses(responses("a", "b" * 60))
+    assert [result.score for (result,) in results] == pytest.approx(
+        [alone(folder, f"what={t}") for t in said], abs=1e-5
+    )
+    check_all(counts)
+    assert counts["reward_model/rewardModel/rows"] == 30
+    assert counts["reward_model/rewardModel/tokens"] == sum(6 + len(text) for text in said)
+    assert counts["reward_model/rewardModel/seconds"] > 0
+
+
+async def test_a_process_that_is_lost_is_replaced(folder: Path) -> None:
+    async with pool(reward(folder)) as opened:
+        (child,) = psutil.Process().children()
+        os.kill(child.pid, signal.SIGKILL)
+        (result,) = await opened.score_responses(responses("abc"))
+        # Stopped, so that it is at work when it is lost.
+        (child,) = psutil.Process().children()
+        child.suspend()
+        scoring = asyncio.create_task(opened.score_responses(responses("abcd")))
+        await asyncio.sleep(0.05)
+        child.kill()
+        (other,) = await scoring
+    assert result.score == pytest.approx(alone(folder, "what=abc"), abs=1e-5)
+    assert other.score == pytest.approx(alone(folder, "what=abcd"), abs=1e-5)
+
+
+async def test_what_is_no_reward_model_is_said_by_its_process(tmp_path: Path) -> None:
+    for folder, problem in (
+        (made(tmp_path / "language", labels=0), "no weights for score.weight: it is a language model"),
+        (tmp_path / "a" / "b" / "c", "there is no folder"),
+    ):
+        with pytest.raises(JobFileError, match=rf"functions\[0\].rewardModel.source: .*{problem}"):
+            async with pool(reward(folder), tmp_path):
+                pass
+    assert not (tmp_path / "reward_models.json").exists()
+
+
+async def test_a_process_that_is_lost_again_and_again_gives_no_score(folder: Path, stand_in: Path) -> None:
+    async with pool(reward(folder)) as opened:
+        with pytest.raises(RewardWorkerError, match=r"sample 0: the process .* was lost 3 times: .* exit code 9"):
+            await opened.score_responses(responses("abc"))
+    assert stand_in.read_text().count("started") == 3
+
+
+async def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path: Path, stand_in: Path) -> None:
+    folder = made(tmp_path / "model")
+    version = version_of(folder)
+    for _ in range(2):
+        async with pool(reward(folder), tmp_path):
+            pass
+        assert json.loads((tmp_path / "reward_models.json").read_text()) == {"rewardModel": version}
+    made(folder, seed=1)
+    assert version_of(folder) != version
+    with pytest.raises(JobFileError, match=f"another one .* than the run began with .{version}"):
+        async with pool(reward(folder), tmp_path):
+            pass
+    assert stand_in.read_text().count("started") == 2

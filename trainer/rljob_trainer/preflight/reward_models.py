@@ -1,0 +1,51 @@
+"""The reward models of a job, as far as their files are on this machine: told by ``config.json``, nothing is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rljob_api import Readable, Violation
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.models.config import read_json
+from rljob_trainer.preflight.places import as_violation, local_path
+
+
+def check_reward_models(found: Readable, base: Path) -> Iterator[Violation]:
+    """``base`` is where relative paths start. Hub ids and volumes are left to the run."""
+    for index, function in enumerate(found.job.spec.reward.functions):
+        if function.reward_model is None:
+            continue
+        path, source = f"spec.reward.functions[{index}].rewardModel.source", function.reward_model.source
+        if "://" in source and not source.startswith(("hf://", "pvc://", "file://")):
+            yield Violation(
+                path, f"{source} is no place of a reward model", "write a path, a hub id or pvc://claim/path"
+            )
+            continue
+        folder = local_path(source, base)
+        if folder is None:
+            continue
+        if folder.is_dir():
+            yield from _folder(path, folder)
+        elif source.count("/") > 1 or source.startswith((".", "/", "~", "file://")):
+            yield Violation(path, f"there is no folder {folder}", "write a model folder or a hub id (owner/name)")
+
+
+def _folder(path: str, folder: Path) -> Iterator[Violation]:
+    try:
+        config = read_json(folder / "config.json")
+    except JobFileError as error:
+        yield as_violation(error, path)
+        return
+    kinds = [str(kind) for kind in config.get("architectures") or ()]
+    if "auto_map" not in config and not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        yield Violation(
+            path,
+            f"{folder} is a {', '.join(kinds) or 'model of no known kind'}, which has no head that scores",
+            "use one that was trained as a reward model (...ForSequenceClassification)",
+        )
+        return
+    names = config.get("id2label")
+    labels = config.get("num_labels", len(names) if isinstance(names, dict) else 2)
+    if labels != 1:
+        yield Violation(path, f"{folder} gives {labels} numbers for a text", "a reward model has num_labels 1")

@@ -1,0 +1,143 @@
+"""The reward model itself, in a process of its own: rows of chat messages to scores, some rows at a time.
+
+Rows are padded on the right to the longest of their batch, by a token that leaves transformers' own choice of the last
+token of a row as it is when the row is alone: scores do not depend on the company.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.models.tokenizer import load_tokenizer
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+Row = Sequence[Mapping[str, str]]
+"""Chat messages, the last of which is the response."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerSettings:
+    """What the process is told first."""
+
+    folder: Path
+    field: str
+    """Of the job file, for messages."""
+    dtype: str
+    batch_tokens: int
+    max_length: int | None
+    trust_remote_code: bool
+
+
+class Scorer:
+    """Loads on creation. Raises ``JobFileError`` for what is no reward model."""
+
+    def __init__(self, settings: ScorerSettings) -> None:
+        from transformers import AutoModelForSequenceClassification
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        self._batch_tokens = settings.batch_tokens
+        try:
+            self._tokenizer: Any = load_tokenizer(settings.folder, trust_remote_code=settings.trust_remote_code)
+            self._model, info = AutoModelForSequenceClassification.from_pretrained(
+                settings.folder,
+                dtype=_DTYPES[settings.dtype],
+                trust_remote_code=settings.trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except JobFileError as problem:
+            raise JobFileError(f"{settings.field}: {problem}") from problem
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as problem:
+            first = (str(problem).strip().splitlines() or [""])[0]
+            raise JobFileError(
+                f"{settings.field}: {settings.folder} cannot be loaded as a sequence classification "
+                f"({type(problem).__name__}: {first}); use a model that was trained as a reward model"
+            ) from problem
+        if missing := sorted(info["missing_keys"]):
+            raise JobFileError(
+                f"{settings.field}: {settings.folder} has no weights for {', '.join(missing[:3])}: it is a language "
+                "model without a head that scores; use one that was trained as a reward model"
+            )
+        if (labels := self._model.config.num_labels) != 1:
+            raise JobFileError(
+                f"{settings.field}: {settings.folder} gives {labels} numbers for a text; num_labels must be 1"
+            )
+        self._model.eval()
+        self._padding = self._model.config.get_text_config().pad_token_id
+        own = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        self.longest: int | None = settings.max_length or own
+        self._special = [
+            token.content for token in self._tokenizer.added_tokens_decoder.values() if len(token.content) > 1
+        ]
+
+    def scores(self, rows: Sequence[Row]) -> tuple[list[float | str], int]:
+        """A score or a problem for each row, and the tokens of all rows."""
+        ids = [self._ids(row) for row in rows]
+        scores: list[float | str] = ["" for _ in rows]
+        fitting = []
+        for index, row in enumerate(ids):
+            if self.longest is not None and len(row) > self.longest:
+                scores[index] = (
+                    f"prompt and response have {len(row)} tokens of the reward model, more than its {self.longest} "
+                    "(rewardModel.maxLength); shorten maxResponseTokens, or use a model with a longer context"
+                )
+            elif not row:
+                scores[index] = "prompt and response have no tokens"
+            else:
+                fitting.append(index)
+        for batch in self._batches(fitting, ids):
+            for index, score in zip(batch, self._forward([ids[index] for index in batch]), strict=True):
+                scores[index] = score if math.isfinite(score) else f"the reward model gave {score}"
+        return scores, sum(len(ids[index]) for index in fitting)
+
+    def _batches(self, indices: Sequence[int], ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Rows of similar length together, padded at most ``batch_tokens``; a longer row is alone."""
+        batch: list[int] = []
+        for index in sorted(indices, key=lambda index: len(ids[index])):
+            if batch and (len(batch) + 1) * len(ids[index]) > self._batch_tokens:
+                yield batch
+                batch = []
+            batch.append(index)
+        if batch:
+            yield batch
+
+    @torch.inference_mode()
+    def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        longest, padding = max(map(len, rows)), self._padding
+        if padding is None:
+            # Transformers takes the last token that is no padding for a row's end: any but those will do.
+            ends = {row[-1] for row in rows}
+            padding = next(number for number in range(len(ends) + 1) if number not in ends)
+        self._model.config.get_text_config().pad_token_id = padding
+        ids = torch.full((len(rows), longest), padding)
+        mask = torch.zeros((len(rows), longest), dtype=torch.long)
+        for place, row in enumerate(rows):
+            ids[place, : len(row)] = torch.tensor(row)
+            mask[place, : len(row)] = 1
+        logits = self._model(input_ids=ids, attention_mask=mask).logits
+        return [float(score) for score in logits[:, 0].float()]
+
+    def _ids(self, row: Row) -> list[int]:
+        *asked, said = row
+        messages = [*asked, {**said, "content": self._without_special(said["content"])}]
+        if self._tokenizer.chat_template is None:
+            text = "".join(message["content"] for message in messages)
+            return list(self._tokenizer(text)["input_ids"])
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _without_special(self, text: str) -> str:
+        """A response cannot end its own message: names of special tokens are broken up by a space."""
+        for name in self._special:
+            if name in text:
+                text = text.replace(name, f"{name[0]} {name[1:]}")
+        return text

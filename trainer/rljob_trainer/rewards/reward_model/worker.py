@@ -1,0 +1,42 @@
+"""A process that computes a reward model: ``python -m rljob_trainer.rewards.reward_model.worker``.
+
+Talks pickled frames (``frames.py``) over its standard input and output: ``ScorerSettings``, answered by ``Ready``; then
+lists of rows, each answered by scores, tokens and seconds. It ends when the driver closes the pipe, or dies.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.rewards.child import die_with_parent, take_over_pipes
+from rljob_trainer.rewards.frames import Ready, frame, read_frame
+
+
+def main() -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's
+    incoming, outgoing = take_over_pipes()
+    settings = read_frame(incoming)
+    if settings is None:
+        return
+    from rljob_trainer.rewards.reward_model.scorer import Scorer
+
+    try:
+        scorer = Scorer(settings)
+    except JobFileError as problem:
+        outgoing.write(frame(Ready(str(problem))))
+        outgoing.flush()
+        return
+    outgoing.write(frame(Ready()))
+    outgoing.flush()
+    while (rows := read_frame(incoming)) is not None:
+        began = time.monotonic()
+        scores, tokens = scorer.scores(rows)
+        outgoing.write(frame((scores, tokens, time.monotonic() - began)))
+        outgoing.flush()
+
+
+if __name__ == "__main__":
+    main()
