@@ -48,4 +48,9 @@ def path_of(parts: Iterable[str | int]) -> str:
 
 def touches(path: str, others: Iterable[str]) -> bool:
     """Whether a path is at, above or below one of the others."""
-    return any(path.startswith(other) or other.startswith(path) for other in others)
+    return any(_is_within(path, other) or _is_within(other, path) for other in others)
+
+
+def _is_within(path: str, other: str) -> bool:
+    """Whether a path is at or below another: `spec.rollout.environment` is not below `spec.rollout.env`."""
+    return path.startswith(other) and path[len(other) : len(other) + 1] in ("", ".", "[")

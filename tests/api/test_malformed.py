@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api import JobInvalid, check_text, load_jobs
+from rljob_api import JobInvalid, check, check_text, load_jobs
+from rljob_api.violations import touches
 
 SPEC = "  algorithm: {preset: grpo}\n"
 """The last line of the minimal job; what follows it is added to the spec."""
@@ -204,3 +205,39 @@ def test_a_field_that_does_not_exist_is_wrong_even_without_a_value(minimal_text:
 def test_names_of_labels_are_those_of_kubernetes(minimal_text: str, name: str) -> None:
     (outcome,) = check_text(minimal_text + f'  head: {{pod: {{labels: {{"{name}": x}}}}}}\n')
     assert [violation.path for violation in outcome.violations] == ["spec.head.pod.labels"]
+
+
+@pytest.mark.parametrize(
+    ("path", "other", "touch"),
+    [
+        ("spec.rollout.env", "spec.rollout.env", True),
+        ("spec.rollout.env", "spec.rollout", True),
+        ("spec.rollout", "spec.rollout.env", True),
+        ("spec.data.validation[0].name", "spec.data.validation[0]", True),
+        ("spec.data.validation[0]", "spec.data.validation", True),
+        ("spec.rollout.environment.function", "spec.rollout.env", False),
+        ("spec.data.validation[10]", "spec.data.validation[1]", False),
+        ("spec.rollout.env", "spec.rollout.environment", False),
+    ],
+)
+def test_a_path_touches_what_is_at_above_or_below_it(path: str, other: str, touch: bool) -> None:
+    assert touches(path, [other]) is touch
+
+
+def test_a_wrong_field_hides_no_mistake_in_one_whose_name_begins_like_it() -> None:
+    rollout = {"env": {"a b": "/data"}, "environment": {"function": "a:b"}}
+    _, violations = check(
+        {
+            "apiVersion": "rljob.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "t"},
+            "spec": {
+                "model": {"source": "org/model"},
+                "data": {"train": {"source": "t.jsonl"}, "answer": "a"},
+                "reward": {"functions": [{"type": "gsm8k"}]},
+                "algorithm": {"preset": "grpo"},
+                "rollout": rollout,
+            },
+        }
+    )
+    assert {violation.path for violation in violations} == {"spec.rollout.env", "spec.rollout.environment.function"}
