@@ -2,66 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import random
-import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
+from reward_models import CHARACTERS, TEMPLATE, alone, made, pool, responses, reward, texts
 from transformers import (
-    AutoModelForSequenceClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
     LlamaForSequenceClassification,
-    PreTrainedModel,
 )
 
-from rljob_api.spec.reward import Reward
-from rljob_trainer.errors import JobFileError, RewardError, RewardWorkerError
+from rljob_trainer.errors import JobFileError, RewardWorkerError
 from rljob_trainer.models.tokenizer import character_tokenizer
 from rljob_trainer.rewards.frames import Ready, frame
-from rljob_trainer.rewards.pool import RewardPool
 from rljob_trainer.rewards.reward_model.reward_model import row_of
 from rljob_trainer.rewards.reward_model.scorer import Scorer, ScorerSettings
 from rljob_trainer.rewards.reward_model.version import version_of
-from rljob_trainer.rewards.terms import Response
-from rljob_trainer.telemetry.names import check_all
-
-CHARACTERS = "abcdefghijklmnopqrstuvwxyz =:\n<|>"
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
-
-
-def made(folder: Path, *, labels: int = 1, template: str | None = None, padding: bool = True, seed: int = 0) -> Path:
-    """A small reward model with random weights, large enough that scores differ."""
-    tokenizer = character_tokenizer(CHARACTERS, 64)
-    tokenizer.chat_template = template
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-        num_labels=labels,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.eos_token_id if padding else None,
-    )
-    torch.manual_seed(seed)
-    kind = LlamaForSequenceClassification if labels else LlamaForCausalLM
-    kind(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -69,45 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("models") / "plain")
 
 
-@cache
-def transformers_own(folder: Path) -> PreTrainedModel:
-    return AutoModelForSequenceClassification.from_pretrained(folder).eval()
-
-
-def alone(folder: Path, text: str, *, begins: bool = True) -> float:
-    """What transformers says of one text, unpadded; ``begins`` with the tokenizer's own first token."""
-    ids = torch.tensor([character_tokenizer(CHARACTERS, 64)(text, add_special_tokens=begins)["input_ids"]])
-    with torch.no_grad():
-        return float(transformers_own(folder)(input_ids=ids).logits[0, 0])
-
-
 def scorer(folder: Path, batch_tokens: int = 100000, max_length: int | None = None) -> Scorer:
     return Scorer(ScorerSettings(folder, "field", "float32", batch_tokens, max_length, False))
-
-
-def reward(folder: Path, more: dict[str, Any] | None = None, **settings: Any) -> Reward:
-    function = {"type": "rewardModel", "rewardModel": {"source": str(folder), **settings}}
-    return Reward.model_validate({"functions": [function], **(more or {})})
-
-
-@asynccontextmanager
-async def pool(given: Reward, output: Path | None = None) -> AsyncIterator[RewardPool]:
-    before = set(psutil.Process().children())
-    async with RewardPool(given, longest_response=100, records=output) as opened:
-        yield opened
-    assert not {child for child in psutil.Process().children() if child.is_running()} - before
-
-
-def responses(*texts: str, **more: Any) -> list[Response]:
-    return [
-        Response("what=", text, None, "s", len(text), "stop", label=f"sample {i}", **more)
-        for i, text in enumerate(texts)
-    ]
-
-
-def texts(count: int, longest: int = 50) -> list[str]:
-    chance = random.Random(count)
-    return ["".join(chance.choices("abcdefghij", k=chance.randint(1, longest))) for _ in range(count)]
 
 
 @pytest.fixture
@@ -197,50 +118,6 @@ def test_what_is_no_reward_model(tmp_path: Path) -> None:
         scorer(made(tmp_path / "two", labels=2))
     with pytest.raises(JobFileError, match=r"field: .*no weights for score.weight: it is a language model"):
         scorer(made(tmp_path / "language", labels=0))
-
-
-async def test_scores_through_the_processes(folder: Path) -> None:
-    said = texts(30)
-    async with pool(reward(folder, workers=2, batchTokens=256)) as opened:
-        assert opened.in_processes("s")
-        results = await asyncio.gather(*(opened.score_responses([r]) for r in responses(*said)))
-        counts = opened.take_counts()
-        with pytest.raises(RewardError, match=r"sample 1: prompt and response have 66 tokens .* more than its 64"):
-            await opened.score_responses(responses("a", "b" * 60))
-    assert [result.score for (result,) in results] == pytest.approx(
-        [alone(folder, f"what={t}") for t in said], abs=1e-5
-    )
-    check_all(counts)
-    assert counts["reward_model/rewardModel/rows"] == 30
-    assert counts["reward_model/rewardModel/tokens"] == sum(6 + len(text) for text in said)
-    assert counts["reward_model/rewardModel/seconds"] > 0
-
-
-async def test_a_process_that_is_lost_is_replaced(folder: Path) -> None:
-    async with pool(reward(folder)) as opened:
-        (child,) = psutil.Process().children()
-        os.kill(child.pid, signal.SIGKILL)
-        (result,) = await opened.score_responses(responses("abc"))
-        # Stopped, so that it is at work when it is lost.
-        (child,) = psutil.Process().children()
-        child.suspend()
-        scoring = asyncio.create_task(opened.score_responses(responses("abcd")))
-        await asyncio.sleep(0.05)
-        child.kill()
-        (other,) = await scoring
-    assert result.score == pytest.approx(alone(folder, "what=abc"), abs=1e-5)
-    assert other.score == pytest.approx(alone(folder, "what=abcd"), abs=1e-5)
-
-
-async def test_what_is_no_reward_model_is_said_by_its_process(tmp_path: Path) -> None:
-    for folder, problem in (
-        (made(tmp_path / "language", labels=0), "no weights for score.weight: it is a language model"),
-        (tmp_path / "a" / "b" / "c", "there is no folder"),
-    ):
-        with pytest.raises(JobFileError, match=rf"functions\[0\].rewardModel.source: .*{problem}"):
-            async with pool(reward(folder), tmp_path):
-                pass
-    assert not (tmp_path / "reward_models.json").exists()
 
 
 async def test_a_process_that_is_lost_again_and_again_gives_no_score(folder: Path, stand_in: Path) -> None:
