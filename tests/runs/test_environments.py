@@ -49,8 +49,9 @@ def test_a_model_that_hardly_calls_the_interpreter_learns_to(runner: Runner) -> 
     # The last batch is of weights before those that validation has found to be good.
     assert last["tool_call_counts/mean"] > first["tool_call_counts/mean"] + 0.2
     for step in (first, last):
-        # Two programs in one episode, or one that cannot be read, are an answer more.
-        assert step["num_turns/mean"] >= 2 + 2 * step["tool_call_counts/mean"] - 1e-6
+        # An episode has four answers at most, and two calls; one may be cut before it answers to what it was told.
+        assert 2 <= step["num_turns/mean"] <= 8
+        assert step["tool_call_counts/max"] <= 2
         assert 0 < step["agent_loop/tool_calls/mean"] <= step["agent_loop/tool_calls/max"] < 30
     assert main(["validate", str(RETOOL / "retool-7b.yaml")]) == 0
 
