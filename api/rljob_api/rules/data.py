@@ -252,7 +252,7 @@ def chat_has_a_template(job: Job) -> Iterator[Violation]:
 def _tasks_lean_on(field: str) -> str:
     """Whether a generated task takes what data.prompt or data.answer says, in CEL."""
     return (
-        "(has(self.train.task) || "
+        "(has(self.train.task) && (!has(self.train.parts) || self.train.parts.size() == 0) || "
         f"(has(self.train.parts) && self.train.parts.exists(p, has(p.task) && !has(p.{field}))) || "
         "(has(self.validation) && self.validation.exists(v, has(v.task))))"
     )
@@ -319,7 +319,8 @@ def _named_columns(prompt: str) -> list[str]:
     cel=Cel(
         TRAIN,
         "!has(self.sourceColumn) || "
-        f"!(has(self.task) || (has(self.parts) && self.parts.exists(p, has(p.task)))) || "
+        "!(has(self.task) && (!has(self.parts) || self.parts.size() == 0) || "
+        "(has(self.parts) && self.parts.exists(p, has(p.task)))) || "
         f"{among('self.sourceColumn', TASK_COLUMNS)}",
         f"{_COLUMNS}; remove it, or the task",
         ".sourceColumn",
