@@ -440,7 +440,8 @@ async def test_what_a_held_engine_made_of_the_present_version_is_made_again_else
 async def test_interrupted_responses_wait_on_the_shelf(slow: EngineSpec, tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, least_bytes=1)
     async with pool_of(slow, 1, shelf=shelf) as pool:
-        running = asyncio.create_task(pool.generate(group(1, length=250, size=2)))
+        # So many that they are at it for longer than a busy machine keeps this process from interrupting them.
+        running = asyncio.create_task(pool.generate(group(1, length=250, size=8)))
         await made_by("0", pool)
         written = []
         for _ in range(2):
@@ -457,7 +458,7 @@ async def test_interrupted_responses_wait_on_the_shelf(slow: EngineSpec, tmp_pat
             pool.resume()
             await made_by("0", pool, more_than=sum(map(len, begun)))
         assert written[1] > written[0]
-        assert tokens([await running]) == expected(slow.folder, [group(1, length=250, size=2)])
+        assert tokens([await running]) == expected(slow.folder, [group(1, length=250, size=8)])
 
 
 async def test_waiting_for_the_engines_to_be_idle_says_what_still_runs(slow: EngineSpec) -> None:
