@@ -40,7 +40,7 @@ unit: install    ## the fast tests alone
 pythons-test: install  ## a reduced set of tests on the other Pythons that this machine has; 4 minutes, more the first time
 	PYTHONPATH=. $(BIN)/python tests/support/pythons.py $(PYTHONS)
 
-runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; about 11 minutes
+runs-test: install  ## whole training runs: killed, stopped, resumed, watched, and some that must learn; about 13 minutes
 	$(BIN)/python -m pytest tests/runs -n 3 --dist worksteal
 
 programs: install  ## build Kubernetes, KubeRay, Helm and CoreDNS from Go modules and unpack etcd and containerd: 20 minutes, once
