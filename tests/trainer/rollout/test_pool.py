@@ -172,8 +172,8 @@ async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_
         assert tokens(await running) == expected(slow.folder, groups)
         await until(lambda: len(pool.serving) == 2)
         assert pool.lost == replaced == ["0"]
-        # Either engine had three of the six groups, whose four siblings are together; it ran one request after the other,
-        # and on a busy machine some have finished.
+        # Either engine had three of the six groups, whose four siblings are together. It ran one request after the
+        # other, and on a busy machine some have finished.
         assert 4 < len(reissued) == len(set(reissued)) <= 3 * 4
         assert 2 <= len({id.purpose.partition("/")[0] for id in reissued}) <= 3
         assert [engine.name for engine in pool.engines] == ["0 again", "1"]
