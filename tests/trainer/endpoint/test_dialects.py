@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -13,7 +11,7 @@ import pytest
 from scripted_model import ASKED, CALL, TOOL, Scripted, log_probs_of, played, said
 
 from rljob_trainer.endpoint.served import MODEL, ClientSettings
-from rljob_trainer.endpoint.server import Endpoint, serving_endpoint
+from rljob_trainer.endpoint.server import Endpoint
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.log import EpisodeLog
 
@@ -25,19 +23,6 @@ CLIENT_TOOL: Any = {
     "description": TOOL["function"]["description"],  # type: ignore[index]
     "input_schema": TOOL["function"]["parameters"],  # type: ignore[index]
 }
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EpisodeLog]:
-    opened = EpisodeLog(tmp_path / "episodes")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-async def endpoint() -> AsyncIterator[Endpoint]:
-    async with serving_endpoint() as served:
-        yield served
 
 
 def assert_one_leaf(episode: Episode, counts: dict[str, float]) -> None:

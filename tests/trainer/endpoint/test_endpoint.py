@@ -6,8 +6,6 @@ import asyncio
 import hmac
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,25 +14,12 @@ import pytest
 from openai import AsyncOpenAI
 from scripted_model import ASKED, CALL, CHAT, TOOL, Scripted, log_probs_of, played, said
 
-from rljob_trainer.endpoint.journal import Journal, answers_in, refuse, turns_of, withdraw
+from rljob_trainer.endpoint.journal import RequestJournal, answers_in, refuse, turns_of, withdraw
 from rljob_trainer.endpoint.served import MODEL, ClientSettings
-from rljob_trainer.endpoint.server import Endpoint, serving_endpoint
+from rljob_trainer.endpoint.server import Endpoint
 from rljob_trainer.episodes.log import EpisodeLog
 
 Messages = list[Any]
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EpisodeLog]:
-    opened = EpisodeLog(tmp_path / "episodes")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-async def endpoint() -> AsyncIterator[Endpoint]:
-    async with serving_endpoint() as served:
-        yield served
 
 
 def openai_of(client: ClientSettings, **options: Any) -> AsyncOpenAI:
@@ -471,7 +456,7 @@ async def test_messages_that_the_template_does_not_take_are_refused(
 def test_a_journal_says_again_what_was_asked() -> None:
     rng = random.Random(1)
     for _ in range(200):
-        journal, expected, history = Journal(), [], []
+        journal, expected, history = RequestJournal(), [], []
         for _ in range(rng.randrange(1, 8)):
             history = history[: rng.randrange(len(history) + 1)]
             history += [{"role": "user", "content": rng.choice("abc")} for _ in range(rng.randrange(1, 4))]

@@ -21,9 +21,9 @@ from scripted_model import CALL, Scripted, environment, said, tasks
 
 from rljob_trainer.endpoint.server import Endpoint, serving_endpoint
 from rljob_trainer.environments.agents import function as agent_functions
-from rljob_trainer.environments.agents.command import Command
+from rljob_trainer.environments.agents.command import AgentCommand
 from rljob_trainer.environments.agents.common import Agents
-from rljob_trainer.environments.agents.function import Function
+from rljob_trainer.environments.agents.function import AgentFunction
 from rljob_trainer.episodes import programs as episodes_programs
 from rljob_trainer.episodes.episode import Episode
 from rljob_trainer.episodes.log import EpisodeLog
@@ -89,15 +89,15 @@ async def endpoint() -> AsyncIterator[Endpoint]:
         yield served
 
 
-def command(folder: Path, text: str, params: Any = None) -> Command:
+def command(folder: Path, text: str, params: Any = None) -> AgentCommand:
     """A command that is a Python script."""
     (folder / "agent.py").write_text(ASK + text)
-    return Command(["python", "agent.py"], params or {}, folder, "a field")
+    return AgentCommand(["python", "agent.py"], params or {}, folder, "a field")
 
 
-def function(folder: Path, text: str, name: str, params: Any = None) -> Function:
+def function(folder: Path, text: str, name: str, params: Any = None) -> AgentFunction:
     (folder / f"{name}.py").write_text(ASK + text)
-    return Function(f"{name}:run", params or {}, folder, "a field")
+    return AgentFunction(f"{name}:run", params or {}, folder, "a field")
 
 
 async def play(
@@ -128,7 +128,7 @@ async def test_a_command_plays_an_episode_with_openais_client(
     tmp_path: Path, endpoint: Endpoint, log: EpisodeLog
 ) -> None:
     (tmp_path / "agent.py").write_text(OPENAI)
-    agents = Command(["python", "agent.py"], {}, tmp_path, "a field")
+    agents = AgentCommand(["python", "agent.py"], {}, tmp_path, "a field")
     (episode,), counts = await play(agents, Scripted(CALL, "42"), endpoint, log)
     assert episode.returned == {"score": 1.0, "prediction": "42"}
     (leaf,) = episode.leaves
@@ -141,7 +141,7 @@ async def test_the_commands_and_the_functions_of_the_page_are_agents(
 ) -> None:
     command_, function_ = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "my_agent.py").write_text(command_)
-    agents = Command(["python", "my_agent.py"], {}, tmp_path, "a field")
+    agents = AgentCommand(["python", "my_agent.py"], {}, tmp_path, "a field")
     (episode,), _ = await play(agents, Scripted("It is 42."), endpoint, log)
     assert episode.returned == 1.0
     # Without the lines that only people need.
@@ -506,7 +506,7 @@ async def test_an_episode_that_has_not_ended_begins_anew_and_it_is_said(
 
 async def test_agents_that_cannot_be_had_are_told_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(JobFileError, match="a field: no-such-agent is no command"):
-        Command(["no-such-agent"], {}, tmp_path, "a field")
+        AgentCommand(["no-such-agent"], {}, tmp_path, "a field")
     for text, name, told in (
         ("", "empty_agent", "has no run"),
         ("run = 3", "no_function", "run is not a function"),

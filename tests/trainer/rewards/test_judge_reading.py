@@ -10,7 +10,7 @@ import pytest
 
 from rljob_api.spec.judge import JudgeParser
 from rljob_trainer.rewards.judge.limits import MinuteLimits
-from rljob_trainer.rewards.judge.reading import UnreadableError, score_in
+from rljob_trainer.rewards.judge.reading import NoScoreError, score_in
 
 LABELS = [
     {"label": "Correct", "score": 1},
@@ -71,7 +71,7 @@ def test_scores(parser: dict[str, object], said: str, score: float) -> None:
     ],
 )
 def test_what_leaves_a_doubt_is_no_score(parser: dict[str, object], said: str, problem: str) -> None:
-    with pytest.raises(UnreadableError, match=problem):
+    with pytest.raises(NoScoreError, match=problem):
         score_in(said, JudgeParser.model_validate(parser))
 
 

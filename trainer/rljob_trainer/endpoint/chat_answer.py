@@ -83,7 +83,7 @@ class ChatAnswer:
         return {**self._head("chat.completion"), "choices": [choice], "usage": self.usage}
 
     def chunks(self, log_probs: bool, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """The same piece by piece. The model's answer is there whole when the first piece is sent."""
+        """The answer in the pieces of a stream. The model's answer is there whole when the first piece is sent."""
         head = self._head("chat.completion.chunk") | ({"usage": None} if include_usage else {})
 
         def chunk(delta: Mapping[str, Any], reason: str | None = None, said: Any = None) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class ChatAnswer:
         return {"id": f"chatcmpl-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
     def _log_probs(self) -> dict[str, Any]:
-        """Of every token that the model said, the one with which it ended too, whose text is empty."""
+        """The log-probs of every token that the model said, the one with which it ended too, whose text is empty."""
         tokens = self.answer.tokens
         return {
             "content": [

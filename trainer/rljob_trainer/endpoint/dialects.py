@@ -18,7 +18,7 @@ class Dialect(Protocol):
 
     @property
     def path(self) -> str:
-        """Of its requests, behind the base URL."""
+        """Where its requests are sent, behind the base URL."""
         ...
 
     def asked(self, body: Body) -> Body:

@@ -1,6 +1,6 @@
 """What an agent has asked in one episode, as it goes on record: each request, less what it shares with the one before.
 
-    journal = Journal()
+    journal = RequestJournal()
     entry = journal.add(messages, tools, max_tokens)
     for turn in turns_of(json.loads(json.dumps(journal.entries))): ...
 
@@ -23,7 +23,7 @@ class ChatTurn(NamedTuple):
     max_tokens: int | None
 
 
-class Journal:
+class RequestJournal:
     """The questions of one episode, in the order in which the model was asked."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ class OwnTime:
                 self._go_on()
 
     def stop(self) -> None:
-        """Nobody waits for its end any more."""
+        """Ends the count: its end is not waited for any more."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -19,7 +19,7 @@ RETRY = "x-stainless-retry-count"
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class RepeatableRequest:
     """A request and its answer, or the answer to come."""
 
     body: bytes
@@ -34,10 +34,10 @@ class Asked:
 class Repeats:
     """What was asked in one episode."""
 
-    _by_key: dict[str, Asked] = field(default_factory=dict)
-    _by_body: dict[bytes, list[Asked]] = field(default_factory=dict)
+    _by_key: dict[str, RepeatableRequest] = field(default_factory=dict)
+    _by_body: dict[bytes, list[RepeatableRequest]] = field(default_factory=dict)
 
-    def find(self, headers: Mapping[str, str], body: bytes) -> Asked | None:
+    def find(self, headers: Mapping[str, str], body: bytes) -> RepeatableRequest | None:
         """The request that this one repeats; None: it is new. ``body`` is a digest. Raises ``RefusedError`` for a key
         that was another request's, and a count that is none."""
         key = headers.get(KEY)
@@ -62,16 +62,16 @@ class Repeats:
         found.retries = int(count)
         return found
 
-    def keep(self, headers: Mapping[str, str], body: bytes, answer: asyncio.Task[ChatAnswer]) -> Asked:
+    def keep(self, headers: Mapping[str, str], body: bytes, answer: asyncio.Task[ChatAnswer]) -> RepeatableRequest:
         """Remembers a new request."""
-        asked = Asked(body, answer)
+        asked = RepeatableRequest(body, answer)
         if (key := headers.get(KEY)) is not None:
             self._by_key[key] = asked
         else:
             self._by_body.setdefault(body, []).append(asked)
         return asked
 
-    def forget(self, headers: Mapping[str, str], asked: Asked) -> None:
+    def forget(self, headers: Mapping[str, str], asked: RepeatableRequest) -> None:
         """A request that was refused has no answer to repeat: another attempt is asked again."""
         if (key := headers.get(KEY)) is not None:
             self._by_key.pop(key, None)

@@ -16,7 +16,7 @@ from typing import Any
 
 from rljob_trainer.endpoint.chat_answer import ChatAnswer, ReadAnswer, ReadCalls
 from rljob_trainer.endpoint.chat_request import ChatRequest
-from rljob_trainer.endpoint.journal import Journal, refuse, withdraw
+from rljob_trainer.endpoint.journal import RequestJournal, refuse, withdraw
 from rljob_trainer.endpoint.own_time import OwnTime
 from rljob_trainer.endpoint.refusals import RefusedError, invalid
 from rljob_trainer.endpoint.repeats import Repeats
@@ -66,7 +66,7 @@ class ServedEpisode:
         waiting for the model."""
         self.client = client
         self.sampling = sampling
-        self.journal = Journal()
+        self.journal = RequestJournal()
         self.repeats = Repeats()
         self.own_time = OwnTime(own_seconds)
         self.fault: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()

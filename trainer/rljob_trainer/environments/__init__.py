@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.endpoint.server import serving_endpoint
-from rljob_trainer.environments.agents.command import Command
+from rljob_trainer.environments.agents.command import AgentCommand
 from rljob_trainer.environments.agents.common import Agents, agent_texts
-from rljob_trainer.environments.agents.function import Function
+from rljob_trainer.environments.agents.function import AgentFunction
 from rljob_trainer.environments.agents.program import AgentProgram, cannot_go_on
 from rljob_trainer.environments.tool_loop import ToolLoop
 from rljob_trainer.environments.tools import tool_of
@@ -106,11 +106,11 @@ async def environment_of(
 async def _agents(given: ResolvedEnvironment, base: Path, stack: AsyncExitStack) -> Agents:
     """What plays the episodes of agents; its processes end with ``stack``. Raises ``JobFileError``."""
     if given.command:
-        command = Command(given.command, given.params, base, f"{FIELD}.command")
+        command = AgentCommand(given.command, given.params, base, f"{FIELD}.command")
         stack.push_async_callback(command.close)
         return command
     assert given.function is not None
-    function = Function(given.function, given.params, base, f"{FIELD}.function")
+    function = AgentFunction(given.function, given.params, base, f"{FIELD}.function")
     stack.push_async_callback(function.close)
     await function.start()
     return function

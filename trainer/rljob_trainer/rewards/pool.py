@@ -86,7 +86,7 @@ class _Route:
     """Names of those that ask a model."""
 
 
-class AskedModel(Protocol):
+class ScoringModel(Protocol):
     """Another model that scores, one sample at a time: a judge, a reward model."""
 
     async def open(self) -> None: ...
@@ -126,7 +126,7 @@ class RewardPool:
         self._sandboxed = {term.spec.name: term for term in terms.values() if term.sandboxed}
         self._sandboxes: dict[str, Sandbox] = {}
         """By the names of those that run programs: each has time limits of its own."""
-        self._models: dict[str, AskedModel] = {}
+        self._models: dict[str, ScoringModel] = {}
         self._base = Path(paths[0]) if paths else Path()
         self._records = records
         self._waits = waits
@@ -194,7 +194,7 @@ class RewardPool:
             await self.close()
             raise
 
-    def _model_of(self, spec: TermSpec, function: RewardFunction) -> AskedModel | None:
+    def _model_of(self, spec: TermSpec, function: RewardFunction) -> ScoringModel | None:
         if function.judge is not None:
             return Judge(spec, function.judge, self._records, self._waits)
         if function.reward_model is not None:

@@ -17,7 +17,7 @@ from rljob_trainer.errors import JobFileError
 from rljob_trainer.world.protocol import Json
 
 
-class Command:
+class AgentCommand:
     """A command for each episode. It has the task as JSON on its standard input, and the address of its model in its
     environment; the last line of its standard output is its reward, as JSON."""
 

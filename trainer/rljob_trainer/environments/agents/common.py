@@ -33,7 +33,7 @@ class Agents(Protocol):
 
 
 class EndingProcesses:
-    """Those that are being ended: somebody has to wait for that."""
+    """Processes that are being ended: somebody has to wait for that."""
 
     def __init__(self) -> None:
         self._ending: set[asyncio.Task[None]] = set()
@@ -70,5 +70,5 @@ def surroundings() -> dict[str, str]:
 
 
 def written(given: Mapping[str, Any]) -> bytes:
-    """As JSON; what a row holds that JSON cannot (a date, say) as a text."""
+    """Plain data as JSON; what a row holds that JSON cannot (a date, say) as a text."""
     return json.dumps(given, default=str).encode()

@@ -33,7 +33,7 @@ AT_ONCE = 32
 Answer = dict[str, Any]
 
 
-class Function:
+class AgentFunction:
     """A Python function in processes of its own."""
 
     def __init__(self, function: str, params: Mapping[str, Any], folder: Path, field: str) -> None:
@@ -41,7 +41,7 @@ class Function:
         self._name, self._field = f"the agent {function}", field
         self._command = [sys.executable, "-P", "-B", str(_WORKER), function, str(folder), json.dumps(dict(params))]
         self._folder = folder
-        self._workers: list[_Worker] = []
+        self._workers: list[_AgentWorker] = []
         self._room = 1
         """Episodes that a process plays at once."""
         self._ending = EndingProcesses()
@@ -79,13 +79,13 @@ class Function:
             worker.end()
         await self._ending.over()
 
-    def _new(self) -> _Worker:
+    def _new(self) -> _AgentWorker:
         self._workers = [worker for worker in self._workers if worker.is_there]
-        worker = _Worker(self._command, self._folder, self._name, self._ending)
+        worker = _AgentWorker(self._command, self._folder, self._name, self._ending)
         self._workers.append(worker)
         return worker
 
-    def _give_up(self, worker: _Worker, number: int) -> None:
+    def _give_up(self, worker: _AgentWorker, number: int) -> None:
         """An episode that nobody wants any more ends by itself, if it is one of several, or with its process."""
         if self._room == 1:
             worker.end()
@@ -93,7 +93,7 @@ class Function:
             worker.cancel(number)
 
 
-class _Worker:
+class _AgentWorker:
     """One process. It is started at once; whoever has a place in it waits for that."""
 
     def __init__(self, command: list[str], folder: Path, name: str, ending: EndingProcesses) -> None:

@@ -85,7 +85,7 @@ class AgentProcess:
             pass
 
     def say(self, data: bytes) -> None:
-        """The same without waiting until it has gone."""
+        """Sends a message without waiting until it has gone."""
         assert self._warden.stdin is not None
         self._warden.stdin.write(data)
 

@@ -25,7 +25,7 @@ _LOST = 75
 """EX_TEMPFAIL of sysexits.h: something that the agent needs is not there, and it should be tried again."""
 _LINE_BYTES = 1 << 26
 
-Function = Callable[..., Any]
+UserFunction = Callable[..., Any]
 Answer = dict[str, Any]
 
 
@@ -48,17 +48,17 @@ def main() -> None:
         _play_in_turn(function, given, incoming, outgoing)
 
 
-def _found(module: str, name: str) -> Function:
+def _found(module: str, name: str) -> UserFunction:
     found = vars(importlib.import_module(module))
     if name not in found:
         raise AttributeError(f"{module} has no {name}")
     if not callable(found[name]):
         raise TypeError(f"{name} is not a function")
-    function: Function = found[name]
+    function: UserFunction = found[name]
     return function
 
 
-def _play_in_turn(function: Function, params: Answer, incoming: TextIO, outgoing: TextIO) -> None:
+def _play_in_turn(function: UserFunction, params: Answer, incoming: TextIO, outgoing: TextIO) -> None:
     for line in incoming:
         given = json.loads(line)
         try:
@@ -68,7 +68,7 @@ def _play_in_turn(function: Function, params: Answer, incoming: TextIO, outgoing
         _tell(outgoing, {"number": given["number"], **answer})
 
 
-async def _play_many(function: Function, params: Answer, incoming: TextIO, outgoing: TextIO) -> None:
+async def _play_many(function: UserFunction, params: Answer, incoming: TextIO, outgoing: TextIO) -> None:
     lines = asyncio.StreamReader(limit=_LINE_BYTES)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), incoming)

@@ -40,7 +40,7 @@ class AwayError(Exception):
         self.seconds = seconds
 
 
-class RefusedError(Exception):
+class JudgeRefusedError(Exception):
     """It answers that it will not: key, address or model are wrong."""
 
 
@@ -48,7 +48,7 @@ class QuestionError(Exception):
     """It will not answer this question."""
 
 
-class Said(NamedTuple):
+class JudgeAnswer(NamedTuple):
     """An answer: its text, whether it was cut, and the tokens of question and answer as the endpoint counts them (None:
     it does not say)."""
 
@@ -57,7 +57,7 @@ class Said(NamedTuple):
     tokens: int | None
 
 
-class Endpoint:
+class JudgeEndpoint:
     """Open from ``open`` to ``close``."""
 
     def __init__(self, judge: JudgeSpec, place: str) -> None:
@@ -82,8 +82,8 @@ class Endpoint:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, body: Mapping[str, Any]) -> Said:
-        """Raises ``AwayError``, ``RefusedError`` and ``QuestionError``."""
+    async def ask(self, body: Mapping[str, Any]) -> JudgeAnswer:
+        """Raises ``AwayError``, ``JudgeRefusedError`` and ``QuestionError``."""
         assert self._session is not None, "the endpoint is not open"
         try:
             async with self._session.post(self._url, json=dict(body), allow_redirects=False) as response:
@@ -100,9 +100,9 @@ class Endpoint:
             raise QuestionError(problem)
         if status in _LATER or status >= 500:
             raise AwayError(problem, _seconds(retry_after))
-        raise RefusedError(problem)
+        raise JudgeRefusedError(problem)
 
-    def _said(self, data: bytes) -> Said:
+    def _said(self, data: bytes) -> JudgeAnswer:
         try:
             answer = json.loads(data)
             choice = answer["choices"][0]
@@ -112,7 +112,7 @@ class Endpoint:
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
             raise AwayError(f"what it sent is no chat completion: {self._shown(_message(data))}") from None
         tokens = counted if isinstance(counted, int) and counted >= 0 else None
-        return Said(writable(text) if isinstance(text, str) else "", cut, tokens)
+        return JudgeAnswer(writable(text) if isinstance(text, str) else "", cut, tokens)
 
     def _shown(self, text: str) -> str:
         """What others say, on one line, without the key."""
@@ -141,7 +141,7 @@ def _message(data: bytes) -> str:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Of the header Retry-After: a number of seconds, or a date (RFC 9110, section 10.2.3)."""
+    """What the header Retry-After says in seconds: it is a number of seconds, or a date (RFC 9110, section 10.2.3)."""
     if retry_after is None:
         return None
     try:

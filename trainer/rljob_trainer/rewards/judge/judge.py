@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.rewards.judge.endpoint import AwayError, Endpoint, QuestionError, RefusedError, Said
+from rljob_trainer.rewards.judge.endpoint import AwayError, JudgeAnswer, JudgeEndpoint, JudgeRefusedError, QuestionError
 from rljob_trainer.rewards.judge.limits import MinuteLimits
 from rljob_trainer.rewards.judge.question import Question, question_of
-from rljob_trainer.rewards.judge.reading import UnreadableError, score_in
+from rljob_trainer.rewards.judge.reading import NoScoreError, score_in
 from rljob_trainer.rewards.judge.record import JudgeRecord
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.terms import RewardFailure
@@ -99,7 +99,7 @@ class Judge:
         the environment has no key."""
         self.spec = spec
         self._judge = judge
-        self._endpoint = Endpoint(judge, spec.place)
+        self._endpoint = JudgeEndpoint(judge, spec.place)
         folder = None if output is None else output / run_folder.JUDGES
         self._record = JudgeRecord(spec.name, folder, remembers=judge.cache)
         self._waits = waits or Waits()
@@ -207,7 +207,7 @@ class Judge:
                     said = await self._endpoint.ask(question.body)
                 except QuestionError as problem:
                     return RewardFailure(self.spec.name, f"{self._name} refuses the question: {problem}")
-                except (AwayError, RefusedError) as problem:
+                except (AwayError, JudgeRefusedError) as problem:
                     self._check_refusal(problem)
                     away = problem
                 else:
@@ -218,7 +218,7 @@ class Judge:
                     self._is_there(mark)
                     try:
                         score = self._read(said)
-                    except UnreadableError as problem:
+                    except NoScoreError as problem:
                         unread += 1
                         self._counts.unread()
                         self._record.answered(question.key, None, tokens)
@@ -246,9 +246,9 @@ class Judge:
     def _name(self) -> str:
         return f"the judge {self._judge.model} at {self._judge.base_url}"
 
-    def _read(self, said: Said) -> float:
+    def _read(self, said: JudgeAnswer) -> float:
         if said.cut:
-            raise UnreadableError(f"it was cut after maxTokens = {self._judge.max_tokens}; raise that")
+            raise NoScoreError(f"it was cut after maxTokens = {self._judge.max_tokens}; raise that")
         return score_in(said.text, self._judge.parser)
 
     def _used_up(self) -> str | None:
@@ -261,14 +261,14 @@ class Judge:
                 return f"the budget of {self._name} is used up: {name} = {most}, of which {spent} are spent"
         return None
 
-    def _check_refusal(self, problem: AwayError | RefusedError) -> None:
+    def _check_refusal(self, problem: AwayError | JudgeRefusedError) -> None:
         """A refusal is a mistake in the job as long as nothing was ever answered; later it is a gateway's bad day."""
-        if isinstance(problem, RefusedError) and not self._has_answered:
+        if isinstance(problem, JudgeRefusedError) and not self._has_answered:
             raise JobFileError(
                 f"{self.spec.place}.judge: {self._name} refuses to answer: {problem}. Correct baseUrl, model or the key"
             )
 
-    def _pause(self, tries: int, problem: AwayError | RefusedError, deadline: float) -> float | None:
+    def _pause(self, tries: int, problem: AwayError | JudgeRefusedError, deadline: float) -> float | None:
         """Seconds until the next try; None: it is too late for one."""
         left = deadline - time.monotonic()
         wanted = (problem.seconds if isinstance(problem, AwayError) else None) or 0.0

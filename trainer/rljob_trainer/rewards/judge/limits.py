@@ -41,7 +41,7 @@ class MinuteLimits:
         """Who is held back."""
 
     def hold(self, seconds: float) -> None:
-        """Nobody begins before so many seconds have passed: the endpoint has said so."""
+        """Lets no request begin before so many seconds have passed: the endpoint has said so."""
         self._held_until = max(self._held_until, self._clock() + seconds)
 
     async def begin(self, tokens: int) -> Spent:

@@ -20,20 +20,20 @@ _LONGEST = 65536
 _SHOWN = 200
 
 
-class UnreadableError(Exception):
+class NoScoreError(Exception):
     """What a judge said has no score; the message says why, and shows the end of it."""
 
 
 def score_in(said: str, parser: JudgeParser) -> float:
-    """The score that ``parser`` finds in what a judge said. Raises ``UnreadableError``."""
+    """The score that ``parser`` finds in what a judge said. Raises ``NoScoreError``."""
     text = said[-_LONGEST:].strip()
     if not text:
-        raise UnreadableError("it said nothing")
+        raise NoScoreError("it said nothing")
     try:
         return _READERS[parser.type](text, parser)
-    except UnreadableError as error:
+    except NoScoreError as error:
         end = text if len(text) <= _SHOWN else f"...{text[-_SHOWN:]}"
-        raise UnreadableError(f"{error}: {end!r}") from None
+        raise NoScoreError(f"{error}: {end!r}") from None
 
 
 def _last_line(text: str) -> str:
@@ -47,14 +47,14 @@ def _number_in(text: str, parser: JudgeParser) -> float:
             line = line.replace(whole[0], whole[1])
     found = _NUMBER.findall(line)
     if len(found) != 1:
-        raise UnreadableError(f"its last line has {len(found) or 'no'} numbers")
+        raise NoScoreError(f"its last line has {len(found) or 'no'} numbers")
     return _within(float(found[0]), parser)
 
 
 def _group_of(text: str, parser: JudgeParser) -> float:
     found = re.findall(parser.pattern or "", text)  # texts of the one group
     if not found or not found[-1]:
-        raise UnreadableError("the pattern finds nothing in it")
+        raise NoScoreError("the pattern finds nothing in it")
     return _value(found[-1].strip(), parser)
 
 
@@ -68,9 +68,9 @@ def _field_of(text: str, parser: JudgeParser) -> float:
             continue
         if isinstance(told, dict):
             if parser.field not in told:
-                raise UnreadableError(f"its JSON has no field {parser.field!r}")
+                raise NoScoreError(f"its JSON has no field {parser.field!r}")
             return _value(told[parser.field], parser)
-    raise UnreadableError("it has no JSON object")
+    raise NoScoreError("it has no JSON object")
 
 
 def _label_of(text: str, parser: JudgeParser) -> float:
@@ -93,10 +93,10 @@ def _value(told: Any, parser: JudgeParser) -> float:
         return _within(parser.high if told else parser.low, parser)
     if isinstance(told, str):
         if not _NUMBER.fullmatch(told.strip()):
-            raise UnreadableError(f"{told[:_SHOWN]!r} is no number")
+            raise NoScoreError(f"{told[:_SHOWN]!r} is no number")
         told = float(told)
     if not isinstance(told, int | float):
-        raise UnreadableError(f"{str(told)[:_SHOWN]!r} is no number")
+        raise NoScoreError(f"{str(told)[:_SHOWN]!r} is no number")
     return _within(told, parser)
 
 
@@ -105,10 +105,10 @@ def _labelled(said: str, parser: JudgeParser) -> float:
     for label in parser.labels:
         if plain_label(label.label) == wanted:
             return label.score
-    raise UnreadableError(f"{said.strip()[:_SHOWN]!r} is none of the labels")
+    raise NoScoreError(f"{said.strip()[:_SHOWN]!r} is none of the labels")
 
 
 def _within(number: float, parser: JudgeParser) -> float:
     if not parser.low <= number <= parser.high:  # NaN neither
-        raise UnreadableError(f"{number:g} is not from {parser.low:g} to {parser.high:g}")
+        raise NoScoreError(f"{number:g} is not from {parser.low:g} to {parser.high:g}")
     return (number - parser.low) / (parser.high - parser.low) if parser.scale else float(number)

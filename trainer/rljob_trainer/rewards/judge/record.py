@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class JudgeRecord:
-    """Of one judge; without a folder it is forgotten at the end."""
+    """What one judge was asked and has said; without a folder it is forgotten at the end."""
 
     def __init__(self, name: str, folder: Path | None, remembers: bool = True) -> None:
         """``remembers``: whether scores are kept; what was spent is counted in any case."""
