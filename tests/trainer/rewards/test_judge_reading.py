@@ -9,6 +9,8 @@ import random
 import pytest
 
 from rljob_api.spec.judge import JudgeParser
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.rewards.judge import reading
 from rljob_trainer.rewards.judge.limits import MinuteLimits
 from rljob_trainer.rewards.judge.reading import NoScoreError, score_in
 
@@ -141,3 +143,19 @@ async def test_a_request_larger_than_the_limit_has_a_minute_of_its_own() -> None
         await limits.begin(tokens)
         times.append(clock.now)
     assert [later - earlier for earlier, later in itertools.pairwise(times)] == [60, 60]
+
+
+def test_a_pattern_that_takes_time_exponential_in_the_text_ends_in_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "_SECONDS", 0.05)
+    parser = JudgeParser.model_validate({"type": "pattern", "pattern": "((?:a|aa)+)$"})
+    with pytest.raises(NoScoreError, match=r"the pattern is not through with it after 0.05 s"):
+        score_in("a" * 60 + "b", parser)
+
+
+def test_a_pattern_that_cannot_be_read_is_told_at_the_start() -> None:
+    # One that the API has let through: it asks Python's re.
+    parser = JudgeParser.model_construct(type="pattern", pattern="(a")
+    with pytest.raises(JobFileError, match=r"^functions\[0\]\.judge\.parser\.pattern: cannot be read \(.*\); write it"):
+        reading.check_pattern(parser, "functions[0]")

@@ -19,7 +19,7 @@ from rljob_trainer.errors import JobFileError
 from rljob_trainer.rewards.judge.endpoint import AwayError, JudgeAnswer, JudgeEndpoint, JudgeRefusedError, QuestionError
 from rljob_trainer.rewards.judge.limits import MinuteLimits
 from rljob_trainer.rewards.judge.question import Question, question_of
-from rljob_trainer.rewards.judge.reading import NoScoreError, score_in
+from rljob_trainer.rewards.judge.reading import NoScoreError, check_pattern, score_in
 from rljob_trainer.rewards.judge.record import JudgeRecord
 from rljob_trainer.rewards.rules import RewardVerdict
 from rljob_trainer.rewards.terms import RewardFailure
@@ -96,9 +96,10 @@ class Judge:
 
     def __init__(self, spec: TermSpec, judge: JudgeSpec, output: Path | None, waits: Waits | None = None) -> None:
         """``output`` is the run's folder; None: what was asked is forgotten at the end. Raises ``JobFileError`` when
-        the environment has no key."""
+        the environment has no key, or the pattern cannot be read."""
         self.spec = spec
         self._judge = judge
+        check_pattern(judge.parser, spec.place)
         self._endpoint = JudgeEndpoint(judge, spec.place)
         folder = None if output is None else output / run_folder.JUDGES
         self._record = JudgeRecord(spec.name, folder, remembers=judge.cache)

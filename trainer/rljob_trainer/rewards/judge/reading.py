@@ -7,7 +7,10 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import regex
+
 from rljob_api.spec.judge import plain_label
+from rljob_trainer.errors import JobFileError
 
 if TYPE_CHECKING:
     from rljob_api.spec.judge import JudgeParser
@@ -17,6 +20,9 @@ _OUT_OF = re.compile(r"([-+]?\d+(?:\.\d+)?)\s*(?:/|out of)\s*([-+]?\d+(?:\.\d+)?
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)```", re.DOTALL)
 _LONGEST = 65536
 """Characters that are looked at, from the end."""
+_SECONDS = 1.0
+"""For a pattern, which can take time exponential in the text; all of the driver waits for it. Not of Python's re, which
+nothing ends."""
 _SHOWN = 200
 
 
@@ -36,6 +42,14 @@ def score_in(said: str, parser: JudgeParser) -> float:
         raise NoScoreError(f"{error}: {end!r}") from None
 
 
+def check_pattern(parser: JudgeParser, place: str) -> None:
+    """Raises ``JobFileError`` for a pattern that Python's re takes and the module with a limit of time does not."""
+    try:
+        regex.compile(parser.pattern or "")
+    except regex.error as problem:
+        raise JobFileError(f"{place}.judge.parser.pattern: cannot be read ({problem}); write it otherwise") from None
+
+
 def _last_line(text: str) -> str:
     return text.splitlines()[-1]
 
@@ -52,7 +66,10 @@ def _number_in(text: str, parser: JudgeParser) -> float:
 
 
 def _group_of(text: str, parser: JudgeParser) -> float:
-    found = re.findall(parser.pattern or "", text)  # texts of the one group
+    try:
+        found = regex.findall(parser.pattern or "", text, timeout=_SECONDS)  # texts of the one group
+    except TimeoutError:
+        raise NoScoreError(f"the pattern is not through with it after {_SECONDS:g} s") from None
     if not found or not found[-1]:
         raise NoScoreError("the pattern finds nothing in it")
     return _value(found[-1].strip(), parser)
