@@ -167,15 +167,17 @@ async def test_all_requests_finish_though_an_engine_is_killed_and_another_takes_
         running = asyncio.gather(*map(pool.generate, groups))
         await made_by("0", pool)
         assert re.fullmatch(r"oldest running \d+ s on engine [01]", pool.waiting_for())
+        (left,) = [standing.running for standing in pool.standings() if standing.name == "0"]
         os.kill(process, signal.SIGKILL)
         await until(lambda: bool(pool.lost))
         assert tokens(await running) == expected(slow.folder, groups)
         await until(lambda: len(pool.serving) == 2)
         assert pool.lost == replaced == ["0"]
-        # Either engine had three of the six groups, whose four siblings are together. It ran one request after the
-        # other, and on a busy machine some have finished.
-        assert 4 < len(reissued) == len(set(reissued)) <= 3 * 4
-        assert 2 <= len({id.purpose.partition("/")[0] for id in reissued}) <= 3
+        # Either engine had three of the six groups, whose four siblings are together. What it had not answered is made
+        # again, each once; one answer may have been on its way when it died.
+        assert max(1, left - 1) <= len(reissued) == len(set(reissued)) <= left <= 3 * 4
+        groups_made_again = {id.purpose.partition("/")[0] for id in reissued}
+        assert -(-len(reissued) // 4) <= len(groups_made_again) <= 3
         assert [engine.name for engine in pool.engines] == ["0 again", "1"]
 
 
