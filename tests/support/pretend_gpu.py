@@ -68,9 +68,15 @@ class PretendGpu:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
 
-    def peak(self, config: dict[str, Any], settings: LearnerSettings, batch: SequenceBatch, passes: int = 2) -> int:
+    def peak(
+        self,
+        config: dict[str, Any],
+        settings: LearnerSettings,
+        batch: SequenceBatch,
+        passes: int = 2,
+    ) -> int:
         """Bytes at the fullest moment of an update of ``passes`` rows, each of them the whole ``batch``."""
-        settings = replace(settings, model_path=Path("nowhere"))
+        settings = replace(settings, model_path=Path("nowhere"), device="cpu")
         with self._mesh(settings) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
             tracker = MemTracker()
             with tracker:
@@ -82,7 +88,6 @@ class PretendGpu:
                     rank.gradient([part], share, 0, LossSettings(), tracker.reset_mod_stats)
                     part.step()
             snapshot = tracker.get_tracker_snapshot("peak")
-            global LAST; LAST = {str(getattr(k,"value",k)): round(v/2**30,3) for k,v in snapshot[torch.device("cpu")].items()}
         return int(snapshot[torch.device("cpu")]["Total"])
 
     def _rank(self, config: dict[str, Any], settings: LearnerSettings, mesh: DeviceMesh) -> rank_module.LearnerRank:

@@ -21,6 +21,8 @@ _FEWEST_TOKENS = 32
 _LARGE_WEIGHT_BYTES = 32 << 20
 _TOKENS_OF_A_LARGE_WEIGHT = 512
 _KEPT_BYTES = 16 << 20
+_KL_FLOATS = 6
+"""Float32 matrices ``[chunk, vocabulary]`` at once in the backward pass of the exact KL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,17 @@ class Head:
         if several and halves:
             weights += max(self.itemsize * matrix, logits)
         return self.kept + self.room + logits + states + weights
+
+    def with_exact_kl(self, *, gathered: bool) -> int:
+        """At its fullest with the exact KL to a reference (``vocabulary_kl.py``), whose gradients are there before the
+        head's: either a chunk's logits of both models and what is made of them, beside the gradient of the matrix and
+        a chunk's part of it, or the head's own. The reference's states, and its matrix if it is ``gathered``, stay."""
+        matrix = self.itemsize * self.shape.vocabulary * self.shape.hidden
+        states = self.itemsize * self.tokens * self.shape.hidden
+        halves = 2 * self.itemsize if self.itemsize < FLOAT else 0
+        of_chunk = self._rows * self.shape.vocabulary * (_KL_FLOATS * FLOAT + halves)
+        fullest = max(self.kept + of_chunk + 2 * matrix, self.backward + matrix)
+        return fullest + 2 * states + (matrix if gathered else 0)
 
 
 def gpu_chunk(vocabulary: int, memory: int) -> int:

@@ -102,6 +102,11 @@ class Engine:
         """Sequences of full length that the cache holds; vLLM does not start with less than one."""
         return None if self.cache is None else self.cache / (self.token * self.context)
 
+    @property
+    def short(self) -> int:
+        """Bytes that the cache lacks of what one sequence of full length needs."""
+        return 0 if self.cache is None else max(0, self.token * self.context - self.cache)
+
     def sampling(self) -> Moment:
         """With the cache as large as it gets, or as one sequence where that is not known or does not fit."""
         least = self.token * self.context

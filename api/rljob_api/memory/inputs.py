@@ -40,7 +40,7 @@ class Inputs:
     reference: bool
     full_kl: bool
     keeps_anchor: bool
-    """Whether the weights that a version began with wait in host memory."""
+    """Whether the weights that a version began with wait in host memory (fullyAsync)."""
     trainer_pods: int
     trainer_gpus: int
     """Of one pod."""
@@ -98,7 +98,7 @@ class Inputs:
             critic=algorithm.critic is not None,
             reference=algorithm.needs_reference,
             full_kl=kl is not None and kl.kind == "full",
-            keeps_anchor=XX,
+            keeps_anchor=spec.pipeline.mode == "fullyAsync",
             trainer_pods=trainer.replicas,
             trainer_gpus=trainer.gpus_per_replica,
             replicate=trainer.parallelism.replicate,

@@ -60,6 +60,8 @@ class Device:
     moments: tuple[Moment, ...]
     notes: tuple[str, ...] = field(default=())
     """What else is to be known of it."""
+    short: int = 0
+    """Bytes that something on it lacks of what it may take, whatever is free besides."""
 
     @property
     def peak(self) -> Moment:
@@ -69,4 +71,4 @@ class Device:
     @property
     def missing(self) -> int:
         """Bytes that do not fit; 0 where they do, or the capacity is not known."""
-        return 0 if self.capacity is None else max(0, self.peak.total - self.capacity)
+        return 0 if self.capacity is None else max(0, self.short, self.peak.total - self.capacity)

@@ -121,6 +121,7 @@ def _engine(inputs: Inputs) -> Device:
         inputs.engine_memory,
         (moment.beside(held), receiving.beside(held)),
         tuple(_cache_notes(inputs)),
+        engine.short,
     )
 
 
@@ -144,6 +145,7 @@ def _shared(inputs: Inputs) -> Device:
         inputs.trainer_memory,
         tuple(moment.beside(held) for moment in moments),
         tuple(_cache_notes(inputs)),
+        engine.short,
     )
 
 

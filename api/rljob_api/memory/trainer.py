@@ -171,7 +171,7 @@ class TrainerRank:
                     parts.GRADIENTS: summed,
                     parts.GATHERED: self._gathered(value_head=value_head, layers=1),
                     parts.ACTIVATIONS: kept,
-                    parts.LOGITS: head.backward,
+                    parts.LOGITS: head.with_exact_kl(gathered=self.spread) if self.full_kl else head.backward,
                 },
             )
         # The gradient of an output matrix of its own waits for the end of the backward pass.
