@@ -27,6 +27,7 @@ from rljob_trainer.algorithms import kept, moments, segments
 from rljob_trainer.learner import rank as rank_module
 from rljob_trainer.learner.attention import ATTENTION, Packed
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2, build
+from rljob_trainer.learner.gradients import Place
 from rljob_trainer.learner.models import Critic, Policy
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
 from rljob_trainer.learner.settings import LearnerSettings
@@ -67,6 +68,21 @@ class PretendGpu:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
+
+    def scoring_peak(self, config: dict[str, Any], settings: LearnerSettings, batch: SequenceBatch) -> int:
+        """Bytes at the fullest moment of scoring a row of the whole ``batch`` by the actor."""
+        settings = replace(settings, model_path=Path("nowhere"), device="cpu")
+        with self._mesh(settings) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
+            tracker = MemTracker()
+            with tracker:
+                rank = self._rank(config, settings, mesh)
+                share = cut_for(batch, [range(len(batch))], ranks=1, token_budget=1 << 40).shares[0]
+                place = Place(rank.device, settings.compute_dtype, outputs_only=True)
+                _, row = place.row(share, share.micro_batches[0][0])
+                with torch.no_grad():
+                    rank.actor.module(row, 1.0)
+            snapshot = tracker.get_tracker_snapshot("peak")
+        return int(snapshot[torch.device("cpu")]["Total"])
 
     def peak(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rljob_api.memory.rows import Row
+from rljob_api.memory.rows import LargestRow
 from rljob_api.memory.shape import ModelShape
 
 FLOAT = 4
@@ -26,11 +26,11 @@ _KL_FLOATS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class RowPass:
     """One model's pass over one row."""
 
     shape: ModelShape
-    row: Row
+    row: LargestRow
     itemsize: int
     """Bytes of a number of the compute dtype."""
     on_cpu: bool = False
@@ -119,7 +119,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class OutputHead:
     """The output layer over the response tokens of one row, ``chunk`` at a time."""
 
     shape: ModelShape
@@ -192,5 +192,3 @@ def cpu_chunk(shape: ModelShape) -> int:
     if FLOAT * shape.vocabulary * shape.hidden > _LARGE_WEIGHT_BYTES:
         return _TOKENS_OF_A_LARGE_WEIGHT
     return max(_FEWEST_TOKENS, _CACHE_BYTES // (FLOAT * shape.vocabulary))
-
-

@@ -25,7 +25,7 @@ _SAMPLER_COPIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineGpu:
     """One GPU's part of an engine."""
 
     shape: ModelShape

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob_api.memory.accelerators import bytes_of, gpu_memory
-from rljob_api.memory.engine import DEFAULT_SHARE, Engine
-from rljob_api.memory.rows import Row, largest_row
+from rljob_api.memory.engine import DEFAULT_SHARE, EngineGpu
+from rljob_api.memory.rows import LargestRow, largest_row
 from rljob_api.memory.shape import ModelShape
-from rljob_api.memory.trainer import Layout, TrainerRank
+from rljob_api.memory.trainer import ShardLayout, TrainerRank
 from rljob_api.resolved import ResolvedJob
 from rljob_api.spec.base import FreeForm
 
@@ -19,7 +19,7 @@ _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class MemoryInputs:
     """A job's numbers, by the names of its fields. GPUs 0: on CPUs."""
 
     shape: ModelShape
@@ -66,7 +66,7 @@ class Inputs:
     bucket: int
 
     @classmethod
-    def of(cls, job: ResolvedJob, shape: ModelShape, memory: int | None = None) -> Inputs:
+    def of(cls, job: ResolvedJob, shape: ModelShape, memory: int | None = None) -> MemoryInputs:
         """``memory``: of every GPU of the job, where its node selectors do not say it or are to be ignored."""
         spec = job.spec
         trainer, rollout, algorithm = spec.trainer, spec.rollout, spec.algorithm
@@ -125,7 +125,7 @@ class Inputs:
         return self.trainer_pods * max(1, self.trainer_gpus)
 
     @property
-    def row(self) -> Row:
+    def row(self) -> LargestRow:
         """The largest that a rank computes at once."""
         share = -(-self.mini_batch // self.ranks)
         return largest_row(self.prompt, self.response, self.siblings, self.micro_batch_tokens, share)
@@ -134,7 +134,7 @@ class Inputs:
         row = self.row
         return TrainerRank(
             shape=self.shape,
-            layout=Layout(self.ranks // self.replicate, self.replicate),
+            layout=ShardLayout(self.ranks // self.replicate, self.replicate),
             row=row,
             itemsize=self.itemsize,
             on_cpu=not self.trainer_gpus,
@@ -149,8 +149,8 @@ class Inputs:
             full_kl=self.full_kl,
         )
 
-    def engine(self) -> Engine:
-        return Engine(
+    def engine(self) -> EngineGpu:
+        return EngineGpu(
             shape=self.shape,
             itemsize=self.itemsize,
             context=self.context,

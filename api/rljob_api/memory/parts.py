@@ -49,7 +49,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class MemoryHolder:
     """GPUs of one kind of process, or a pod's host memory, over a step."""
 
     name: str
@@ -60,6 +60,8 @@ class Device:
     moments: tuple[Moment, ...]
     notes: tuple[str, ...] = field(default=())
     """What else is to be known of it."""
+    on_gpus: bool = True
+    """False: host memory."""
     short: int = 0
     """Bytes that something on it lacks of what it may take, whatever is free besides."""
 

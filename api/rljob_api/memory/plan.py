@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rljob_api.memory import parts
 from rljob_api.memory.activations import FLOAT
-from rljob_api.memory.inputs import Inputs
-from rljob_api.memory.parts import Device, Moment
+from rljob_api.memory.inputs import MemoryInputs
+from rljob_api.memory.parts import MemoryHolder, Moment
 from rljob_api.memory.shape import ModelShape
 from rljob_api.resolved import ResolvedJob
 
@@ -23,7 +22,7 @@ _LOWEST_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FieldSetting:
     """A field of the job file and what it is set to."""
 
     path: str
@@ -34,11 +33,11 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class JobChange:
     """Fields that change together."""
 
-    settings: tuple[Setting, ...]
-    inputs: Inputs
+    settings: tuple[FieldSetting, ...]
+    inputs: MemoryInputs
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.settings))
@@ -48,10 +47,11 @@ class Change:
 class MemoryPlan:
     """What ``plan_memory`` returns."""
 
-    inputs: Inputs
-    devices: tuple[Device, ...]
-    change: Change | None = None
-    """One that makes everything fit; None: all fits, or no change of ``changes`` is enough."""
+    inputs: MemoryInputs
+    devices: tuple[MemoryHolder, ...]
+    remedies: Mapping[str, JobChange]
+    """By the name of a device that something does not fit on: the first of ``changes`` after which all of it does, and
+    nothing else fails that did not before. A device for which none is enough has none."""
 
     @property
     def fits(self) -> bool:
@@ -61,28 +61,38 @@ class MemoryPlan:
 
 def plan_memory(job: ResolvedJob, shape: ModelShape, memory: int | None = None) -> MemoryPlan:
     """``memory``: bytes of every GPU of the job; None: as the pools' node selectors say."""
-    return plan_inputs(Inputs.of(job, shape, memory))
+    return plan_inputs(MemoryInputs.of(job, shape, memory))
 
 
-def plan_inputs(inputs: Inputs) -> MemoryPlan:
+def plan_inputs(inputs: MemoryInputs) -> MemoryPlan:
     """The plan of a job by its numbers."""
     found = devices(inputs)
-    if not any(device.missing for device in found):
-        return MemoryPlan(inputs, found)
-    fitting = (change for change in changes(inputs) if _fits(change.inputs))
-    return MemoryPlan(inputs, found, next(fitting, None))
+    failing = {device.name for device in found if device.missing}
+    remedies: dict[str, JobChange] = {}
+    for device in found:
+        if not device.missing:
+            continue
+        candidates = changes(inputs) if device.on_gpus else _larger_pods(inputs, device)
+        for change in candidates:
+            after = {other.name for other in devices(change.inputs) if other.missing and other.on_gpus}
+            if device.name not in after and after <= failing:
+                remedies[device.name] = change
+                break
+    return MemoryPlan(inputs, found, remedies)
 
 
-def _fits(inputs: Inputs) -> bool:
-    return not any(device.missing for device in devices(inputs))
+def _larger_pods(inputs: MemoryInputs, device: MemoryHolder) -> Iterator[JobChange]:
+    needed = -(-device.peak.total // (1 << 30))
+    setting = FieldSetting("spec.trainer.pod.resources.limits.memory", f"{needed}Gi")
+    yield JobChange((setting,), replace(inputs, trainer_host=needed << 30))
 
 
 # --- what is where ----------------------------------------------------------------------------------------------------
 
 
-def devices(inputs: Inputs) -> tuple[Device, ...]:
+def devices(inputs: MemoryInputs) -> tuple[MemoryHolder, ...]:
     """GPUs by what works on them, and the host memory of the trainer's pods."""
-    found: list[Device] = []
+    found: list[MemoryHolder] = []
     if inputs.colocated and inputs.trainer_gpus:
         found.append(_shared(inputs))
     else:
@@ -93,39 +103,41 @@ def devices(inputs: Inputs) -> tuple[Device, ...]:
     return tuple(found)
 
 
-def _context(inputs: Inputs) -> dict[str, int]:
+def _context(inputs: MemoryInputs) -> dict[str, int]:
     return {parts.CONTEXT: CONTEXT_BYTES + (NCCL_BYTES if inputs.ranks > 1 else 0)}
 
 
-def _trainer(inputs: Inputs) -> Device:
+def _trainer(inputs: MemoryInputs) -> MemoryHolder:
     moments = list(inputs.rank().all())
     if not inputs.trainer_gpus:
-        return Device("trainer rank (host memory)", inputs.ranks, inputs.trainer_host, tuple(moments))
+        return MemoryHolder(
+            "trainer rank (host memory)", inputs.ranks, inputs.trainer_host, tuple(moments), on_gpus=False
+        )
     moments.append(Moment("publication", {**inputs.rank().at_rest(), parts.BUCKETS: _buckets(inputs)}))
     held = _context(inputs)
-    return Device(
+    return MemoryHolder(
         "trainer GPU", inputs.ranks, inputs.trainer_memory, tuple(moment.beside(held) for moment in moments)
     )
 
 
-def _engine(inputs: Inputs) -> Device:
+def _engine(inputs: MemoryInputs) -> MemoryHolder:
     engine = inputs.engine()
     moment = engine.sampling()
     if not inputs.engine_gpus:
-        return Device("engine (host memory)", inputs.engines, None, (moment,))
+        return MemoryHolder("engine (host memory)", inputs.engines, None, (moment,), on_gpus=False)
     receiving = Moment("publication", {**moment.parts, parts.BUCKETS: _buckets(inputs)})
     held = {parts.CONTEXT: CONTEXT_BYTES}
-    return Device(
+    return MemoryHolder(
         "engine GPU",
         inputs.engines * inputs.tensor,
         inputs.engine_memory,
         (moment.beside(held), receiving.beside(held)),
         tuple(_cache_notes(inputs)),
-        engine.short,
+        short=engine.short,
     )
 
 
-def _shared(inputs: Inputs) -> Device:
+def _shared(inputs: MemoryInputs) -> MemoryHolder:
     """A rank and an engine take turns (rljob_trainer/publish/turns.py): the learner works while the engine's weights
     and cache are gone, the engine samples while the learner rests in host memory, and between them new weights go over.
     What sleep does not free, graphs and both processes' contexts, is always there."""
@@ -139,17 +151,17 @@ def _shared(inputs: Inputs) -> Device:
     kept = {parts.GRAPHS: engine.graphs, parts.ENGINE_WEIGHTS: engine.weights}
     publication = Moment("publication", {parts.MASTERS: rank.masters(), parts.BUCKETS: 2 * _buckets(inputs)})
     moments += [publication.beside(kept if inputs.engines_sleep else sampling.parts), sampling]
-    return Device(
+    return MemoryHolder(
         "shared GPU",
         inputs.ranks,
         inputs.trainer_memory,
         tuple(moment.beside(held) for moment in moments),
         tuple(_cache_notes(inputs)),
-        engine.short,
+        short=engine.short,
     )
 
 
-def _cache_notes(inputs: Inputs) -> Iterator[str]:
+def _cache_notes(inputs: MemoryInputs) -> Iterator[str]:
     engine = inputs.engine()
     longest = engine.longest_at_once
     if longest is None:
@@ -164,15 +176,14 @@ def _cache_notes(inputs: Inputs) -> Iterator[str]:
         )
 
 
-def _buckets(inputs: Inputs) -> int:
+def _buckets(inputs: MemoryInputs) -> int:
     """The parameter that is being gathered, and what travels: a bucket, or a parameter that is larger than one."""
-    shape = inputs.shape
-    largest = inputs.itemsize * max(math.prod(tensor) for tensor in shape.tensors())
+    largest = inputs.itemsize * inputs.shape.largest
     whole = largest if inputs.rank().spread else 0
     return whole + max(inputs.bucket, largest)
 
 
-def _host(inputs: Inputs) -> Device:
+def _host(inputs: MemoryInputs) -> MemoryHolder:
     """Host memory of one of the trainer's pods, in which every rank reads the whole model before it is cut up."""
     rank = inputs.rank()
     stored = 2 if rank.spread else FLOAT
@@ -186,31 +197,33 @@ def _host(inputs: Inputs) -> Device:
     if inputs.keeps_anchor:
         resting += own[parts.MASTERS]
     moments.append(Moment("at rest", {parts.OFFLOADED: inputs.trainer_gpus * resting}))
-    return Device("trainer pod's host memory", inputs.trainer_pods, inputs.trainer_host, tuple(moments))
+    return MemoryHolder(
+        "trainer pod's host memory", inputs.trainer_pods, inputs.trainer_host, tuple(moments), on_gpus=False
+    )
 
 
 # --- what would help --------------------------------------------------------------------------------------------------
 
 
-def changes(inputs: Inputs) -> Iterator[Change]:
+def changes(inputs: MemoryInputs) -> Iterator[JobChange]:
     """One after the other, those first that cost least; none changes what is learned."""
     yield from _smaller_passes(inputs)
     yield from _engine_changes(inputs)
     yield from _more_devices(inputs)
     # The savings together, and then more devices besides.
-    saving: list[Setting] = []
+    saving: list[FieldSetting] = []
     saved = inputs
-    for change in (_chunk, _checkpointing, _shortest_rows):
-        if (made := change(saved)) is not None:
+    for save in (_chunk, _checkpointing, _shortest_rows):
+        if (made := save(saved)) is not None:
             saving += made.settings
             saved = made.inputs
     if saving:
-        yield Change(tuple(saving), saved)
+        yield JobChange(tuple(saving), saved)
         for change in _more_devices(saved):
-            yield Change((*saving, *change.settings), change.inputs)
+            yield JobChange((*saving, *change.settings), change.inputs)
 
 
-def _smaller_passes(inputs: Inputs) -> Iterator[Change]:
+def _smaller_passes(inputs: MemoryInputs) -> Iterator[JobChange]:
     if (change := _chunk(inputs)) is not None:
         yield change
     longest = inputs.prompt + inputs.response
@@ -222,74 +235,78 @@ def _smaller_passes(inputs: Inputs) -> Iterator[Change]:
     if (change := _checkpointing(inputs)) is not None:
         yield change
     if inputs.reference and not inputs.offload and inputs.trainer_gpus:
-        yield Change((Setting("spec.trainer.offload", "true"),), replace(inputs, offload=True))
+        yield JobChange((FieldSetting("spec.trainer.offload", "true"),), replace(inputs, offload=True))
     if inputs.colocated and not inputs.engines_sleep:
-        yield Change((Setting("spec.rollout.freeCacheEngine", "true"),), replace(inputs, engines_sleep=True))
+        yield JobChange((FieldSetting("spec.rollout.freeCacheEngine", "true"),), replace(inputs, engines_sleep=True))
 
 
-def _chunk(inputs: Inputs) -> Change | None:
+def _chunk(inputs: MemoryInputs) -> JobChange | None:
     smaller = replace(inputs, chunk=_SMALL_CHUNK)
     if inputs.rank().head_chunk <= _SMALL_CHUNK:
         return None
-    return Change((Setting("spec.trainer.logProbChunkTokens", str(_SMALL_CHUNK)),), smaller)
+    return JobChange((FieldSetting("spec.trainer.logProbChunkTokens", str(_SMALL_CHUNK)),), smaller)
 
 
-def _rows(inputs: Inputs, tokens: int) -> Change:
-    return Change(
-        (Setting("spec.trainer.microBatchTokens", str(tokens)),), replace(inputs, micro_batch_tokens=tokens)
+def _rows(inputs: MemoryInputs, tokens: int) -> JobChange:
+    return JobChange(
+        (FieldSetting("spec.trainer.microBatchTokens", str(tokens)),), replace(inputs, micro_batch_tokens=tokens)
     )
 
 
-def _shortest_rows(inputs: Inputs) -> Change | None:
+def _shortest_rows(inputs: MemoryInputs) -> JobChange | None:
     longest = inputs.prompt + inputs.response
     return _rows(inputs, longest) if inputs.micro_batch_tokens > longest else None
 
 
-def _checkpointing(inputs: Inputs) -> Change | None:
+def _checkpointing(inputs: MemoryInputs) -> JobChange | None:
     if inputs.checkpointing:
         return None
-    return Change((Setting("spec.trainer.activationCheckpointing", "true"),), replace(inputs, checkpointing=True))
+    return JobChange(
+        (FieldSetting("spec.trainer.activationCheckpointing", "true"),), replace(inputs, checkpointing=True)
+    )
 
 
-def _engine_changes(inputs: Inputs) -> Iterator[Change]:
+def _engine_changes(inputs: MemoryInputs) -> Iterator[JobChange]:
     if not inputs.vllm or not inputs.engine_gpus:
         return
     steps = [round(inputs.share - 0.05 * step, 2) for step in range(1, 16)]
     steps += [share for share in (0.9, 0.92) if share > inputs.share]
     for share in steps:
         if share >= _LOWEST_SHARE:
-            setting = Setting("spec.rollout.engineArgs.gpu_memory_utilization", f"{share:g}")
-            yield Change((setting,), replace(inputs, share=share))
+            setting = FieldSetting("spec.rollout.engineArgs.gpu_memory_utilization", f"{share:g}")
+            yield JobChange((setting,), replace(inputs, share=share))
     tensor = 2 * inputs.tensor
     while tensor <= inputs.shape.heads and inputs.shape.heads % tensor == 0 and tensor <= 8:
-        settings = [Setting("spec.rollout.parallelism.tensor", str(tensor))]
+        settings = [FieldSetting("spec.rollout.parallelism.tensor", str(tensor))]
         if inputs.colocated:
             if inputs.trainer_gpus % tensor:
                 return
         else:
-            settings.append(Setting("spec.rollout.gpusPerReplica", str(tensor)))
-        yield Change(tuple(settings), replace(inputs, tensor=tensor, engine_gpus=tensor))
+            settings.append(FieldSetting("spec.rollout.gpusPerReplica", str(tensor)))
+        yield JobChange(tuple(settings), replace(inputs, tensor=tensor, engine_gpus=tensor))
         tensor *= 2
 
 
-def _more_devices(inputs: Inputs) -> Iterator[Change]:
+def _more_devices(inputs: MemoryInputs) -> Iterator[JobChange]:
     """Ranks among which the weights are cut: those that now have a copy each, or further ones."""
     if not inputs.trainer_gpus:
         return
     if inputs.replicate > 1:
         settings = (
-            Setting("spec.trainer.parallelism.replicate", "1"),
-            Setting("spec.trainer.parallelism.shard", str(inputs.ranks)),
+            FieldSetting("spec.trainer.parallelism.replicate", "1"),
+            FieldSetting("spec.trainer.parallelism.shard", str(inputs.ranks)),
         )
-        yield Change(settings, replace(inputs, replicate=1))
+        yield JobChange(settings, replace(inputs, replicate=1))
     gpus = inputs.trainer_gpus
     if inputs.trainer_pods == 1:
         while (gpus := 2 * gpus) <= 8:
-            setting = Setting("spec.trainer.gpusPerReplica", str(gpus))
-            yield Change((setting,), replace(inputs, trainer_gpus=gpus, replicate=1))
+            setting = FieldSetting("spec.trainer.gpusPerReplica", str(gpus))
+            yield JobChange((setting,), replace(inputs, trainer_gpus=gpus, replicate=1))
     pods = inputs.trainer_pods
     while (pods := 2 * pods) * inputs.trainer_gpus <= _MOST_RANKS:
-        yield Change((Setting("spec.trainer.replicas", str(pods)),), replace(inputs, trainer_pods=pods, replicate=1))
+        yield JobChange(
+            (FieldSetting("spec.trainer.replicas", str(pods)),), replace(inputs, trainer_pods=pods, replicate=1)
+        )
 
 
 def gib(size: int) -> str:

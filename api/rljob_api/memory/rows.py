@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LargestRow:
     """Siblings of one or more prompts as one packed row, each prompt in it once."""
 
     groups: int
@@ -36,16 +36,15 @@ class Row:
     def keys(self) -> int:
         """Keys that attention reads: shared prompts are there once for themselves and once for each sibling."""
         own = self.samples * (self.response - 1)
-        shared = 0 if self.samples == self.groups else self.samples * self.prompt
-        return self.groups * self.prompt + own + shared
+        return self.groups * self.prompt + own + (self.samples * self.prompt if self.gathered else 0)
 
     @property
     def gathered(self) -> bool:
-        """Whether keys are copied together, because siblings share a prompt."""
-        return self.samples > self.groups
+        """Whether keys are copied together, because siblings share a prompt: a single token asks nothing of its own."""
+        return self.samples > self.groups and self.response > 1
 
 
-def largest_row(prompt: int, response: int, siblings: int, budget: int, share: int) -> Row:
+def largest_row(prompt: int, response: int, siblings: int, budget: int, share: int) -> LargestRow:
     """Of a rank that has ``share`` sequences of a mini-batch, with prompts and responses of at most these lengths.
 
     Rows are filled up to the ``budget``; a sequence that is longer than that is a row of its own. Of rows as long, one
@@ -54,10 +53,10 @@ def largest_row(prompt: int, response: int, siblings: int, budget: int, share: i
     share = max(1, share)
     siblings = max(1, min(siblings, share))
     if prompt + response > budget:
-        return Row(1, prompt, 1, response)
+        return LargestRow(1, prompt, 1, response)
     whole = -(-share // siblings) * prompt + share * response
     if whole <= budget:
-        return Row(-(-share // siblings), prompt, share, response)
+        return LargestRow(-(-share // siblings), prompt, share, response)
     group = prompt + siblings * response
     groups = max(1, -(-budget // group))
     left = budget - groups * prompt
@@ -65,4 +64,4 @@ def largest_row(prompt: int, response: int, siblings: int, budget: int, share: i
         groups -= 1
         left = budget - groups * prompt
     samples = max(groups, -(-left // response))
-    return Row(groups, prompt, samples, left // samples)
+    return LargestRow(groups, prompt, samples, left // samples)

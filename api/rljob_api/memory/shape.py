@@ -13,7 +13,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _SPECIAL_TOKENS = 4
 """Beside the characters of a random model's tokenizer: padding, begin, end, and what stands for unknown ones."""
 
-Tensor = tuple[int, ...]
+TensorShape = tuple[int, ...]
 """The shape of a parameter."""
 
 
@@ -105,15 +105,15 @@ class ModelShape:
         """The width of all key heads together, which is that of the values too."""
         return self.kv_heads * self.head_width
 
-    def layer_matrices(self) -> list[Tensor]:
+    def layer_matrices(self) -> list[TensorShape]:
         """The matrices of one layer."""
         d, q, k, m = self.hidden, self.queries, self.keys, self.intermediate
         return [(q, d), (k, d), (k, d), (d, q), (m, d), (m, d), (d, m)]
 
-    def layer_vectors(self) -> list[Tensor]:
+    def layer_vectors(self) -> list[TensorShape]:
         """The norms and biases of one layer."""
         d, q, k, m = self.hidden, self.queries, self.keys, self.intermediate
-        vectors: list[Tensor] = [(d,), (d,)]
+        vectors: list[TensorShape] = [(d,), (d,)]
         if self.query_bias:
             vectors += [(q,), (k,), (k,)]
         if self.output_bias:
@@ -124,18 +124,18 @@ class ModelShape:
             vectors += [(self.head_width,), (self.head_width,)]
         return vectors
 
-    def layer_tensors(self) -> list[Tensor]:
+    def layer_tensors(self) -> list[TensorShape]:
         """The parameters of one layer."""
         return self.layer_matrices() + self.layer_vectors()
 
-    def outer_tensors(self, *, value_head: bool = False) -> list[Tensor]:
+    def outer_tensors(self, *, value_head: bool = False) -> list[TensorShape]:
         """The parameters outside of the layers. ``value_head``: of a critic, which has values in place of logits."""
-        outer: list[Tensor] = [(self.vocabulary, self.hidden), (self.hidden,)]
+        outer: list[TensorShape] = [(self.vocabulary, self.hidden), (self.hidden,)]
         if value_head:
             return [*outer, (1, self.hidden), (1,)]
         return outer if self.tied else [*outer, (self.vocabulary, self.hidden)]
 
-    def tensors(self, *, value_head: bool = False) -> Iterator[Tensor]:
+    def tensors(self, *, value_head: bool = False) -> Iterator[TensorShape]:
         """All parameters, each once."""
         for _ in range(self.layers):
             yield from self.layer_tensors()
@@ -144,9 +144,19 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """How many numbers the language model has."""
-        return sum(math.prod(tensor) for tensor in self.tensors())
+        return self.shard()
+
+    def shard(self, shards: int = 1, *, value_head: bool = False) -> int:
+        """The numbers on the rank that has most of them, when each tensor is cut along its first dimension."""
+        outer = numbers(self.outer_tensors(value_head=value_head), shards)
+        return self.layers * numbers(self.layer_tensors(), shards) + outer
+
+    @property
+    def largest(self) -> int:
+        """The numbers of the largest tensor."""
+        return max(math.prod(tensor) for tensor in self.layer_tensors() + self.outer_tensors())
 
 
-def numbers(tensors: list[Tensor], shards: int = 1) -> int:
-    """The numbers of ``tensors`` on the rank that has most of them, when each is cut along its first dimension."""
+def numbers(tensors: list[TensorShape], shards: int = 1) -> int:
+    """As ``ModelShape.shard``, of some tensors."""
     return sum(-(-tensor[0] // shards) * math.prod(tensor[1:]) for tensor in tensors)

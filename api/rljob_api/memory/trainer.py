@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_api.memory import parts
-from rljob_api.memory.activations import FLOAT, Head, Pass, cpu_chunk, gpu_chunk
+from rljob_api.memory.activations import FLOAT, OutputHead, RowPass, cpu_chunk, gpu_chunk
 from rljob_api.memory.parts import Moment
-from rljob_api.memory.rows import Row
-from rljob_api.memory.shape import ModelShape, Tensor, numbers
+from rljob_api.memory.rows import LargestRow
+from rljob_api.memory.shape import ModelShape, TensorShape, numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ShardLayout:
     """How parameters are spread: ``replicate`` copies, each cut over ``shard`` ranks."""
 
     shard: int = 1
@@ -36,8 +36,8 @@ class TrainerRank:
     """All that the memory of one rank depends on."""
 
     shape: ModelShape
-    layout: Layout
-    row: Row
+    layout: ShardLayout
+    row: LargestRow
     itemsize: int
     """Bytes of a number of the compute dtype."""
     on_cpu: bool = False
@@ -62,7 +62,7 @@ class TrainerRank:
         return self.layout.ranks > 1 or self.itemsize < FLOAT
 
     def masters(self, *, value_head: bool = False) -> int:
-        return FLOAT * numbers(list(self.shape.tensors(value_head=value_head)), self.layout.shard)
+        return FLOAT * self.shape.shard(self.layout.shard, value_head=value_head)
 
     def moments(self, *, value_head: bool = False) -> int:
         """Of AdamW two for each parameter, of Muon one for each of its matrices."""
@@ -75,7 +75,7 @@ class TrainerRank:
     def reference_shard(self) -> int:
         if not self.reference:
             return 0
-        return self.itemsize * numbers(list(self.shape.tensors()), self.layout.shard)
+        return self.itemsize * self.shape.shard(self.layout.shard)
 
     def at_rest(self) -> dict[str, int]:
         """All that the rank keeps between two steps."""
@@ -100,7 +100,7 @@ class TrainerRank:
 
     def all(self) -> Iterator[Moment]:
         """Every moment that may be the fullest."""
-        yield self._scoring()
+        yield from self._scoring()
         if self.critic:
             yield from self._training(value_head=True)
         yield from self._training(value_head=False)
@@ -115,13 +115,13 @@ class TrainerRank:
         return gpu_chunk(self.shape.vocabulary, self.memory or 1 << 62)
 
     @property
-    def _head(self) -> Head:
+    def _head(self) -> OutputHead:
         given = self.chunk is not None
-        return Head(self.shape, self.row.outputs, self.head_chunk, self.itemsize, given, self.on_cpu)
+        return OutputHead(self.shape, self.row.outputs, self.head_chunk, self.itemsize, given, self.on_cpu)
 
     @property
-    def _pass(self) -> Pass:
-        return Pass(self.shape, self.row, self.itemsize, self.on_cpu)
+    def _pass(self) -> RowPass:
+        return RowPass(self.shape, self.row, self.itemsize, self.on_cpu)
 
     def _outer(self, *, value_head: bool) -> int:
         """Numbers outside of the layers."""
@@ -136,22 +136,31 @@ class TrainerRank:
             return 0
         return self.itemsize * (self._outer(value_head=value_head) + layers * self._layer)
 
-    def _scoring(self) -> Moment:
-        """Without gradients nothing is kept but the stream; the outer parameters of a model that has scored stay."""
-        walk = self._pass
-        heads = 2 if self.reference else 1
-        gathered = heads * self._gathered(value_head=False, layers=0) + self._gathered(value_head=False, layers=2)
-        gathered -= self._gathered(value_head=False, layers=0)
-        layer = self.itemsize * self.row.tokens * (3 * self.shape.intermediate + self.shape.hidden)
-        states = self.itemsize * self.row.outputs * self.shape.hidden
-        at_head = self._head.room + states
-        return Moment(
-            "score",
+    def _scoring(self) -> Iterator[Moment]:
+        """Nothing is kept but the stream. The outer parameters of a model that has scored stay gathered."""
+        size, row = self.itemsize, self.row
+        own = self._idle("score")
+        before = self._gathered(value_head=False, layers=0) if self.reference else 0
+        # The widest that a layer makes of the stream: what goes into and comes out of the feed-forward part's product,
+        # or what a norm of the queries (Qwen3), else of the stream, computes in float32.
+        shape = self.shape
+        normed = shape.queries if shape.family == "qwen3" else shape.hidden
+        norm = size * (shape.hidden + 2 * normed) + 2 * FLOAT * normed
+        wide = size * (3 * shape.intermediate + 2 * shape.hidden)
+        yield Moment(
+            "score: layer",
             {
-                **self._idle("score"),
-                parts.GATHERED: gathered,
-                parts.ACTIVATIONS: walk.stream + max(0, layer - at_head),
-                parts.LOGITS: at_head,
+                **own,
+                parts.GATHERED: before + self._gathered(value_head=False, layers=2),
+                parts.ACTIVATIONS: self._pass.stream + self._pass.shared() + row.tokens * max(norm, wide),
+            },
+        )
+        yield Moment(
+            "score: head",
+            {
+                **own,
+                parts.GATHERED: before + self._gathered(value_head=False, layers=0),
+                parts.LOGITS: self._head.forward + size * row.outputs * self.shape.hidden,
             },
         )
 
@@ -160,7 +169,7 @@ class TrainerRank:
         walk, head, size = self._pass, self._head, self.itemsize
         own = self._idle("update")
         outer, layer = self._outer(value_head=value_head), self._layer
-        sums = FLOAT * numbers(list(self.shape.tensors(value_head=value_head)), self.layout.shard)
+        sums = FLOAT * self.shape.shard(self.layout.shard, value_head=value_head)
         summed = sums if self.accumulates else 0
         kept = walk.layers(checkpointing=self.checkpointing) + walk.shared() + walk.after_layers()
         if not value_head:
@@ -209,7 +218,7 @@ class TrainerRank:
         """Muon's directions, all of them whole in float32, and what the iterations need of the matrices of one size,
         which are computed together: once more in float32, twice in the iterations' precision, and three times their
         squares."""
-        counts: Counter[Tensor] = Counter()
+        counts: Counter[TensorShape] = Counter()
         for matrix in self.shape.layer_matrices():
             counts[matrix] += self.shape.layers
         every = sum(count * math.prod(shape) for shape, count in counts.items())

@@ -16,15 +16,15 @@ from pretend_gpu import PretendGpu, batch_of
 from rljob_api import load_jobs, resolve
 from rljob_api.memory import ModelShape, known_shape
 from rljob_api.memory.activations import gpu_chunk
-from rljob_api.memory.inputs import Inputs
-from rljob_api.memory.rows import Row
-from rljob_api.memory.trainer import Layout, TrainerRank
+from rljob_api.memory.inputs import MemoryInputs
+from rljob_api.memory.rows import LargestRow
+from rljob_api.memory.trainer import ShardLayout, TrainerRank
 from rljob_trainer.learner.settings import LearnerSettings, OptimizerSettings
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MEMORY = 80 << 30
 LAYERS = 3
-"""Of each model: the last, which computes less, the first, behind which nothing is gathered any more, and one between."""
+"""Of each model: the last, which computes less, the first, behind which none is gathered, and one between."""
 DAPO = "fully-async-dapo-7b"
 
 
@@ -44,7 +44,7 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
 
 def fullest(rank: TrainerRank) -> int:
     """Of an update: nothing is scored on the pretended GPU."""
-    return max(moment.total for moment in rank.all() if moment.name != "score")
+    return max(moment.total for moment in rank.all() if not moment.name.startswith("score"))
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,13 @@ def test_of_each_example_that_is_for_gpus(files: list[str], monkeypatch: pytest.
     resolved = resolve(job)
     shape = known_shape(resolved.spec.model.source or "")
     assert shape is not None
-    inputs = Inputs.of(resolved, replace(shape, layers=LAYERS), MEMORY)
+    inputs = MemoryInputs.of(resolved, replace(shape, layers=LAYERS), MEMORY)
     rank, row = inputs.rank(), inputs.row
     settings = LearnerSettings.from_job(resolved, Path("nowhere"))
     settings = replace(settings, log_prob_chunk_tokens=rank.head_chunk)
     batch = batch_of(row.groups, row.prompt, row.samples // row.groups, row.response)
     same = replace(row, samples=row.samples // row.groups * row.groups)
-    counted = PretendGpu(monkeypatch).peak(
-        config_of(rank.shape), settings, batch, passes=2 if rank.accumulates else 1
-    )
+    counted = PretendGpu(monkeypatch).peak(config_of(rank.shape), settings, batch, passes=2 if rank.accumulates else 1)
     assert fullest(replace(rank, row=same)) == pytest.approx(counted, rel=0.03)
 
 
@@ -97,8 +95,8 @@ def test_of_other_families_layouts_and_methods(
     shape: ModelShape, ranks: int, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replicate, few = changes.pop("replicate", 1), changes.pop("few", False)
-    row = Row(1, 64, 2, 32) if few else Row(2, 512, 16, 1024)
-    rank = TrainerRank(shape, Layout(ranks // replicate, replicate), row, 2, memory=MEMORY, **changes)
+    row = LargestRow(1, 64, 2, 32) if few else LargestRow(2, 512, 16, 1024)
+    rank = TrainerRank(shape, ShardLayout(ranks // replicate, replicate), row, 2, memory=MEMORY, **changes)
     optimizer = OptimizerSettings(kind="muon" if rank.muon else "adamw")
     settings = LearnerSettings(
         Path("nowhere"),
@@ -114,3 +112,14 @@ def test_of_other_families_layouts_and_methods(
     batch = batch_of(row.groups, row.prompt, row.samples // row.groups, row.response)
     counted = PretendGpu(monkeypatch).peak(config_of(shape), settings, batch)
     assert fullest(rank) == pytest.approx(counted, rel=0.03)
+
+
+@pytest.mark.parametrize(("shape", "ranks"), [(SMALL, 2), (WIDE, 1), (NARROW, 4)])
+def test_of_scoring(shape: ModelShape, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = LargestRow(2, 512, 16, 1024)
+    rank = TrainerRank(shape, ShardLayout(ranks), row, 2, memory=MEMORY)
+    chunk = gpu_chunk(shape.vocabulary, MEMORY)
+    settings = LearnerSettings(Path("nowhere"), dtype="bfloat16", ranks=ranks, log_prob_chunk_tokens=chunk)
+    counted = PretendGpu(monkeypatch).scoring_peak(config_of(shape), settings, batch_of(2, 512, 8, 1024))
+    foretold = max(moment.total for moment in rank.all() if moment.name.startswith("score"))
+    assert foretold == pytest.approx(counted, rel=0.03)

@@ -7,7 +7,16 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from rljob_api.memory import Device, MemoryPlan, ModelShape, UnknownShapeError, bytes_of, gib, known_shape, plan_memory
+from rljob_api.memory import (
+    MemoryHolder,
+    MemoryPlan,
+    ModelShape,
+    UnknownShapeError,
+    bytes_of,
+    gib,
+    known_shape,
+    plan_memory,
+)
 from rljob_api.memory.accelerators import product_memory
 from rljob_api.resolved import ResolvedJob
 from rljob_trainer.errors import JobFileError
@@ -87,7 +96,7 @@ def _name(job: ResolvedJob) -> str:
 
 def as_json(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
     """Bytes throughout."""
-    change = None if plan.change is None else {s.path: s.value for s in plan.change.settings}
+    changes = {name: {s.path: s.value for s in change.settings} for name, change in plan.remedies.items()}
     return json.dumps(
         {
             "model": {"name": _name(job), "parameters": plan.inputs.shape.parameters, "knownBy": origin},
@@ -104,7 +113,7 @@ def as_json(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
                 for device in plan.devices
             ],
             "fits": plan.fits,
-            "change": change,
+            "changes": changes,
         },
         indent=1,
     )
@@ -127,7 +136,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" + ("s" if count > 1 else "")
 
 
-def _table(devices: tuple[Device, ...]) -> Iterator[str]:
+def _table(devices: tuple[MemoryHolder, ...]) -> Iterator[str]:
     order = dict.fromkeys(part for device in devices for moment in device.moments for part in moment.parts)
     peaks = [device.peak for device in devices]
     lines = [["GiB, at the fullest", *(f"{device.name} x{device.count}" for device in devices)]]
@@ -139,7 +148,8 @@ def _table(devices: tuple[Device, ...]) -> Iterator[str]:
     lines.append(["there is", *("?" if d.capacity is None else gib(d.capacity) for d in devices)])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
-        cells = [text.rjust(width) if i else text.ljust(width) for i, (text, width) in enumerate(zip(line, widths))]
+        padded = zip(line, widths, strict=True)
+        cells = [text.rjust(width) if i else text.ljust(width) for i, (text, width) in enumerate(padded)]
         yield "  ".join(cells).rstrip()
 
 
@@ -149,12 +159,14 @@ def _verdicts(plan: MemoryPlan) -> Iterator[str]:
     unknown = [device.name for device in plan.devices if device.capacity is None]
     for device in plan.devices:
         if device.missing:
-            yield f"{device.name}: {gib(device.missing)} GiB do not fit."
+            change = plan.remedies.get(device.name)
+            remedy = f"To make it fit: {change}" if change else "No change that is known here makes it fit."
+            yield f"{device.name}: {gib(device.missing)} GiB do not fit. {remedy}"
         elif device.capacity is not None and device.peak.total > 0.9 * device.capacity:
             yield f"{device.name}: fits with less than a tenth to spare, which the allocator's gaps may take."
     if not plan.fits:
-        yield f"To make it fit: {plan.change}" if plan.change else "No change that is known here makes it fit."
-    elif len(unknown) < len(plan.devices):
+        return
+    if len(unknown) < len(plan.devices):
         yield "It fits" + (f", as far as is known (not: {', '.join(unknown)})." if unknown else ".")
     else:
         yield "How much there is is not known: --gpu-memory 80Gi, or a nodeSelector and memory limits in the job."
