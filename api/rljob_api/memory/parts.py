@@ -24,6 +24,27 @@ GRAPHS = "CUDA graphs"
 CONTEXT = "CUDA context"
 LOADING = "model files being read"
 OFFLOADED = "learner's state at rest"
+ORDER = (
+    MASTERS,
+    OPTIMIZER,
+    GRADIENTS,
+    CRITIC,
+    REFERENCE,
+    GATHERED,
+    ACTIVATIONS,
+    LOGITS,
+    TRAVELLING,
+    MUON,
+    BUCKETS,
+    ENGINE_WEIGHTS,
+    KV_CACHE,
+    ENGINE_WORK,
+    GRAPHS,
+    CONTEXT,
+    LOADING,
+    OFFLOADED,
+)
+"""In which parts are listed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from rljob_api.memory import (
     bytes_of,
     gib,
     known_shape,
+    parts,
     plan_memory,
 )
 from rljob_api.memory.accelerators import product_memory
@@ -91,7 +92,7 @@ def _of_folder(folder: Path) -> tuple[ModelShape, str]:
 
 def _name(job: ResolvedJob) -> str:
     model = job.spec.model
-    return model.source or f"a random model with the tokenizer of {model.random.tokenizer.source}"  # type: ignore[union-attr]
+    return model.source or "the random model"
 
 
 def as_json(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
@@ -137,20 +138,30 @@ def _counted(count: int, what: str) -> str:
 
 
 def _table(devices: tuple[MemoryHolder, ...]) -> Iterator[str]:
-    order = dict.fromkeys(part for device in devices for moment in device.moments for part in moment.parts)
     peaks = [device.peak for device in devices]
-    lines = [["GiB, at the fullest", *(f"{device.name} x{device.count}" for device in devices)]]
+    large = max(peak.total for peak in peaks) >= 1 << 30
+    shown = gib if large else _mib
+    lines = [
+        [
+            "GiB, at the fullest" if large else "MiB, at the fullest",
+            *(f"{device.name} x{device.count}" for device in devices),
+        ]
+    ]
     lines.append(["", *(peak.name for peak in peaks)])
-    for part in order:
+    for part in parts.ORDER:
         if any(part in peak.parts for peak in peaks):
-            lines.append([part, *(gib(peak.parts[part]) if part in peak.parts else "" for peak in peaks)])
-    lines.append(["together", *(gib(peak.total) for peak in peaks)])
-    lines.append(["there is", *("?" if d.capacity is None else gib(d.capacity) for d in devices)])
+            lines.append([part, *(shown(peak.parts[part]) if part in peak.parts else "" for peak in peaks)])
+    lines.append(["together", *(shown(peak.total) for peak in peaks)])
+    lines.append(["there is", *("?" if d.capacity is None else shown(d.capacity) for d in devices)])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
         padded = zip(line, widths, strict=True)
         cells = [text.rjust(width) if i else text.ljust(width) for i, (text, width) in enumerate(padded)]
         yield "  ".join(cells).rstrip()
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f}"
 
 
 def _verdicts(plan: MemoryPlan) -> Iterator[str]:
@@ -162,8 +173,10 @@ def _verdicts(plan: MemoryPlan) -> Iterator[str]:
             change = plan.remedies.get(device.name)
             remedy = f"To make it fit: {change}" if change else "No change that is known here makes it fit."
             yield f"{device.name}: {gib(device.missing)} GiB do not fit. {remedy}"
-        elif device.capacity is not None and device.peak.total > 0.9 * device.capacity:
-            yield f"{device.name}: fits with less than a tenth to spare, which the allocator's gaps may take."
+        elif parts.KV_CACHE in device.peak.parts or device.capacity is None:
+            continue  # an engine takes what it is told to take
+        elif device.peak.total > 0.9 * device.capacity:
+            yield f"{device.name}: fits with less than a tenth to spare, which gaps between tensors may take."
     if not plan.fits:
         return
     if len(unknown) < len(plan.devices):
