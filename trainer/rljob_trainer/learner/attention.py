@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.packing import Block, Row, offsets_of, ranges
 
 ATTENTION = "rljob_packed"
@@ -264,9 +265,19 @@ class Packed:
     """[M] those that ask and whose output counts, ascending; None: all."""
     last: Packed | None = None
     """What the last layer needs, if that is less."""
+    context: Context | None = None
+    """Who else computes this row; None: nobody."""
 
     @classmethod
-    def of(cls, row: Row, device: torch.device, dtype: torch.dtype, *, outputs_only: bool = False) -> Packed:
+    def of(
+        cls,
+        row: Row,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        outputs_only: bool = False,
+        context: Context | None = None,
+    ) -> Packed:
         """``dtype`` is the one that attention will compute in: flash kernels want half precision and a GPU.
 
         ``outputs_only``: with a description for a last layer that computes the outputs alone (``last_layer.py``).
@@ -279,7 +290,8 @@ class Packed:
             return cls([PackedBlock.of(block, len(row.source)).to(device) for block in blocks], None)
 
         packed = described(row.blocks)
-        if outputs_only and len(row.last_rows) < len(row.source):
+        packed.context = context
+        if outputs_only and context is None and len(row.last_rows) < len(row.source):
             packed.last = described(row.last_blocks)
             packed.last.rows = torch.from_numpy(row.last_rows).to(device, non_blocking=True)
         return packed
@@ -302,6 +314,8 @@ def packed_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Query ``[1, H, N, D]``, key and value ``[1, KV, N, D]``; returns ``[1, N, H, D]`` and no weights.
+
+    Of a row that several ranks compute, each gives and gets its own tokens (``context.py``).
 
     ``sliding_window`` is the number of positions a query sees, itself included. Raises ``ValueError`` for variants
     of attention that this function does not compute (soft-capping, attention sinks).
@@ -329,7 +343,14 @@ def attended(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """``[M, H * dim]`` from the queries ``[M, H * dim]`` of the rows that ask, key and value ``[N, KV * dim]``."""
+    """``[M, H * dim]`` from the queries ``[M, H * dim]`` of the rows that ask, key and value ``[N, KV * dim]``.
+
+    Of a row that several ranks compute, these are a rank's own tokens, and so is what it gets.
+    """
+    if packed.context is not None:
+        alone = replace(packed, context=None)
+        query, key, value = packed.context.to_heads(query, key, value, dim)
+        return packed.context.to_rows(attended(alone, query, key, value, dim, scaling, window))
     rows = [query, key, value]
     if packed.varlen is not None:
         return _flash(rows, packed.varlen, dim, scaling, window)
