@@ -50,6 +50,8 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec.model.random.tokenizer.characters"),
     ("heads_divide_hidden_size", RANDOM % "heads: 4", RANDOM % "heads: 3", "spec.model.random.heads"),
     ("kv_heads_divide_heads", RANDOM % "kvHeads: 2", RANDOM % "kvHeads: 3", "spec.model.random.kvHeads"),
+    ("gemma2_has_one_embedding", RANDOM % "family: gemma2", RANDOM % "family: gemma2, tieEmbeddings: false",
+     "spec.model.random.tieEmbeddings"),
     ("vllm_needs_wide_heads", RANDOM % "heads: 8",
      "spec: {model: {source: null, random: {heads: 8, tokenizer: {characters: abc}}}}", "spec.model.random.heads"),
     ("lengths_fit_the_random_models_context",

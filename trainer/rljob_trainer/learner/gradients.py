@@ -67,6 +67,8 @@ class Place:
     device: torch.device
     dtype: torch.dtype
     outputs_only: bool
+    soft_capped: bool = False
+    """Whether attention scores have a cap."""
     returns_outputs: bool = True
     """Whether what this rank computes of its sequences counts where ranks add up (``Placement``)."""
     length_multiple: int = 1
@@ -75,7 +77,15 @@ class Place:
     def row(self, share: Share, indices: Int64Array, *, final: bool = False) -> tuple[Row, PackedRow]:
         """Sequences ``indices`` of the share as one row."""
         row = build_row(share.lengths, indices, final=final, multiple=self.length_multiple)
-        return row, PackedRow.of(row, share.batch.token_ids, self.device, self.dtype, outputs_only=self.outputs_only)
+        packed = PackedRow.of(
+            row,
+            share.batch.token_ids,
+            self.device,
+            self.dtype,
+            outputs_only=self.outputs_only,
+            soft_capped=self.soft_capped,
+        )
+        return row, packed
 
 
 @dataclass(frozen=True, slots=True)

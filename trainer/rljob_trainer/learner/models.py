@@ -28,12 +28,10 @@ from rljob_trainer.learner.last_layer import compute_outputs_only
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.learner.protocol import LearnerFacts
+from rljob_trainer.models.config import FAMILIES, soft_caps, unsupported_by_learner
+from rljob_trainer.models.soft_capping import soft_capped
 
 Module = TypeVar("Module", bound=nn.Module)
-
-_UNSUPPORTED = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of families whose output layer or attention computes something else than a plain softmax."""
-
 
 @dataclass(slots=True)
 class PackedRow:
@@ -48,11 +46,19 @@ class PackedRow:
 
     @classmethod
     def of(
-        cls, row: Row, token_ids: IntArray, device: torch.device, dtype: torch.dtype, *, outputs_only: bool = False
+        cls,
+        row: Row,
+        token_ids: IntArray,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        outputs_only: bool = False,
+        soft_capped: bool = False,
     ) -> PackedRow:
         """``token_ids`` of the whole batch; ``dtype`` is what the model computes in.
 
-        ``outputs_only`` is for models whose last layer can leave rows out (``Policy.outputs_only``).
+        ``outputs_only`` is for models whose last layer can leave rows out (``Policy.outputs_only``), ``soft_capped`` for
+        those whose attention scores have a cap (``Policy.soft_capped``).
         """
 
         if not len(token_ids):  # a rank without sequences runs a row of one token of no meaning
@@ -61,7 +67,7 @@ class PackedRow:
         def move(array: Any) -> torch.Tensor:
             return torch.from_numpy(array).to(device, non_blocking=True)
 
-        attention = Packed.of(row, device, dtype, outputs_only=outputs_only)
+        attention = Packed.of(row, device, dtype, outputs_only=outputs_only, soft_capped=soft_capped)
         rows, output_rows, final_rows = len(row.source), row.output_rows, row.final_rows
         if attention.last is not None:
             rows, output_rows = len(row.last_rows), np.searchsorted(row.last_rows, output_rows)
@@ -109,6 +115,9 @@ class Policy(nn.Module):
         self.language_model = language_model
         self.chunk = chunk
         self.outputs_only = compute_outputs_only(self.layers)
+        caps = soft_caps(language_model.config.to_dict())
+        self.logit_cap = caps.logits
+        self.soft_capped = caps.scores is not None
 
     def forward(
         self,
@@ -123,22 +132,27 @@ class Policy(nn.Module):
         hidden = row.outputs(self.hidden(row))
         weight = self.language_model.get_output_embeddings().weight
         log_probs, entropy = log_probs_and_entropy(
-            hidden, weight, row.targets, temperature=temperature, chunk=self.chunk
+            hidden, weight, row.targets, temperature=temperature, chunk=self.chunk, cap=self.logit_cap
         )
         kl = None
         if reference is not None:
             kl = chunked_kl(
                 hidden,
-                lambda x: x @ weight.T,
+                lambda x: soft_capped(x @ weight.T, self.logit_cap),
                 reference.states,
-                lambda x: x @ reference.weight.T,
+                lambda x: soft_capped(x @ reference.weight.T, self.logit_cap),  # all models are of one family
                 temperature=temperature,
                 chunk=self.chunk or default_chunk(weight),
+            )
+        squared = None
+        if squares:
+            squared = sum_squared_probs(
+                hidden, weight, temperature=temperature, chunk=self.chunk, cap=self.logit_cap
             )
         return PolicyStreams(
             log_probs,
             entropy,
-            sum_squared_probs(hidden, weight, temperature=temperature, chunk=self.chunk) if squares else None,
+            squared,
             hidden if states else None,
             kl,
         )
@@ -300,17 +314,13 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrain
             "which would begin at random; copy the model again"
         )
     config = model.config.get_text_config()
-    for name in _UNSUPPORTED:
-        if getattr(config, name, None) not in (None, 1.0):
-            raise JobFileError(
-                f"the model in {folder} ({config.model_type}) sets {name}, which the learner does not compute; "
-                "choose a model with a plain output layer (Llama, Qwen, Mistral and most others)"
-            )
+    if (problem := unsupported_by_learner(config.to_dict())) is not None:
+        raise JobFileError(f"spec.model: the learner {problem}, as {folder} says")
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise JobFileError(
             f"the model in {folder} ({config.model_type}) has no plain output matrix; "
-            "choose a model with one (Llama, Qwen, Mistral and most others)"
+            f"choose a model with one ({', '.join(FAMILIES)})"
         )
     config.use_cache = False
     if getattr(config, "attention_dropout", 0.0):
