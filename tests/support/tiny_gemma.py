@@ -11,8 +11,8 @@ WINDOW = 5
 
 
 def gemma(family: str, *, vocabulary: int, seed: int = 0, **extra: Any) -> PreTrainedModel:
-    """Random, with lively weights and norms. Of three layers the second sees everything; a head is as wide as vLLM wants,
-    and scores are divided by another root than its width's. The caps are so low that they matter."""
+    """Random, with lively weights and norms. Of three layers the second sees everything; a head is as wide as vLLM
+    wants, and scores are divided by another root than its width's. The caps are so low that they matter."""
     of_family: dict[str, Any] = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.5}
     if family == "gemma3_text":
         of_family = {

@@ -178,9 +178,7 @@ def test_capped_scores_on_a_gpu_are_those_of_float32(window: int | None) -> None
     for dtype in (torch.bfloat16, torch.float32):
         packed = Packed.of(row, device, dtype, soft_capped=True)
         inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
-        out, _ = packed_attention(
-            torch.nn.Identity(), *inputs, None, sliding_window=window, softcap=2.0, packed=packed
-        )
+        out, _ = packed_attention(torch.nn.Identity(), *inputs, None, sliding_window=window, softcap=2.0, packed=packed)
         results.append([out, *torch.autograd.grad(out.float().square().sum(), inputs)])
     for half, whole in zip(*results, strict=True):
         assert float((half.float() - whole).norm() / whole.norm()) < 0.02

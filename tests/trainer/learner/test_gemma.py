@@ -70,7 +70,7 @@ def packed_for(policy: Policy, batch: SequenceBatch, dtype: torch.dtype, *, shar
 def test_every_stream_and_its_gradient_are_those_of_transformers(
     folder: Path, share: bool, dtype: torch.dtype, make_batch: Callable[..., SequenceBatch]
 ) -> None:
-    """Sequences of up to 60 tokens, windows of 5 and of all: log-probs, entropy, squares and exact KL to a reference."""
+    """Sequences of up to 60 tokens and windows of 5: log-probs, entropy, squares and exact KL to a reference."""
     batch = make_batch(groups=3, samples=3, longest=32)
     theirs, other = eager(folder, dtype), eager(folder, dtype)
     ours, reference = load_policy(folder, dtype=dtype), load_policy(folder, dtype=dtype)

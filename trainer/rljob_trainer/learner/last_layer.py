@@ -82,4 +82,5 @@ def _fed_sandwiched(layer: Any, hidden_states: torch.Tensor, attended: torch.Ten
     kept, attended = (last.outputs(x[0])[None] for x in (hidden_states, attended))
     hidden = kept + layer.post_attention_layernorm(attended)
     fed: torch.Tensor = layer.mlp(layer.pre_feedforward_layernorm(hidden))
-    return hidden + layer.post_feedforward_layernorm(fed)
+    added: torch.Tensor = layer.post_feedforward_layernorm(fed)
+    return hidden + added

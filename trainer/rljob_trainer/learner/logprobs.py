@@ -192,8 +192,8 @@ _head: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = _
 
 
 class _Room:
-    """Two matrices ``[chunk, vocabulary]`` that all chunks of a pass use in turn, and a third one for the ``slopes`` of a
-    cap: fresh memory costs a CPU more time than the softmax."""
+    """Two matrices ``[chunk, vocabulary]`` that all chunks of a pass use in turn, and a third one for the ``slopes`` of
+    a cap: fresh memory costs a CPU more time than the softmax."""
 
     def __init__(
         self,

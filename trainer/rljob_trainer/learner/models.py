@@ -33,6 +33,7 @@ from rljob_trainer.models.soft_capping import soft_capped
 
 Module = TypeVar("Module", bound=nn.Module)
 
+
 @dataclass(slots=True)
 class PackedRow:
     """One row's tensors on the device of the model that reads them."""
@@ -57,8 +58,8 @@ class PackedRow:
     ) -> PackedRow:
         """``token_ids`` of the whole batch; ``dtype`` is what the model computes in.
 
-        ``outputs_only`` is for models whose last layer can leave rows out (``Policy.outputs_only``), ``soft_capped`` for
-        those whose attention scores have a cap (``Policy.soft_capped``).
+        ``outputs_only`` is for models whose last layer can leave rows out (``Policy.outputs_only``), ``soft_capped``
+        for those whose attention scores have a cap (``Policy.soft_capped``).
         """
 
         if not len(token_ids):  # a rank without sequences runs a row of one token of no meaning
@@ -146,9 +147,7 @@ class Policy(nn.Module):
             )
         squared = None
         if squares:
-            squared = sum_squared_probs(
-                hidden, weight, temperature=temperature, chunk=self.chunk, cap=self.logit_cap
-            )
+            squared = sum_squared_probs(hidden, weight, temperature=temperature, chunk=self.chunk, cap=self.logit_cap)
         return PolicyStreams(
             log_probs,
             entropy,

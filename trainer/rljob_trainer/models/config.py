@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rljob_trainer.errors import JobFileError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
-"""The families (``model_type``) that learner and torch engine compute, and whose weights are known by name and shape."""
+"""The families (``model_type``) that learner and torch engine compute, whose weights are known by name and shape."""
 
 GEMMA = ("gemma2", "gemma3_text")
 """Those with scaled embeddings, norms on both sides, windows in some layers, and soft caps. Embedding and output matrix

@@ -37,10 +37,10 @@ def capped_attention(
 ) -> torch.Tensor:
     """``softmax(cap * tanh(scale * query @ key.T / cap)) @ value`` over the keys that each query sees.
 
-    Query ``[B, H, Q, D]``, key and value ``[B, KV, K, D]``; returns ``[B, H, Q, D]``. Query i of sequence b sees the keys
-    up to position ``seen[b, i]`` (``seen [B or 1, Q]``; None: up to i), and with a ``window`` no more than the last so
-    many of these. ``first``: the least and the greatest position that a sequence's query 0 has; from there on positions
-    rise by one, but not beyond the last key.
+    Query ``[B, H, Q, D]``, key and value ``[B, KV, K, D]``; returns ``[B, H, Q, D]``. Query i of sequence b sees the
+    keys up to position ``seen[b, i]`` (``seen [B or 1, Q]``; None: up to i), and with a ``window`` no more than the
+    last so many of these. ``first``: the least and the greatest position that a sequence's query 0 has; from there on
+    positions rise by one, but not beyond the last key.
     """
     batch, heads, queries, dim = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]

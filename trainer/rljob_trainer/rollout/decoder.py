@@ -213,9 +213,7 @@ class Decoder:
         self._embedding_scale = torch.tensor(config.hidden**0.5, dtype=self.dtype).item() if config.gemma else None
         self._rotations: dict[bool, tuple[Tensor, Tensor]] = {}
 
-    def _take_layer(
-        self, index: int, take: Callable[[str], Tensor], maybe: Callable[[str], Tensor | None]
-    ) -> _Layer:
+    def _take_layer(self, index: int, take: Callable[[str], Tensor], maybe: Callable[[str], Tensor | None]) -> _Layer:
         prefix = f"model.layers.{index}."
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         gemma, after_attention = self.config.gemma, take(prefix + "post_attention_layernorm.weight")
