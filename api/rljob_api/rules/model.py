@@ -97,6 +97,24 @@ def kv_heads_divide_heads(job: Job) -> Iterator[Violation]:
 
 @rule(
     cel=Cel(
+        RANDOM,
+        "self.family != 'gemma2' || self.tieEmbeddings",
+        "a gemma2 has one matrix for input and output embedding; leave it out",
+        ".tieEmbeddings",
+    )
+)
+def gemma2_has_one_embedding(job: Job) -> Iterator[Violation]:
+    random = job.spec.model.random
+    if random and random.family == "gemma2" and not random.tie_embeddings:
+        yield Violation(
+            "spec.model.random.tieEmbeddings",
+            "a gemma2 has one matrix for input and output embedding",
+            "leave it out, or use another family",
+        )
+
+
+@rule(
+    cel=Cel(
         SPEC,
         "!has(self.model.random) || self.rollout.engine != 'vllm' || "
         f"self.model.random.hiddenSize >= {SMALLEST_VLLM_HEAD} * self.model.random.heads",

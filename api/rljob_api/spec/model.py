@@ -9,7 +9,7 @@ from pydantic import Field
 from rljob_api.spec.base import Location, LongText, ShortText, SpecModel
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Family = Literal["llama", "qwen2"]
+Family = Literal["llama", "qwen2", "gemma2", "gemma3_text"]
 
 
 class RandomTokenizer(SpecModel):

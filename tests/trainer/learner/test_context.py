@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_gemma import gemma
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -47,7 +48,7 @@ LAYOUTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory, tied_folder: Path, untied_folder: Path) -> dict[str, Path]:
-    """Grouped heads with biases (2 of 4), heads of their own (2), one head of keys for all, windows, normed heads."""
+    """Grouped heads with biases (2 of 4), one head of keys for all, windows, normed heads, capped scores."""
     sizes: dict[str, Any] = {
         "vocab_size": 50,
         "hidden_size": 64,
@@ -66,6 +67,8 @@ def families(tmp_path_factory: pytest.TempPathFactory, tied_folder: Path, untied
         torch.manual_seed(3)
         folders[name] = tmp_path_factory.mktemp(name)
         family(config).save_pretrained(folders[name])
+    folders["gemma2"] = tmp_path_factory.mktemp("gemma2")
+    gemma("gemma2", vocabulary=50).save_pretrained(folders["gemma2"])
     return folders
 
 
@@ -137,7 +140,7 @@ def distances(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral", "qwen3", "gemma2"])
 def test_the_gradient_is_that_of_one_process(
     family: str, layout: dict[str, Any], ranks: Any, make_batch: Callable[..., SequenceBatch], families: dict[str, Path]
 ) -> None:

@@ -68,6 +68,8 @@ class Place:
     device: torch.device
     dtype: torch.dtype
     outputs_only: bool
+    soft_capped: bool = False
+    """Whether attention scores have a cap."""
     returns_outputs: bool = True
     """Whether what this rank computes of its sequences counts where ranks add up (``Placement``)."""
     length_multiple: int = 1
@@ -85,6 +87,7 @@ class Place:
             self.dtype,
             outputs_only=self.outputs_only,
             context=self.context,
+            soft_capped=self.soft_capped,
         )
         return row, packed
 

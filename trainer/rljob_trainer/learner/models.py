@@ -29,11 +29,10 @@ from rljob_trainer.learner.last_layer import compute_outputs_only
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.learner.protocol import LearnerFacts
+from rljob_trainer.models.config import FAMILIES, soft_caps, unsupported_by_learner
+from rljob_trainer.models.soft_capping import soft_capped
 
 Module = TypeVar("Module", bound=nn.Module)
-
-_UNSUPPORTED = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of families whose output layer or attention computes something else than a plain softmax."""
 
 
 @dataclass(slots=True)
@@ -60,12 +59,14 @@ class PackedRow:
         dtype: torch.dtype,
         *,
         outputs_only: bool = False,
+        soft_capped: bool = False,
         context: Context | None = None,
     ) -> PackedRow:
         """``token_ids`` of the whole batch; ``dtype`` is what the model computes in.
 
-        ``outputs_only`` is for models whose last layer can leave rows out (``Policy.outputs_only``). ``context``: the
-        ranks that compute the row together; its length is a multiple of their number.
+        ``outputs_only`` is for models whose last layer can leave rows out (``Policy.outputs_only``), ``soft_capped``
+        for those whose attention scores have a cap (``Policy.soft_capped``). ``context``: the ranks that compute the
+        row together; its length is a multiple of their number.
         """
 
         if not len(token_ids):  # a rank without sequences runs a row of one token of no meaning
@@ -74,7 +75,7 @@ class PackedRow:
         def move(array: Any) -> torch.Tensor:
             return torch.from_numpy(array).to(device, non_blocking=True)
 
-        attention = Packed.of(row, device, dtype, outputs_only=outputs_only, context=context)
+        attention = Packed.of(row, device, dtype, outputs_only=outputs_only, soft_capped=soft_capped, context=context)
         if context is not None:
             total, part = len(row.source), context.part(len(row.source))
             tokens, own, own_rows = Whole.of(row.output_rows, total, context, device)
@@ -138,6 +139,9 @@ class Policy(nn.Module):
         self.language_model = language_model
         self.chunk = chunk
         self.outputs_only = compute_outputs_only(self.layers)
+        caps = soft_caps(language_model.config.to_dict())
+        self.logit_cap = caps.logits
+        self.soft_capped = caps.scores is not None
 
     def forward(
         self,
@@ -152,19 +156,21 @@ class Policy(nn.Module):
         hidden = row.outputs(self.hidden(row))
         weight = self.language_model.get_output_embeddings().weight
         log_probs, entropy = log_probs_and_entropy(
-            hidden, weight, row.targets, temperature=temperature, chunk=self.chunk
+            hidden, weight, row.targets, temperature=temperature, chunk=self.chunk, cap=self.logit_cap
         )
         kl = None
         if reference is not None:
             kl = chunked_kl(
                 hidden,
-                lambda x: x @ weight.T,
+                lambda x: soft_capped(x @ weight.T, self.logit_cap),
                 reference.states,
-                lambda x: x @ reference.weight.T,
+                lambda x: soft_capped(x @ reference.weight.T, self.logit_cap),  # all models are of one family
                 temperature=temperature,
                 chunk=self.chunk or default_chunk(weight),
             )
-        squared = sum_squared_probs(hidden, weight, temperature=temperature, chunk=self.chunk) if squares else None
+        squared = None
+        if squares:
+            squared = sum_squared_probs(hidden, weight, temperature=temperature, chunk=self.chunk, cap=self.logit_cap)
         if row.whole_tokens is not None:
             there = [stream for stream in (log_probs, entropy, squared, kl) if stream is not None]
             whole = iter(row.whole_tokens(*there))
@@ -335,17 +341,13 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrain
             "which would begin at random; copy the model again"
         )
     config = model.config.get_text_config()
-    for name in _UNSUPPORTED:
-        if getattr(config, name, None) not in (None, 1.0):
-            raise JobFileError(
-                f"the model in {folder} ({config.model_type}) sets {name}, which the learner does not compute; "
-                "choose a model with a plain output layer (Llama, Qwen, Mistral and most others)"
-            )
+    if (problem := unsupported_by_learner(config.to_dict())) is not None:
+        raise JobFileError(f"spec.model: the learner {problem}, as {folder} says")
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise JobFileError(
             f"the model in {folder} ({config.model_type}) has no plain output matrix; "
-            "choose a model with one (Llama, Qwen, Mistral and most others)"
+            f"choose a model with one ({', '.join(FAMILIES)})"
         )
     config.use_cache = False
     if getattr(config, "attention_dropout", 0.0):

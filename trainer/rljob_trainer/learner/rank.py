@@ -116,6 +116,7 @@ class LearnerRank:
             self.device,
             self._dtype,
             outputs_only=self._policy.outputs_only,
+            soft_capped=self._policy.soft_capped,
             returns_outputs=models.placement.returns_outputs,
             length_multiple=models.rules.length_multiple,
             context=models.context,

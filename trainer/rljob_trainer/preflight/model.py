@@ -142,6 +142,11 @@ def _model_of_the_hub(found: Readable, name: str) -> Iterator[Violation]:
 
 def _shape(found: Readable, shape: Shape) -> Iterator[Violation]:
     yield from _context(found, shape.context_length)
+    # A backend of the job's own may compute what ours does not.
+    ours = found.says("spec.trainer.backend") and ":" not in found.job.spec.trainer.backend
+    if shape.untrainable is not None and ours:
+        yield Violation("spec.model.source", f"the learner {shape.untrainable}", "train another model")
+        return
     engine = found.job.spec.rollout.engine if found.says("spec.rollout.engine") else None
     if engine == "torch" and shape.unsupported is not None:
         yield Violation(
