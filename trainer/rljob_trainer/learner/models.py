@@ -193,8 +193,14 @@ class Policy(nn.Module):
         weight: torch.Tensor = self.language_model.get_output_embeddings().weight
         return weight.numel()
 
+    @property
+    def experts(self) -> int:
+        """In each layer that has any; 0: the model is dense."""
+        return int(getattr(self.language_model.config, "num_experts", 0) or 0)
+
     def published(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their Hugging Face names; a shared matrix once, as in the folder's own files."""
+        """Parameters under transformers' names; a shared matrix once, as in the folder's own files. What those call
+        otherwise ``published.py`` knows."""
         yield from self.language_model.named_parameters()
 
 
@@ -247,6 +253,9 @@ def facts_of(model: PreTrainedModel, device: torch.device) -> LearnerFacts:
     embedding: Any = model.get_input_embeddings().weight
     shared = embedding is model.get_output_embeddings().weight
     every = sum(parameter.numel() for parameter in model.parameters())
+    if experts := getattr(config, "num_experts", 0):
+        stacks = sum(parameter.numel() for name, parameter in model.named_parameters() if ".experts." in name)
+        every -= stacks * (experts - config.num_experts_per_tok) // experts
     heads = config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
     return LearnerFacts(
