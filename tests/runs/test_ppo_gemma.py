@@ -27,12 +27,11 @@ def test_it_learns_to_repeat_two_digits(runner: Runner) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
-def test_vllm_serves_each_version_that_is_trained(runner: Runner, family: str) -> None:
+def test_vllm_serves_each_version_that_is_trained(runner: Runner) -> None:
     output = runner.folder / "output"
     runner.run(
         "run", EXAMPLE / "tiny.yaml", "--output", output, "--steps", "2", "--set", "rollout.engine=vllm",
-        "--set", f"model.random.family={family}", "--set", "trainer.optimizer.learningRate=1e-2",
+        "--set", "trainer.optimizer.learningRate=1e-2",
     )  # fmt: skip
     records = metrics_of(output)
     assert [r["step"] for r in records] == [0, 1, 2]
