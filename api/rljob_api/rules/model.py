@@ -176,3 +176,21 @@ def validation_lengths_fit_the_random_models_context(job: Job) -> Iterator[Viola
                 f"with data.maxPromptTokens = {prompt} it exceeds the model's context of {random.context_length}",
                 f"lower it to {max(1, random.context_length - prompt)}",
             )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.model.random) || self.model.random.heads % self.trainer.parallelism.context == 0",
+        "context must divide the model's heads; choose a divisor",
+        ".trainer.parallelism.context",
+    )
+)
+def context_divides_heads(job: Job) -> Iterator[Violation]:
+    random, context = job.spec.model.random, job.spec.trainer.parallelism.context
+    if random and random.heads % context:
+        yield Violation(
+            "spec.trainer.parallelism.context",
+            f"its {context} ranks cannot divide the {random.heads} attention heads of spec.model.random",
+            f"use a divisor of {random.heads}",
+        )

@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.packing import Block, Row, offsets_of, ranges
 from rljob_trainer.models.soft_capping import capped_attention
 
@@ -268,6 +269,8 @@ class Packed:
     """[M] those that ask and whose output counts, ascending; None: all."""
     last: Packed | None = None
     """What the last layer needs, if that is less."""
+    context: Context | None = None
+    """Who else computes this row; None: nobody."""
 
     @classmethod
     def of(
@@ -277,6 +280,7 @@ class Packed:
         dtype: torch.dtype,
         *,
         outputs_only: bool = False,
+        context: Context | None = None,
         soft_capped: bool = False,
     ) -> Packed:
         """``dtype`` is the one that attention will compute in: flash kernels want half precision and a GPU.
@@ -292,7 +296,8 @@ class Packed:
             return cls([PackedBlock.of(block, len(row.source)).to(device) for block in blocks], None)
 
         packed = described(row.blocks)
-        if outputs_only and len(row.last_rows) < len(row.source):
+        packed.context = context
+        if outputs_only and context is None and len(row.last_rows) < len(row.source):
             packed.last = described(row.last_blocks)
             packed.last.rows = torch.from_numpy(row.last_rows).to(device, non_blocking=True)
         return packed
@@ -316,6 +321,8 @@ def packed_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Query ``[1, H, N, D]``, key and value ``[1, KV, N, D]``; returns ``[1, N, H, D]`` and no weights.
+
+    Of a row that several ranks compute, each gives and gets its own tokens (``context.py``).
 
     ``sliding_window`` is the number of positions a query sees, itself included; ``softcap`` the cap of the scores.
     Raises ``ValueError`` for variants of attention that this function does not compute (attention sinks; without
@@ -346,7 +353,14 @@ def attended(
     window: int | None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """``[M, H * dim]`` from the queries ``[M, H * dim]`` of the rows that ask, key and value ``[N, KV * dim]``."""
+    """``[M, H * dim]`` from the queries ``[M, H * dim]`` of the rows that ask, key and value ``[N, KV * dim]``.
+
+    Of a row that several ranks compute, these are a rank's own tokens, and so is what it gets.
+    """
+    if packed.context is not None:
+        alone = replace(packed, context=None)
+        query, key, value = packed.context.to_heads(query, key, value, dim)
+        return packed.context.to_rows(attended(alone, query, key, value, dim, scaling, window, softcap))
     rows = [query, key, value]
     if packed.varlen is not None:
         if softcap is not None:

@@ -24,6 +24,7 @@ from rljob_trainer.algorithms.vocabulary_kl import chunked_kl
 from rljob_trainer.episodes.tokens import IntArray
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
+from rljob_trainer.learner.context import Context, Whole
 from rljob_trainer.learner.last_layer import compute_outputs_only
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
@@ -36,14 +37,18 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(slots=True)
 class PackedRow:
-    """One row's tensors on the device of the model that reads them."""
+    """One row's tensors on the device of the model that reads them. With ``context``: a rank's part of it."""
 
-    token_ids: torch.Tensor  # [1, N]
-    positions: torch.Tensor  # [1, N]
+    token_ids: torch.Tensor  # [1, N], or [1, n] of a part
+    positions: torch.Tensor  # the same
     attention: Packed
     outputs: Gather  # [tokens] out of the last hidden states: [N] rows, or [M] where the last layer computes no others
     targets: torch.Tensor  # [tokens]
     finals: torch.Tensor | None  # [S]
+    whole_tokens: Whole | None = None
+    """Makes streams over all response tokens of those over this rank's; None: it has them all."""
+    whole_sequences: Whole | None = None
+    """The same for streams over sequences."""
 
     @classmethod
     def of(
@@ -55,11 +60,13 @@ class PackedRow:
         *,
         outputs_only: bool = False,
         soft_capped: bool = False,
+        context: Context | None = None,
     ) -> PackedRow:
         """``token_ids`` of the whole batch; ``dtype`` is what the model computes in.
 
         ``outputs_only`` is for models whose last layer can leave rows out (``Policy.outputs_only``), ``soft_capped``
-        for those whose attention scores have a cap (``Policy.soft_capped``).
+        for those whose attention scores have a cap (``Policy.soft_capped``). ``context``: the ranks that compute the
+        row together; its length is a multiple of their number.
         """
 
         if not len(token_ids):  # a rank without sequences runs a row of one token of no meaning
@@ -68,7 +75,23 @@ class PackedRow:
         def move(array: Any) -> torch.Tensor:
             return torch.from_numpy(array).to(device, non_blocking=True)
 
-        attention = Packed.of(row, device, dtype, outputs_only=outputs_only, soft_capped=soft_capped)
+        attention = Packed.of(row, device, dtype, outputs_only=outputs_only, soft_capped=soft_capped, context=context)
+        if context is not None:
+            total, part = len(row.source), context.part(len(row.source))
+            tokens, own, own_rows = Whole.of(row.output_rows, total, context, device)
+            sequences = finals = None
+            if row.final_rows is not None:
+                sequences, _, finals = Whole.of(row.final_rows, total, context, device)
+            return cls(
+                token_ids=move(token_ids[row.source[part]].astype("int64"))[None],
+                positions=move(row.positions[part])[None],
+                attention=attention,
+                outputs=Gather.of(own_rows, total // context.size).to(device),
+                targets=move(token_ids[row.targets[own]].astype("int64")),
+                finals=None if finals is None else move(finals),
+                whole_tokens=tokens,
+                whole_sequences=sequences,
+            )
         rows, output_rows, final_rows = len(row.source), row.output_rows, row.final_rows
         if attention.last is not None:
             rows, output_rows = len(row.last_rows), np.searchsorted(row.last_rows, output_rows)
@@ -84,19 +107,19 @@ class PackedRow:
 
 
 class PolicyStreams(NamedTuple):
-    """What a policy's forward pass gives; streams ``[tokens]``."""
+    """What a policy's forward pass gives; streams ``[tokens]``, whoever computed them."""
 
     log_probs: torch.Tensor
     entropy: torch.Tensor
     sum_squared_probs: torch.Tensor | None
-    states: torch.Tensor | None  # [tokens, d] the hidden states that predict the tokens
+    states: torch.Tensor | None  # [tokens, d] the hidden states that predict this rank's tokens
     vocabulary_kl: torch.Tensor | None  # exact KL to the reference
 
 
 class Compared(NamedTuple):
     """What the exact KL needs of the reference, and the log-probs that its forward pass gives besides."""
 
-    states: torch.Tensor  # [tokens, d]
+    states: torch.Tensor  # [tokens, d] of this rank's tokens
     weight: torch.Tensor  # [vocabulary, d]
     log_probs: torch.Tensor  # [tokens]
 
@@ -148,13 +171,13 @@ class Policy(nn.Module):
         squared = None
         if squares:
             squared = sum_squared_probs(hidden, weight, temperature=temperature, chunk=self.chunk, cap=self.logit_cap)
-        return PolicyStreams(
-            log_probs,
-            entropy,
-            squared,
-            hidden if states else None,
-            kl,
-        )
+        if row.whole_tokens is not None:
+            there = [stream for stream in (log_probs, entropy, squared, kl) if stream is not None]
+            whole = iter(row.whole_tokens(*there))
+            log_probs, entropy = next(whole), next(whole)
+            squared = None if squared is None else next(whole)
+            kl = None if kl is None else next(whole)
+        return PolicyStreams(log_probs, entropy, squared, hidden if states else None, kl)
 
     def hidden(self, row: PackedRow) -> torch.Tensor:
         """Last hidden states ``[N, d]``, or ``[M, d]`` of the rows that are read."""
@@ -195,7 +218,12 @@ class Critic(nn.Module):
         # One small product in float32: a value in half precision would have three digits.
         values = nn.functional.linear(hidden.float(), self.head.weight.float(), self.head.bias.float())
         finals = None if row.finals is None else values[row.finals, 0]
-        return row.outputs(values)[:, 0], finals
+        before = row.outputs(values)[:, 0]
+        if row.whole_tokens is not None:
+            (before,) = row.whole_tokens(before)
+        if finals is not None and row.whole_sequences is not None:
+            (finals,) = row.whole_sequences(finals)
+        return before, finals
 
     @property
     def layers(self) -> list[nn.Module]:

@@ -24,6 +24,7 @@ from rljob_trainer.errors import LearnerError, StepGivenUpError
 from rljob_trainer.learner import export, seals, state
 from rljob_trainer.learner.anchor import Anchor
 from rljob_trainer.learner.backend import Attachments, Placement, RowRules
+from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.giving_up import GivingUp
 from rljob_trainer.learner.gradients import (
     ActorGradient,
@@ -77,6 +78,8 @@ class SpreadModels:
     passes: Passes
     live_model: PreTrainedModel | None
     """The actor, if this rank has all of it as transformers made it."""
+    context: Context | None = None
+    """The ranks that compute every row together, if any do."""
 
 
 class LearnerRank:
@@ -116,6 +119,7 @@ class LearnerRank:
             soft_capped=self._policy.soft_capped,
             returns_outputs=models.placement.returns_outputs,
             length_multiple=models.rules.length_multiple,
+            context=models.context,
         )
         # What is drawn from here on (nothing does today) differs between ranks.
         torch.manual_seed(settings.seed * 65537 + rank)

@@ -152,6 +152,13 @@ def _shape(found: Readable, shape: Shape) -> Iterator[Violation]:
         yield Violation(
             "spec.rollout.engine", f"the torch engine {shape.unsupported}", "use rollout.engine: vllm, or another model"
         )
+    context = found.job.spec.trainer.parallelism.context if found.says("spec.trainer.parallelism") else 1
+    if shape.heads % context:
+        yield Violation(
+            "spec.trainer.parallelism.context",
+            f"its {context} ranks cannot divide the {shape.heads} attention heads of the model",
+            f"use a divisor of {shape.heads}",
+        )
     if engine == "vllm" and shape.head_dim < 32:
         yield Violation(
             "spec.model.source",
