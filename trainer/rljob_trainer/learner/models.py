@@ -29,7 +29,7 @@ from rljob_trainer.learner.last_layer import compute_outputs_only
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.learner.protocol import LearnerFacts
-from rljob_trainer.models.config import FAMILIES, soft_caps, unsupported_by_learner
+from rljob_trainer.models.config import FAMILIES, read_json, soft_caps, unsupported_by_learner
 from rljob_trainer.models.soft_capping import soft_capped
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -324,6 +324,8 @@ def _layers(model: nn.Module, names: set[str]) -> list[nn.Module]:
 
 
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    if (problem := unsupported_by_learner(read_json(folder / "config.json"))) is not None:
+        raise JobFileError(f"spec.model: the learner {problem}, as {folder} says; train another model")
     # Loading reports go to the driver's log by way of errors only; progress bars of many ranks would garble it.
     transformers_logging.disable_progress_bar()
     load: Any = AutoModelForCausalLM.from_pretrained  # its types know nothing of output_loading_info
@@ -350,8 +352,6 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrain
             "which would begin at random; copy the model again"
         )
     config = model.config.get_text_config()
-    if (problem := unsupported_by_learner(config.to_dict())) is not None:
-        raise JobFileError(f"spec.model: the learner {problem}, as {folder} says")
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise JobFileError(
