@@ -13,6 +13,7 @@ def notes(job: ResolvedJob, shape: ModelShape | None = None) -> Iterator[Violati
     """Where, what may happen, and what to do about it. ``shape``: of the job's model, where its files are at hand;
     None: as the job says it, or as it is known by the model's name."""
     yield from _slow_tools(job)
+    yield from _rows_over_pods(job)
     yield from _memory(job, shape)
 
 
@@ -72,3 +73,16 @@ def _exceeds(device: MemoryHolder) -> str:
         f"{device.name}: {gib(peak.total)} GiB at its fullest ({peak.name}; {largest}: {gib(peak.parts[largest])}), "
         f"but there are {gib(capacity)}"
     )
+
+
+def _rows_over_pods(job: ResolvedJob) -> Iterator[Violation]:
+    """Ranks of one row exchange it twice in each layer, which wants the links within a machine."""
+    trainer = job.spec.trainer
+    context, own = trainer.parallelism.context, trainer.gpus_per_replica
+    if own and context > 1 and own % context:
+        yield Violation(
+            "spec.trainer.parallelism.context",
+            f"the {context} ranks of a row do not all stand in one pod of {own} GPUs; they exchange the row twice in "
+            "each layer, over the network where they are in different pods",
+            "choose a context that divides trainer.gpusPerReplica",
+        )

@@ -27,6 +27,8 @@ from rljob_trainer.algorithms import kept, moments, segments
 from rljob_trainer.learner import rank as rank_module
 from rljob_trainer.learner.attention import ATTENTION, Packed
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2, build
+from rljob_trainer.learner.backends.fsdp2.mesh import context_of
+from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.gradients import Place
 from rljob_trainer.learner.models import Critic, Policy
 from rljob_trainer.learner.protocol import LossSettings, SequenceBatch
@@ -72,10 +74,10 @@ class PretendGpu:
     def scoring_peak(self, config: dict[str, Any], settings: LearnerSettings, batch: SequenceBatch) -> int:
         """Bytes at the fullest moment of scoring a row of the whole ``batch`` by the actor."""
         settings = replace(settings, model_path=Path("nowhere"), device="cpu")
-        with self._mesh(settings) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
+        with self._meshes(settings) as meshes, FakeTensorMode(allow_non_fake_inputs=True):
             tracker = MemTracker()
             with tracker:
-                rank = self._rank(config, settings, mesh)
+                rank = self._rank(config, settings, *meshes)
                 share = cut_for(batch, [range(len(batch))], ranks=1, token_budget=1 << 40).shares[0]
                 place = Place(rank.device, settings.compute_dtype, outputs_only=True)
                 _, row = place.row(share, share.micro_batches[0][0])
@@ -93,10 +95,10 @@ class PretendGpu:
     ) -> int:
         """Bytes at the fullest moment of an update of ``passes`` rows, each of them the whole ``batch``."""
         settings = replace(settings, model_path=Path("nowhere"), device="cpu")
-        with self._mesh(settings) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
+        with self._meshes(settings) as meshes, FakeTensorMode(allow_non_fake_inputs=True):
             tracker = MemTracker()
             with tracker:
-                rank = self._rank(config, settings, mesh)
+                rank = self._rank(config, settings, *meshes)
                 share = cut_for(batch, [range(len(batch))], ranks=1, token_budget=1 << 40).shares[0]
                 share.micro_batches[0] *= passes
                 trained = [rank.actor] if rank.critic is None else [rank.critic, rank.actor]
@@ -106,7 +108,9 @@ class PretendGpu:
             snapshot = tracker.get_tracker_snapshot("peak")
         return int(snapshot[torch.device("cpu")]["Total"])
 
-    def _rank(self, config: dict[str, Any], settings: LearnerSettings, mesh: DeviceMesh) -> rank_module.LearnerRank:
+    def _rank(
+        self, config: dict[str, Any], settings: LearnerSettings, mesh: DeviceMesh, context: Context | None
+    ) -> rank_module.LearnerRank:
         family = config["model_type"]
         made = AutoConfig.for_model(family, **{name: value for name, value in config.items() if name != "model_type"})
 
@@ -117,7 +121,7 @@ class PretendGpu:
 
         packed_of = Packed.of.__func__  # type: ignore[attr-defined]
 
-        def by_flash(cls: type[Packed], row: Any, device: torch.device, dtype: torch.dtype, **options: bool) -> Packed:
+        def by_flash(cls: type[Packed], row: Any, device: torch.device, dtype: torch.dtype, **options: Any) -> Packed:
             packed: Packed = packed_of(cls, row, torch.device("cuda"), dtype, **options)
             for part in (packed, packed.last):
                 if part is not None and part.varlen is not None:
@@ -130,6 +134,7 @@ class PretendGpu:
         patch.setattr(build, "load_policy", lambda *_, dtype, chunk, **__: Policy(load(dtype), chunk))
         patch.setattr(build, "load_critic", lambda *_, dtype, **__: Critic(load(dtype)))
         patch.setattr(build, "join", lambda *_: mesh)
+        patch.setattr(build, "context_of", lambda _: context)
         patch.setattr(build.export, "stored_dtype", lambda _: torch.bfloat16)
         patch.setattr(rank_module, "Untouched", _Unseen)
         patch.setattr(Packed, "of", classmethod(by_flash))
@@ -138,16 +143,19 @@ class PretendGpu:
         patch.setattr(FakeTensor, "is_cuda", True, raising=False)
         # The only number that an update reads: whether the gradient's norm is finite.
         patch.setattr(FakeTensor, "__float__", lambda _: 1.0, raising=False)
-        return Fsdp2().start(settings)
+        return Fsdp2().start(settings, settings.context - 1)
 
     @contextmanager
-    def _mesh(self, settings: LearnerSettings) -> Iterator[DeviceMesh]:
-        dist.init_process_group("fake", rank=0, world_size=settings.ranks, store=FakeStore())
+    def _meshes(self, settings: LearnerSettings) -> Iterator[tuple[DeviceMesh, Context | None]]:
+        """Of the last of the ranks that share a row, which has no prompt. Fake tensors would not let them be made."""
+        own = settings.context - 1
+        dist.init_process_group("fake", rank=own, world_size=settings.ranks, store=FakeStore())
         shards = settings.ranks // settings.replicate
         try:
             if settings.replicate == 1:
-                yield init_device_mesh("cpu", (shards,), mesh_dim_names=("shard",))
+                mesh = init_device_mesh("cpu", (shards,), mesh_dim_names=("shard",))
             else:
-                yield init_device_mesh("cpu", (settings.replicate, shards), mesh_dim_names=("replicate", "shard"))
+                mesh = init_device_mesh("cpu", (settings.replicate, shards), mesh_dim_names=("replicate", "shard"))
+            yield mesh, context_of(settings)
         finally:
             dist.destroy_process_group()

@@ -7,6 +7,7 @@ output head in chunks (rljob_trainer/learner/logprobs.py).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rljob_api.memory.rows import LargestRow
@@ -34,28 +35,55 @@ class RowPass:
     itemsize: int
     """Bytes of a number of the compute dtype."""
     on_cpu: bool = False
+    context: int = 1
+    """Ranks that compute the row together, each a part of its tokens, and in attention a part of the heads."""
+
+    @property
+    def tokens(self) -> int:
+        """Of the row that this rank computes."""
+        return -(-self.row.tokens // self.context)
+
+    @property
+    def last(self) -> int:
+        """Those that the last layer computes beyond attention: with several ranks all."""
+        return self.row.last if self.context == 1 else self.tokens
+
+    @property
+    def outputs(self) -> int:
+        """Response tokens that are predicted here: at most all of the rank's."""
+        return self.row.outputs if self.context == 1 else min(self.row.outputs, self.tokens)
+
+    @property
+    def keys(self) -> int:
+        """The width of the keys of a rank's heads: heads of keys are repeated where there are fewer than ranks."""
+        shape = self.shape
+        return shape.head_width * math.lcm(shape.kv_heads, self.context) // self.context
 
     # --- one layer ----------------------------------------------------------------------------------------------------
 
     @property
     def stream(self) -> int:
         """The residual stream between two layers."""
-        return self.itemsize * self.row.tokens * self.shape.hidden
+        return self.itemsize * self.tokens * self.shape.hidden
 
     def layer(self, *, last: bool = False) -> int:
         """What the backward pass of a layer reads."""
         shape, row, size = self.shape, self.row, self.itemsize
-        asking = row.last if last else row.tokens
-        norms = (row.tokens + asking) * self._norm(shape.hidden)
+        asking = self.last if last else self.tokens
+        norms = (self.tokens + asking) * self._norm(shape.hidden)
         heads = 0
         if shape.family == "qwen3":
-            heads = row.tokens * (shape.heads + shape.kv_heads) * self._norm(shape.head_width, weighted=False)
-        attention = size * (2 * asking * shape.queries + 2 * row.keys * shape.keys) + FLOAT * asking * shape.heads
+            heads = self.tokens * (shape.heads + shape.kv_heads) * self._norm(shape.head_width, weighted=False)
+        attention = size * (2 * asking * shape.queries + 2 * row.keys * self.keys) + FLOAT * asking * shape.heads
         if self.on_cpu:
             attention += self._blocks(asking, last=last)
+        elif self.context > 1:
+            # What is exchanged comes in one piece, and the output once more as it is sent back.
+            attention += size * self.tokens * shape.queries
+            attention += size * row.tokens * 2 * self.keys if row.gathered else 0
         elif last:
             # Put back among the rows whose output nobody reads.
-            attention += size * row.tokens * shape.queries
+            attention += size * self.tokens * shape.queries
         feed_forward = 4 * size * asking * shape.intermediate
         return norms + heads + attention + feed_forward + self._scaled_matrices
 
@@ -97,7 +125,7 @@ class RowPass:
         and without the norm's scale."""
         shape = self.shape
         matrices = 2 * FLOAT * shape.hidden * shape.intermediate if self.on_cpu else 0
-        return self.itemsize * self.row.tokens * 2 * shape.intermediate + matrices
+        return self.itemsize * self.tokens * 2 * shape.intermediate + matrices
 
     # --- the whole model ----------------------------------------------------------------------------------------------
 
@@ -110,12 +138,12 @@ class RowPass:
 
     def after_layers(self) -> int:
         """The last norm, and the states that tokens are predicted from."""
-        hidden, row = self.shape.hidden, self.row
-        return row.last * self._norm(hidden, weighted=False) + self.itemsize * row.outputs * hidden
+        hidden = self.shape.hidden
+        return self.last * self._norm(hidden, weighted=False) + self.itemsize * self.outputs * hidden
 
     def shared(self) -> int:
         """What all layers read: cosines and sines of all positions, and masks."""
-        return 2 * self.itemsize * self.row.tokens * self.shape.head_width + self.masks()
+        return 2 * self.itemsize * self.tokens * self.shape.head_width + self.masks()
 
 
 @dataclass(frozen=True, slots=True)

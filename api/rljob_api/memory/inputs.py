@@ -45,6 +45,8 @@ class MemoryInputs:
     trainer_gpus: int
     """Of one pod."""
     replicate: int
+    context_ranks: int
+    """That compute a row together."""
     trainer_memory: int | None
     """Of one GPU."""
     trainer_host: int | None
@@ -102,6 +104,7 @@ class MemoryInputs:
             trainer_pods=trainer.replicas,
             trainer_gpus=trainer.gpus_per_replica,
             replicate=trainer.parallelism.replicate,
+            context_ranks=trainer.parallelism.context,
             trainer_memory=trainer_memory,
             trainer_host=None if limit is None else bytes_of(limit),
             colocated=colocated,
@@ -125,20 +128,25 @@ class MemoryInputs:
         return self.trainer_pods * max(1, self.trainer_gpus)
 
     @property
+    def layout(self) -> ShardLayout:
+        shard = max(1, self.ranks // (self.replicate * self.context_ranks))
+        return ShardLayout(shard, self.replicate, self.context_ranks)
+
+    @property
     def row(self) -> LargestRow:
         """The largest that a rank computes at once."""
-        share = -(-self.mini_batch // self.ranks)
+        share = -(-self.mini_batch // self.layout.data_indices)
         return largest_row(self.prompt, self.response, self.siblings, self.micro_batch_tokens, share)
 
     def rank(self) -> TrainerRank:
         row = self.row
         return TrainerRank(
             shape=self.shape,
-            layout=ShardLayout(self.ranks // self.replicate, self.replicate),
+            layout=self.layout,
             row=row,
             itemsize=self.itemsize,
             on_cpu=not self.trainer_gpus,
-            accumulates=row.samples * self.ranks < self.mini_batch,
+            accumulates=row.samples * self.layout.data_indices < self.mini_batch,
             checkpointing=self.checkpointing,
             offload=self.offload,
             chunk=self.chunk,

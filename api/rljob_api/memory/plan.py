@@ -292,21 +292,36 @@ def _more_devices(inputs: MemoryInputs) -> Iterator[JobChange]:
     if not inputs.trainer_gpus:
         return
     if inputs.replicate > 1:
-        settings = (
-            FieldSetting("spec.trainer.parallelism.replicate", "1"),
-            FieldSetting("spec.trainer.parallelism.shard", str(inputs.ranks)),
-        )
-        yield JobChange(settings, replace(inputs, replicate=1))
+        yield _spread(replace(inputs, replicate=1), inputs)
+    context = 2 * inputs.context_ranks
+    while inputs.shape.heads % context == 0 and inputs.trainer_gpus % context == 0:
+        if inputs.ranks % (context * inputs.replicate) == 0:
+            yield _spread(replace(inputs, context_ranks=context), inputs)
+        context *= 2
     gpus = inputs.trainer_gpus
     if inputs.trainer_pods == 1:
         while (gpus := 2 * gpus) <= 8:
-            setting = FieldSetting("spec.trainer.gpusPerReplica", str(gpus))
-            yield JobChange((setting,), replace(inputs, trainer_gpus=gpus, replicate=1))
+            own = FieldSetting("spec.trainer.gpusPerReplica", str(gpus))
+            yield _spread(replace(inputs, trainer_gpus=gpus, replicate=1), inputs, own)
     pods = inputs.trainer_pods
     while (pods := 2 * pods) * inputs.trainer_gpus <= _MOST_RANKS:
-        yield JobChange(
-            (FieldSetting("spec.trainer.replicas", str(pods)),), replace(inputs, trainer_pods=pods, replicate=1)
-        )
+        own = FieldSetting("spec.trainer.replicas", str(pods))
+        yield _spread(replace(inputs, trainer_pods=pods, replicate=1), inputs, own)
+
+
+def _spread(after: MemoryInputs, before: MemoryInputs, *first: FieldSetting) -> JobChange:
+    """With the fields of trainer.parallelism that the new layout needs: a shard that the job gives would be wrong."""
+    new, old = after.layout, before.layout
+    place = "spec.trainer.parallelism"
+    settings = list(first)
+    for name, value, former in (
+        ("context", new.context, old.context),
+        ("replicate", new.replicate, old.replicate),
+        ("shard", new.shard, old.shard),
+    ):
+        if value != former:
+            settings.append(FieldSetting(f"{place}.{name}", str(value)))
+    return JobChange(tuple(settings), after)
 
 
 def gib(size: int) -> str:

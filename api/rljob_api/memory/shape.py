@@ -76,9 +76,10 @@ class ModelShape:
 
     @classmethod
     def of_random(cls, model: RandomModel) -> ModelShape | None:
-        """Of ``spec.model.random``; None where its tokenizer, and so its vocabulary, comes from elsewhere."""
+        """Of ``spec.model.random``; None where its tokenizer, and so its vocabulary, comes from elsewhere, and for a
+        family that is not known here."""
         characters = model.tokenizer.characters
-        if characters is None:
+        if characters is None or model.family not in FAMILIES:
             return None
         return cls(
             family=model.family,

@@ -21,13 +21,25 @@ from rljob_api.memory.shape import ModelShape, TensorShape, numbers
 
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """How parameters are spread: ``replicate`` copies, each cut over ``shard`` ranks."""
+    """How ranks share the work: ``replicate`` copies of the parameters, each cut over ``shard`` groups of ranks. A
+    group of ``context`` ranks computes each of its rows together."""
 
     shard: int = 1
     replicate: int = 1
+    context: int = 1
 
     @property
     def ranks(self) -> int:
+        return self.shard * self.replicate * self.context
+
+    @property
+    def cut(self) -> int:
+        """Into how many parts a copy of the parameters is cut."""
+        return self.shard * self.context
+
+    @property
+    def data_indices(self) -> int:
+        """Groups of ranks that have sequences of their own."""
         return self.shard * self.replicate
 
 
@@ -62,20 +74,20 @@ class TrainerRank:
         return self.layout.ranks > 1 or self.itemsize < FLOAT
 
     def masters(self, *, value_head: bool = False) -> int:
-        return FLOAT * self.shape.shard(self.layout.shard, value_head=value_head)
+        return FLOAT * self.shape.shard(self.layout.cut, value_head=value_head)
 
     def moments(self, *, value_head: bool = False) -> int:
         """Of AdamW two for each parameter, of Muon one for each of its matrices."""
         if not self.muon:
             return 2 * self.masters(value_head=value_head)
-        matrices = FLOAT * self.shape.layers * numbers(self.shape.layer_matrices(), self.layout.shard)
+        matrices = FLOAT * self.shape.layers * numbers(self.shape.layer_matrices(), self.layout.cut)
         return 2 * self.masters(value_head=value_head) - matrices
 
     @property
     def reference_shard(self) -> int:
         if not self.reference:
             return 0
-        return self.itemsize * self.shape.shard(self.layout.shard)
+        return self.itemsize * self.shape.shard(self.layout.cut)
 
     def at_rest(self) -> dict[str, int]:
         """All that the rank keeps between two steps."""
@@ -117,11 +129,11 @@ class TrainerRank:
     @property
     def _head(self) -> OutputHead:
         given = self.chunk is not None
-        return OutputHead(self.shape, self.row.outputs, self.head_chunk, self.itemsize, given, self.on_cpu)
+        return OutputHead(self.shape, self._pass.outputs, self.head_chunk, self.itemsize, given, self.on_cpu)
 
     @property
     def _pass(self) -> RowPass:
-        return RowPass(self.shape, self.row, self.itemsize, self.on_cpu)
+        return RowPass(self.shape, self.row, self.itemsize, self.on_cpu, self.layout.context)
 
     def _outer(self, *, value_head: bool) -> int:
         """Numbers outside of the layers."""
@@ -138,7 +150,7 @@ class TrainerRank:
 
     def _scoring(self) -> Iterator[Moment]:
         """Nothing is kept but the stream. The outer parameters of a model that has scored stay gathered."""
-        size, row = self.itemsize, self.row
+        size, walk = self.itemsize, self._pass
         own = self._idle("score")
         before = self._gathered(value_head=False, layers=0) if self.reference else 0
         # The widest that a layer makes of the stream: what goes into and comes out of the feed-forward part's product,
@@ -152,7 +164,7 @@ class TrainerRank:
             {
                 **own,
                 parts.GATHERED: before + self._gathered(value_head=False, layers=2),
-                parts.ACTIVATIONS: self._pass.stream + self._pass.shared() + row.tokens * max(norm, wide),
+                parts.ACTIVATIONS: walk.stream + walk.shared() + walk.tokens * max(norm, wide),
             },
         )
         yield Moment(
@@ -160,7 +172,7 @@ class TrainerRank:
             {
                 **own,
                 parts.GATHERED: before + self._gathered(value_head=False, layers=0),
-                parts.LOGITS: self._head.forward + size * row.outputs * self.shape.hidden,
+                parts.LOGITS: self._head.forward + size * walk.outputs * self.shape.hidden,
             },
         )
 
@@ -169,7 +181,7 @@ class TrainerRank:
         walk, head, size = self._pass, self._head, self.itemsize
         own = self._idle("update")
         outer, layer = self._outer(value_head=value_head), self._layer
-        sums = FLOAT * self.shape.shard(self.layout.shard, value_head=value_head)
+        sums = FLOAT * self.shape.shard(self.layout.cut, value_head=value_head)
         summed = sums if self.accumulates else 0
         kept = walk.layers(checkpointing=self.checkpointing) + walk.shared() + walk.after_layers()
         if not value_head:
@@ -200,8 +212,8 @@ class TrainerRank:
             },
         )
         if self.spread:
-            alone = FLOAT * outer if self.layout.shard == 1 else 0
-            shard = FLOAT * numbers(self.shape.outer_tensors(value_head=value_head), self.layout.shard)
+            alone = FLOAT * outer if self.layout.cut == 1 else 0
+            shard = FLOAT * numbers(self.shape.outer_tensors(value_head=value_head), self.layout.cut)
             yield Moment(
                 f"{name}: sum of the outer gradients",
                 {
@@ -227,5 +239,5 @@ class TrainerRank:
             count * (math.prod(shape) * (FLOAT + 2 * size) + 3 * size * min(shape) ** 2)
             for shape, count in counts.items()
         )
-        ahead = FLOAT * self.shape.layers * numbers(self.shape.layer_matrices(), self.layout.shard)
-        return ahead + most + (FLOAT * every if self.layout.shard > 1 else 0)
+        ahead = FLOAT * self.shape.layers * numbers(self.shape.layer_matrices(), self.layout.cut)
+        return ahead + most + (FLOAT * every if self.layout.cut > 1 else 0)

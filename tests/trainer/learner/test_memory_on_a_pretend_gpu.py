@@ -87,6 +87,8 @@ NARROW = replace(SMALL, vocabulary=1000)
         (SMALL, 2, {"checkpointing": True, "critic": True}),
         (WIDE, 8, {"checkpointing": True, "reference": True}),
         (WIDE, 4, {"replicate": 2}),
+        (WIDE, 8, {"context": 4}),
+        (SMALL, 8, {"context": 2, "replicate": 2, "checkpointing": True, "critic": True}),
         (NARROW, 1, {"muon": True, "few": True}),
         (NARROW, 4, {"muon": True, "few": True}),
     ],
@@ -94,15 +96,20 @@ NARROW = replace(SMALL, vocabulary=1000)
 def test_of_other_families_layouts_and_methods(
     shape: ModelShape, ranks: int, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replicate, few = changes.pop("replicate", 1), changes.pop("few", False)
+    changes = dict(changes)
+    replicate, context = changes.pop("replicate", 1), changes.pop("context", 1)
+    few = changes.pop("few", False)
     row = LargestRow(1, 64, 2, 32) if few else LargestRow(2, 512, 16, 1024)
-    rank = TrainerRank(shape, ShardLayout(ranks // replicate, replicate), row, 2, memory=MEMORY, **changes)
+    rank = TrainerRank(
+        shape, ShardLayout(ranks // replicate // context, replicate, context), row, 2, memory=MEMORY, **changes
+    )
     optimizer = OptimizerSettings(kind="muon" if rank.muon else "adamw")
     settings = LearnerSettings(
         Path("nowhere"),
         dtype="bfloat16",
         ranks=ranks,
         replicate=replicate,
+        context=context,
         actor=optimizer,
         critic=optimizer if rank.critic else None,
         reference=rank.reference,

@@ -331,12 +331,15 @@ def test_a_large_export_is_cut_into_files(settings: LearnerSettings, tmp_path: P
 
 
 def test_a_folder_that_is_no_model(settings: LearnerSettings, tmp_path: Path) -> None:
+    with pytest.raises(JobFileError, match=r"has no config\.json; spec\.model\.source must be"):
+        Fsdp2().start(replace(settings, model_path=tmp_path))
+    (tmp_path / "config.json").write_bytes((settings.model_path / "config.json").read_bytes())
     with pytest.raises(JobFileError, match=r"spec\.model: .*cannot be loaded"):
         Fsdp2().start(replace(settings, model_path=tmp_path))
 
 
 def test_ranks_and_copies_must_fit(tied_folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"replicate = 2 does not divide the number of ranks, 3"):
+    with pytest.raises(ValueError, match=r"replicate x context = 2 x 1 does not divide the number of ranks, 3"):
         LearnerSettings(tied_folder, ranks=3, replicate=2)
 
 

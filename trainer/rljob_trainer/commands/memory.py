@@ -124,7 +124,9 @@ def as_text(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
     """A column for each kind of device at its fullest, and whether it fits."""
     inputs = plan.inputs
     row, rank = inputs.row, inputs.rank()
-    layout = f"shard {rank.layout.shard}" + (f" x replicate {rank.layout.replicate}" if inputs.replicate > 1 else "")
+    layout = f"shard {rank.layout.shard}"
+    layout += f" x replicate {inputs.replicate}" if inputs.replicate > 1 else ""
+    layout += f" x context {inputs.context_ranks}" if inputs.context_ranks > 1 else ""
     head = (
         f"{_name(job)}: {inputs.shape.parameters:,} parameters (known by {origin}); {layout}\n"
         f"largest row: {row.tokens} tokens ({_counted(row.groups, 'prompt')} of {row.prompt}, "

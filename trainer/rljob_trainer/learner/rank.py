@@ -21,9 +21,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rljob_trainer.errors import LearnerError, StepGivenUpError
-from rljob_trainer.learner import export, seals, state
+from rljob_trainer.learner import export, published, seals, state
 from rljob_trainer.learner.anchor import Anchor
 from rljob_trainer.learner.backend import Attachments, Placement, RowRules
+from rljob_trainer.learner.context import Context
+from rljob_trainer.learner.expert_loads import ExpertLoads
 from rljob_trainer.learner.giving_up import GivingUp
 from rljob_trainer.learner.gradients import (
     ActorGradient,
@@ -77,6 +79,8 @@ class SpreadModels:
     passes: Passes
     live_model: PreTrainedModel | None
     """The actor, if this rank has all of it as transformers made it."""
+    context: Context | None = None
+    """The ranks that compute every row together, if any do."""
 
 
 class LearnerRank:
@@ -108,13 +112,16 @@ class LearnerRank:
                 "critic", models.critic, settings.critic, total_updates=settings.total_updates, layout=self._layout
             )
         self._anchor = Anchor(self._policy, self._layout)
+        self._loads = ExpertLoads(self._policy, self._policy.experts)
         # All models are of one family.
         self._place = Place(
             self.device,
             self._dtype,
             outputs_only=self._policy.outputs_only,
+            soft_capped=self._policy.soft_capped,
             returns_outputs=models.placement.returns_outputs,
             length_multiple=models.rules.length_multiple,
+            context=models.context,
         )
         # What is drawn from here on (nothing does today) differs between ranks.
         torch.manual_seed(settings.seed * 65537 + rank)
@@ -285,6 +292,7 @@ class LearnerRank:
                             _log.warning("%s, mini-batch %d: %s; step skipped", trained.name, number, outcome.problem)
                         report.steps.append(StepReport(trained.name, number, outcome.grad_norm, {}, outcome.problem))
             report.notes = self._untouched.updated(work, report.largest_norms())
+            report.loads = self._loads.read()
         for step, values in zip(report.steps, on_host(sums), strict=True):
             step.sums = values
         report.usage = self._meter.read()
@@ -373,7 +381,7 @@ class LearnerRank:
         self._layout.release(self._policy)
         for name, parameter in self._policy.published():
             part = self._layout.local(parameter.detach()).to(self._dtype)
-            yield self._layout.shard(name, parameter, part)
+            yield from published.shards(self._layout.shard(name, parameter, part))
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, torch.Tensor]]:
         """``(Hugging Face name, full tensor)`` in the compute dtype, gathered one at a time.
@@ -381,7 +389,8 @@ class LearnerRank:
         All ranks must iterate in step. A model that is not sharded gives its live tensors, without a copy. A shared
         embedding comes once.
         """
-        yield from self._layout.gather(self._policy.published(), lambda _: self._dtype)
+        for name, whole in self._layout.gather(self._policy.published(), lambda _: self._dtype):
+            yield from published.tensors(name, whole)
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None:
         """Moves the actor's parameters together as the packs want them, where the live tensors are what is published.
@@ -392,7 +401,9 @@ class LearnerRank:
             return  # gathered or converted anew for every publication
         parameters = dict(self._policy.published())
         for pack in packs:
-            lay_out([parameters[meta.name] for meta in pack.tensors], pack)
+            # A stack of experts is one block already.
+            if all(meta.name in parameters for meta in pack.tensors):
+                lay_out([parameters[meta.name] for meta in pack.tensors], pack)
 
     # --- memory -------------------------------------------------------------------------------------------------------
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner import export
 from rljob_trainer.learner.backend import Placement, RowRules
 from rljob_trainer.learner.backends.fsdp2.layout import Fsdp2Layout
-from rljob_trainer.learner.backends.fsdp2.mesh import join, shard
+from rljob_trainer.learner.backends.fsdp2.mesh import context_of, join, shard
 from rljob_trainer.learner.cpu.lanes import TwoLanes, two_lanes
 from rljob_trainer.learner.cpu.plain_layer import compute_in_rows
 from rljob_trainer.learner.layout import Layout
@@ -57,6 +58,12 @@ def build_rank(
     # Ranks that share a host each read the whole model before they cut it: in the files' own precision, if half.
     stored = torch.float32 if mesh is None else export.stored_dtype(settings.model_path)
     actor = policy(stored)
+    heads = actor.language_model.config.get_text_config().num_attention_heads
+    if heads % settings.context:
+        raise JobFileError(
+            f"spec.trainer.parallelism.context: the model's {heads} attention heads cannot be divided among "
+            f"{settings.context} context ranks; use a divisor of {heads}"
+        )
     facts = facts_of(actor.language_model, device)
     spread(actor, torch.float32)
     critic = reference = None
@@ -81,5 +88,6 @@ def build_rank(
             facts=facts,
             passes=TwoLanes() if two_lanes(settings) else OneByOne(),
             live_model=actor.language_model if settings.ranks == 1 else None,
+            context=context_of(settings),
         ),
     )
