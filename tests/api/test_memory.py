@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
 from rljob_api import check, resolve
 from rljob_api.memory import ModelShape, UnknownShapeError, bytes_of, known_shape, parts, plan_memory
@@ -17,6 +18,7 @@ from rljob_api.memory.engine import EngineGpu
 from rljob_api.memory.known import known_models
 from rljob_api.memory.plan import MemoryPlan, changes, devices, plan_inputs
 from rljob_api.notes import notes
+from rljob_api.overrides import merged
 from rljob_api.resolved import ResolvedJob
 from rljob_api.spec.model import RandomModel
 
@@ -243,15 +245,26 @@ def test_the_change_makes_it_fit_and_no_cheaper_one_does(gibibytes: int) -> None
     assert all(lacks("trainer GPU", plan_inputs(candidate.inputs)) for candidate in earlier)
 
 
-def test_changes_of_the_file_do_what_the_plan_says_of_them() -> None:
-    """The numbers of a job that is written so are those that the change was judged by."""
-    before = job(trainer={"gpusPerReplica": 4, "activationCheckpointing": False, "microBatchTokens": 16384})
-    found = plan(before, 40 * GIB)
-    change = found.remedies["trainer GPU"]
-    fields = {setting.path.removeprefix("spec.trainer."): setting.value for setting in change.settings}
-    typed = {name: value == "true" if value in ("true", "false") else int(value) for name, value in fields.items()}
-    own = {"gpusPerReplica": 4, "activationCheckpointing": False, "microBatchTokens": 16384} | typed
-    assert plan(job(trainer=own), 40 * GIB).inputs == change.inputs
+LAYOUTS: list[dict[str, Any]] = [
+    {"gpusPerReplica": 4},
+    {"gpusPerReplica": 4, "replicas": 2, "parallelism": {"shard": 4, "replicate": 2}},
+    {"gpusPerReplica": 8, "parallelism": {"shard": 2, "replicate": 2, "context": 2}},
+]
+
+
+@pytest.mark.parametrize("trainer", LAYOUTS)
+def test_a_changed_file_is_valid_and_is_what_the_change_was_judged_by(trainer: dict[str, Any]) -> None:
+    before = {"trainer": trainer | {"microBatchTokens": 16384}, "rollout": {"gpusPerReplica": 1, "replicas": 4}}
+    candidates = [*changes(plan(job(**before), 16 * GIB).inputs)]
+    assert len(candidates) > 10
+    for change in candidates:
+        written = before
+        for setting in change.settings:
+            value: Any = yaml.safe_load(setting.value)
+            for name in reversed(setting.path.removeprefix("spec.").split(".")):
+                value = {name: value}
+            written = merged(written, value)
+        assert plan(job(**written), 16 * GIB).inputs == change.inputs, str(change)
 
 
 def test_more_ranks_hold_less_each() -> None:

@@ -19,6 +19,7 @@ from rljob_api.memory import (
     plan_memory,
 )
 from rljob_api.memory.accelerators import product_memory
+from rljob_api.memory.shape import FAMILIES
 from rljob_api.resolved import ResolvedJob
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.config import check_config, read_json
@@ -53,10 +54,15 @@ def _gpu_memory(text: str) -> int:
 def planned(job: ResolvedJob, base: Path, memory: int | None, model: Path | None) -> tuple[MemoryPlan, str]:
     """The plan, and where the model's shape comes from. Raises ``JobFileError`` where nothing says its shape."""
     found = _of_folder(model) if model is not None else described(job, base)
+    if found is None and job.spec.model.random is not None:
+        raise JobFileError(
+            f"spec.model.random: memory is known of the families {', '.join(FAMILIES)}, with a vocabulary that the "
+            "job says; give a folder with such a model's config.json with --model DIR"
+        )
     if found is None:
         raise JobFileError(
             f"spec.model: no {_CONFIG} of {_name(job)} is on this machine, and it is no model that is known by name; "
-            f"give the folder that has one with --model DIR"
+            "give the folder that has one with --model DIR"
         )
     shape, origin = found
     return plan_memory(job, shape, memory), origin
