@@ -50,8 +50,8 @@ class MemoryPlan:
     inputs: MemoryInputs
     devices: tuple[MemoryHolder, ...]
     remedies: Mapping[str, JobChange]
-    """By the name of a device that something does not fit on: the first of ``changes`` after which all of it does, and
-    nothing else fails that did not before. A device for which none is enough has none."""
+    """By the name of a device that something does not fit on: the first of ``changes`` after which all of it does. A
+    device for which none is enough has none."""
 
     @property
     def fits(self) -> bool:
@@ -67,15 +67,14 @@ def plan_memory(job: ResolvedJob, shape: ModelShape, memory: int | None = None) 
 def plan_inputs(inputs: MemoryInputs) -> MemoryPlan:
     """The plan of a job by its numbers."""
     found = devices(inputs)
-    failing = {device.name for device in found if device.missing}
     remedies: dict[str, JobChange] = {}
     for device in found:
         if not device.missing:
             continue
         candidates = changes(inputs) if device.on_gpus else _larger_pods(inputs, device)
         for change in candidates:
-            after = {other.name for other in devices(change.inputs) if other.missing and other.on_gpus}
-            if device.name not in after and after <= failing:
+            after = {other.name for other in devices(change.inputs) if other.missing}
+            if device.name not in after:
                 remedies[device.name] = change
                 break
     return MemoryPlan(inputs, found, remedies)

@@ -220,7 +220,6 @@ class TrainerRank:
                     **own,
                     parts.GRADIENTS: sums - (0 if self.accumulates else shard),
                     parts.TRAVELLING: FLOAT * outer + max(size * outer, shard + alone),
-                    parts.GATHERED: FLOAT * layer,
                 },
             )
         if self.muon:

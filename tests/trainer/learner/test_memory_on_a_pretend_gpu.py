@@ -89,6 +89,8 @@ NARROW = replace(SMALL, vocabulary=1000)
         (WIDE, 4, {"replicate": 2}),
         (WIDE, 8, {"context": 4}),
         (SMALL, 8, {"context": 2, "replicate": 2, "checkpointing": True}),
+        (SMALL, 1, {"few": True}),
+        (SMALL, 2, {"few": True}),
         (NARROW, 1, {"muon": True, "few": True}),
         (NARROW, 4, {"muon": True, "few": True}),
     ],
