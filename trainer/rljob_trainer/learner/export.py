@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ FILE_BYTES = 4 << 30
 def write_folder(
     folder: Path,
     source: Path,
-    parameters: Sequence[tuple[str, torch.nn.Parameter]],
+    parameters: Callable[[], Iterable[tuple[str, torch.Tensor]]],
     layout: Layout,
     *,
     writer: bool,
@@ -39,9 +39,9 @@ def write_folder(
     """
     dtypes = source_dtypes(source)
     fallback = next(iter(dtypes.values()), torch.float32)
-    heads = layout.heads(parameters)
+    heads = layout.heads(parameters())
     files = _files([(head.name, dtypes.get(head.name, fallback), head.numel) for head in heads], file_bytes)
-    gathered = layout.gather(parameters, lambda name: dtypes.get(name, fallback))
+    gathered = layout.gather(parameters(), lambda name: dtypes.get(name, fallback))
     try:
         if writer:
             folder.mkdir(parents=True, exist_ok=True)

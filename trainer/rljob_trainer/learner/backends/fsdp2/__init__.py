@@ -27,7 +27,7 @@ class Fsdp2:
         return RowRules(settings.micro_batch_tokens, settings.share_prompts, halved_from=halved_from(settings))
 
     def has_live_model(self, settings: LearnerSettings) -> bool:
-        return settings.ranks == 1
+        return settings.ranks == 1 and settings.lora is None
 
     def start(
         self, settings: LearnerSettings, rank: int = 0, address: str = "", timeout_seconds: float = 1800.0
