@@ -142,15 +142,18 @@ def far(ours: Tensors, theirs: Tensors) -> float:
     return float(difference / torch.cat([tensor.double().flatten() for tensor in theirs.values()]).norm())
 
 
-@pytest.mark.parametrize("folder", ["tied_folder", "untied_folder"])
 @pytest.mark.parametrize(
-    ("count", "changes"),
+    ("folder", "count", "changes"),
     [
-        (1, {}),
-        (1, {"micro_batch_tokens": 60}),
-        (1, {"activation_checkpointing": True, "lora": replace(LORA, targets=("q_proj", "mlp.down_proj"))}),
-        (2, {"activation_checkpointing": True, "micro_batch_tokens": 60}),
-        (2, {"lora": LoraSettings(rank=1, alpha=2)}),
+        ("tied_folder", 1, {}),
+        ("untied_folder", 1, {"micro_batch_tokens": 60}),
+        (
+            "tied_folder",
+            1,
+            {"activation_checkpointing": True, "lora": replace(LORA, targets=("q_proj", "mlp.down_proj"))},
+        ),
+        ("untied_folder", 2, {"activation_checkpointing": True, "micro_batch_tokens": 60}),
+        ("tied_folder", 2, {"lora": LoraSettings(rank=1, alpha=2)}),
     ],
     ids=["one", "lanes", "some layers", "two ranks", "rank 1 on two"],
 )

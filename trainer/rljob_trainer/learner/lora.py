@@ -68,8 +68,7 @@ def adapt(module: Policy | Critic, lora: LoraSettings, seed: int) -> tuple[str, 
     config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=chosen, lora_dropout=0.0, bias="none", init_lora_weights=True
     )
-    inject_adapter_in_model(config, module, _NAME)
-    module.requires_grad_(False)
+    inject_adapter_in_model(config, module, _NAME)  # which freezes all else
     if isinstance(module, Critic):
         module.head.float().requires_grad_(True)
     generator = torch.Generator().manual_seed(seed)
