@@ -213,7 +213,8 @@ def _batch_and_pipeline(spec: Spec) -> tuple[ResolvedBatch, ResolvedPipeline]:
 def _trainer(spec: Spec) -> ResolvedTrainer:
     given = spec.trainer
     ranks = given.replicas * max(1, given.gpus_per_replica)
-    shard = given.parallelism.shard or max(1, ranks // given.parallelism.replicate)
+    ways = given.parallelism
+    shard = ways.shard or max(1, ranks // (ways.replicate * ways.context))
     parallelism = ResolvedTrainerParallelism(**{**dict(given.parallelism), "shard": shard})
     return ResolvedTrainer(**{**dict(given), "parallelism": parallelism})
 

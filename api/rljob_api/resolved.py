@@ -169,6 +169,11 @@ class ResolvedTrainerParallelism(TrainerParallelism):
 
     @property
     def ranks(self) -> int:
+        return self.replicate * self.shard * self.context
+
+    @property
+    def data_indices(self) -> int:
+        """How many groups of ranks train on sequences of their own."""
         return self.replicate * self.shard
 
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from rljob_trainer.algorithms import segments
+from rljob_trainer.learner import context as contexts
 from rljob_trainer.learner.attention import ATTENTION
 from rljob_trainer.learner.backend import Placement, RowRules
 from rljob_trainer.learner.gradients import ActorGradient, CriticGradient, Place
@@ -78,9 +79,12 @@ def peak_bytes(
     memory: int,
     checkpointing: bool,
     chunk: int | None = None,
+    context: int = 1,
 ) -> int:
-    """Of a micro-batch of ``budget`` tokens in bfloat16, of sequences as long as can be, on a GPU of ``memory``
-    bytes."""
+    """Of a micro-batch of ``budget`` tokens in bfloat16, of sequences as long as can be, on a GPU of ``memory`` bytes.
+
+    Of ``context`` ranks that compute it together it is the last one's, whose part has no prompt.
+    """
     sequences = max(1, budget // (prompt + response))
     tokens = sequences * response
     batch = SequenceBatch(
@@ -93,6 +97,8 @@ def peak_bytes(
         values=np.ones(tokens, np.float32),
     )
     work = cut(batch, [range(sequences)], [Placement(0)], RowRules(sequences * (prompt + response)))
+    group: Any = None  # what would go through it is pretended
+    shared = contexts.Context(group, context, context - 1) if context > 1 else None
     with _pretended():
         network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=ATTENTION).eval()
         chunk = chunk or device_chunk(config.vocab_size, memory)
@@ -101,7 +107,13 @@ def peak_bytes(
             checkpoint_activations(module.layers)
         for parameter in module.parameters():
             parameter.register_post_accumulate_grad_hook(_drop)
-        place = Place(torch.device("cuda", 0), torch.bfloat16, outputs_only=module.outputs_only)
+        place = Place(
+            torch.device("cuda", 0),
+            torch.bfloat16,
+            outputs_only=module.outputs_only,
+            length_multiple=context,
+            context=shared,
+        )
         loss = LossSettings(value_clip=0.5)
         with LiveBytes(*module.parameters(), *module.buffers()) as live:
             if isinstance(module, Policy):
@@ -114,8 +126,14 @@ def peak_bytes(
 
 @contextmanager
 def _pretended() -> Iterator[None]:
-    """Tensors without memory; and what CPUs are spared by a look into the numbers is done, as on GPUs."""
-    with FakeTensorMode(allow_non_fake_inputs=True), patch.object(segments, "all_kept", lambda mask: False):
+    """Tensors without memory; what CPUs are spared by a look into the numbers is done, as on GPUs; and other ranks
+    send as much as they get."""
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        patch.object(segments, "all_kept", lambda mask: False),
+        patch.object(contexts, "_exchange", lambda x, group: torch.empty_like(x.contiguous())),
+        patch.object(torch.distributed, "all_reduce", lambda x, group: None),
+    ):
         yield
 
 

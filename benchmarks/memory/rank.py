@@ -59,7 +59,8 @@ class Sizes:
 def peak_of(spec: ResolvedSpec, config: PretrainedConfig, *, offload: bool, memory: int) -> Peak:
     """Of a rank of the job with a model of this ``config``, on GPUs of ``memory`` bytes. ``offload``: whatever the job
     says of it."""
-    sizes, shards = Sizes.of(config), spec.trainer.parallelism.shard
+    ways = spec.trainer.parallelism
+    sizes, shards = Sizes.of(config), ways.shard * ways.context
     models: list[Model] = ["actor", *(["critic"] if spec.algorithm.critic is not None else [])]  # type: ignore[list-item]
     activations = max(
         peak_bytes(
@@ -71,6 +72,7 @@ def peak_of(spec: ResolvedSpec, config: PretrainedConfig, *, offload: bool, memo
             memory=memory,
             checkpointing=spec.trainer.activation_checkpointing,
             chunk=spec.trainer.log_prob_chunk_tokens,
+            context=ways.context,
         )
         for model in models
     )

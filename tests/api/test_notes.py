@@ -67,3 +67,20 @@ def test_validate_prints_notes_and_the_file_is_valid(tmp_path: Path, capsys: pyt
     assert second.startswith("note: spec.pipeline.staleness.onDeadline: ")
     assert main(["validate", "--schema-only", "--quiet", str(path)]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_rows_that_several_pods_compute_are_noted() -> None:
+    trainer: dict[str, Any] = {"replicas": 2, "gpusPerReplica": 4, "parallelism": {"context": 8}}
+    document = job("sync", {"type": "singleTurn"})
+    document["spec"] |= {"trainer": trainer, "batch": {"miniBatchGroups": 8}}
+    (note,) = said(document)
+    assert note.startswith(
+        "spec.trainer.parallelism.context: the 8 ranks of a row do not all stand in one pod of 4 GPUs"
+    )
+    for quiet in (
+        trainer | {"parallelism": {"context": 4}},
+        trainer | {"parallelism": {"context": 1}},
+        trainer | {"gpusPerReplica": 0, "parallelism": {"context": 2}},
+    ):
+        document["spec"]["trainer"] = quiet
+        assert said(document) == []

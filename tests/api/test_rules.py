@@ -14,6 +14,9 @@ from rljob_api.rules import RULES, Job
 Make = Callable[..., dict[str, Any]]
 
 RANDOM = "spec: {model: {source: null, random: {tokenizer: {characters: abc}, %s}}, rollout: {engine: torch}}"
+SHARED_ROWS = (
+    "spec: {model: {source: null, random: {tokenizer: {characters: abc}}}, rollout: {engine: torch}, trainer: %s}"
+)
 SMALL = "data: {maxPromptTokens: 32}, rollout: {maxResponseTokens: 32}"
 ALGORITHM = "spec: {algorithm: {%s}}"
 ENVIRONMENT = "spec: {rollout: {environment: {%s}}}"
@@ -50,6 +53,10 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec.model.random.tokenizer.characters"),
     ("heads_divide_hidden_size", RANDOM % "heads: 4", RANDOM % "heads: 3", "spec.model.random.heads"),
     ("kv_heads_divide_heads", RANDOM % "kvHeads: 2", RANDOM % "kvHeads: 3", "spec.model.random.kvHeads"),
+    ("context_divides_heads", SHARED_ROWS % "{replicas: 2, parallelism: {context: 2}}",
+     SHARED_ROWS % "{replicas: 3, parallelism: {context: 3}}", "spec.trainer.parallelism.context"),
+    ("gemma2_has_one_embedding", RANDOM % "family: gemma2", RANDOM % "family: gemma2, tieEmbeddings: false",
+     "spec.model.random.tieEmbeddings"),
     ("vllm_needs_wide_heads", RANDOM % "heads: 8",
      "spec: {model: {source: null, random: {heads: 8, tokenizer: {characters: abc}}}}", "spec.model.random.heads"),
     ("lengths_fit_the_random_models_context",
@@ -477,6 +484,10 @@ CASES: list[tuple[str, str, str, str]] = [
     ("trainer_parallelism_fits_its_ranks",
      "spec: {trainer: {replicas: 4, gpusPerReplica: 8, parallelism: {shard: 8, replicate: 4}}}",
      "spec: {trainer: {replicas: 4, gpusPerReplica: 8, parallelism: {shard: 8, replicate: 3}}}",
+     "spec.trainer.parallelism"),
+    ("trainer_parallelism_fits_its_ranks",
+     "spec: {trainer: {replicas: 4, gpusPerReplica: 8, parallelism: {shard: 2, replicate: 4, context: 4}}}",
+     "spec: {trainer: {replicas: 4, gpusPerReplica: 8, parallelism: {replicate: 4, context: 5}}}",
      "spec.trainer.parallelism"),
     ("environment_leaves_ours_alone", "spec: {rollout: {env: {NCCL_DEBUG: INFO}}}",
      "spec: {rollout: {env: {RAY_ADDRESS: x}}}", "spec.rollout.env.RAY_ADDRESS"),

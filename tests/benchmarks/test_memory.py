@@ -49,5 +49,6 @@ def test_the_record_is_of_these_jobs_and_says_that_ppo_at_7b_on_four_ranks_needs
         spec = spec_of(name)
         # Float32 masters, gradients and two moments, and of a critic that waits all but its gradients.
         bytes_each = 28 if spec.algorithm.critic else 16
-        assert plain.state == bytes_each * Sizes.of(config_of(JOBS[name][0])).all // spec.trainer.parallelism.shard
+        ways = spec.trainer.parallelism
+        assert plain.state == bytes_each * Sizes.of(config_of(JOBS[name][0])).all // (ways.shard * ways.context)
     assert peaks[f"{DAPO} 16-16"] == peaks[f"{DAPO} 64-64"]

@@ -97,6 +97,24 @@ def kv_heads_divide_heads(job: Job) -> Iterator[Violation]:
 
 @rule(
     cel=Cel(
+        RANDOM,
+        "self.family != 'gemma2' || self.tieEmbeddings",
+        "a gemma2 has one matrix for input and output embedding; leave it out",
+        ".tieEmbeddings",
+    )
+)
+def gemma2_has_one_embedding(job: Job) -> Iterator[Violation]:
+    random = job.spec.model.random
+    if random and random.family == "gemma2" and not random.tie_embeddings:
+        yield Violation(
+            "spec.model.random.tieEmbeddings",
+            "a gemma2 has one matrix for input and output embedding",
+            "leave it out, or use another family",
+        )
+
+
+@rule(
+    cel=Cel(
         SPEC,
         "!has(self.model.random) || self.rollout.engine != 'vllm' || "
         f"self.model.random.hiddenSize >= {SMALLEST_VLLM_HEAD} * self.model.random.heads",
@@ -158,3 +176,21 @@ def validation_lengths_fit_the_random_models_context(job: Job) -> Iterator[Viola
                 f"with data.maxPromptTokens = {prompt} it exceeds the model's context of {random.context_length}",
                 f"lower it to {max(1, random.context_length - prompt)}",
             )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!has(self.model.random) || self.model.random.heads % self.trainer.parallelism.context == 0",
+        "context must divide the model's heads; choose a divisor",
+        ".trainer.parallelism.context",
+    )
+)
+def context_divides_heads(job: Job) -> Iterator[Violation]:
+    random, context = job.spec.model.random, job.spec.trainer.parallelism.context
+    if random and random.heads % context:
+        yield Violation(
+            "spec.trainer.parallelism.context",
+            f"its {context} ranks cannot divide the {random.heads} attention heads of spec.model.random",
+            f"use a divisor of {random.heads}",
+        )

@@ -59,18 +59,18 @@ def async_groups_follow_from_the_pulls(job: Job) -> Iterator[Violation]:
                 name="b",
             ),
         ),
-        "a mini-batch has fewer sequences than there are trainer ranks; raise miniBatchGroups or samplesPerPrompt",
+        "a mini-batch has fewer sequences than trainer ranks to share them; raise miniBatchGroups or samplesPerPrompt",
         ".batch.miniBatchGroups",
     )
 )
 def every_rank_gets_a_sequence(job: Job) -> Iterator[Violation]:
-    batch, ranks = job.resolved.batch, job.resolved.trainer.parallelism.ranks
+    batch, shares = job.resolved.batch, job.resolved.trainer.parallelism.data_indices
     sequences = batch.mini_batch_groups * batch.samples_per_prompt
-    if sequences < ranks:
+    if sequences < shares:
         yield Violation(
             "spec.batch.miniBatchGroups",
             f"a mini-batch has {batch.mini_batch_groups} x {batch.samples_per_prompt} = {sequences} sequences, "
-            f"fewer than the {ranks} trainer ranks that share it",
+            f"fewer than the {shares} trainer ranks (replicate x shard) that share it",
             "raise miniBatchGroups or samplesPerPrompt, or use fewer ranks",
         )
 

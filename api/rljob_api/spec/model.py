@@ -10,7 +10,7 @@ from rljob_api.spec.base import Location, LongText, ShortText, SpecModel
 from rljob_api.spec.lora import Lora
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Family = Literal["llama", "qwen2"]
+Family = Literal["llama", "qwen2", "gemma2", "gemma3_text"]
 
 
 class RandomTokenizer(SpecModel):

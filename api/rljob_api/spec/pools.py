@@ -68,12 +68,22 @@ class RolloutSpec(SpecModel):
 
 
 class TrainerParallelism(SpecModel):
-    """How the ranks share the work: replicate x shard ranks, each of which trains on sequences of its own."""
+    """How the ranks share the work: replicate x shard x context ranks. As many as context says train on the same
+    sequences, others on others."""
 
     shard: int | None = Field(
-        default=None, ge=1, le=65536, description="Ranks that share one copy of the weights. Default: all that remain."
+        default=None,
+        ge=1,
+        le=65536,
+        description="Over how many such groups one copy of the weights is cut. Default: all that remain.",
     )
     replicate: int = Field(default=1, ge=1, le=65536, description="Copies of the weights (hybrid sharding).")
+    context: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Neighbouring ranks that compute each row together, for long ones (Ulysses). Divides the heads.",
+    )
 
 
 class OptimizerSpec(SpecModel):

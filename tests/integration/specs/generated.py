@@ -34,7 +34,7 @@ KINDS: Sequence[Document] = (
     {"algorithm": {"preset": "ppo", "critic": {}}, "stop": {"steps": 10}},
     {"pipeline": {"mode": "fullyAsync", "syncEvery": 2, "staleness": {"maxAge": 2}}, "batch": {"miniBatchGroups": 8}},
     {"placement": "separate", "rollout": {"replicas": 2, "gpusPerReplica": 4, "parallelism": {"tensor": 4}}},
-    {"trainer": {"replicas": 2, "gpusPerReplica": 8, "parallelism": {"shard": 4, "replicate": 4}}},
+    {"trainer": {"replicas": 2, "gpusPerReplica": 8, "parallelism": {"shard": 2, "replicate": 4, "context": 2}}},
     {
         "data": {
             "train": {"source": None, "parts": [{"name": "a", "source": "x"}, {"name": "b", "task": {"type": "copy"}}]}

@@ -583,6 +583,26 @@ def test_what_the_torch_engine_does_not_compute(edited: Edit, folder: Path) -> N
     one(file, "spec.rollout.engine", "the torch engine has no activation 'gelu'", "use rollout.engine: vllm")
 
 
+def test_ranks_of_a_row_divide_the_heads(edited: Edit) -> None:
+    file = edited("rollout: {", "trainer: {replicas: 3, parallelism: {context: 3}}\n  rollout: {")
+    path = "spec.trainer.parallelism.context"
+    one(file, path, "its 3 ranks cannot divide the 4 attention heads of the model", "use a divisor of 4")
+    assert found(edited("replicas: 3, parallelism: {context: 3}", "replicas: 2, parallelism: {context: 2}")) == []
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_a_family_that_the_learner_does_not_compute(edited: Edit, folder: Path, engine: str) -> None:
+    config = json.loads((folder / "model" / "config.json").read_text())
+    (folder / "model" / "config.json").write_text(json.dumps(config | {"model_type": "olmo2"}))
+    file = edited("rollout: {", f"rollout: {{engine: {engine}, ")
+    known = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text"
+    one(file, "spec.model.source", f"the learner knows the model types {known}, but", "train another model")
+    # What computes it may be the job's own.
+    (folder / "mine.py").write_text("class Mine: ...\n")
+    file = edited("  algorithm:", "  trainer: {backend: 'mine:Mine'}\n  algorithm:")
+    assert [v.path for v in found(file)] == (["spec.rollout.engine"] if engine == "torch" else [])
+
+
 def test_remedies_are_never_to_look_elsewhere() -> None:
     from rljob_trainer.errors import DataError
     from rljob_trainer.preflight.places import as_violation

@@ -54,8 +54,8 @@ def test_a_split_has_the_published_settings(
     engine, ranks = spec.rollout.parallelism, spec.trainer.parallelism
     assert engine.tensor == (4 if large else 1)
     if large:
-        # Memory for rows of 30,720 tokens is there with a copy of the weights over 8 ranks.
-        assert (ranks.shard, ranks.replicate) == (8, trainer // 8)
+        # Four ranks a sequence, and a copy of the weights over eight.
+        assert (ranks.context, ranks.shard * ranks.context, ranks.replicate) == (4, 8, trainer // 8)
     assert spec.validation.every == (20 if large else 10)
     the_recipes_have_in_common(spec)
 

@@ -22,19 +22,24 @@ def problem(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def plain(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float, cap: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    log_p = torch.log_softmax(hidden @ weight.T / temperature, -1)
+    logits = hidden @ weight.T
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    log_p = torch.log_softmax(logits / temperature, -1)
     return log_p[torch.arange(len(targets)), targets], -(log_p.exp() * log_p).sum(-1)
 
 
 @pytest.mark.parametrize("chunk", [1, 5, TOKENS, 1000, None])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("temperature", "cap"), [(1.0, None), (0.6, None), (1.0, 2.0), (0.6, 3.0)])
 @pytest.mark.parametrize("streams", ["both", "log_probs", "entropy"])
-def test_equals_the_plain_softmax_and_its_gradient(chunk: int | None, temperature: float, streams: str) -> None:
+def test_equals_the_plain_softmax_and_its_gradient(
+    chunk: int | None, temperature: float, cap: float | None, streams: str
+) -> None:
     hidden, weight, targets = problem(torch.float64)
-    ours = log_probs_and_entropy(hidden, weight, targets, temperature=temperature, chunk=chunk)
-    theirs = plain(hidden, weight, targets, temperature)
+    ours = log_probs_and_entropy(hidden, weight, targets, temperature=temperature, chunk=chunk, cap=cap)
+    theirs = plain(hidden, weight, targets, temperature, cap)
     pulls = torch.randn(2, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     if streams != "both":
         pulls[0 if streams == "entropy" else 1] = 0
@@ -84,16 +89,19 @@ def test_a_token_of_no_probability_has_no_gradient_when_probabilities_are_kept()
 
 
 @pytest.mark.parametrize("chunk", [4, 1000])
-def test_half_precision_weights_have_a_float32_softmax(chunk: int) -> None:
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_half_precision_weights_have_a_float32_softmax(chunk: int, cap: float | None) -> None:
     hidden, weight, targets = problem(torch.bfloat16)
-    log_probs, entropy = log_probs_and_entropy(hidden, weight, targets, chunk=chunk)
+    log_probs, entropy = log_probs_and_entropy(hidden, weight, targets, chunk=chunk, cap=cap)
     assert log_probs.dtype == entropy.dtype == torch.float32
     # The product rounds to bfloat16 (8 bits); what follows must not add more than float32 does.
     logits = (hidden @ weight.T).double()
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
     torch.testing.assert_close(log_probs.double(), torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0])
     (log_probs.sum() + entropy.sum()).backward()
     exact_hidden, exact_weight = (t.detach().double().requires_grad_() for t in (hidden, weight))
-    exact = plain(exact_hidden, exact_weight, targets, 1.0)
+    exact = plain(exact_hidden, exact_weight, targets, 1.0, cap)
     (exact[0].sum() + exact[1].sum()).backward()
     for ours, theirs in ((hidden, exact_hidden), (weight, exact_weight)):
         assert ours.grad is not None and theirs.grad is not None  # noqa: PT018
@@ -122,15 +130,18 @@ def test_the_sum_of_squared_probabilities() -> None:
     expected = torch.softmax(hidden @ weight.T / 0.5, -1).square().sum(-1)
     for chunk in (3, 100):
         torch.testing.assert_close(sum_squared_probs(hidden, weight, temperature=0.5, chunk=chunk), expected)
+    capped = torch.softmax(2.0 * torch.tanh(hidden @ weight.T / 2.0) / 0.5, -1).square().sum(-1)
+    torch.testing.assert_close(sum_squared_probs(hidden, weight, temperature=0.5, chunk=3, cap=2.0), capped)
 
 
-def test_logits_never_exist_whole() -> None:
+@pytest.mark.parametrize("cap", [None, 30.0])
+def test_logits_never_exist_whole(cap: float | None) -> None:
     """With a big vocabulary the largest allocation is one chunk's."""
     hidden = torch.randn(64, 4, requires_grad=True)
     weight = torch.randn(5000, 4, requires_grad=True)
     targets = torch.zeros(64, dtype=torch.int64)
     with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
-        log_probs, entropy = log_probs_and_entropy(hidden, weight, targets, chunk=8)
+        log_probs, entropy = log_probs_and_entropy(hidden, weight, targets, chunk=8, cap=cap)
         (log_probs.sum() + entropy.sum()).backward()
     largest = max(abs(event.cpu_memory_usage) for event in profile.events())
     assert largest < 64 * 5000 * 4 / 2

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cut_for import cut_for
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config
 from whole_state import whole
 
 from rljob_trainer.errors import CheckpointError, JobFileError, LearnerError
@@ -22,6 +21,7 @@ from rljob_trainer.learner.backends.fsdp2.mesh import full
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, LoraSettings, OptimizerSettings
+from rljob_trainer.learner.work import cut
 from rljob_trainer.weights import learner_side
 from rljob_trainer.weights.manifest import added_up, manifest_of
 
@@ -31,6 +31,27 @@ LOSS = LossSettings(policy_loss_params={"clip_low": 0.9, "clip_high": 50.0}, tem
 """Clipped nowhere."""
 
 Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="session")
+def capped_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gemma 2: soft caps, norms behind attention and feed-forward, a window in the first layer."""
+    torch.manual_seed(5)
+    config = Gemma2Config(
+        vocab_size=50,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=8,
+        query_pre_attn_scalar=16,
+        max_position_embeddings=256,
+    )
+    folder = tmp_path_factory.mktemp("capped")
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
 
 
 def settings_for(folder: Path, **changes: Any) -> LearnerSettings:
@@ -59,10 +80,9 @@ def started(rank: int, address: str, settings: LearnerSettings) -> LearnerRank:
 
 
 def share_of(learner: LearnerRank, batch: SequenceBatch, minis: int = 1) -> Any:
-    settings = learner.settings
-    cut = [range(start, len(batch), minis) for start in range(minis)]
-    budget = settings.micro_batch_tokens
-    return cut_for(batch, cut, ranks=settings.ranks, token_budget=budget, halved_from=400).shares[learner.rank]
+    backend, mini_batches = Fsdp2(), [range(start, len(batch), minis) for start in range(minis)]
+    placement, rules = backend.placement(learner.settings), backend.rules(learner.settings)
+    return cut(batch, mini_batches, placement, rules).sent()[learner.rank]
 
 
 def adapter_of(learner: LearnerRank, model: str = "actor") -> Tensors:
@@ -88,7 +108,8 @@ def told(rank: int, address: str, settings: LearnerSettings, batch: SequenceBatc
         inner = "language_model." if trained.name == "actor" else "backbone."
         result[trained.name] = adapter_of(learner, trained.name)
         sums = learner.gradient([trained], share, 0, LOSS)[0].sums
-        result["losses"] += float(sums.get(f"{trained.name}/loss", 0.0))
+        if Fsdp2().placement(settings)[rank].returns_outputs:
+            result["losses"] += float(sums.get(f"{trained.name}/loss", 0.0))
         gradients = {name.removeprefix(inner): full(p.grad).clone() for name, p in trained.parameters()}
         result[f"{trained.name} gradients"] = gradients
         assert all(p.grad is None for p in trained.module.parameters() if not p.requires_grad)
@@ -154,8 +175,9 @@ def far(ours: Tensors, theirs: Tensors) -> float:
         ),
         ("untied_folder", 2, {"activation_checkpointing": True, "micro_batch_tokens": 60}),
         ("tied_folder", 2, {"lora": LoraSettings(rank=1, alpha=2)}),
+        ("capped_folder", 2, {"context": 2, "micro_batch_tokens": 100}),
     ],
-    ids=["one", "lanes", "some layers", "two ranks", "rank 1 on two"],
+    ids=["one", "lanes", "some layers", "two ranks", "rank 1 on two", "Gemma, rows of two ranks"],
 )
 def test_streams_gradients_and_weights_are_those_of_peft(
     folder: str,

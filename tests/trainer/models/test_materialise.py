@@ -40,8 +40,10 @@ def test_random_model_loads_in_transformers_and_generates_to_its_limit(tmp_path:
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
-@pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize(
+    ("family", "tie"),
+    [("llama", True), ("llama", False), ("qwen2", True), ("qwen2", False), ("gemma2", True), ("gemma3_text", False)],
+)
 def test_facts_of_the_folder_are_those_of_the_spec_and_the_loaded_model(tmp_path: Path, family: str, tie: bool) -> None:
     made = materialise(spec(family=family, tieEmbeddings=tie, kvHeads=1, intermediateSize=96), tmp_path / "model")
     assert (made.family, made.context_length, made.tied) == (family, 32, tie)
@@ -50,9 +52,22 @@ def test_facts_of_the_folder_are_those_of_the_spec_and_the_loaded_model(tmp_path
     assert made.pad_token_id == 0
     assert made.eos_token_ids == (2,)
     # By hand: embedding, per layer q/o 64x64, k/v 64x32, three feed-forward matrices, two norms; last norm.
-    bias = (64 + 32 + 32) if family == "qwen2" else 0
-    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64 + bias
+    more = {"llama": 0, "qwen2": 64 + 32 + 32, "gemma2": 2 * 64, "gemma3_text": 2 * 64 + 2 * 32}[family]
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64 + more
     assert made.parameters == 16 * 64 * (1 if tie else 2) + 2 * layer + 64
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds"), [("gemma2", "sfsff"), ("gemma2", "sf"), ("gemma3_text", "sssssfsf"), ("gemma3_text", "sf")]
+)
+def test_a_random_gemma_has_windows_and_a_last_layer_without(family: str, kinds: str, tmp_path: Path) -> None:
+    made = materialise(spec(family=family, layers=len(kinds)), tmp_path / "model")
+    config = json.loads((made.path / "config.json").read_text())
+    assert "".join(kind[0] for kind in config["layer_types"]) == kinds
+    assert config["sliding_window"] == 8
+    assert (made.untrainable, made.unsupported) == (None, None)
+    # As wide as its query's scale says: the scores of the first step are neither flat nor sharp.
+    assert config["query_pre_attn_scalar"] == config["head_dim"] == 32
 
 
 def test_seed_decides_the_weights_and_the_callers_random_numbers_are_left_alone(tmp_path: Path) -> None:
@@ -66,7 +81,7 @@ def test_seed_decides_the_weights_and_the_callers_random_numbers_are_left_alone(
     assert first != other
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gemma3_text"])
 def test_a_random_model_of_any_family_reads_every_character_it_lists(tmp_path: Path, family: str) -> None:
     characters = "".join(sorted({*string.printable, *"éßж数🙂"}))
     random = {"family": family, "hiddenSize": 32, "layers": 1, "heads": 1, "tokenizer": {"characters": characters}}

@@ -23,6 +23,7 @@ def folder(path: Path) -> ModelFolder:
         "parameters": 1,
         "eos_token_ids": (1,),
         "pad_token_id": 1,
+        "untrainable": None,
         "unsupported": None,
     }
     return ModelFolder(path=path, **facts, **more)  # type: ignore[arg-type]

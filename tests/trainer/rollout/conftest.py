@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_gemma import gemma
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -23,6 +24,8 @@ VOCABULARY = 97
 
 def tiny(family: str, seed: int = 0, vocabulary: int = VOCABULARY) -> PreTrainedModel:
     """A random model with lively weights: the usual 0.02 would make nearly uniform distributions."""
+    if family.startswith("gemma"):
+        return gemma(family, vocabulary=vocabulary, seed=seed)
     shape = {
         "vocab_size": vocabulary,
         "hidden_size": 64,

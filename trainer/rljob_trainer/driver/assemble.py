@@ -89,6 +89,8 @@ def read_inputs(job: ResolvedJob, base: Path, model_folder: Path, now: datetime 
                 f"{field}: {length} and spec.data.maxPromptTokens = {spec.data.max_prompt_tokens} together exceed the "
                 f"model's context of {model.context_length} tokens; lower one of them"
             )
+    if model.untrainable is not None and ":" not in spec.trainer.backend:
+        raise JobFileError(f"spec.model: the learner {model.untrainable}, as {model.path} says; train another model")
     check_builds(model.path, trust_remote_code=spec.model.trust_remote_code)
     tokenizer = load_tokenizer(model.path, trust_remote_code=spec.model.trust_remote_code)
     check_embedded(tokenizer, model.vocabulary_size, f"spec.model: the tokenizer in {model.path}")

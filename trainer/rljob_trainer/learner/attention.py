@@ -3,7 +3,8 @@
 A packed row ``[1, N]`` holds many sequences (``packing.build_row``); this module makes each token attend to its own
 sequence only, at a cost that follows the real tokens: no ``[N, N]`` mask is ever built. On the CPU, and in float32,
 each block of segments is padded and handed to SDPA; on a GPU in half precision one variable-length flash call does
-all. The model passes the row's tensors through as the keyword argument ``packed``. Without it the function is
+all. Scores with a soft cap, which neither knows, are computed block by block everywhere (``models/soft_capping.py``).
+The model passes the row's tensors through as the keyword argument ``packed``. Without it the function is
 transformers' own SDPA, so that an engine can run the same live model its usual way.
 """
 
@@ -19,7 +20,9 @@ import torch.nn.functional as F  # noqa: N812
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.packing import Block, Row, offsets_of, ranges
+from rljob_trainer.models.soft_capping import capped_attention
 
 ATTENTION = "rljob_packed"
 
@@ -161,6 +164,7 @@ class PackedBlock:
     key_spread: Spread | None  # of keys and values, where there is no gather
     gather: Gather | None  # key rows of a branch block, from the whole row
     bound: torch.Tensor | None  # [B or 1, queries] last key position that each query sees; None: plain causal
+    first: tuple[int, int]  # least and greatest position of a segment's first query
     masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -168,13 +172,13 @@ class PackedBlock:
         lengths, key_lengths = block.query_lengths, block.key_lengths
         longest, keys = int(lengths.max()), int(key_lengths.max())
         gather = key_spread = bound = None
+        heads = np.unique(key_lengths - lengths)
         if block.key_rows is not None:
             real = np.arange(keys)[None] < key_lengths[:, None]
             gather = Gather.of(block.key_rows.reshape(-1), row_tokens, real.reshape(-1))
         else:
             key_spread = Spread.of(key_lengths)
         if not np.array_equal(lengths, key_lengths):
-            heads = np.unique(key_lengths - lengths)
             first = heads if len(heads) == 1 else key_lengths - lengths
             # A padded query still sees the last key: a row without any would be NaN.
             bound = torch.from_numpy(np.minimum(first[:, None] + np.arange(longest)[None], keys - 1))
@@ -188,6 +192,7 @@ class PackedBlock:
             key_spread=key_spread,
             gather=gather,
             bound=bound,
+            first=(int(heads[0]), int(heads[-1])),
         )
 
     def to(self, device: torch.device) -> PackedBlock:
@@ -264,14 +269,26 @@ class Packed:
     """[M] those that ask and whose output counts, ascending; None: all."""
     last: Packed | None = None
     """What the last layer needs, if that is less."""
+    context: Context | None = None
+    """Who else computes this row; None: nobody."""
 
     @classmethod
-    def of(cls, row: Row, device: torch.device, dtype: torch.dtype, *, outputs_only: bool = False) -> Packed:
+    def of(
+        cls,
+        row: Row,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        outputs_only: bool = False,
+        context: Context | None = None,
+        soft_capped: bool = False,
+    ) -> Packed:
         """``dtype`` is the one that attention will compute in: flash kernels want half precision and a GPU.
 
         ``outputs_only``: with a description for a last layer that computes the outputs alone (``last_layer.py``).
+        ``soft_capped``: for attention whose scores have a cap, which no flash kernel knows.
         """
-        flash = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+        flash = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and not soft_capped
 
         def described(blocks: Sequence[Block]) -> Packed:
             if flash:
@@ -279,7 +296,8 @@ class Packed:
             return cls([PackedBlock.of(block, len(row.source)).to(device) for block in blocks], None)
 
         packed = described(row.blocks)
-        if outputs_only and len(row.last_rows) < len(row.source):
+        packed.context = context
+        if outputs_only and context is None and len(row.last_rows) < len(row.source):
             packed.last = described(row.last_blocks)
             packed.last.rows = torch.from_numpy(row.last_rows).to(device, non_blocking=True)
         return packed
@@ -299,22 +317,27 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     packed: Packed | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Query ``[1, H, N, D]``, key and value ``[1, KV, N, D]``; returns ``[1, N, H, D]`` and no weights.
 
-    ``sliding_window`` is the number of positions a query sees, itself included. Raises ``ValueError`` for variants
-    of attention that this function does not compute (soft-capping, attention sinks).
+    Of a row that several ranks compute, each gives and gets its own tokens (``context.py``).
+
+    ``sliding_window`` is the number of positions a query sees, itself included; ``softcap`` the cap of the scores.
+    Raises ``ValueError`` for variants of attention that this function does not compute (attention sinks; without
+    packed rows a soft cap, and a window that is shorter than the sequence).
     """
     if packed is None:
+        if softcap is not None or (sliding_window is not None and sliding_window < key.shape[2]):
+            raise ValueError(f"{type(module).__name__}: soft caps and windows are computed of packed rows only")
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
         return out, None
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise ValueError(f"packed rows do not support attention with {name} ({type(module).__name__})")
+    if kwargs.get("s_aux") is not None:
+        raise ValueError(f"packed rows do not support attention with s_aux ({type(module).__name__})")
     _, heads, tokens, dim = query.shape
     query, key, value = (x[0].transpose(0, 1).reshape(tokens, -1) for x in (query, key, value))
-    out = attended(packed, packed.outputs(query), key, value, dim, scaling, sliding_window)
+    out = attended(packed, packed.outputs(query), key, value, dim, scaling, sliding_window, softcap)
     if packed.rows is not None:
         out = _spread_into(out, packed.rows, tokens)
     return out.view(1, tokens, heads, dim), None
@@ -328,17 +351,32 @@ def attended(
     dim: int,
     scaling: float | None,
     window: int | None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
-    """``[M, H * dim]`` from the queries ``[M, H * dim]`` of the rows that ask, key and value ``[N, KV * dim]``."""
+    """``[M, H * dim]`` from the queries ``[M, H * dim]`` of the rows that ask, key and value ``[N, KV * dim]``.
+
+    Of a row that several ranks compute, these are a rank's own tokens, and so is what it gets.
+    """
+    if packed.context is not None:
+        alone = replace(packed, context=None)
+        query, key, value = packed.context.to_heads(query, key, value, dim)
+        return packed.context.to_rows(attended(alone, query, key, value, dim, scaling, window, softcap))
     rows = [query, key, value]
     if packed.varlen is not None:
+        if softcap is not None:
+            raise ValueError("attention has a soft cap, but its rows were described without one (soft_capped)")
         return _flash(rows, packed.varlen, dim, scaling, window)
-    parts = list(_by_block(rows, packed.blocks, dim, scaling, window))
+    parts = list(_by_block(rows, packed.blocks, dim, scaling, window, softcap))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _by_block(
-    rows: list[torch.Tensor], blocks: list[PackedBlock], dim: int, scaling: float | None, window: int | None
+    rows: list[torch.Tensor],
+    blocks: list[PackedBlock],
+    dim: int,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
 ) -> Iterator[torch.Tensor]:
     """Yields each block's output rows ``[rows, H * D]``."""
     query, key, value = rows
@@ -351,16 +389,26 @@ def _by_block(
             k, v = block.gather(key), block.gather(value)
         elif block.key_spread is not None:
             k, v = block.key_spread(k), block.key_spread(v)
-        mask = block.mask(window, query)
-        out = F.scaled_dot_product_attention(
-            q.view(block.batch, block.queries, -1, dim).transpose(1, 2),
-            k.view(block.batch, block.keys, -1, dim).transpose(1, 2),
-            v.view(block.batch, block.keys, -1, dim).transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scaling,
-            enable_gqa=q.shape[1] != k.shape[1],
+        q, k, v = (
+            x.view(block.batch, length, -1, dim).transpose(1, 2)
+            for x, length in ((q, block.queries), (k, block.keys), (v, block.keys))
         )
+        if softcap is not None:
+            out = capped_attention(
+                q,
+                k,
+                v,
+                cap=softcap,
+                scale=dim**-0.5 if scaling is None else scaling,
+                window=window,
+                seen=block.bound,
+                first=block.first,
+            )
+        else:
+            mask = block.mask(window, query)
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
+            )
         out = out.transpose(1, 2).reshape(block.batch * block.queries, -1)
         yield out if block.spread is None else _collect(out, block.spread.home)
 

@@ -24,6 +24,7 @@ from rljob_trainer.algorithms import (
     critic_loss,
     policy_losses,
 )
+from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.models import Critic, PackedRow, Policy
 from rljob_trainer.learner.packing import Row, build_row, offsets_of, ranges
 from rljob_trainer.learner.protocol import Int64Array, LossSettings
@@ -67,15 +68,28 @@ class Place:
     device: torch.device
     dtype: torch.dtype
     outputs_only: bool
+    soft_capped: bool = False
+    """Whether attention scores have a cap."""
     returns_outputs: bool = True
     """Whether what this rank computes of its sequences counts where ranks add up (``Placement``)."""
     length_multiple: int = 1
     """Of a row's tokens (``RowRules``)."""
+    context: Context | None = None
+    """The ranks that compute every row together; None: each computes its own."""
 
     def row(self, share: Share, indices: Int64Array, *, final: bool = False) -> tuple[Row, PackedRow]:
         """Sequences ``indices`` of the share as one row."""
         row = build_row(share.lengths, indices, final=final, multiple=self.length_multiple)
-        return row, PackedRow.of(row, share.batch.token_ids, self.device, self.dtype, outputs_only=self.outputs_only)
+        packed = PackedRow.of(
+            row,
+            share.batch.token_ids,
+            self.device,
+            self.dtype,
+            outputs_only=self.outputs_only,
+            context=self.context,
+            soft_capped=self.soft_capped,
+        )
+        return row, packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,18 @@ from rljob_trainer.learner.attention import Packed
 
 _PLAIN = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 
+_SANDWICHED = frozenset({"Gemma2DecoderLayer", "Gemma3DecoderLayer"})
+"""Those that norm what attention and feed-forward give, too, before it is added (arXiv 2408.00118, table 1)."""
+
 
 def is_plain(layer: nn.Module) -> bool:
     """Whether the layer is one of Llama's kind: pre-norm attention and feed-forward, each added to its input. Classes
     of other packages with these names may do anything."""
-    return type(layer).__name__ in _PLAIN and type(layer).__module__.startswith("transformers.models.")
+    return _is_one_of(_PLAIN, layer)
+
+
+def _is_one_of(names: frozenset[str], layer: nn.Module) -> bool:
+    return type(layer).__name__ in names and type(layer).__module__.startswith("transformers.models.")
 
 
 def compute_outputs_only(layers: list[nn.Module]) -> bool:
@@ -32,27 +39,48 @@ def compute_outputs_only(layers: list[nn.Module]) -> bool:
     The layer's forward is wrapped, as for activation checkpointing and before it; without packed rows (an engine on the
     live model) it is what it was.
     """
-    if not layers or not is_plain(layers[-1]):
+    if not layers:
         return False
     layer = layers[-1]
-    layer.forward = functools.partial(_forward, layer, layer.forward)
+    if is_plain(layer):
+        rest = _fed
+    elif _is_one_of(_SANDWICHED, layer):
+        rest = _fed_sandwiched
+    else:
+        return False
+    layer.forward = functools.partial(_forward, layer, layer.forward, rest)
     return True
 
 
 def _forward(
     layer: Any,
     every_row: Callable[..., torch.Tensor],
+    rest: Callable[[Any, torch.Tensor, torch.Tensor, Packed], torch.Tensor],
     hidden_states: torch.Tensor,
     *args: Any,
     packed: Packed | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """``hidden_states [1, N, d]`` to ``[1, M, d]``: pre-norm attention and feed-forward, each added to its input."""
+    """``hidden_states [1, N, d]`` to ``[1, M, d]``."""
     if packed is None:
         return every_row(hidden_states, *args, **kwargs)
     if packed.last is None:
         return every_row(hidden_states, *args, packed=packed, **kwargs)
     attended, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), packed=packed.last, **kwargs)
-    hidden = packed.last.outputs((hidden_states + attended)[0])[None]
+    return rest(layer, hidden_states, attended, packed.last)
+
+
+def _fed(layer: Any, hidden_states: torch.Tensor, attended: torch.Tensor, last: Packed) -> torch.Tensor:
+    """Pre-norm attention and feed-forward, each added to its input."""
+    hidden = last.outputs((hidden_states + attended)[0])[None]
     fed: torch.Tensor = layer.mlp(layer.post_attention_layernorm(hidden))
     return hidden + fed
+
+
+def _fed_sandwiched(layer: Any, hidden_states: torch.Tensor, attended: torch.Tensor, last: Packed) -> torch.Tensor:
+    """The same with a norm behind each as well."""
+    kept, attended = (last.outputs(x[0])[None] for x in (hidden_states, attended))
+    hidden = kept + layer.post_attention_layernorm(attended)
+    fed: torch.Tensor = layer.mlp(layer.pre_feedforward_layernorm(hidden))
+    added: torch.Tensor = layer.post_feedforward_layernorm(fed)
+    return hidden + added

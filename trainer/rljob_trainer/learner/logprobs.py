@@ -3,7 +3,8 @@
 The output layer and the softmax are one autograd function. Logits are computed in the dtype of the weights and turned
 into float32 (or kept in float64) for the softmax, ``chunk`` tokens at a time; the backward pass computes them again.
 Where probabilities are few they are kept for it instead, which saves that third matrix product: when all tokens fit
-into one chunk, and on a CPU those of the first tokens, up to 16 MiB.
+into one chunk, and on a CPU those of the first tokens, up to 16 MiB. Of capped logits none are kept: their gradient
+needs more than probabilities.
 """
 
 from __future__ import annotations
@@ -62,35 +63,45 @@ def log_probs_and_entropy(
     *,
     temperature: float = 1.0,
     chunk: int | None = None,
+    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of ``targets [tokens]`` and entropy of their distributions in nats, each ``[tokens]`` float32.
 
     The distribution is ``softmax(hidden @ weight.T / temperature)`` with ``hidden [tokens, d]`` and
-    ``weight [vocabulary, d]``. Both results are differentiable. A ``chunk`` that is given bounds the memory: more than
-    that many rows of probabilities never exist at once.
+    ``weight [vocabulary, d]``; with a ``cap`` logits x are cap * tanh(x / cap) before they are divided by the
+    temperature. Both results are differentiable. A ``chunk`` that is given bounds the memory: more than that many rows
+    of probabilities never exist at once.
     """
     if temperature <= 0:
         raise ValueError(f"log-probs need a temperature above 0, but it is {temperature}")
     size = chunk or default_chunk(weight)
-    keep = _kept_tokens(len(targets), weight, chunk)
-    log_probs, entropy, _ = _head(hidden, weight, targets, 1.0 / temperature, size, keep, False)
+    keep = 0 if cap is not None else _kept_tokens(len(targets), weight, chunk)
+    log_probs, entropy, _ = _head(hidden, weight, targets, 1.0 / temperature, cap, size, keep, False)
     return log_probs, entropy
 
 
 @torch.no_grad()
 def sum_squared_probs(
-    hidden: torch.Tensor, weight: torch.Tensor, *, temperature: float = 1.0, chunk: int | None = None
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+    cap: float | None = None,
 ) -> torch.Tensor:
     """The sum over the vocabulary of the squared probabilities, ``[tokens]`` (the optimal token baseline needs it)."""
     targets = hidden.new_zeros(hidden.shape[0], dtype=torch.int64)
     size = chunk or default_chunk(weight)
-    squared = _head(hidden, weight, targets, 1.0 / temperature, size, 0, True)[2]
+    squared = _head(hidden, weight, targets, 1.0 / temperature, cap, size, 0, True)[2]
     assert squared is not None
     return squared
 
 
 class _Head(torch.autograd.Function):
-    """With z the scaled logits and p their softmax: dlogp/dz = onehot - p, dH/dz = -p (log p + H)."""
+    """With z the scaled logits and p their softmax: dlogp/dz = onehot - p, dH/dz = -p (log p + H).
+
+    Of capped logits z = scale cap tanh(x / cap), and dz/dx = scale (1 - tanh^2).
+    """
 
     @staticmethod
     def forward(
@@ -99,6 +110,7 @@ class _Head(torch.autograd.Function):
         weight: torch.Tensor,
         targets: torch.Tensor,
         scale: float,
+        cap: float | None,
         chunk: int,
         keep: int,
         squares: bool,
@@ -110,7 +122,7 @@ class _Head(torch.autograd.Function):
         squared = torch.empty_like(log_probs) if squares else None
         keep = keep if any(ctx.needs_input_grad[:2]) else 0
         kept = torch.empty(keep, weight.shape[0], dtype=precise, device=hidden.device)
-        room = _Room(hidden, weight, chunk, precise)
+        room = _Room(hidden, weight, chunk, precise, cap)
         for start in range(0, tokens, chunk):
             part = slice(start, start + chunk)
             log_p = room.log_softmax(hidden[part], weight, scale)
@@ -120,7 +132,7 @@ class _Head(torch.autograd.Function):
                 squared[part] = torch.linalg.vecdot(p, p)
             entropy[part] = -torch.mul(p, log_p, out=log_p).sum(1)
         ctx.save_for_backward(hidden, weight, targets, entropy, kept)
-        ctx.scale, ctx.chunk = scale, chunk
+        ctx.scale, ctx.cap, ctx.chunk = scale, cap, chunk
         ctx.set_materialize_grads(False)
         return log_probs, entropy, squared
 
@@ -129,13 +141,13 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None, _: None) -> Any:
         hidden, weight, targets, entropy, kept = ctx.saved_tensors
         if grad_log_probs is None and grad_entropy is None:
-            return None, None, None, None, None, None, None
+            return None, None, None, None, None, None, None, None
         precise = entropy.dtype
         grad_hidden = torch.empty_like(hidden)
         several = hidden.shape[0] > ctx.chunk
         # Adding up chunks in half precision would lose what each adds: sum in float32.
         grad_weight = torch.zeros_like(weight, dtype=precise if several else weight.dtype)
-        room = _Room(hidden, weight, ctx.chunk, precise)
+        room = _Room(hidden, weight, ctx.chunk, precise, ctx.cap, slopes=ctx.cap is not None)
         tiny = torch.finfo(precise).tiny
         for start in range(0, hidden.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
@@ -163,6 +175,8 @@ class _Head(torch.autograd.Function):
                 grad = log_p.mul_(-to_entropy).sub_(shift).mul_(p)
             if to_log_p is not None:
                 grad.scatter_add_(1, targets[part, None], to_log_p)
+            if room.slopes is not None:
+                grad.mul_(room.slopes[: len(grad)])
             grad = grad.to(weight.dtype)
             torch.mm(grad, weight, out=grad_hidden[part])
             if several and precise == weight.dtype:
@@ -171,20 +185,32 @@ class _Head(torch.autograd.Function):
                 grad_weight += grad.T @ hidden[part]
             else:
                 torch.mm(grad.T, hidden, out=grad_weight)
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None, None
 
 
 _head: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = _Head.apply
 
 
 class _Room:
-    """Two matrices ``[chunk, vocabulary]`` that all chunks of a pass use in turn: fresh memory costs a CPU more time
-    than the softmax."""
+    """Two matrices ``[chunk, vocabulary]`` that all chunks of a pass use in turn, and a third one for the ``slopes`` of
+    a cap: fresh memory costs a CPU more time than the softmax."""
 
-    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, chunk: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        chunk: int,
+        dtype: torch.dtype,
+        cap: float | None,
+        *,
+        slopes: bool = False,
+    ) -> None:
         shape = (min(chunk, hidden.shape[0]), weight.shape[0])
         self._one = torch.empty(shape, dtype=dtype, device=hidden.device)
         self._two = torch.empty_like(self._one)
+        self._cap = cap
+        self.slopes = torch.empty_like(self._one) if slopes else None
+        """Of the last rows: the derivative of the capped logit by the logit."""
 
     def log_softmax(self, hidden: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
         """``[n, vocabulary]``, until the next call; the smallest number there is for what is impossible (-inf)."""
@@ -202,6 +228,12 @@ class _Room:
             torch.mm(hidden, weight.T, out=logits)
         else:
             logits.copy_(hidden @ weight.T)
+        if self._cap is not None:
+            logits.div_(self._cap).tanh_()
+            if self.slopes is not None:
+                slopes = torch.mul(logits, logits, out=self.slopes[: hidden.shape[0]])
+                slopes.neg_().add_(1.0)
+            logits.mul_(self._cap)
         return logits.mul_(scale) if scale != 1.0 else logits
 
     def one(self, rows: int) -> torch.Tensor:

@@ -24,35 +24,49 @@ from rljob_trainer.algorithms.vocabulary_kl import chunked_kl
 from rljob_trainer.episodes.tokens import IntArray
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
+from rljob_trainer.learner.context import Context, Whole
 from rljob_trainer.learner.last_layer import compute_outputs_only
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.learner.protocol import LearnerFacts
+from rljob_trainer.models.config import FAMILIES, soft_caps, unsupported_by_learner
+from rljob_trainer.models.soft_capping import soft_capped
 
 Module = TypeVar("Module", bound=nn.Module)
-
-_UNSUPPORTED = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of families whose output layer or attention computes something else than a plain softmax."""
 
 
 @dataclass(slots=True)
 class PackedRow:
-    """One row's tensors on the device of the model that reads them."""
+    """One row's tensors on the device of the model that reads them. With ``context``: a rank's part of it."""
 
-    token_ids: torch.Tensor  # [1, N]
-    positions: torch.Tensor  # [1, N]
+    token_ids: torch.Tensor  # [1, N], or [1, n] of a part
+    positions: torch.Tensor  # the same
     attention: Packed
     outputs: Gather  # [tokens] out of the last hidden states: [N] rows, or [M] where the last layer computes no others
     targets: torch.Tensor  # [tokens]
     finals: torch.Tensor | None  # [S]
+    whole_tokens: Whole | None = None
+    """Makes streams over all response tokens of those over this rank's; None: it has them all."""
+    whole_sequences: Whole | None = None
+    """The same for streams over sequences."""
 
     @classmethod
     def of(
-        cls, row: Row, token_ids: IntArray, device: torch.device, dtype: torch.dtype, *, outputs_only: bool = False
+        cls,
+        row: Row,
+        token_ids: IntArray,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        outputs_only: bool = False,
+        soft_capped: bool = False,
+        context: Context | None = None,
     ) -> PackedRow:
         """``token_ids`` of the whole batch; ``dtype`` is what the model computes in.
 
-        ``outputs_only`` is for models whose last layer can leave rows out (``Policy.outputs_only``).
+        ``outputs_only`` is for models whose last layer can leave rows out (``Policy.outputs_only``), ``soft_capped``
+        for those whose attention scores have a cap (``Policy.soft_capped``). ``context``: the ranks that compute the
+        row together; its length is a multiple of their number.
         """
 
         if not len(token_ids):  # a rank without sequences runs a row of one token of no meaning
@@ -61,7 +75,23 @@ class PackedRow:
         def move(array: Any) -> torch.Tensor:
             return torch.from_numpy(array).to(device, non_blocking=True)
 
-        attention = Packed.of(row, device, dtype, outputs_only=outputs_only)
+        attention = Packed.of(row, device, dtype, outputs_only=outputs_only, soft_capped=soft_capped, context=context)
+        if context is not None:
+            total, part = len(row.source), context.part(len(row.source))
+            tokens, own, own_rows = Whole.of(row.output_rows, total, context, device)
+            sequences = finals = None
+            if row.final_rows is not None:
+                sequences, _, finals = Whole.of(row.final_rows, total, context, device)
+            return cls(
+                token_ids=move(token_ids[row.source[part]].astype("int64"))[None],
+                positions=move(row.positions[part])[None],
+                attention=attention,
+                outputs=Gather.of(own_rows, total // context.size).to(device),
+                targets=move(token_ids[row.targets[own]].astype("int64")),
+                finals=None if finals is None else move(finals),
+                whole_tokens=tokens,
+                whole_sequences=sequences,
+            )
         rows, output_rows, final_rows = len(row.source), row.output_rows, row.final_rows
         if attention.last is not None:
             rows, output_rows = len(row.last_rows), np.searchsorted(row.last_rows, output_rows)
@@ -77,19 +107,19 @@ class PackedRow:
 
 
 class PolicyStreams(NamedTuple):
-    """What a policy's forward pass gives; streams ``[tokens]``."""
+    """What a policy's forward pass gives; streams ``[tokens]``, whoever computed them."""
 
     log_probs: torch.Tensor
     entropy: torch.Tensor
     sum_squared_probs: torch.Tensor | None
-    states: torch.Tensor | None  # [tokens, d] the hidden states that predict the tokens
+    states: torch.Tensor | None  # [tokens, d] the hidden states that predict this rank's tokens
     vocabulary_kl: torch.Tensor | None  # exact KL to the reference
 
 
 class Compared(NamedTuple):
     """What the exact KL needs of the reference, and the log-probs that its forward pass gives besides."""
 
-    states: torch.Tensor  # [tokens, d]
+    states: torch.Tensor  # [tokens, d] of this rank's tokens
     weight: torch.Tensor  # [vocabulary, d]
     log_probs: torch.Tensor  # [tokens]
 
@@ -109,6 +139,9 @@ class Policy(nn.Module):
         self.language_model = language_model
         self.chunk = chunk
         self.outputs_only = compute_outputs_only(self.layers)
+        caps = soft_caps(language_model.config.to_dict())
+        self.logit_cap = caps.logits
+        self.soft_capped = caps.scores is not None
 
     def forward(
         self,
@@ -123,25 +156,28 @@ class Policy(nn.Module):
         hidden = row.outputs(self.hidden(row))
         weight = self.language_model.get_output_embeddings().weight
         log_probs, entropy = log_probs_and_entropy(
-            hidden, weight, row.targets, temperature=temperature, chunk=self.chunk
+            hidden, weight, row.targets, temperature=temperature, chunk=self.chunk, cap=self.logit_cap
         )
         kl = None
         if reference is not None:
             kl = chunked_kl(
                 hidden,
-                lambda x: x @ weight.T,
+                lambda x: soft_capped(x @ weight.T, self.logit_cap),
                 reference.states,
-                lambda x: x @ reference.weight.T,
+                lambda x: soft_capped(x @ reference.weight.T, self.logit_cap),  # all models are of one family
                 temperature=temperature,
                 chunk=self.chunk or default_chunk(weight),
             )
-        return PolicyStreams(
-            log_probs,
-            entropy,
-            sum_squared_probs(hidden, weight, temperature=temperature, chunk=self.chunk) if squares else None,
-            hidden if states else None,
-            kl,
-        )
+        squared = None
+        if squares:
+            squared = sum_squared_probs(hidden, weight, temperature=temperature, chunk=self.chunk, cap=self.logit_cap)
+        if row.whole_tokens is not None:
+            there = [stream for stream in (log_probs, entropy, squared, kl) if stream is not None]
+            whole = iter(row.whole_tokens(*there))
+            log_probs, entropy = next(whole), next(whole)
+            squared = None if squared is None else next(whole)
+            kl = None if kl is None else next(whole)
+        return PolicyStreams(log_probs, entropy, squared, hidden if states else None, kl)
 
     def hidden(self, row: PackedRow) -> torch.Tensor:
         """Last hidden states ``[N, d]``, or ``[M, d]`` of the rows that are read."""
@@ -187,7 +223,12 @@ class Critic(nn.Module):
         # One small product in float32: a value in half precision would have three digits.
         values = nn.functional.linear(hidden.float(), self.head.weight.float(), self.head.bias.float())
         finals = None if row.finals is None else values[row.finals, 0]
-        return row.outputs(values)[:, 0], finals
+        before = row.outputs(values)[:, 0]
+        if row.whole_tokens is not None:
+            (before,) = row.whole_tokens(before)
+        if finals is not None and row.whole_sequences is not None:
+            (finals,) = row.whole_sequences(finals)
+        return before, finals
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -305,17 +346,13 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrain
             "which would begin at random; copy the model again"
         )
     config = model.config.get_text_config()
-    for name in _UNSUPPORTED:
-        if getattr(config, name, None) not in (None, 1.0):
-            raise JobFileError(
-                f"the model in {folder} ({config.model_type}) sets {name}, which the learner does not compute; "
-                "choose a model with a plain output layer (Llama, Qwen, Mistral and most others)"
-            )
+    if (problem := unsupported_by_learner(config.to_dict())) is not None:
+        raise JobFileError(f"spec.model: the learner {problem}, as {folder} says")
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise JobFileError(
             f"the model in {folder} ({config.model_type}) has no plain output matrix; "
-            "choose a model with one (Llama, Qwen, Mistral and most others)"
+            f"choose a model with one ({', '.join(FAMILIES)})"
         )
     config.use_cache = False
     if getattr(config, "attention_dropout", 0.0):

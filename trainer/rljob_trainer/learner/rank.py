@@ -24,6 +24,7 @@ from rljob_trainer.errors import LearnerError, StepGivenUpError
 from rljob_trainer.learner import export, seals, state
 from rljob_trainer.learner.anchor import Anchor
 from rljob_trainer.learner.backend import Attachments, Placement, RowRules
+from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.giving_up import GivingUp
 from rljob_trainer.learner.gradients import (
     ActorGradient,
@@ -82,6 +83,8 @@ class SpreadModels:
     """The actor, if this rank has all of it as transformers made it."""
     adapter: Adapter | None = None
     """What is trained of actor and critic; None: all of them."""
+    context: Context | None = None
+    """The ranks that compute every row together, if any do."""
 
 
 class LearnerRank:
@@ -128,8 +131,10 @@ class LearnerRank:
             self.device,
             self._dtype,
             outputs_only=self._policy.outputs_only,
+            soft_capped=self._policy.soft_capped,
             returns_outputs=models.placement.returns_outputs,
             length_multiple=models.rules.length_multiple,
+            context=models.context,
         )
         # What is drawn from here on (nothing does today) differs between ranks.
         torch.manual_seed(settings.seed * 65537 + rank)

@@ -77,6 +77,8 @@ class LearnerSettings:
     ranks: int = 1
     replicate: int = 1
     """Copies of the weights, each cut into shards over the other ranks."""
+    context: int = 1
+    """Neighbouring ranks that compute each row together (``context.py``)."""
     actor: OptimizerSettings = OptimizerSettings()
     critic: OptimizerSettings | None = None
     """None: no critic."""
@@ -106,9 +108,10 @@ class LearnerSettings:
     """Where a node that has no ``model_path`` takes it from."""
 
     def __post_init__(self) -> None:
-        if self.ranks % self.replicate:
+        if self.ranks % (self.replicate * self.context):
             raise ValueError(
-                f"trainer.parallelism.replicate = {self.replicate} does not divide the number of ranks, {self.ranks}"
+                f"trainer.parallelism: replicate x context = {self.replicate} x {self.context} does not divide the "
+                f"number of ranks, {self.ranks}"
             )
 
     @classmethod
@@ -140,6 +143,7 @@ class LearnerSettings:
             device=device,
             ranks=trainer.ranks,
             replicate=trainer.parallelism.replicate,
+            context=trainer.parallelism.context,
             actor=OptimizerSettings.from_spec(trainer.optimizer),
             critic=None if critic is None else OptimizerSettings.from_spec(trainer.critic_optimizer(critic)),
             reference=algorithm.needs_reference,

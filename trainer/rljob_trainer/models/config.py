@@ -9,14 +9,18 @@ from __future__ import annotations
 import codecs
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rljob_trainer.errors import JobFileError
 
-PLAIN_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""The families whose weights are known by name and shape, and which the torch engine computes."""
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+"""The families (``model_type``) that learner and torch engine compute, whose weights are known by name and shape."""
+
+GEMMA = ("gemma2", "gemma3_text")
+"""Those with scaled embeddings, norms on both sides, windows in some layers, and soft caps. Embedding and output matrix
+are one unless the configuration says otherwise."""
 
 COPY = "copy the model again, or correct the file"
 
@@ -36,6 +40,13 @@ _NOT_NEGATIVE = ("attention_dropout", "initializer_range", "rope_theta")
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "auto")
 _ROPE_NEEDS = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 ROPE_TYPES = ("default", "linear", "llama3")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+_GEMMA_NEEDS = ("head_dim", "query_pre_attn_scalar", "sliding_window")
+_LAYERS_TO_A_FULL_ONE = {"gemma2": 2, "gemma3_text": 6}
+"""Layers of which the last sees everything, where a configuration does not name the type of each."""
+_SCORE_CAP, _LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
+_CAPS_UNLESS_SAID = {"gemma2": (50.0, 30.0)}
+"""What transformers takes where a configuration says nothing."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -107,14 +118,14 @@ def check_config(config: dict[str, Any], file: Path) -> None:
         raise JobFileError(
             f"{file}: num_key_value_heads = {kv_heads} does not divide num_attention_heads = {heads}; {COPY}"
         )
-    if config.get("model_type") in PLAIN_FAMILIES:
-        _check_plain(config, file)
+    if config.get("model_type") in FAMILIES:
+        _check_known(config, file)
     for name in ("eos_token_id", "pad_token_id"):
         check_ids(config.get(name), name, file, text["vocab_size"])
 
 
-def _check_plain(config: Mapping[str, Any], file: Path) -> None:
-    """What the plain families need besides."""
+def _check_known(config: Mapping[str, Any], file: Path) -> None:
+    """What the known families need besides."""
     if config.get("intermediate_size") is None:
         raise wrong(file, "intermediate_size", "a whole number above 0", None)
     _size(config, "intermediate_size", file)
@@ -129,31 +140,55 @@ def _check_plain(config: Mapping[str, Any], file: Path) -> None:
         not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(kind, str) for kind in kinds)
     ):
         raise wrong(file, "layer_types", f"a list of {layers} texts, one for each of num_hidden_layers", kinds)
+    if config["model_type"] in GEMMA:
+        _check_gemma(config, file)
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name)
+        if rope is not None and not isinstance(rope, dict):
+            raise wrong(file, name, "an object", rope)
         if rope is None:
             continue
-        if not isinstance(rope, dict):
-            raise wrong(file, name, "an object", rope)
-        for key in ("rope_type", "type"):
-            if rope.get(key) is not None and not isinstance(rope[key], str):
-                raise wrong(file, f"{name}.{key}", "text", rope[key])
-        numbers = {key: value for key, value in rope.items() if key not in ("rope_type", "type")}
-        for key, value in numbers.items():
-            if value is None:
-                continue
-            if key in ("rope_theta", "factor", "low_freq_factor", "high_freq_factor"):
-                _number(numbers, key, file, positive=True, place=f"{name}.{key}")
-            elif key == "original_max_position_embeddings":
-                _size(numbers, key, file, place=f"{name}.{key}")
-        kind = rope.get("rope_type") or rope.get("type") or "default"
-        for key in _ROPE_NEEDS.get(str(kind), ()):
-            if rope.get(key) is None:
-                raise JobFileError(f"{file}: {name} is of the type {kind} and has no {key}; {COPY}")
-        if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
-            raise JobFileError(f"{file}: {name}.low_freq_factor is not below high_freq_factor; {COPY}")
+        # Gemma 3 has two, by the type of a layer.
+        parts = {f"{name}.{kind}": rope[kind] for kind in LAYER_TYPES if kind in rope} or {name: rope}
+        for place, part in parts.items():
+            if part is not None and not isinstance(part, dict):
+                raise wrong(file, place, "an object", part)
+            _check_rope(part or {}, place, file)
     if config.get("rope_theta") == 0:
         raise wrong(file, "rope_theta", "a number above 0", 0)
+
+
+def _check_gemma(config: Mapping[str, Any], file: Path) -> None:
+    """What the Gemma families need, in files that transformers would read otherwise than their vocabulary suggests."""
+    for name in _GEMMA_NEEDS:
+        if config.get(name) is None:
+            raise wrong(file, name, "a number above 0", config.get(name))
+    for name in ("query_pre_attn_scalar", _SCORE_CAP, _LOGIT_CAP, "rope_local_base_freq"):
+        if config.get(name) is not None:
+            _number(config, name, file, positive=True)
+    if config.get("sliding_window_pattern") is not None:
+        _size(config, "sliding_window_pattern", file)
+
+
+def _check_rope(rope: Mapping[str, Any], place: str, file: Path) -> None:
+    """One set of rotary parameters; ``place``: its name in the file."""
+    for key in ("rope_type", "type"):
+        if rope.get(key) is not None and not isinstance(rope[key], str):
+            raise wrong(file, f"{place}.{key}", "text", rope[key])
+    numbers = {key: value for key, value in rope.items() if key not in ("rope_type", "type")}
+    for key, value in numbers.items():
+        if value is None:
+            continue
+        if key in ("rope_theta", "factor", "low_freq_factor", "high_freq_factor"):
+            _number(numbers, key, file, positive=True, place=f"{place}.{key}")
+        elif key == "original_max_position_embeddings":
+            _size(numbers, key, file, place=f"{place}.{key}")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    for key in _ROPE_NEEDS.get(str(kind), ()):
+        if rope.get(key) is None:
+            raise JobFileError(f"{file}: {place} is of the type {kind} and has no {key}; {COPY}")
+    if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
+        raise JobFileError(f"{file}: {place}.low_freq_factor is not below high_freq_factor; {COPY}")
 
 
 def check_ids(said: Any, name: str, file: Path, vocabulary: int) -> None:
@@ -170,22 +205,103 @@ def check_ids(said: Any, name: str, file: Path, vocabulary: int) -> None:
             )
 
 
+class SoftCaps(NamedTuple):
+    """The caps of a model, None where it has none: of its attention scores and of its output logits."""
+
+    scores: float | None
+    logits: float | None
+
+
+def soft_caps(config: Mapping[str, Any]) -> SoftCaps:
+    """The caps that a known family computes with."""
+    family = config.get("model_type")
+    if family not in GEMMA:
+        return SoftCaps(None, None)
+    scores, logits = _CAPS_UNLESS_SAID.get(str(family), (None, None))
+    return SoftCaps(config.get(_SCORE_CAP, scores), config.get(_LOGIT_CAP, logits))
+
+
+def layer_types(config: Mapping[str, Any]) -> list[str]:
+    """Of each layer of a Gemma model, whether it sees everything (``full_attention``) or a window."""
+    said: list[str] | None = config.get("layer_types")
+    if said is not None:
+        return said
+    every = config.get("sliding_window_pattern") or _LAYERS_TO_A_FULL_ONE[config["model_type"]]
+    return [LAYER_TYPES[bool((layer + 1) % every)] for layer in range(config["num_hidden_layers"])]
+
+
+def ropes(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The rotary parameters by the type of a layer, with ``rope_type`` and ``rope_theta`` in each.
+
+    transformers 5 writes one mapping ``rope_parameters``, earlier versions ``rope_theta`` and ``rope_scaling``.
+    """
+    said = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = config.get("rope_theta") or 10_000.0
+    parts = {kind: dict(said[kind] or {}) for kind in LAYER_TYPES if kind in said}
+    if config.get("model_type") == "gemma3_text":
+        if not parts:
+            parts = {"full_attention": said}
+        # A window has short distances, which are told apart by angles of their own; no scaling applies to them.
+        parts.setdefault("sliding_attention", {})
+        parts["sliding_attention"].setdefault("rope_theta", config.get("rope_local_base_freq") or 10_000.0)
+        theta = config.get("rope_theta") or 1_000_000.0
+    elif not parts:
+        parts = dict.fromkeys(LAYER_TYPES, said)
+    return {
+        kind: {
+            **part,
+            "rope_type": part.get("rope_type") or part.get("type") or "default",
+            "rope_theta": part.get("rope_theta") or theta,
+        }
+        for kind, part in parts.items()
+    }
+
+
+def unsupported_by_learner(config: Mapping[str, Any]) -> str | None:
+    """What the learner does not compute of a checked configuration; None: it computes all of it."""
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        text = " (of Gemma 3 the text models only, gemma3_text)" if family == "gemma3" else ""
+        return f"knows the model types {', '.join(FAMILIES)}, but this model is a {family!r}{text}"
+    return next(_variants(config), None)
+
+
+def _variants(config: Mapping[str, Any]) -> Iterator[str]:
+    """What a known family may ask for, and nobody here computes."""
+    family = config["model_type"]
+    # transformers' Gemma 3 looks at a cap of the scores no more than Llama does, and an engine may.
+    capped = {"gemma2": (), "gemma3_text": (_SCORE_CAP,)}.get(family, (_SCORE_CAP, _LOGIT_CAP))
+    for name in (*capped, "logits_scaling", "logit_scale"):
+        if config.get(name) not in (None, 1.0):
+            yield f"does not compute {name} in models of the type {family}"
+    if config.get("use_bidirectional_attention"):
+        yield "computes no attention to later tokens (use_bidirectional_attention)"
+    if config.get("is_causal") is False:
+        yield "computes no attention to later tokens (is_causal: false)"
+    for kind in config.get("layer_types") or ():
+        if kind not in LAYER_TYPES:
+            yield f"has no layers of the type {kind!r}, only {' and '.join(LAYER_TYPES)}"
+    if family == "gemma2" and config.get("tie_word_embeddings") is False:
+        # vLLM would go on using the embedding.
+        yield "takes the output matrix of a gemma2 to be its embedding (tie_word_embeddings: false)"
+
+
 def unsupported_by_torch_engine(config: Mapping[str, Any]) -> str | None:
     """What the torch engine cannot compute of a checked configuration; None: it computes all of it."""
-    family = config.get("model_type")
-    if family not in PLAIN_FAMILIES:
-        return f"knows the model types {', '.join(PLAIN_FAMILIES)}, but this model is a {family!r}"
+    if (problem := unsupported_by_learner(config)) is not None:
+        return problem
+    family = config["model_type"]
     window_is_used = config.get("use_sliding_window", family == "mistral")
     if window_is_used and config.get("sliding_window"):
-        return f"has no sliding-window attention (sliding_window: {config['sliding_window']})"
-    if config.get("hidden_act", "silu") != "silu":
-        return f"has no activation {config['hidden_act']!r}, only silu"
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    if rope_type not in ROPE_TYPES:
-        return f"has no RoPE scaling {rope_type!r}, only linear and llama3"
-    if float(config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0) != 1.0:
-        return "rotates whole heads only (partial_rotary_factor must be 1)"
+        return f"has no windows in models of the type {family} (sliding_window: {config['sliding_window']})"
+    name, known = ("hidden_activation", "gelu_pytorch_tanh") if family in GEMMA else ("hidden_act", "silu")
+    if (config.get(name) or known) != known:
+        return f"has no activation {config[name]!r} in models of the type {family}, only {known}"
+    for rope in ropes(config).values():
+        if rope["rope_type"] not in ROPE_TYPES:
+            return f"has no RoPE scaling {rope['rope_type']!r}, only linear and llama3"
+        if float(config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0) != 1.0:
+            return "rotates whole heads only (partial_rotary_factor must be 1)"
     return None
 
 

@@ -11,11 +11,13 @@ from typing import Any
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models.config import (
-    PLAIN_FAMILIES,
+    FAMILIES,
+    GEMMA,
     check_config,
     check_ids,
     read_json,
     text_part,
+    unsupported_by_learner,
     unsupported_by_torch_engine,
 )
 from rljob_trainer.models.tokenizer_files import check_size, read_tokenizer
@@ -38,8 +40,10 @@ class Shape:
     kv_heads: int
     head_dim: int
     """vLLM on the CPU needs 32 or more."""
+    untrainable: str | None
+    """What the learner cannot compute of it; None: it computes all of it."""
     unsupported: str | None
-    """What the torch engine cannot compute of it; None: it computes all of it."""
+    """The same of the torch engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ def _shape(config: dict[str, Any], file: Path) -> Shape:
         heads=heads,
         kv_heads=text.get("num_key_value_heads") or heads,
         head_dim=text.get("head_dim") or hidden // heads,
+        untrainable=unsupported_by_learner(config),
         unsupported=unsupported_by_torch_engine(config),
     )
 
@@ -92,8 +97,8 @@ def read_folder(path: Path, *, tokenizer: bool = True) -> ModelFolder:
     shape = _shape(config, file)
     text = text_part(config, file)
     stored = stored_tensors(path)
-    # Where nothing is said, the plain families have matrices of their own at both ends.
-    unsaid = shape.family not in PLAIN_FAMILIES and "lm_head.weight" not in stored
+    # Where nothing is said, the known families but Gemma have matrices of their own at both ends.
+    unsaid = shape.family in GEMMA or (shape.family not in FAMILIES and "lm_head.weight" not in stored)
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", unsaid)))
     check_weights(config, file, stored, tied=tied)
     sizes = {name: tensor.size for name, tensor in stored.items()}

@@ -14,9 +14,10 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rljob_trainer.errors import JobFileError, UnreachableError
+from rljob_trainer.models.config import GEMMA
 from rljob_trainer.models.folder import ModelFolder, read_folder
 from rljob_trainer.models.tokenizer import character_tokenizer, check_embedded, load_tokenizer
 from rljob_trainer.models.tokenizer_files import read_tokenizer
@@ -166,6 +167,13 @@ def _write_random(random: RandomModel, spec: Model, target: Path, base: Path) ->
             f"spec.model.random: heads = {random.heads} must divide hiddenSize = {random.hidden_size}, "
             f"and kvHeads = {kv_heads} must divide heads"
         )
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": random.context_length * _ROPE_BASE_PER_TOKEN}
+    of_family: dict[str, Any] = {}
+    if random.family in GEMMA:
+        of_family = _gemma(random)
+    if random.family == "gemma3_text":
+        local = rope | {"rope_theta": max(2.0, of_family["sliding_window"] * _ROPE_BASE_PER_TOKEN)}
+        rope = {"full_attention": rope, "sliding_attention": local}
     config = AutoConfig.for_model(
         random.family,
         vocab_size=len(tokenizer),
@@ -175,12 +183,13 @@ def _write_random(random: RandomModel, spec: Model, target: Path, base: Path) ->
         num_attention_heads=random.heads,
         num_key_value_heads=kv_heads,
         max_position_embeddings=random.context_length,
-        rope_parameters={"rope_type": "default", "rope_theta": random.context_length * _ROPE_BASE_PER_TOKEN},
+        rope_parameters=rope,
         tie_word_embeddings=random.tie_embeddings,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
+        **of_family,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random.seed)
@@ -188,6 +197,20 @@ def _write_random(random: RandomModel, spec: Model, target: Path, base: Path) ->
     disable_progress_bar()  # a bar for one small file only tears the terminal
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+
+
+def _gemma(random: RandomModel) -> dict[str, Any]:
+    """What a Gemma's configuration says besides: windows of a quarter of the context, in all layers but every second
+    (Gemma 2) or every sixth and the last (Gemma 3)."""
+    width = random.hidden_size // random.heads
+    every = 2 if random.family == "gemma2" else 6
+    full = [(layer + 1) % every == 0 or layer + 1 == random.layers for layer in range(random.layers)]
+    return {
+        "head_dim": width,
+        "query_pre_attn_scalar": width,
+        "sliding_window": max(1, random.context_length // 4),
+        "layer_types": ["full_attention" if whole else "sliding_attention" for whole in full],
+    }
 
 
 def _random_tokenizer(random: RandomModel, spec: Model, base: Path) -> PreTrainedTokenizerBase:

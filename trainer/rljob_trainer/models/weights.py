@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.models.config import COPY, PLAIN_FAMILIES, read_json, text_part
+from rljob_trainer.models.config import COPY, FAMILIES, GEMMA, read_json, text_part
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F32", "BF16", "F16", "F64")
@@ -111,7 +111,7 @@ def _check_index(file: Path, found: Mapping[str, Stored]) -> None:
 def check_weights(config: dict[str, Any], file: Path, found: Mapping[str, Stored], *, tied: bool) -> None:
     """Raises ``JobFileError`` for the first tensor that contradicts the configuration ``file``.
 
-    Of the plain families every tensor is known; of others the embedding and the number of layers are looked at.
+    Of the known families every tensor is known; of others the embedding and the number of layers are looked at.
     """
     text = text_part(config, file)
     if config.get("quantization_config"):
@@ -119,8 +119,8 @@ def check_weights(config: dict[str, Any], file: Path, found: Mapping[str, Stored
             f"{file}: the model is quantised (quantization_config), and only {', '.join(_FLOATS)} can be trained; take "
             "the model's unquantised weights"
         )
-    if config.get("model_type") in PLAIN_FAMILIES:
-        _check_plain(config, file, found, tied)
+    if config.get("model_type") in FAMILIES:
+        _check_known(config, file, found, tied)
         return
     for name, tensor in found.items():
         if name.endswith(_EMBEDDINGS) and len(tensor.shape) == 2 and "vision" not in name:
@@ -132,7 +132,7 @@ def check_weights(config: dict[str, Any], file: Path, found: Mapping[str, Stored
         raise _layers(file, text["num_hidden_layers"], max(numbers) + 1, found)
 
 
-def _check_plain(config: dict[str, Any], file: Path, found: Mapping[str, Stored], tied: bool) -> None:
+def _check_known(config: dict[str, Any], file: Path, found: Mapping[str, Stored], tied: bool) -> None:
     numbers = {int(match[1]) for name in found if (match := _LAYER.search(name))}
     if numbers and numbers != set(range(config["num_hidden_layers"])) and numbers == set(range(len(numbers))):
         raise _layers(file, config["num_hidden_layers"], len(numbers), found)
@@ -163,7 +163,7 @@ def _check_plain(config: dict[str, Any], file: Path, found: Mapping[str, Stored]
 
 
 def _expected(config: Mapping[str, Any], tied: bool) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
-    """Names, shapes and the fields that fix them, of the plain families."""
+    """Names, shapes and the fields that fix them, of the known families."""
     hidden, vocabulary, heads = config["hidden_size"], config["vocab_size"], config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
     width = config.get("head_dim") or hidden // heads
@@ -176,18 +176,21 @@ def _expected(config: Mapping[str, Any], tied: bool) -> Iterator[tuple[str, tupl
     queries, keys = heads * width, kv_heads * width
     attention = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden)}
     attention["o_proj"] = (hidden, queries)
-    biased = bool(config.get("attention_bias")) and family in ("llama", "qwen3")
+    biased = bool(config.get("attention_bias")) and family not in ("mistral", "qwen2")
     with_bias = ("q_proj", "k_proj", "v_proj") if family == "qwen2" else tuple(attention) if biased else ()
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    if family in GEMMA:
+        norms = (*norms, "pre_feedforward_layernorm", "post_feedforward_layernorm")
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        for norm in ("input_layernorm", "post_attention_layernorm"):
+        for norm in norms:
             yield f"{prefix}{norm}.weight", ((hidden,), "num_hidden_layers, hidden_size")
         for name, shape in attention.items():
             fields = "num_hidden_layers, hidden_size, num_attention_heads, num_key_value_heads, head_dim"
             yield f"{prefix}self_attn.{name}.weight", (shape, fields)
             if name in with_bias:
                 yield f"{prefix}self_attn.{name}.bias", (shape[:1], fields)
-        if family == "qwen3":
+        if family in ("qwen3", "gemma3_text"):
             for norm in ("q_norm", "k_norm"):
                 yield f"{prefix}self_attn.{norm}.weight", ((width,), "head_dim")
         feed_forward = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}

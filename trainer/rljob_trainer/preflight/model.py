@@ -142,10 +142,22 @@ def _model_of_the_hub(found: Readable, name: str) -> Iterator[Violation]:
 
 def _shape(found: Readable, shape: Shape) -> Iterator[Violation]:
     yield from _context(found, shape.context_length)
+    # A backend of the job's own may compute what ours does not.
+    ours = found.says("spec.trainer.backend") and ":" not in found.job.spec.trainer.backend
+    if shape.untrainable is not None and ours:
+        yield Violation("spec.model.source", f"the learner {shape.untrainable}", "train another model")
+        return
     engine = found.job.spec.rollout.engine if found.says("spec.rollout.engine") else None
     if engine == "torch" and shape.unsupported is not None:
         yield Violation(
             "spec.rollout.engine", f"the torch engine {shape.unsupported}", "use rollout.engine: vllm, or another model"
+        )
+    context = found.job.spec.trainer.parallelism.context if found.says("spec.trainer.parallelism") else 1
+    if shape.heads % context:
+        yield Violation(
+            "spec.trainer.parallelism.context",
+            f"its {context} ranks cannot divide the {shape.heads} attention heads of the model",
+            f"use a divisor of {shape.heads}",
         )
     if engine == "vllm" and shape.head_dim < 32:
         yield Violation(

@@ -76,10 +76,14 @@ class KVCache:
         """Where the tokens at ``positions [n]`` of the first n rows lie: ``[n * kv heads]``."""
         return (self._first_cell[: positions.shape[0]] + positions[:, None]).view(-1)
 
-    def bias(self, positions: Tensor, longest: int) -> Tensor:
-        """``[n * kv heads, 1, longest]``: 0 up to and including each row's position, minus infinity beyond."""
-        ahead = self._columns[:longest] > positions[:, None]
-        bias = torch.zeros(ahead.shape, dtype=self._keys.dtype, device=ahead.device).masked_fill_(ahead, -torch.inf)
+    def bias(self, positions: Tensor, longest: int, window: int | None = None) -> Tensor:
+        """``[n * kv heads, 1, longest]``: 0 up to and including each row's position, minus infinity beyond, and before
+        the last ``window`` of them."""
+        columns = self._columns[:longest]
+        hidden = columns > positions[:, None]
+        if window is not None:
+            hidden |= columns <= positions[:, None] - window
+        bias = torch.zeros(hidden.shape, dtype=self._keys.dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
         return bias[:, None].expand(-1, self._kv_heads, -1).reshape(-1, 1, longest)
 
     def append(

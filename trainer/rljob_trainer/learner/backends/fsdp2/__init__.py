@@ -1,4 +1,7 @@
-"""The backend ``fsdp2``: PyTorch's fully sharded data parallelism. Every rank trains on sequences of its own.
+"""The backend ``fsdp2``: PyTorch's fully sharded data parallelism.
+
+Every rank trains on sequences of its own, or, with ``trainer.parallelism.context``, as many neighbouring ranks as it
+says on the same ones, each on a part of their tokens (``learner/context.py``).
 
 build.py      models, meshes and layout of one rank
 mesh.py       the ranks as a mesh, modules cut up layer by layer
@@ -21,10 +24,16 @@ class Fsdp2:
     """A ``Backend``."""
 
     def placement(self, settings: LearnerSettings) -> tuple[Placement, ...]:
-        return tuple(Placement(rank) for rank in range(settings.ranks))
+        each = settings.context
+        return tuple(Placement(rank // each, returns_outputs=not rank % each) for rank in range(settings.ranks))
 
     def rules(self, settings: LearnerSettings) -> RowRules:
-        return RowRules(settings.micro_batch_tokens, settings.share_prompts, halved_from=halved_from(settings))
+        return RowRules(
+            settings.micro_batch_tokens,
+            settings.share_prompts,
+            length_multiple=settings.context,
+            halved_from=halved_from(settings),
+        )
 
     def has_live_model(self, settings: LearnerSettings) -> bool:
         return settings.ranks == 1 and settings.lora is None

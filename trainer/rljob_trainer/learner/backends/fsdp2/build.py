@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner import export
 from rljob_trainer.learner.backend import Placement, RowRules
 from rljob_trainer.learner.backends.fsdp2.layout import Fsdp2Layout
-from rljob_trainer.learner.backends.fsdp2.mesh import join, shard
+from rljob_trainer.learner.backends.fsdp2.mesh import context_of, join, shard
 from rljob_trainer.learner.cpu.lanes import TwoLanes, two_lanes
 from rljob_trainer.learner.cpu.plain_layer import compute_in_rows
 from rljob_trainer.learner.layout import Layout
@@ -66,6 +67,12 @@ def build_rank(
         stored = settings.compute_dtype
     masters = torch.float32 if settings.lora is None else None
     actor = policy(stored)
+    heads = actor.language_model.config.get_text_config().num_attention_heads
+    if heads % settings.context:
+        raise JobFileError(
+            f"spec.trainer.parallelism.context: the model's {heads} attention heads cannot be divided among "
+            f"{settings.context} context ranks; use a divisor of {heads}"
+        )
     facts = facts_of(actor.language_model, device)
     adapter = None if settings.lora is None else given_adapter(actor, settings, settings.lora)
     spread(actor, masters)
@@ -97,6 +104,7 @@ def build_rank(
             passes=TwoLanes() if two_lanes(settings) else OneByOne(),
             live_model=actor.language_model if settings.ranks == 1 and adapter is None else None,
             adapter=adapter,
+            context=context_of(settings),
         ),
     )
 

@@ -1,5 +1,10 @@
 """How models are spread over ranks: FSDP2 per layer, with float32 masters under half-precision compute.
 
+    rank = (copy x shards + shard) x context + part
+
+A copy of the weights is cut over shards x context ranks. To FSDP2 the ranks of a row are like any others: each has
+tokens of its own, and their gradients add up.
+
 One rank in float32 stays a plain module: no wrapping, no process group, no cost.
 """
 
@@ -11,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from rljob_trainer.learner.context import Context
 from rljob_trainer.learner.process import meet
 from rljob_trainer.learner.settings import LearnerSettings
 
@@ -29,6 +35,15 @@ def join(settings: LearnerSettings, rank: int, address: str, timeout_seconds: fl
     if settings.replicate == 1:
         return init_device_mesh(settings.device, (shards,), mesh_dim_names=("shard",))
     return init_device_mesh(settings.device, (settings.replicate, shards), mesh_dim_names=("replicate", "shard"))
+
+
+def context_of(settings: LearnerSettings) -> Context | None:
+    """The neighbours that compute rows together with this rank, after ``join``; None where it computes them alone."""
+    if settings.context == 1:
+        return None
+    sizes = (settings.ranks // settings.context, settings.context)
+    own = init_device_mesh(settings.device, sizes, mesh_dim_names=("data", "context"))["context"]
+    return Context(own.get_group(), own.size(), own.get_local_rank())
 
 
 def shard(model: nn.Module, layers: list[nn.Module], mesh: DeviceMesh | None, compute_dtype: torch.dtype) -> None:
