@@ -12,6 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
+from tiny_mixture import mixture
 from transformers import AutoModelForCausalLM, Gemma2Config
 from whole_state import whole
 
@@ -19,6 +20,7 @@ from rljob_trainer.errors import CheckpointError, JobFileError, LearnerError
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.backends.fsdp2.mesh import full
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest
+from rljob_trainer.learner.published import tensors as tensors_of
 from rljob_trainer.learner.rank import LearnerRank
 from rljob_trainer.learner.settings import LearnerSettings, LoraSettings, OptimizerSettings
 from rljob_trainer.learner.work import cut
@@ -51,6 +53,14 @@ def capped_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     folder = tmp_path_factory.mktemp("capped")
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def mixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experts, which are no linear layers and stay as they are."""
+    folder = tmp_path_factory.mktemp("mixture")
+    mixture(50).save_pretrained(folder)
     return folder
 
 
@@ -176,8 +186,10 @@ def far(ours: Tensors, theirs: Tensors) -> float:
         ("untied_folder", 2, {"activation_checkpointing": True, "micro_batch_tokens": 60}),
         ("tied_folder", 2, {"lora": LoraSettings(rank=1, alpha=2)}),
         ("capped_folder", 2, {"context": 2, "micro_batch_tokens": 100}),
+        # Of a mixture's feed-forward layers peft takes the experts' stacks too, which have no adapters here.
+        ("mixture_folder", 2, {"micro_batch_tokens": 100, "lora": replace(LORA, targets=("q_proj", "o_proj"))}),
     ],
-    ids=["one", "lanes", "some layers", "two ranks", "rank 1 on two", "Gemma, rows of two ranks"],
+    ids=["one", "lanes", "some layers", "two ranks", "rank 1 on two", "Gemma, rows of two ranks", "mixture of experts"],
 )
 def test_streams_gradients_and_weights_are_those_of_peft(
     folder: str,
@@ -208,7 +220,7 @@ def test_streams_gradients_and_weights_are_those_of_peft(
             assert float((torch.from_numpy(answer["streams"][name]) - theirs).abs().max()) < 1e-5, name
     # What engines are sent is what peft makes of base and adapter, and its sums are those of the ranks' parts.
     merged = peft.merge_and_unload()
-    tensors = dict(merged.named_parameters())
+    tensors = dict(part for named in merged.named_parameters() for part in tensors_of(*named))
     for answer in answers:
         assert answer["published"].keys() == tensors.keys()
         for name, tensor in answer["published"].items():
