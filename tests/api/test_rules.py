@@ -67,6 +67,10 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec: {data: {maxPromptTokens: 100}, rollout: {maxResponseTokens: 157}, "
      "model: {source: null, random: {tokenizer: {characters: abc}}}}",
      "spec.model.random.contextLength"),
+    ("lora_is_trained_by_fsdp2", "spec: {model: {lora: {rank: 8}}, trainer: {backend: fsdp2}}",
+     "spec: {model: {lora: {rank: 8}}, trainer: {backend: 'mine:Backend'}}", "spec.model.lora"),
+    ("lora_targets_differ", "spec: {model: {lora: {targets: [q_proj, v_proj]}}}",
+     "spec: {model: {lora: {targets: [q_proj, v_proj, q_proj]}}}", "spec.model.lora.targets"),
     ("training_data_has_one_origin", "spec: {data: {train: {source: null, task: {type: copy}}}}",
      "spec: {data: {train: {task: {type: copy}}}}", "spec.data.train"),
     ("training_data_has_one_origin", "{}",

@@ -41,6 +41,7 @@ from rljob_api.rules import (
     judge,
     kubernetes,
     lifecycle,
+    lora,
     model,
     pipeline,
     pods,
@@ -57,7 +58,7 @@ from rljob_api.violations import Violation
 __all__ = ["RULES", "Job", "Rule", "broken"]
 
 TOPICS = (
-    *(model, data, reward, judge, reward_model, algorithm, estimators, correction, pipeline),
+    *(model, lora, data, reward, judge, reward_model, algorithm, estimators, correction, pipeline),
     *(pools, environment, volumes, pods, lifecycle, templates, kubernetes),
 )
 RULES: Mapping[str, JobRule] = {

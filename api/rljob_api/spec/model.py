@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.spec.base import Location, LongText, ShortText, SpecModel
+from rljob_api.spec.lora import Lora
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Family = Literal["llama", "qwen2", "gemma2", "gemma3_text", "qwen3_moe"]
@@ -70,4 +71,9 @@ class Model(SpecModel):
     )
     trust_remote_code: bool = Field(
         default=False, description="Allow Python code that comes with the model to run. Only for sources you trust."
+    )
+    lora: Lora | None = Field(
+        default=None,
+        description="Train an adapter, and leave the model as it is. The reference is the model without it. Default: "
+        "the model's own weights are trained.",
     )

@@ -324,7 +324,7 @@ def test_a_large_export_is_cut_into_files(settings: LearnerSettings, tmp_path: P
 
     rank = Fsdp2().start(settings)
     parameters = list(rank._policy.published())
-    write_folder(tmp_path, settings.model_path, parameters, Layout(), writer=True, file_bytes=64 << 10)
+    write_folder(tmp_path, settings.model_path, lambda: parameters, Layout(), writer=True, file_bytes=64 << 10)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert all(torch.equal(loaded.get_parameter(name), p) for name, p in parameters)

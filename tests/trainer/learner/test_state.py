@@ -116,7 +116,7 @@ def test_save_and_load_then_update_equals_going_on(
 class Resting:
     """A sharded parameter of a learner on GPUs and its moments, all in host memory while an engine has the device."""
 
-    name, updates = "actor", 3
+    name, updates, adapter = "actor", 3, None
 
     def __init__(self, rank: int) -> None:
         # There is no such device here: whoever takes a shard to it fails.
@@ -195,7 +195,7 @@ def saved(
         ("missing random", "cannot be read.*random-0000"),
         ("broken digests", "cannot be read.*JSONDecodeError"),
         ("broken description", r"learner\.json cannot be read"),
-        ("newer description", "has format 99, this program reads 2"),
+        ("newer description", "has format 99, this program reads 3"),
         ("not a checkpoint", r"learner\.json is missing"),
     ],
 )

@@ -445,7 +445,7 @@ def test_an_update_that_does_not_fit_names_the_parameter(llama_folder: Path, lla
 
 def test_an_architecture_it_does_not_know_is_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(JobFileError, match=r"llama, mistral, .*gemma3_text, but this model is a 'gpt2'; use .*vllm"):
+    with pytest.raises(JobFileError, match=r"llama, mistral, .*qwen3_moe, but this model is a 'gpt2'; use .*vllm"):
         TorchEngine.from_folder(tmp_path)
     with pytest.raises(JobFileError, match=r"no config\.json"):
         TorchEngine.from_folder(tmp_path / "nowhere")

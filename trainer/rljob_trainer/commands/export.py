@@ -1,5 +1,6 @@
 """Writes the model of a run as a Hugging Face folder, which transformers and vLLM load.
 
+What a job with model.lora has trained is merged into the model; with --adapter it is written apart, as peft reads it.
 DIR is the output folder of `rljob run`, the address of a job's state (s3://...), or one of its checkpoints.
 """
 
@@ -16,6 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "place", metavar="DIR", help="output folder of a run or address of its state, or one of its checkpoints"
     )
     parser.add_argument("--to", metavar="OUT", type=Path, required=True, help="folder to be made")
+    parser.add_argument(
+        "--adapter", action="store_true", help="write the adapter alone, as a folder that peft loads (model.lora)"
+    )
     parser.add_argument("--step", type=int, metavar="N", help="the checkpoint of step N (default: the newest)")
 
 
@@ -25,12 +29,13 @@ def run(args: argparse.Namespace) -> int:
         raise OutputError(f"{out} is a file; give --to a new folder")
     if out.exists() and any(out.iterdir()):
         raise OutputError(f"{out} is not empty; give --to a new folder")
-    export(args.place, args.step, out)
+    export(args.place, args.step, out, adapter=args.adapter)
     return 0
 
 
-def export(place: str, step: int | None, out: Path) -> None:
-    """Raises ``CheckpointError`` when there is no such checkpoint or it is damaged."""
+def export(place: str, step: int | None, out: Path, *, adapter: bool = False) -> None:
+    """Raises ``CheckpointError`` when there is no such checkpoint or it is damaged, ``OutputError`` when an ``adapter``
+    is asked for and the run trained none."""
     import sys
     import tempfile
 
@@ -38,5 +43,14 @@ def export(place: str, step: int | None, out: Path) -> None:
 
     with tempfile.TemporaryDirectory(prefix="rljob-export-") as scratch:
         found = find_trained(place, step, Path(scratch), report=lambda text: print(text, file=sys.stderr))
-        load_actor(found).export(out)
-    print(f"{out}: the model of step {found.checkpoint.step}")
+        if adapter and found.lora is None:
+            raise OutputError(
+                f"the run at {place} trained the model's own weights (its job has no spec.model.lora), so there is no "
+                "adapter; leave --adapter out"
+            )
+        actor = load_actor(found)
+        if adapter:
+            actor.export_adapter(out, found.source or str(found.model.resolve()))
+        else:
+            actor.export(out)
+    print(f"{out}: the {'adapter' if adapter else 'model'} of step {found.checkpoint.step}")

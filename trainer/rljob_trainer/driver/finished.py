@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from rljob_api.spec.lora import Lora
 from rljob_trainer.checkpoints.checkpoint import Checkpoint, Report
 from rljob_trainer.checkpoints.finding import find_checkpoint
 from rljob_trainer.errors import CheckpointError
@@ -30,6 +31,10 @@ class Found:
     model: Path
     trust_remote_code: bool = False
     """Whether the run's job lets the model bring code of its own."""
+    lora: Lora | None = None
+    """The adapters that the run trained; None: the model's own weights."""
+    source: str | None = None
+    """The model's name in the run's job; None: its weights were random."""
 
 
 def find_trained(place: str | Path, step: int | None, scratch: Path, report: Report) -> Found:
@@ -46,7 +51,7 @@ def find_trained(place: str | Path, step: int | None, scratch: Path, report: Rep
         fetch_model(model, beside)
     elif not (model / "config.json").exists():
         raise CheckpointError(f"the model that the run started from is not at {model}; was the folder moved?")
-    return Found(checkpoint, model, _trusts(_above(_above(checkpoint.place))))
+    return _found(checkpoint, model, _above(_above(checkpoint.place)))
 
 
 def load_actor(found: Found) -> BackendRank:
@@ -54,26 +59,29 @@ def load_actor(found: Found) -> BackendRank:
 
     Raises ``CheckpointError`` and, for a model folder that cannot be read, ``JobFileError``.
     """
-    from rljob_trainer.learner.settings import LearnerSettings
+    from rljob_trainer.learner.settings import LearnerSettings, LoraSettings
     from rljob_trainer.learner.starting import one_rank
 
-    rank = one_rank(LearnerSettings(model_path=found.model, trust_remote_code=found.trust_remote_code))
+    lora = None if found.lora is None else LoraSettings.from_spec(found.lora)
+    rank = one_rank(LearnerSettings(model_path=found.model, trust_remote_code=found.trust_remote_code, lora=lora))
     rank.load_weights(found.checkpoint.learner)
     return rank
 
 
-def _trusts(run: str) -> bool:
-    """``model.trustRemoteCode`` of a run's job. Raises ``CheckpointError`` for a file that holds none."""
+def _found(checkpoint: Checkpoint, model: Path, run: str) -> Found:
+    """With what a run's job says of its model. Raises ``CheckpointError`` for a file that holds no job."""
     file: SmallFile = BucketFile(ObjectBucket(run), JOB) if is_address(run) else LocalFile(Path(run) / JOB)
     text = file.read()
     if text is None:
-        return False
+        return Found(checkpoint, model)
     try:
-        return bool(yaml.safe_load(text)["spec"]["model"].get("trustRemoteCode"))
+        said = yaml.safe_load(text)["spec"]["model"]
+        lora = None if said.get("lora") is None else Lora.model_validate(said["lora"])
+        return Found(checkpoint, model, bool(said.get("trustRemoteCode")), lora, said.get("source"))
     except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{run}/{JOB} is not the job of a run ({type(error).__name__}); it says whether the model may bring code "
-            "of its own: put the run's own file back"
+            "of its own, and what of it was trained: put the run's own file back"
         ) from error
 
 

@@ -19,7 +19,7 @@ _HOST = torch.device("cpu")
 
 
 class Anchor:
-    """A rank's copy of its part of a module's parameters."""
+    """A rank's copy of its part of a module's trained parameters."""
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
         self._module, self._layout = module, layout
@@ -57,4 +57,5 @@ class Anchor:
     def _shards(self) -> list[torch.Tensor]:
         """Sharing memory with the module; anew each time, since it may have been moved."""
         self._layout.release(self._module)
-        return [self._layout.local(parameter.detach()) for parameter in self._module.parameters()]
+        trained = (parameter for parameter in self._module.parameters() if parameter.requires_grad)
+        return [self._layout.local(parameter.detach()) for parameter in trained]

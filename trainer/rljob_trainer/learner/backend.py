@@ -134,9 +134,13 @@ class BackendRank(Protocol):
         """Writes the actor as a Hugging Face folder."""
         ...
 
+    def export_adapter(self, folder: Path, base: str) -> None:
+        """Writes the actor's adapter (``settings.lora``) as peft reads it; ``base`` is the name of its model."""
+        ...
+
     def shards(self) -> Iterator[Shard]:
         """This rank's parts of what is published, by Hugging Face names and in the compute dtype, one at a time; not
-        gathered."""
+        gathered. All ranks iterate in step."""
         ...
 
     def call_present(self, version: int) -> None:

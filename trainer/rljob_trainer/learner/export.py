@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ FILE_BYTES = 4 << 30
 def write_folder(
     folder: Path,
     source: Path,
-    parameters: Sequence[tuple[str, torch.nn.Parameter]],
+    parameters: Callable[[], Iterable[tuple[str, torch.Tensor]]],
     layout: Layout,
     *,
     writer: bool,
@@ -42,10 +42,10 @@ def write_folder(
     """
     dtypes = source_dtypes(source)
     fallback = next(iter(dtypes.values()), torch.float32)
-    heads = {head.name: file_names(head.name, head.shape) for head in layout.heads(parameters)}
+    heads = {head.name: file_names(head.name, head.shape) for head in layout.heads(parameters())}
     stored = [(name, dtypes.get(name, fallback), math.prod(shape)) for own in heads.values() for name, shape in own]
     files = _files(stored, file_bytes)
-    whole = layout.gather(parameters, lambda name: dtypes.get(heads[name][0][0], fallback))
+    whole = layout.gather(parameters(), lambda name: dtypes.get(heads[name][0][0], fallback))
     gathered = (part for name, tensor in whole for part in tensors_of(name, tensor))
     try:
         if writer:

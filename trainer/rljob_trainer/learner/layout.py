@@ -36,6 +36,10 @@ class Layout:
         """The ranks' parts of something laid out like ``parameter`` put together. Collective."""
         return part
 
+    def like(self, part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        """A tensor that is laid out like ``parameter``, and of which ``part`` is this rank's part."""
+        return part
+
     def part(self, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         """This rank's part of ``value``, which every rank has whole and which is to be laid out like ``parameter``."""
         return value

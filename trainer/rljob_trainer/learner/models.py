@@ -188,10 +188,15 @@ class Policy(nn.Module):
         return _layers(self.language_model, set(self.language_model._no_split_modules or ()))
 
     @property
-    def output_parameters(self) -> int:
-        """The parameters of the matrix that turns a hidden state into logits."""
+    def output_weight(self) -> torch.Tensor:
+        """The matrix ``[vocabulary, d]`` that turns a hidden state into logits."""
         weight: torch.Tensor = self.language_model.get_output_embeddings().weight
-        return weight.numel()
+        return weight
+
+    @property
+    def output_parameters(self) -> int:
+        """The parameters of that matrix."""
+        return self.output_weight.numel()
 
     @property
     def experts(self) -> int:
@@ -288,8 +293,8 @@ def checkpoint_activations(layers: list[nn.Module]) -> None:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
-def place(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
-    """Moves a module to ``device`` and its parameters to ``dtype``, in place; returns it.
+def place(module: Module, device: torch.device, dtype: torch.dtype | None) -> Module:
+    """Moves a module to ``device`` and its parameters to ``dtype`` (None: as they are), in place; returns it.
 
     Buffers keep their precision. Rotary frequencies are one, in float32: rounded to bfloat16, an angle at position
     2,000 would be off by several radians (relative error 2^-9), and two models with equal weights would disagree.

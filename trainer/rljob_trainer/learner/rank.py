@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ from rljob_trainer.learner.models import Critic, PackedRow, Policy
 from rljob_trainer.learner.optim import StepOutcome
 from rljob_trainer.learner.passes import Passes, PassJob
 from rljob_trainer.learner.protocol import ACTOR_ALONE, LearnerFacts, LossSettings, ScoreRequest, UpdateRequest
-from rljob_trainer.learner.reference import Reference
+from rljob_trainer.learner.reference import Reference, WithoutAdapter
 from rljob_trainer.learner.residence import Residence
 from rljob_trainer.learner.settings import LearnerSettings
 from rljob_trainer.learner.trained import Trained
@@ -51,6 +51,9 @@ from rljob_trainer.learner.work import RankReport, RankScores, Share, StepReport
 from rljob_trainer.weights.blocks import lay_out
 from rljob_trainer.weights.plan import Bucket
 from rljob_trainer.weights.shards import Shard
+
+if TYPE_CHECKING:
+    from rljob_trainer.learner.lora import Adapter
 
 Streams = dict[str, torch.Tensor]
 
@@ -67,7 +70,7 @@ class SpreadModels:
 
     actor: Policy
     critic: Critic | None
-    reference: Policy | None
+    reference: Policy | WithoutAdapter | None
     """Frozen."""
     layout: Layout
     """How the parameters of all three are spread."""
@@ -79,6 +82,8 @@ class SpreadModels:
     passes: Passes
     live_model: PreTrainedModel | None
     """The actor, if this rank has all of it as transformers made it."""
+    adapter: Adapter | None = None
+    """What is trained of actor and critic; None: all of them."""
     context: Context | None = None
     """The ranks that compute every row together, if any do."""
 
@@ -103,13 +108,23 @@ class LearnerRank:
         self._meter = Meter(self.device)
         self._policy, self._reference = models.actor, models.reference
         self.actor = Trained(
-            "actor", self._policy, settings.actor, total_updates=settings.actor_updates, layout=self._layout
+            "actor",
+            self._policy,
+            settings.actor,
+            total_updates=settings.actor_updates,
+            layout=self._layout,
+            adapter=models.adapter,
         )
         self.critic: Trained | None = None
         if models.critic is not None:
             assert settings.critic is not None
             self.critic = Trained(
-                "critic", models.critic, settings.critic, total_updates=settings.total_updates, layout=self._layout
+                "critic",
+                models.critic,
+                settings.critic,
+                total_updates=settings.total_updates,
+                layout=self._layout,
+                adapter=models.adapter,
             )
         self._anchor = Anchor(self._policy, self._layout)
         self._loads = ExpertLoads(self._policy, self._policy.experts)
@@ -128,9 +143,10 @@ class LearnerRank:
         parts: dict[str, Callable[[torch.device], object]] = {}
         for trained in self._trained:
             parts |= {trained.name: trained.module.to, f"{trained.name} optimizer": trained.optimizer.move}
-        if self._reference is not None:
-            parts["reference"] = self._reference.to
-        self._untouched = Untouched(rank, self._trained, self._reference, self._layout)
+        apart = self._reference if isinstance(self._reference, Policy) else None
+        if apart is not None:
+            parts["reference"] = apart.to
+        self._untouched = Untouched(rank, self._trained, apart, self._layout)
         self._residence = Residence(self.device, parts, idle_in_host=settings.offload)
 
     def facts(self) -> LearnerFacts:
@@ -323,7 +339,7 @@ class LearnerRank:
 
         told = self._passes.gradients(jobs, one_pass)
         for trained in work:
-            self._layout.add_up(trained.module.parameters())
+            self._layout.add_up(parameter for _, parameter in trained.parameters())
             trained.optimizer.divide(gradients[trained].scale)
         return [MiniBatchReport.of([told[trained, m] for m in range(len(micro_batches))]) for trained in work]
 
@@ -371,25 +387,39 @@ class LearnerRank:
             self._untouched.keep()
 
     def export(self, folder: Path) -> None:
-        """Writes the actor as a Hugging Face folder, in the dtype of the folder it came from."""
-        parameters = list(self._policy.published())
-        export.write_folder(folder, self.settings.model_path, parameters, self._layout, writer=self.rank == 0)
+        """Writes the actor as a Hugging Face folder, in the dtype of the folder it came from; an adapter is merged."""
+        export.write_folder(folder, self.settings.model_path, self._published, self._layout, writer=self.rank == 0)
+
+    def export_adapter(self, folder: Path, base: str) -> None:
+        """Writes the actor's adapter as peft reads it. ``base`` is said to be the model that it belongs to."""
+        from rljob_trainer.learner.lora import write_peft_folder
+
+        assert self.actor.adapter is not None
+        write_peft_folder(folder, self._policy, self._layout, self.actor.adapter, base=base, writer=self.rank == 0)
+
+    def _published(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What engines are given, under Hugging Face names and laid out like the parameters; an adapter is merged."""
+        if self.actor.adapter is None:
+            return self._policy.published()
+        from rljob_trainer.learner.lora import merged
+
+        return merged(self._policy, self._layout)
 
     def shards(self) -> Iterator[Shard]:
         """This rank's parts of what is published, by Hugging Face names and in the compute dtype, one at a time. In
-        float32 they share the parameters' memory. Nothing is gathered."""
+        float32 they share the parameters' memory. Nothing is gathered, but for what is small of an adapter."""
         self._layout.release(self._policy)
-        for name, parameter in self._policy.published():
+        for name, parameter in self._published():
             part = self._layout.local(parameter.detach()).to(self._dtype)
             yield from published.shards(self._layout.shard(name, parameter, part))
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, torch.Tensor]]:
         """``(Hugging Face name, full tensor)`` in the compute dtype, gathered one at a time.
 
-        All ranks must iterate in step. A model that is not sharded gives its live tensors, without a copy. A shared
-        embedding comes once.
+        All ranks must iterate in step. A model that is not sharded gives its live tensors, without a copy, but for
+        those that an adapter is added to. A shared embedding comes once.
         """
-        for name, whole in self._layout.gather(self._policy.published(), lambda _: self._dtype):
+        for name, whole in self._layout.gather(self._published(), lambda _: self._dtype):
             yield from published.tensors(name, whole)
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None:

@@ -11,6 +11,7 @@ import torch
 
 if TYPE_CHECKING:
     from rljob_api.resolved import ResolvedJob
+    from rljob_api.spec.lora import Lora
     from rljob_api.spec.pools import OptimizerSpec
 
 Schedule = Literal["constant", "cosine", "linear"]
@@ -48,6 +49,20 @@ class OptimizerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """Adapters beside linear layers: W + ``alpha`` / ``rank`` x B A (``lora.py``)."""
+
+    rank: int
+    alpha: int
+    targets: tuple[str, ...] = ()
+    """Names of linear layers, or how they end after a point; empty: all inside of the model's layers."""
+
+    @classmethod
+    def from_spec(cls, spec: Lora) -> LoraSettings:
+        return cls(spec.rank, spec.alpha, tuple(spec.targets))
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerSettings:
     """One learner, whatever its backend."""
 
@@ -57,7 +72,7 @@ class LearnerSettings:
     code_paths: tuple[str, ...] = ()
     """Folders in which the module of a backend ``module:Class`` is looked for."""
     dtype: Dtype = "float32"
-    """What forward and backward compute in. Master weights and optimizer state are always float32."""
+    """What forward and backward compute in. What is trained, and its optimizer's state, is always float32."""
     device: Literal["cpu", "cuda"] = "cpu"
     ranks: int = 1
     replicate: int = 1
@@ -68,7 +83,9 @@ class LearnerSettings:
     critic: OptimizerSettings | None = None
     """None: no critic."""
     reference: bool = False
-    """Whether a frozen copy of the initial model is kept."""
+    """Whether a frozen copy of the initial model is kept; with ``lora`` it is the model without its adapter."""
+    lora: LoraSettings | None = None
+    """Adapters of actor and critic, which are trained instead of their weights; None: there are none."""
     micro_batch_tokens: int = 16384
     activation_checkpointing: bool = False
     offload: bool = False
@@ -130,6 +147,7 @@ class LearnerSettings:
             actor=OptimizerSettings.from_spec(trainer.optimizer),
             critic=None if critic is None else OptimizerSettings.from_spec(trainer.critic_optimizer(critic)),
             reference=algorithm.needs_reference,
+            lora=None if spec.model.lora is None else LoraSettings.from_spec(spec.model.lora),
             micro_batch_tokens=trainer.micro_batch_tokens,
             activation_checkpointing=trainer.activation_checkpointing,
             offload=trainer.offload,

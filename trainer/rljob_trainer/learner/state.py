@@ -1,6 +1,7 @@
 """A learner's state in a folder or a bucket: torch's distributed checkpoint, which any number of ranks can read.
 
-    learner.json      format, backend and ranks that wrote it, updates done by each model, run and step it belongs to
+    learner.json      format, backend and ranks that wrote it, updates done by each model, run and step it belongs to,
+                      and where adapters are trained, which base they belong to
     random-0003.pt    random states of rank 3
     digests-0003.json sums of the parts of all tensors that rank 3 wrote
     .metadata, *.distcp   parameters and optimizer moments, each shard once
@@ -49,7 +50,7 @@ from rljob_trainer.storage.bucket import REMEDY, refused
 from rljob_trainer.weights.manifest import manifest_of
 from rljob_trainer.weights.shards import Shard
 
-FORMAT = 2
+FORMAT = 3
 _DESCRIPTION = "learner.json"
 _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 """How torch's RuntimeError for the host's memory begins."""
@@ -89,6 +90,7 @@ def save(place: str | Path, models: Sequence[Trained], owner: StateOwner, belong
                 "ranks": owner.ranks,
                 "updates": updates,
                 "belongs_to": belongs_to,
+                "adapters": {m.name: m.adapter.described() for m in models if m.adapter is not None},
             }
             files.write(_DESCRIPTION, json.dumps(description).encode())
     except CheckpointError:
@@ -123,6 +125,7 @@ def load(place: str | Path, models: Sequence[Trained], owner: StateOwner, belong
                 f"{place} holds no {model.name} (it has: {', '.join(description['updates'])}); "
                 "it was written by a job with another algorithm"
             )
+        _check_adapter(description, model, place)
     try:
         _quietly(
             load_tensors, _tensors(_shards(models)), storage_reader=files.reader(), no_dist=not dist.is_initialized()
@@ -160,12 +163,34 @@ def load_weights(place: str | Path, model: Trained) -> None:
     description = _described(files, place)
     if model.name not in description["updates"]:
         raise CheckpointError(f"{place} holds no {model.name} (it has: {', '.join(description['updates'])})")
+    _check_adapter(description, model, place)
     try:
         _quietly(
             load_tensors, _tensors(model.weights()), storage_reader=files.reader(), no_dist=not dist.is_initialized()
         )
     except (Exception, CheckpointException) as error:  # as in load
         raise _unreadable(place, files, error) from error
+
+
+def _check_adapter(description: dict[str, Any], model: Trained, place: str | Path) -> None:
+    """Raises ``CheckpointError`` unless a state's tensors are what ``model`` trains: all of a model, or the same kind
+    of adapter to the same base."""
+    saved, own = description["adapters"].get(model.name), None if model.adapter is None else model.adapter.described()
+    if saved == own:
+        return
+    if saved is None or own is None:
+        what, here = ("an adapter", "a whole model") if own is None else ("a whole model", "an adapter")
+        raise CheckpointError(
+            f"the learner's state in {place} is that of {what}, and spec.model.lora asks for {here}: put model.lora "
+            "back as the job had it that wrote it, or start a new run from the model that `rljob export` makes of it"
+        )
+    names = {"base_sha256": "the base's manifest"}
+    for field, was in saved.items():
+        if was != own[field]:
+            raise CheckpointError(
+                f"the adapter in {place} belongs to another job: {names.get(field, f'spec.model.lora.{field}')} was "
+                f"{was} and is {own[field]} here. Use the model and the model.lora that it was trained with"
+            )
 
 
 def _misfit(
@@ -246,7 +271,8 @@ def _described(files: StateFiles, place: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{place} is not a learner's checkpoint: {_DESCRIPTION} is missing")
     try:
         description: dict[str, Any] = json.loads(data)
-        known = description["format"] == FORMAT and isinstance(description["updates"], dict)
+        maps = ("updates", "adapters")
+        known = description["format"] == FORMAT and all(isinstance(description[part], dict) for part in maps)
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{name} cannot be read: {error}") from error
     if not known:

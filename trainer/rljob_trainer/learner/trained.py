@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch import nn
 
 from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.models import Critic, Policy, layer_matrices
@@ -12,6 +15,9 @@ from rljob_trainer.learner.protocol import Int64Array
 from rljob_trainer.learner.rates import learning_rate
 from rljob_trainer.learner.settings import OptimizerSettings
 from rljob_trainer.weights.shards import Shard
+
+if TYPE_CHECKING:
+    from rljob_trainer.learner.lora import Adapter
 
 
 class Trained:
@@ -25,20 +31,27 @@ class Trained:
         *,
         total_updates: int | None,
         layout: Layout,
+        adapter: Adapter | None = None,
     ) -> None:
         self.name = name
         self.module = module
+        self.adapter = adapter
+        """What is trained of the module, if it is not the module itself."""
         self.settings = settings
         self.total_updates = total_updates
         self.layout = layout
         matrices = layer_matrices(module) if settings.kind == "muon" else ()
-        self.optimizer = Optimizer(module.named_parameters(), settings, layout, matrices)
+        self.optimizer = Optimizer(self.parameters(), settings, layout, matrices)
         self._layer_parameters = sum(p.numel() for layer in module.layers for p in layer.parameters())
         self.updates = 0
         """Updates (policy versions) begun so far: the schedule's clock."""
         self.pull = 0
         """The pulls before the present one in the update that was begun last."""
         learning_rate(settings, settings.warmup_steps, total_updates)  # a schedule without an end is refused now
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Those that are trained, by their names in the module."""
+        return [(name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad]
 
     def begin(self, *, continues: bool) -> None:
         """The next update begins, or ``continues`` with another pull."""
@@ -73,12 +86,12 @@ class Trained:
         return self.optimizer.step(self.rate)
 
     def weights(self) -> list[Shard]:
-        """This rank's parts of the parameters, by the names that ``state`` gives them, sharing their memory: never what
-        was gathered, and rounded, for a forward pass."""
+        """This rank's parts of the trained parameters, by the names that ``state`` gives them, sharing their memory:
+        never what was gathered, and rounded, for a forward pass."""
         self.layout.release(self.module)
         return [
             self.layout.shard(f"{self.name}.model.{name}", p, self.layout.local(p.detach()))
-            for name, p in self.module.named_parameters()
+            for name, p in self.parameters()
         ]
 
     def state(self) -> list[Shard]:

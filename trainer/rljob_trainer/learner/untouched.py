@@ -1,7 +1,8 @@
 """What a rank's models are made of changes in updates and nowhere else; this looks whether that is so.
 
 After each update a digest of every parameter and of the optimizer's state is kept, and compared before the next one.
-A reference has the digest of its first day. What an update was to move and left as it was is told of as well.
+A reference, or the model beside which an adapter is trained, has the digest of its first day. What an update was to
+move and left as it was is told of as well.
 A look reads parameters and moments once, an update takes two looks: all in all about what an optimizer step reads and
 writes. Only the models of an update are looked at, which are on the device then; a reference that rests in host memory
 at that time is looked at in one update of ``_RARELY``.
@@ -35,7 +36,7 @@ class Untouched:
     def __init__(self, rank: int, trained: Sequence[Trained], reference: nn.Module | None, layout: Layout) -> None:
         self._rank, self._trained, self._reference = rank, tuple(trained), reference
         self._layout = layout
-        self._of_reference = self._look_at_reference()
+        self._of_frozen = self._look_at_reference() | self._look_at_bases()
         self._kept: dict[str, int] = {}
         self._still: set[str] = set()
         """Parameters that the last update of their model left as they were."""
@@ -49,10 +50,16 @@ class Untouched:
         rests = self._reference is not None and next(self._reference.parameters()).device != self._device(work)
         seen = {} if rests and self._updates % _RARELY else self._look_at_reference()
         self._updates += 1
-        moved = [name for name, digest in seen.items() if self._of_reference[name] != digest]
+        moved = [name for name, digest in seen.items() if self._of_frozen[name] != digest]
         if moved:
             raise LearnerError(
                 f"learner rank {self._rank}: the reference has changed: {_listed(moved)}. KL to it would mean nothing; "
+                + _REMEDY
+            )
+        moved = [name for name, digest in self._look_at_bases().items() if self._of_frozen[name] != digest]
+        if moved:
+            raise LearnerError(
+                f"learner rank {self._rank}: weights that an adapter is trained beside have changed: {_listed(moved)}; "
                 + _REMEDY
             )
         self._kept = found | self._kept
@@ -81,9 +88,9 @@ class Untouched:
         for trained in work:
             if largest_norm.get(trained.name, 0.0) <= 0.0 or trained.rate <= 0.0:
                 continue
-            names = [f"{trained.name}.model.{name}" for name, _ in trained.module.named_parameters()]
+            names = [f"{trained.name}.model.{name}" for name, _ in trained.parameters()]
             still = {name for name in names if former.get(name) == self._kept[name]}
-            parameters = dict(trained.module.named_parameters())
+            parameters = dict(trained.parameters())
             whole = len(still) == len(names)
             told = [
                 name
@@ -121,6 +128,16 @@ class Untouched:
         self._layout.release(self._reference)
         named = self._reference.named_parameters()
         return dict(manifest_of((name, self._layout.local(p.detach())) for name, p in named).sums)
+
+    def _look_at_bases(self) -> dict[str, int]:
+        """At what is not trained of the models that are."""
+        found: dict[str, int] = {}
+        for trained in self._trained:
+            self._layout.release(trained.module)
+            frozen = ((name, p) for name, p in trained.module.named_parameters() if not p.requires_grad)
+            named = ((f"{trained.name}.model.{name}", self._layout.local(p.detach())) for name, p in frozen)
+            found |= manifest_of(named).sums
+        return found
 
     def _is_to_move(self, parameter: torch.Tensor, rate: float) -> bool:
         """Whether a step of this rate is more than rounding for all of its numbers."""

@@ -16,6 +16,7 @@ from rljob_api import Readable, RLJob, Violation
 from rljob_trainer.preflight.backend import check_backend
 from rljob_trainer.preflight.data import check_data
 from rljob_trainer.preflight.environment import check_environment
+from rljob_trainer.preflight.lora import check_lora
 from rljob_trainer.preflight.model import check_model, known_tokenizer
 from rljob_trainer.preflight.places import local_path
 from rljob_trainer.preflight.reward_models import check_reward_models
@@ -32,6 +33,7 @@ def preflight(found: Readable, *, base: Path | None = None, code: Sequence[Path]
     columns: dict[str, frozenset[str]] = {}
     violations = [
         *check_model(found, base),
+        *check_lora(found, base),
         *check_data(found, base, known_tokenizer(found, base), columns),
         *check_rewards(found, [*code, Path.cwd()], columns),
         *check_reward_models(found, base),

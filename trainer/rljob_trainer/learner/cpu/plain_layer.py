@@ -21,12 +21,23 @@ from torch import nn
 from rljob_trainer.learner.attention import Packed, attended
 from rljob_trainer.learner.last_layer import is_plain
 
+_MATRICES = (
+    *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+)
+
 
 def compute_in_rows(layers: list[nn.Module]) -> None:
     """Lets plain layers compute packed rows as below; the last one leaves out what nobody reads (``Packed.last``)."""
     for layer in layers:
-        if is_plain(layer):
+        if is_plain(layer) and _reads_all_of(layer):
             layer.forward = functools.partial(_forward, layer, layer.forward, last=layer is layers[-1])
+
+
+def _reads_all_of(layer: nn.Module) -> bool:
+    """Whether the layer's matrices are all there is to its products: an adapter beside one would be passed by, since
+    ``weight`` is the matrix alone."""
+    return all(type(layer.get_submodule(name)) is nn.Linear for name in _MATRICES)
 
 
 def _forward(

@@ -36,7 +36,7 @@ class Fsdp2:
         )
 
     def has_live_model(self, settings: LearnerSettings) -> bool:
-        return settings.ranks == 1
+        return settings.ranks == 1 and settings.lora is None
 
     def start(
         self, settings: LearnerSettings, rank: int = 0, address: str = "", timeout_seconds: float = 1800.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from rljob_trainer.errors import JobFileError
@@ -24,7 +26,11 @@ from rljob_trainer.learner.models import (
 from rljob_trainer.learner.passes import OneByOne
 from rljob_trainer.learner.process import prepare
 from rljob_trainer.learner.rank import LearnerRank, SpreadModels
-from rljob_trainer.learner.settings import LearnerSettings
+from rljob_trainer.learner.reference import WithoutAdapter
+from rljob_trainer.learner.settings import LearnerSettings, LoraSettings
+
+if TYPE_CHECKING:
+    from rljob_trainer.learner.lora import Adapter
 
 
 def build_rank(
@@ -39,8 +45,8 @@ def build_rank(
     device = prepare(settings)
     mesh = join(settings, rank, address, timeout_seconds)
 
-    def spread(module: Policy | Critic, masters: torch.dtype) -> None:
-        """Parameters are kept in ``masters``."""
+    def spread(module: Policy | Critic, masters: torch.dtype | None) -> None:
+        """Parameters are kept in ``masters``; None: as they are."""
         compute_in_rows(module.layers)
         if settings.activation_checkpointing:
             checkpoint_activations(module.layers)
@@ -57,6 +63,9 @@ def build_rank(
 
     # Ranks that share a host each read the whole model before they cut it: in the files' own precision, if half.
     stored = torch.float32 if mesh is None else export.stored_dtype(settings.model_path)
+    if settings.lora is not None:  # what is not trained needs no more precision than it is computed in
+        stored = settings.compute_dtype
+    masters = torch.float32 if settings.lora is None else None
     actor = policy(stored)
     heads = actor.language_model.config.get_text_config().num_attention_heads
     if heads % settings.context:
@@ -65,12 +74,18 @@ def build_rank(
             f"{settings.context} context ranks; use a divisor of {heads}"
         )
     facts = facts_of(actor.language_model, device)
-    spread(actor, torch.float32)
-    critic = reference = None
+    adapter = None if settings.lora is None else given_adapter(actor, settings, settings.lora)
+    spread(actor, masters)
+    critic: Critic | None = None
+    reference: Policy | WithoutAdapter | None = None
     if settings.critic is not None:
         critic = load_critic(settings.model_path, dtype=stored, trust_remote_code=settings.trust_remote_code)
-        spread(critic, torch.float32)
-    if settings.reference:
+        if settings.lora is not None:
+            given_adapter(critic, settings, settings.lora)
+        spread(critic, masters)
+    if settings.reference and adapter is not None:
+        reference = WithoutAdapter(actor)
+    elif settings.reference:
         reference = policy(settings.compute_dtype)
         reference.requires_grad_(False)
         spread(reference, settings.compute_dtype)
@@ -87,7 +102,17 @@ def build_rank(
             device=device,
             facts=facts,
             passes=TwoLanes() if two_lanes(settings) else OneByOne(),
-            live_model=actor.language_model if settings.ranks == 1 else None,
+            live_model=actor.language_model if settings.ranks == 1 and adapter is None else None,
+            adapter=adapter,
             context=context_of(settings),
         ),
     )
+
+
+def given_adapter(module: Policy | Critic, settings: LearnerSettings, lora: LoraSettings) -> Adapter:
+    """Gives a model its adapter, in place; says what that belongs to."""
+    # Only here: full fine-tuning needs no peft, whose import takes a second.
+    from rljob_trainer.learner.lora import Adapter, adapt, base_digest
+
+    targets = adapt(module, lora, settings.seed)
+    return Adapter(base_digest(settings.model_path), lora.rank, lora.alpha, targets)

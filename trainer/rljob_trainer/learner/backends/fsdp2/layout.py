@@ -28,6 +28,10 @@ class Fsdp2Layout(Layout):
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
     def whole(self, part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        spread = self.like(part, parameter)
+        return spread.full_tensor() if isinstance(spread, DTensor) else spread
+
+    def like(self, part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         if not isinstance(parameter, DTensor):
             return part
         return DTensor.from_local(
@@ -37,7 +41,7 @@ class Fsdp2Layout(Layout):
             run_check=False,
             shape=parameter.shape,
             stride=parameter.stride(),
-        ).full_tensor()
+        )
 
     def part(self, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         if not isinstance(parameter, DTensor):

@@ -1,0 +1,45 @@
+"""Rules about spec.model.lora."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rljob_api.rules.cel import MODEL, SPEC, Cel
+from rljob_api.rules.registry import Job, rule
+from rljob_api.violations import Violation
+
+WITH_LORA = "fsdp2"
+"""The backend that trains adapters. Another one might train the whole model as if nothing had been said."""
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        f"!has(self.model.lora) || self.trainer.backend == '{WITH_LORA}'",
+        f"adapters are trained by trainer.backend: {WITH_LORA} alone; use that, or remove lora",
+        ".model.lora",
+    )
+)
+def lora_is_trained_by_fsdp2(job: Job) -> Iterator[Violation]:
+    backend = job.spec.trainer.backend
+    if job.spec.model.lora is not None and backend != WITH_LORA:
+        yield Violation(
+            "spec.model.lora",
+            f"is not trained by trainer.backend: {backend}",
+            f"use trainer.backend: {WITH_LORA}, or remove lora",
+        )
+
+
+@rule(
+    cel=Cel(
+        (*MODEL, "lora"),
+        "!has(self.targets) || self.targets.all(t, self.targets.exists_one(u, u == t))",
+        "names a layer twice; name each once",
+        ".targets",
+    )
+)
+def lora_targets_differ(job: Job) -> Iterator[Violation]:
+    lora = job.spec.model.lora
+    targets = lora.targets if lora else ()
+    if twice := sorted({name for name in targets if targets.count(name) > 1}):
+        yield Violation("spec.model.lora.targets", f"has {', '.join(twice)} more than once", "name each once")
