@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rljob_api import check, resolve
-from rljob_api.memory import ModelShape, UnknownShapeError, bytes_of, known_shape, parts, plan_memory
+from rljob_api.memory import ModelShape, UnknownShapeError, bytes_of, known_shape, parts, plan_memory, untold
 from rljob_api.memory.accelerators import product_memory
 from rljob_api.memory.engine import EngineGpu
 from rljob_api.memory.known import known_models
@@ -77,7 +77,8 @@ def job(**changed: Any) -> ResolvedJob:
     made, violations = check(
         {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "test"}, "spec": spec}
     )
-    assert made is not None and not violations, violations
+    assert not violations
+    assert made is not None
     return resolve(made)
 
 
@@ -302,6 +303,27 @@ def test_validate_notes_a_pod_whose_ranks_cannot_read_the_model() -> None:
 def test_validate_notes_engines_on_cpus_beside_a_trainer_on_gpus() -> None:
     (note,) = said(job(rollout={"replicas": 4, "gpusPerReplica": 0}))
     assert note.startswith("spec.rollout.gpusPerReplica: engines sample on CPUs, while the trainer has GPUs")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"model": {"source": QWEN, "lora": {"rank": 8}}}, "spec.model.lora: what adapters"),
+        (
+            {"trainer": {"backend": "mine:Backend", "gpusPerReplica": 4}},
+            "spec.trainer.backend: what mine:Backend keeps",
+        ),
+    ],
+)
+def test_of_what_cannot_be_told_nothing_is_said(changed: dict[str, Any], named: str) -> None:
+    pod = {"nodeSelector": {"nvidia.com/gpu.memory": "1024"}}
+    trainer = {"gpusPerReplica": 4} | changed.get("trainer", {})
+    made = job(**changed | {"trainer": trainer | {"pod": pod}})
+    assert (untold(made) or "").startswith(named)
+    assert said(made) == []
+    plain = job(trainer={"gpusPerReplica": 4, "pod": pod})
+    assert untold(plain) is None
+    assert said(plain)
 
 
 def test_nothing_is_noted_where_the_job_says_no_sizes_or_the_model_is_not_known() -> None:

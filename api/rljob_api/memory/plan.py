@@ -59,8 +59,18 @@ class MemoryPlan:
         return not any(device.missing for device in self.devices)
 
 
+def untold(job: ResolvedJob) -> str | None:
+    """What of a job keeps its memory from being told, whatever the model; None: nothing does."""
+    if job.spec.model.lora is not None:
+        return "spec.model.lora: what adapters beside a frozen model take cannot be told beforehand"
+    if job.spec.trainer.backend != "fsdp2":
+        return f"spec.trainer.backend: what {job.spec.trainer.backend} keeps cannot be told beforehand"
+    return None
+
+
 def plan_memory(job: ResolvedJob, shape: ModelShape, memory: int | None = None) -> MemoryPlan:
-    """``memory``: bytes of every GPU of the job; None: as the pools' node selectors say."""
+    """``memory``: bytes of every GPU of the job; None: as the pools' node selectors say. Of a job without anything
+    that is ``untold``."""
     return plan_inputs(MemoryInputs.of(job, shape, memory))
 
 
