@@ -224,6 +224,29 @@ def test_at_rest_the_whole_learner_is_in_host_memory() -> None:
     assert host["start"] == 4 * 2 * PUBLISHED["Qwen/Qwen2.5-7B"]
 
 
+def test_what_waits_in_host_memory_is_not_on_the_gpu() -> None:
+    """The copy of a version's first weights, and with offload what has nothing to do."""
+    parameters = PUBLISHED["Qwen/Qwen2.5-7B"]
+    kl = {"preset": "grpo", "kl": {"inLoss": {"coefficient": 0.001}}}
+    trainer = {"gpusPerReplica": 4, "offload": True, "activationCheckpointing": True}
+
+    def at_rest(**changed: Any) -> int:
+        host = plan(job(**changed), None).devices[-1]
+        return next((moment.total for moment in host.moments if moment.name == "at rest"), 0)
+
+    assert at_rest() == 0
+    assert at_rest(pipeline={"mode": "fullyAsync"}) == pytest.approx(4 * parameters, rel=1e-3)
+    # Moments in float32, and the reference in bfloat16.
+    assert at_rest(trainer=trainer, algorithm=kl) == pytest.approx((8 + 2) * parameters, rel=1e-3)
+    moments = {
+        moment.name: moment.parts for moment in plan(job(trainer=trainer, algorithm=kl), None).devices[0].moments
+    }
+    assert parts.OPTIMIZER not in moments["score: head"]
+    assert parts.REFERENCE in moments["score: head"]
+    assert parts.OPTIMIZER in moments["actor: layer backward"]
+    assert parts.REFERENCE not in moments["actor: layer backward"]
+
+
 # --- what would help --------------------------------------------------------------------------------------------------
 
 
