@@ -55,6 +55,8 @@ CASES: list[tuple[str, str, str, str]] = [
     ("kv_heads_divide_heads", RANDOM % "kvHeads: 2", RANDOM % "kvHeads: 3", "spec.model.random.kvHeads"),
     ("context_divides_heads", SHARED_ROWS % "{replicas: 2, parallelism: {context: 2}}",
      SHARED_ROWS % "{replicas: 3, parallelism: {context: 3}}", "spec.trainer.parallelism.context"),
+    ("tokens_find_their_experts", RANDOM % "experts: 4, expertsPerToken: 4", RANDOM % "experts: 4, expertsPerToken: 5",
+     "spec.model.random.expertsPerToken"),
     ("gemma2_has_one_embedding", RANDOM % "family: gemma2", RANDOM % "family: gemma2, tieEmbeddings: false",
      "spec.model.random.tieEmbeddings"),
     ("vllm_needs_wide_heads", RANDOM % "heads: 8",

@@ -111,6 +111,21 @@ def test_a_large_example_runs_on_two_cores(runner: Runner, files: list[str], age
     assert 0 < records[2]["age/max"] <= age
 
 
+@pytest.mark.vllm
+def test_a_mixture_of_experts_learns_in_rows_of_two_ranks(runner: Runner) -> None:
+    """The twin of the recipe for 30 thousand million parameters: its experts reach the engine with every version."""
+    output, folder = runner.folder / "output", EXAMPLES / "dapo-30b-a3b-fsdp"
+    runner.run("run", folder / "dapo-30b-a3b.yaml", folder / "tiny.yaml", "--output", output, "--steps", "12")
+    records = metrics_of(output)
+    held = [record["validation/mean"] for record in records if "validation/mean" in record]
+    assert held[0] == pytest.approx(-0.1, abs=0.05), "no sum right, and all too long"
+    assert held[-1] > 0.03
+    assert all(record["mismatch/canary/max"] < 1e-4 for record in records if "mismatch/canary/max" in record)
+    trained = [record for record in records if record["step"]]
+    assert all(1 < record["moe/fullest_expert/mean"] <= record["moe/fullest_expert/max"] <= 4 for record in trained)
+    assert all(0 < record["age/max"] <= 4 for record in trained[1:])
+
+
 def test_a_model_learns_to_finish_programs_from_their_tests_alone(runner: Runner) -> None:
     output = runner.folder / "output"
     runner.run("run", EXAMPLES / "code" / "operators.yaml", "--output", output)

@@ -95,6 +95,17 @@ def kv_heads_divide_heads(job: Job) -> Iterator[Violation]:
         )
 
 
+@rule(cel=Cel(RANDOM, "self.expertsPerToken <= self.experts", "must not exceed experts; lower it", ".expertsPerToken"))
+def tokens_find_their_experts(job: Job) -> Iterator[Violation]:
+    random = job.spec.model.random
+    if random and random.experts_per_token > random.experts:
+        yield Violation(
+            "spec.model.random.expertsPerToken",
+            f"{random.experts_per_token} exceeds experts = {random.experts}",
+            "lower it, or raise experts",
+        )
+
+
 @rule(
     cel=Cel(
         RANDOM,

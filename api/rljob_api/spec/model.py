@@ -10,7 +10,7 @@ from rljob_api.spec.base import Location, LongText, ShortText, SpecModel
 from rljob_api.spec.lora import Lora
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Family = Literal["llama", "qwen2", "gemma2", "gemma3_text"]
+Family = Literal["llama", "qwen2", "gemma2", "gemma3_text", "qwen3_moe"]
 
 
 class RandomTokenizer(SpecModel):
@@ -38,6 +38,8 @@ class RandomModel(SpecModel):
     intermediate_size: int | None = Field(
         default=None, ge=1, le=1048576, description="Width of the feed-forward layers. Default: 4 x hiddenSize."
     )
+    experts: int = Field(default=8, ge=1, le=1024, description="Experts of a layer (qwen3_moe).")
+    experts_per_token: int = Field(default=2, ge=1, le=1024, description="Experts that a token is sent to (qwen3_moe).")
     context_length: int = Field(
         default=256, ge=8, le=16777216, description="Longest sequence (prompt and response), tokens."
     )

@@ -595,7 +595,7 @@ def test_a_family_that_the_learner_does_not_compute(edited: Edit, folder: Path, 
     config = json.loads((folder / "model" / "config.json").read_text())
     (folder / "model" / "config.json").write_text(json.dumps(config | {"model_type": "olmo2"}))
     file = edited("rollout: {", f"rollout: {{engine: {engine}, ")
-    known = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text"
+    known = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text, qwen3_moe"
     one(file, "spec.model.source", f"the learner knows the model types {known}, but", "train another model")
     # What computes it may be the job's own.
     (folder / "mine.py").write_text("class Mine: ...\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,4 +52,24 @@ def test_lengths_are_held_against_the_models_context(
         assert read_inputs(resolve(job), tmp_path, tmp_path / "model").model.context_length == 16
         return
     with pytest.raises(JobFileError, match=f"{field}: 11 and spec.data.maxPromptTokens = 6 .* context of 16 tokens"):
+        read_inputs(resolve(job), tmp_path, tmp_path / "model")
+
+
+@pytest.mark.parametrize("own_backend", [False, True])
+def test_a_family_that_nobody_here_computes_is_refused_before_anything_starts(
+    document: dict[str, Any], own_backend: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "granite"
+    shutil.copytree(document["spec"]["model"]["source"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "granite"}))
+    spec = {**document["spec"], "model": {"source": str(folder)}, "rollout": {"engine": "vllm", "maxResponseTokens": 3}}
+    if own_backend:
+        spec["trainer"] = {"backend": "mine:Mine"}
+    job, _ = check({**document, "spec": spec})
+    assert job is not None
+    if own_backend:
+        assert read_inputs(resolve(job), tmp_path, tmp_path / "model").model.family == "granite"
+        return
+    with pytest.raises(JobFileError, match=r"the learner knows the model types .* 'granite', as .*; train another"):
         read_inputs(resolve(job), tmp_path, tmp_path / "model")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from ray import cloudpickle
+from tiny_gemma import gemma
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -67,6 +68,14 @@ def untied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("untied")
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gemma_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gemma 2 with windows and caps, whose layers are transformers' own on every device."""
+    folder = tmp_path_factory.mktemp("gemma")
+    gemma("gemma2", vocabulary=VOCABULARY).save_pretrained(folder)
     return folder
 
 

@@ -44,7 +44,7 @@ def test_an_actor_and_a_critic_have_a_lane_each_and_halves_are_shared_out() -> N
     assert sorted(lanes) == [[0, 3], [1, 2]]
 
 
-@pytest.mark.parametrize("folder", ["tied_folder", "untied_folder"])
+@pytest.mark.parametrize("folder", ["tied_folder", "untied_folder", "gemma_folder"])
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_a_twin_has_the_same_parameters_and_gradients_of_its_own(
     folder: str, recomputed: bool, make_batch: Callable[..., SequenceBatch], request: pytest.FixtureRequest

@@ -105,9 +105,13 @@ def test_published_forms_are_read_as_transformers_reads_them(name: str, tmp_path
         (
             "gemma3",
             {},
-            r"knows the model types .*gemma3_text, but .* 'gemma3' \(of Gemma 3 the text models only",
+            r"knows the model types .*gemma3_text, qwen3_moe, but .* 'gemma3' \(of Gemma 3 the text models only",
         ),
-        ("granite", {}, "knows the model types llama, mistral, qwen2, qwen3, gemma2, gemma3_text, but .* 'granite'"),
+        (
+            "granite",
+            {},
+            "knows the model types llama, mistral, qwen2, qwen3, gemma2, gemma3_text, qwen3_moe, but .* 'granite'",
+        ),
     ],
 )
 def test_what_nobody_here_computes_is_refused_by_name(family: str, changes: dict[str, Any], problem: str) -> None:

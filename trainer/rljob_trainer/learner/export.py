@@ -6,6 +6,7 @@ Tensors are gathered one at a time and files are closed as they fill, so memory 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,8 @@ from safetensors.torch import save_file
 
 from rljob_trainer.errors import UnsavedError
 from rljob_trainer.learner.layout import Layout
+from rljob_trainer.learner.published import file_names
+from rljob_trainer.learner.published import tensors as tensors_of
 from rljob_trainer.models.weights import weight_files
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".safetensors.index.json")
@@ -39,9 +42,11 @@ def write_folder(
     """
     dtypes = source_dtypes(source)
     fallback = next(iter(dtypes.values()), torch.float32)
-    heads = layout.heads(parameters())
-    files = _files([(head.name, dtypes.get(head.name, fallback), head.numel) for head in heads], file_bytes)
-    gathered = layout.gather(parameters(), lambda name: dtypes.get(name, fallback))
+    heads = {head.name: file_names(head.name, head.shape) for head in layout.heads(parameters())}
+    stored = [(name, dtypes.get(name, fallback), math.prod(shape)) for own in heads.values() for name, shape in own]
+    files = _files(stored, file_bytes)
+    whole = layout.gather(parameters(), lambda name: dtypes.get(heads[name][0][0], fallback))
+    gathered = (part for name, tensor in whole for part in tensors_of(name, tensor))
     try:
         if writer:
             folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +63,7 @@ def write_folder(
         if writer:
             if len(files) > 1:
                 index = {name: file for file, contents in files.items() for name, _ in contents}
-                total = sum(head.numel * dtypes.get(head.name, fallback).itemsize for head in heads)
+                total = sum(count * dtype.itemsize for _, dtype, count in stored)
                 document = {"metadata": {"total_size": total}, "weight_map": index}
                 (folder / "model.safetensors.index.json").write_text(json.dumps(document, indent=2))
             shutil.copyfile(source / "config.json", folder / "config.json")

@@ -80,7 +80,7 @@ def _fed(layer: Any, hidden_states: torch.Tensor, attended: torch.Tensor, last: 
 def _fed_sandwiched(layer: Any, hidden_states: torch.Tensor, attended: torch.Tensor, last: Packed) -> torch.Tensor:
     """The same with a norm behind each as well."""
     kept, attended = (last.outputs(x[0])[None] for x in (hidden_states, attended))
-    hidden = kept + layer.post_attention_layernorm(attended)
+    hidden: torch.Tensor = kept + layer.post_attention_layernorm(attended)
     fed: torch.Tensor = layer.mlp(layer.pre_feedforward_layernorm(hidden))
     added: torch.Tensor = layer.post_feedforward_layernorm(fed)
     return hidden + added

@@ -19,10 +19,10 @@ Named = Iterable[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class TensorHead:
-    """A whole tensor's name and size."""
+    """A whole tensor's name and shape."""
 
     name: str
-    numel: int
+    shape: tuple[int, ...]
 
 
 class Layout:
@@ -63,7 +63,7 @@ class Layout:
 
     def heads(self, named: Named) -> list[TensorHead]:
         """All tensors of a model, of which ``named`` are those that this rank has a part of. Collective."""
-        return [TensorHead(name, parameter.numel()) for name, parameter in named]
+        return [TensorHead(name, tuple(parameter.shape)) for name, parameter in named]
 
     def gather(self, named: Named, dtype_of: Callable[[str], torch.dtype]) -> Iterator[tuple[str, torch.Tensor]]:
         """``(name, whole tensor)`` one at a time, in the order of ``heads``. All ranks must iterate in step.
@@ -85,7 +85,7 @@ class DividedLayout(Layout):
 
     def heads(self, named: Named) -> list[TensorHead]:
         parts = inventory(self._shards(named))
-        return [TensorHead(name, torch.Size(boxes[0].shape).numel()) for name, boxes in parts.items()]
+        return [TensorHead(name, boxes[0].shape) for name, boxes in parts.items()]
 
     def gather(self, named: Named, dtype_of: Callable[[str], torch.dtype]) -> Iterator[tuple[str, torch.Tensor]]:
         shards = self._shards(named)

@@ -42,6 +42,7 @@ def update_result(reports: Sequence[RankReport], work: Cut, batch: SequenceBatch
             metrics[f"{model}/grad_norm/max"] = max(s["grad_norm"] for s in steps)
             metrics.update(_means(model, steps))
     metrics.update(_balance(work.tokens))
+    metrics.update(reports[0].loads)
     metrics.update(usage_metrics([report.usage for report in reports]))
     parts = [report.first_log_probs for report in outputs if report.first_log_probs is not None]
     first = work.merge(batch, parts, only=0) if parts else None

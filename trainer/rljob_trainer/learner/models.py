@@ -29,7 +29,7 @@ from rljob_trainer.learner.last_layer import compute_outputs_only
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.learner.protocol import LearnerFacts
-from rljob_trainer.models.config import FAMILIES, soft_caps, unsupported_by_learner
+from rljob_trainer.models.config import FAMILIES, read_json, soft_caps, unsupported_by_learner
 from rljob_trainer.models.soft_capping import soft_capped
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -198,8 +198,14 @@ class Policy(nn.Module):
         """The parameters of that matrix."""
         return self.output_weight.numel()
 
+    @property
+    def experts(self) -> int:
+        """In each layer that has any; 0: the model is dense."""
+        return int(getattr(self.language_model.config, "num_experts", 0) or 0)
+
     def published(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their Hugging Face names; a shared matrix once, as in the folder's own files."""
+        """Parameters under transformers' names; a shared matrix once, as in the folder's own files. What those call
+        otherwise ``published.py`` knows."""
         yield from self.language_model.named_parameters()
 
 
@@ -252,6 +258,9 @@ def facts_of(model: PreTrainedModel, device: torch.device) -> LearnerFacts:
     embedding: Any = model.get_input_embeddings().weight
     shared = embedding is model.get_output_embeddings().weight
     every = sum(parameter.numel() for parameter in model.parameters())
+    if experts := getattr(config, "num_experts", 0):
+        stacks = sum(parameter.numel() for name, parameter in model.named_parameters() if ".experts." in name)
+        every -= stacks * (experts - config.num_experts_per_tok) // experts
     heads = config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
     return LearnerFacts(
@@ -320,6 +329,8 @@ def _layers(model: nn.Module, names: set[str]) -> list[nn.Module]:
 
 
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    if (problem := unsupported_by_learner(read_json(folder / "config.json"))) is not None:
+        raise JobFileError(f"spec.model: the learner {problem}, as {folder} says; train another model")
     # Loading reports go to the driver's log by way of errors only; progress bars of many ranks would garble it.
     transformers_logging.disable_progress_bar()
     load: Any = AutoModelForCausalLM.from_pretrained  # its types know nothing of output_loading_info
@@ -346,8 +357,6 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrain
             "which would begin at random; copy the model again"
         )
     config = model.config.get_text_config()
-    if (problem := unsupported_by_learner(config.to_dict())) is not None:
-        raise JobFileError(f"spec.model: the learner {problem}, as {folder} says")
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise JobFileError(

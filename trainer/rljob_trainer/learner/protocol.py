@@ -161,7 +161,8 @@ class LearnerFacts:
     """What the speed of a learner is measured by: its actor's size and its device."""
 
     parameters: int
-    """Used for every token: without the input embedding (an embedding shared with the output counts once)."""
+    """Used for every token: without the input embedding (an embedding shared with the output counts once), and of a
+    mixture of experts with as many experts as a token is sent to."""
     layers: int
     width: int
     """Heads times head dimension."""

@@ -21,10 +21,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rljob_trainer.errors import LearnerError, StepGivenUpError
-from rljob_trainer.learner import export, seals, state
+from rljob_trainer.learner import export, published, seals, state
 from rljob_trainer.learner.anchor import Anchor
 from rljob_trainer.learner.backend import Attachments, Placement, RowRules
 from rljob_trainer.learner.context import Context
+from rljob_trainer.learner.expert_loads import ExpertLoads
 from rljob_trainer.learner.giving_up import GivingUp
 from rljob_trainer.learner.gradients import (
     ActorGradient,
@@ -127,6 +128,7 @@ class LearnerRank:
                 adapter=models.adapter,
             )
         self._anchor = Anchor(self._policy, self._layout)
+        self._loads = ExpertLoads(self._policy, self._policy.experts)
         # All models are of one family.
         self._place = Place(
             self.device,
@@ -307,6 +309,7 @@ class LearnerRank:
                             _log.warning("%s, mini-batch %d: %s; step skipped", trained.name, number, outcome.problem)
                         report.steps.append(StepReport(trained.name, number, outcome.grad_norm, {}, outcome.problem))
             report.notes = self._untouched.updated(work, report.largest_norms())
+            report.loads = self._loads.read()
         for step, values in zip(report.steps, on_host(sums), strict=True):
             step.sums = values
         report.usage = self._meter.read()
@@ -426,7 +429,9 @@ class LearnerRank:
         for name, parameter in self._published():
             part = self._layout.local(parameter.detach()).to(self._dtype_of(name))
             shard = self._layout.shard(name, parameter, part)
-            yield replace(shard, answers=self.rank == 0) if name in adapters.DTYPES else shard  # all ranks have it
+            if name in adapters.DTYPES:  # all ranks have it
+                shard = replace(shard, answers=self.rank == 0)
+            yield from published.shards(shard)
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, torch.Tensor]]:
         """``(Hugging Face name, full tensor)`` in the compute dtype, gathered one at a time.
@@ -434,7 +439,8 @@ class LearnerRank:
         All ranks must iterate in step. A model that is not sharded gives its live tensors, without a copy, but for
         those that an adapter is added to. A shared embedding comes once.
         """
-        yield from self._layout.gather(self._published(), self._dtype_of)
+        for name, whole in self._layout.gather(self._published(), self._dtype_of):
+            yield from published.tensors(name, whole)
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None:
         """Moves the actor's parameters together as the packs want them, where the live tensors are what is published.
@@ -445,7 +451,9 @@ class LearnerRank:
             return  # gathered or converted anew for every publication
         parameters = dict(self._policy.published())
         for pack in packs:
-            lay_out([parameters[meta.name] for meta in pack.tensors], pack)
+            # A stack of experts is one block already.
+            if all(meta.name in parameters for meta in pack.tensors):
+                lay_out([parameters[meta.name] for meta in pack.tensors], pack)
 
     # --- memory -------------------------------------------------------------------------------------------------------
 

@@ -81,6 +81,8 @@ class RankReport:
     usage: Usage = field(default_factory=Usage)
     notes: list[str] = field(default_factory=list)
     """What the run should say of this update."""
+    loads: dict[str, float] = field(default_factory=dict)
+    """How evenly the actor's experts were used, over all ranks; empty where there are none."""
 
     def largest_norms(self) -> dict[str, float]:
         """The largest norms of the gradients of the optimizer steps that were taken, by model."""

@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 
 from rljob_trainer.errors import JobFileError
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
-"""The families (``model_type``) that learner and torch engine compute, whose weights are known by name and shape."""
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "qwen3_moe")
+"""The families (``model_type``) that the learner computes, whose weights are known by name and shape."""
+
+MIXTURES = ("qwen3_moe",)
+"""Those with experts, which the torch engine does not compute."""
 
 GEMMA = ("gemma2", "gemma3_text")
 """Those with scaled embeddings, norms on both sides, windows in some layers, and soft caps. Embedding and output matrix
@@ -41,6 +44,9 @@ _DTYPES = ("float32", "float16", "bfloat16", "float64", "auto")
 _ROPE_NEEDS = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 ROPE_TYPES = ("default", "linear", "llama3")
 LAYER_TYPES = ("full_attention", "sliding_attention")
+_EXPERTS = ("num_experts", "num_local_experts")
+"""The number of experts, as published files call it and as transformers writes it."""
+_MIXTURE_NEEDS = ("num_experts_per_tok", "moe_intermediate_size")
 _GEMMA_NEEDS = ("head_dim", "query_pre_attn_scalar", "sliding_window")
 _LAYERS_TO_A_FULL_ONE = {"gemma2": 2, "gemma3_text": 6}
 """Layers of which the last sees everything, where a configuration does not name the type of each."""
@@ -142,6 +148,8 @@ def _check_known(config: Mapping[str, Any], file: Path) -> None:
         raise wrong(file, "layer_types", f"a list of {layers} texts, one for each of num_hidden_layers", kinds)
     if config["model_type"] in GEMMA:
         _check_gemma(config, file)
+    if config["model_type"] in MIXTURES:
+        _check_mixture(config, file)
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name)
         if rope is not None and not isinstance(rope, dict):
@@ -168,6 +176,45 @@ def _check_gemma(config: Mapping[str, Any], file: Path) -> None:
             _number(config, name, file, positive=True)
     if config.get("sliding_window_pattern") is not None:
         _size(config, "sliding_window_pattern", file)
+
+
+def _check_mixture(config: Mapping[str, Any], file: Path) -> None:
+    """What a mixture of experts needs."""
+    counted = next((name for name in _EXPERTS if config.get(name) is not None), _EXPERTS[0])
+    for name in (counted, *_MIXTURE_NEEDS):
+        if config.get(name) is None:
+            raise wrong(file, name, "a whole number above 0", config.get(name))
+        _size(config, name, file)
+    experts, chosen = config[counted], config["num_experts_per_tok"]
+    if chosen > experts:
+        raise JobFileError(f"{file}: num_experts_per_tok = {chosen} is more than {counted} = {experts}; {COPY}")
+    if config.get("decoder_sparse_step") is not None:
+        _size(config, "decoder_sparse_step", file)
+    if config.get("norm_topk_prob") is not None and not isinstance(config["norm_topk_prob"], bool):
+        raise wrong(file, "norm_topk_prob", "true or false", config["norm_topk_prob"])
+    dense = config.get("mlp_only_layers")
+    if dense is not None and (
+        not isinstance(dense, list)
+        or not all(isinstance(layer, int) and not isinstance(layer, bool) for layer in dense)
+    ):
+        raise wrong(file, "mlp_only_layers", "a list of layers' numbers", dense)
+
+
+def experts_of(config: Mapping[str, Any]) -> int:
+    """The experts of each layer that has any, of a checked configuration; 0: the model is dense."""
+    if config["model_type"] not in MIXTURES:
+        return 0
+    return int(next(config[name] for name in _EXPERTS if config.get(name) is not None))
+
+
+def has_experts(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer of a checked configuration has experts: of the mixtures all but those that are said to be
+    dense."""
+    if config["model_type"] not in MIXTURES:
+        return False
+    return layer not in (config.get("mlp_only_layers") or ()) and not (layer + 1) % (
+        config.get("decoder_sparse_step") or 1
+    )
 
 
 def _check_rope(rope: Mapping[str, Any], place: str, file: Path) -> None:
@@ -291,6 +338,8 @@ def unsupported_by_torch_engine(config: Mapping[str, Any]) -> str | None:
     if (problem := unsupported_by_learner(config)) is not None:
         return problem
     family = config["model_type"]
+    if family in MIXTURES:
+        return f"computes no mixture of experts ({family})"
     window_is_used = config.get("use_sliding_window", family == "mistral")
     if window_is_used and config.get("sliding_window"):
         return f"has no windows in models of the type {family} (sliding_window: {config['sliding_window']})"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_trainer.errors import JobFileError, UnreachableError
-from rljob_trainer.models.config import GEMMA
+from rljob_trainer.models.config import GEMMA, MIXTURES
 from rljob_trainer.models.folder import ModelFolder, read_folder
 from rljob_trainer.models.tokenizer import character_tokenizer, check_embedded, load_tokenizer
 from rljob_trainer.models.tokenizer_files import read_tokenizer
@@ -171,6 +171,8 @@ def _write_random(random: RandomModel, spec: Model, target: Path, base: Path) ->
     of_family: dict[str, Any] = {}
     if random.family in GEMMA:
         of_family = _gemma(random)
+    elif random.family in MIXTURES:
+        of_family = _mixture(random)
     if random.family == "gemma3_text":
         local = rope | {"rope_theta": max(2.0, of_family["sliding_window"] * _ROPE_BASE_PER_TOKEN)}
         rope = {"full_attention": rope, "sliding_attention": local}
@@ -210,6 +212,19 @@ def _gemma(random: RandomModel) -> dict[str, Any]:
         "query_pre_attn_scalar": width,
         "sliding_window": max(1, random.context_length // 4),
         "layer_types": ["full_attention" if whole else "sliding_attention" for whole in full],
+    }
+
+
+def _mixture(random: RandomModel) -> dict[str, Any]:
+    """What the configuration of a mixture of experts says besides: all layers have them, as wide as is said."""
+    return {
+        "head_dim": random.hidden_size // random.heads,
+        "num_experts": random.experts,
+        "num_experts_per_tok": random.experts_per_token,
+        "moe_intermediate_size": random.intermediate_size or 4 * random.hidden_size,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
     }
 
 

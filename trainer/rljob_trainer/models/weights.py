@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.models.config import COPY, FAMILIES, GEMMA, read_json, text_part
+from rljob_trainer.models.config import COPY, FAMILIES, GEMMA, experts_of, has_experts, read_json, text_part
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F32", "BF16", "F16", "F64")
@@ -74,9 +74,10 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
 
 
 def layer_matrices(found: Mapping[str, Stored]) -> tuple[str, ...]:
-    """Names within a layer (``self_attn.q_proj``) of the matrices that layers have."""
+    """Names within a layer (``self_attn.q_proj``) of the matrices that layers have, but for those of experts, which
+    are stacks where they are computed."""
     matched = (_MATRIX.search(name) for name, tensor in found.items() if len(tensor.shape) == 2)
-    return tuple(dict.fromkeys(match[1] for match in matched if match))
+    return tuple(dict.fromkeys(match[1] for match in matched if match and ".experts." not in match[1]))
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -197,14 +198,27 @@ def _expected(config: Mapping[str, Any], tied: bool) -> Iterator[tuple[str, tupl
             yield f"{prefix}self_attn.{name}.weight", (shape, fields)
             if name in with_bias:
                 yield f"{prefix}self_attn.{name}.bias", (shape[:1], fields)
-        if family in ("qwen3", "gemma3_text"):
+        if family in ("qwen3", "gemma3_text", "qwen3_moe"):
             for norm in ("q_norm", "k_norm"):
                 yield f"{prefix}self_attn.{norm}.weight", ((width,), "head_dim")
+        if has_experts(config, layer):
+            yield from _experts(config, f"{prefix}mlp.")
+            continue
         feed_forward = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
         for name, shape in feed_forward.items():
             yield f"{prefix}mlp.{name}.weight", (shape, "num_hidden_layers, hidden_size, intermediate_size")
             if family == "llama" and config.get("mlp_bias"):
                 yield f"{prefix}mlp.{name}.bias", (shape[:1], "mlp_bias")
+
+
+def _experts(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
+    """A layer's router and its experts, each of which has matrices of its own in files."""
+    experts, hidden, inner = experts_of(config), config["hidden_size"], config["moe_intermediate_size"]
+    yield f"{prefix}gate.weight", ((experts, hidden), "num_experts, hidden_size")
+    shapes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    for expert in range(experts):
+        for name, shape in shapes.items():
+            yield f"{prefix}experts.{expert}.{name}.weight", (shape, "num_experts, hidden_size, moe_intermediate_size")
 
 
 def _contradiction(name: str, tensor: Stored, expected: tuple[int, ...], file: Path, fields: str) -> JobFileError:

@@ -96,6 +96,7 @@ FAMILIES: dict[str, str] = {
     "num_turns": "Episodes of many turns, named as verl names it.",
     "tool_call_counts": "The same.",
     "agent_loop": "The same.",
+    "moe": "Mixtures of experts: how evenly the actor's experts were used in the update; absent without experts.",
     "balance": "How evenly the tokens are spread over the trainer's ranks.",
     "timing": "Seconds of wall clock by stage. Stages may overlap, so they need not add up to the step.",
     "timing_per_token": "The same, per token.",
@@ -393,6 +394,13 @@ def _pipeline() -> Iterator[Metric]:
     yield Metric("agent_loop/slowest/response_length", "tokens", f"response length {slowest}", "slowest")
     yield Metric("rollout/tool_calls", "calls", "calls of tools that episodes made", "sum")
     yield Metric("rollout/tool_errors", "calls", "those that were malformed, unknown, late or raised", "sum")
+    yield Metric(
+        "moe/fullest_expert/mean",
+        "ratio",
+        "tokens sent to a layer's fullest expert over its even share, mean over layers",
+    )
+    yield Metric("moe/fullest_expert/max", "ratio", "the same of the layer where it is largest")
+    yield Metric("moe/idle_experts", "fraction", "experts that no token was sent to")
     yield from _spread("balance/rank_tokens", "tokens", "the tokens given to each rank", "mean min max")
     yield Metric("balance/rank_tokens/spread", "tokens", "largest less smallest")
     yield from _spread(

@@ -1,4 +1,5 @@
-"""Engines and learner are one Gemma: before an update, and after its weights were published with their manifest."""
+"""Engines and learner are one model, of families with ways of their own (Gemma, mixtures of experts): before an update,
+and after its weights were published with their manifest."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 from cut_for import cut_for
 from small_episodes import named
 from tiny_gemma import WINDOW, gemma
+from tiny_mixture import mixture
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rljob_trainer.episodes.requests import GenerationRequest, SamplingSettings
@@ -79,13 +81,22 @@ def theirs_of(model: PreTrainedModel, batch: SequenceBatch, log_probs_of: Callab
     return np.concatenate(parts)
 
 
-@pytest.mark.parametrize("kind", ["torch", pytest.param("vllm", marks=pytest.mark.vllm)])
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("gemma2", "torch"),
+        ("gemma3_text", "torch"),
+        pytest.param("gemma2", "vllm", marks=pytest.mark.vllm),
+        pytest.param("gemma3_text", "vllm", marks=pytest.mark.vllm),
+        pytest.param("qwen3_moe", "vllm", marks=pytest.mark.vllm),
+    ],
+)
 def test_an_update_arrives_and_log_probs_are_the_learners_before_and_after(
     family: str, kind: str, tmp_path: Path, log_probs_of: Callable[..., np.ndarray]
 ) -> None:
     folder, exported = tmp_path / "model", tmp_path / "exported"
-    gemma(family, vocabulary=VOCABULARY, seed=3).save_pretrained(folder)
+    made = mixture(VOCABULARY, seed=3) if family == "qwen3_moe" else gemma(family, vocabulary=VOCABULARY, seed=3)
+    made.save_pretrained(folder)
     optimizer = OptimizerSettings(learning_rate=3e-3)
     rank = Fsdp2().start(LearnerSettings(folder, actor=optimizer, micro_batch_tokens=100), 0)
     engine = engine_of(kind, folder)
