@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rljob_api.memory import MemoryHolder, ModelShape, gib, known_shape, plan_memory
+from rljob_api.memory import MemoryHolder, ModelShape, gib, known_shape, plan_memory, untold
 from rljob_api.resolved import ResolvedJob
 from rljob_api.violations import Violation
 
@@ -42,7 +42,7 @@ def _memory(job: ResolvedJob, shape: ModelShape | None) -> Iterator[Violation]:
     model = job.spec.model
     if shape is None:
         shape = known_shape(model.source or "") if model.random is None else ModelShape.of_random(model.random)
-    if shape is None:
+    if shape is None or untold(job) is not None:
         return
     plan = plan_memory(job, shape)
     if job.spec.rollout.engine == "vllm" and job.spec.trainer.gpus_per_replica and not plan.inputs.engine_gpus:

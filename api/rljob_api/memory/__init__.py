@@ -12,7 +12,7 @@ plan.py          GPU by GPU, and the one change that makes fit what does not
 from rljob_api.memory.accelerators import bytes_of
 from rljob_api.memory.known import known_shape
 from rljob_api.memory.parts import MemoryHolder, Moment
-from rljob_api.memory.plan import JobChange, MemoryPlan, gib, plan_memory
+from rljob_api.memory.plan import JobChange, MemoryPlan, gib, plan_memory, untold
 from rljob_api.memory.shape import ModelShape, UnknownShapeError
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "gib",
     "known_shape",
     "plan_memory",
+    "untold",
 ]

@@ -9,7 +9,7 @@ from rljob_api.memory import parts
 from rljob_api.memory.activations import FLOAT
 from rljob_api.memory.inputs import MemoryInputs
 from rljob_api.memory.parts import MemoryHolder, Moment
-from rljob_api.memory.shape import ModelShape
+from rljob_api.memory.shape import ModelShape, numbers
 from rljob_api.resolved import ResolvedJob
 
 CONTEXT_BYTES = 512 << 20
@@ -59,8 +59,18 @@ class MemoryPlan:
         return not any(device.missing for device in self.devices)
 
 
+def untold(job: ResolvedJob) -> str | None:
+    """What of a job keeps its memory from being told, whatever the model; None: nothing does."""
+    if job.spec.model.lora is not None:
+        return "spec.model.lora: what adapters beside a frozen model take cannot be told beforehand"
+    if job.spec.trainer.backend != "fsdp2":
+        return f"spec.trainer.backend: what {job.spec.trainer.backend} keeps cannot be told beforehand"
+    return None
+
+
 def plan_memory(job: ResolvedJob, shape: ModelShape, memory: int | None = None) -> MemoryPlan:
-    """``memory``: bytes of every GPU of the job; None: as the pools' node selectors say."""
+    """``memory``: bytes of every GPU of the job; None: as the pools' node selectors say. Of a job without anything
+    that is ``untold``."""
     return plan_inputs(MemoryInputs.of(job, shape, memory))
 
 
@@ -183,10 +193,13 @@ def _buckets(inputs: MemoryInputs) -> int:
 
 
 def _host(inputs: MemoryInputs) -> MemoryHolder:
-    """Host memory of one of the trainer's pods, in which every rank reads the whole model before it is cut up."""
-    rank = inputs.rank()
-    stored = 2 if rank.spread else FLOAT
-    moments = [Moment("start", {parts.LOADING: inputs.trainer_gpus * stored * inputs.shape.parameters})]
+    """Host memory of one of the trainer's pods. A rank that is one of several reads the model layer by layer as it is
+    cut up, and a rank alone in one piece."""
+    rank, shape = inputs.rank(), inputs.shape
+    read = FLOAT * shape.parameters
+    if rank.spread:
+        read = 2 * max(numbers(shape.layer_tensors()), numbers(shape.outer_tensors()))
+    moments = [Moment("start", {parts.LOADING: inputs.trainer_gpus * read})]
     own = rank.at_rest()
     resting = 0
     if inputs.colocated:

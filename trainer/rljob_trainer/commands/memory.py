@@ -17,6 +17,7 @@ from rljob_api.memory import (
     known_shape,
     parts,
     plan_memory,
+    untold,
 )
 from rljob_api.memory.accelerators import product_memory
 from rljob_api.memory.shape import FAMILIES
@@ -53,6 +54,8 @@ def _gpu_memory(text: str) -> int:
 
 def planned(job: ResolvedJob, base: Path, memory: int | None, model: Path | None) -> tuple[MemoryPlan, str]:
     """The plan, and where the model's shape comes from. Raises ``JobFileError`` where nothing says its shape."""
+    if (problem := untold(job)) is not None:
+        raise JobFileError(problem)
     found = _of_folder(model) if model is not None else described(job, base)
     if found is None and job.spec.model.random is not None:
         raise JobFileError(
