@@ -9,7 +9,7 @@ from rljob_api.memory import parts
 from rljob_api.memory.activations import FLOAT
 from rljob_api.memory.inputs import MemoryInputs
 from rljob_api.memory.parts import MemoryHolder, Moment
-from rljob_api.memory.shape import ModelShape
+from rljob_api.memory.shape import ModelShape, numbers
 from rljob_api.resolved import ResolvedJob
 
 CONTEXT_BYTES = 512 << 20
@@ -193,10 +193,13 @@ def _buckets(inputs: MemoryInputs) -> int:
 
 
 def _host(inputs: MemoryInputs) -> MemoryHolder:
-    """Host memory of one of the trainer's pods, in which every rank reads the whole model before it is cut up."""
-    rank = inputs.rank()
-    stored = 2 if rank.spread else FLOAT
-    moments = [Moment("start", {parts.LOADING: inputs.trainer_gpus * stored * inputs.shape.parameters})]
+    """Host memory of one of the trainer's pods. A rank that is one of several reads the model layer by layer as it is
+    cut up, and a rank alone in one piece."""
+    rank, shape = inputs.rank(), inputs.shape
+    read = FLOAT * shape.parameters
+    if rank.spread:
+        read = 2 * max(numbers(shape.layer_tensors()), numbers(shape.outer_tensors()))
+    moments = [Moment("start", {parts.LOADING: inputs.trainer_gpus * read})]
     own = rank.at_rest()
     resting = 0
     if inputs.colocated:
