@@ -41,14 +41,6 @@ class _Unseen:
     def __init__(self, *_: object) -> None: ...
 
 
-class _Filled:
-    """``FolderWeights`` of models that are whole from the beginning: what fake tensors hold costs nothing."""
-
-    def __init__(self, *_: object) -> None: ...
-
-    def fill(self, *_: object) -> None: ...
-
-
 def batch_of(groups: int, prompt: int, siblings: int, response: int) -> SequenceBatch:
     """Equal groups of equal lengths, with every stream."""
     count = groups * siblings
@@ -144,7 +136,6 @@ class PretendGpu:
         patch.setattr(build, "FolderWeights", lambda _: None)  # the weights are there, without numbers
         patch.setattr(build, "join", lambda *_: mesh)
         patch.setattr(build, "context_of", lambda _: context)
-        patch.setattr(build, "FolderWeights", _Filled)
         patch.setattr(build.export, "stored_dtype", lambda _: torch.bfloat16)
         patch.setattr(rank_module, "Untouched", _Unseen)
         patch.setattr(Packed, "of", classmethod(by_flash))
