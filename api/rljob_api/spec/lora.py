@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -30,4 +30,9 @@ class Lora(SpecModel):
         default=(),
         description="Names of the linear layers that get one, such as q_proj or mlp.up_proj. Default: all that are "
         "inside of the model's layers.",
+    )
+    publish: Literal["merged", "adapter"] = Field(
+        default="merged",
+        description="What engines are given after each step. merged: the model with the adapter added to it. adapter: "
+        "the adapter alone, some hundredths of the bytes, which vLLM then computes beside the model.",
     )

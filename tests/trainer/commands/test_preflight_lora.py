@@ -60,5 +60,10 @@ def test_a_layer_that_is_not_there(folder: Path, target: str) -> None:
         assert violation.remedy == ("did you mean q_proj?" if target == "qproj" else violation.remedy)
 
 
+def test_the_matrices_of_experts_have_none(folder: Path) -> None:
+    (violation,) = found(folder, {"source": "experts"}, "up_proj")
+    assert "called up_proj; there are gate, k_proj, o_proj, q_proj, v_proj" in str(violation)
+
+
 def test_a_model_that_is_not_here_is_left_to_the_run(folder: Path) -> None:
     assert found(folder, {"source": "owner/name"}, "whatever") == []

@@ -10,6 +10,7 @@ One rank in float32 stays a plain module: no wrapping, no process group, no cost
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -55,14 +56,22 @@ def context_of(settings: LearnerSettings, timeout_seconds: float) -> Context | N
     return Context(own, own.size(), own.rank())
 
 
-def shard(model: nn.Module, layers: list[nn.Module], mesh: DeviceMesh | None, compute_dtype: torch.dtype) -> None:
-    """Shards a model in place, layer by layer, then what is left (embeddings, norm, head) as one group."""
+def shard(
+    model: nn.Module,
+    layers: list[nn.Module],
+    mesh: DeviceMesh | None,
+    compute_dtype: torch.dtype,
+    fill: Callable[[nn.Module], None],
+) -> None:
+    """Shards a model in place, layer by layer, then what is left (embeddings, norm, head) as one group. ``fill`` is
+    called with each before: no rank ever holds a whole model whose parameters get their values only there."""
     if mesh is None:
         return
     policy = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == torch.float32 else compute_dtype, reduce_dtype=torch.float32
     )
     for module in (*layers, model):
+        fill(module)
         fully_shard(module, mesh=mesh, mp_policy=policy)
         assert isinstance(module, FSDPModule)
         # Losses are normalised by global counts: gradients of ranks add up, they are not averaged.
