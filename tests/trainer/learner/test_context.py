@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -321,3 +322,26 @@ def test_heads_that_cannot_be_divided_are_refused(ranks: Any, families: dict[str
 
 def start(rank: int, address: str, settings: LearnerSettings) -> None:
     Fsdp2().start(settings, rank, address, timeout_seconds=20)
+
+
+def test_a_neighbour_that_stays_away_ends_the_wait_in_time(ranks: Any, untied_folder: Path, tmp_path: Path) -> None:
+    """Groups of a mesh would wait half an hour, whatever the learner was told."""
+    settings = plain(untied_folder, critic=None, reference=False, ranks=4, context=2, replicate=2)
+    assert ranks.run(4, alone, settings, tmp_path) == [True] * 4
+
+
+def alone(rank: int, address: str, settings: LearnerSettings, folder: Path) -> bool:
+    """Ranks 0 and 2 wait in vain, for a neighbour and for the other copy of the weights. Says whether both gave up
+    while everybody was still there."""
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=5)
+    waits = {0: learner._place.context.group, 2: learner.actor.parameters()[0][1].device_mesh.get_group("replicate")}  # type: ignore[union-attr]
+    if rank in waits:
+        try:
+            torch.distributed.all_reduce(torch.ones(1), group=waits[rank])
+        except RuntimeError:
+            (folder / f"{rank}").touch()
+    for _ in range(200):
+        if len(list(folder.iterdir())) == len(waits):
+            return True
+        time.sleep(0.1)
+    return False

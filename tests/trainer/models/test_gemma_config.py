@@ -15,7 +15,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.models import read_folder
-from rljob_trainer.models.config import check_config, layer_types, ropes, soft_caps, unsupported_by_learner
+from rljob_trainer.models.config import (
+    check_config,
+    layer_types,
+    ropes,
+    soft_caps,
+    unsupported_by_learner,
+    unsupported_by_torch_engine,
+)
 from rljob_trainer.rollout.decoder import DecoderConfig
 
 SIZES = {
@@ -66,6 +73,30 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
     },
     "gemma-3, every third": {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window_pattern": 3},
+    "gemma-2, a pattern of gemma-3": {
+        "model_type": "gemma2",
+        "num_hidden_layers": 7,
+        "sliding_window_pattern": 3,
+    },
+    "gemma-3, angles of no type of layer": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 7,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 33.0},
+    },
+    "gemma-3, a scaling added to a file of transformers 5": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 7,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 9e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 8e3},
+        },
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    },
+    "gemma-3, an old name of the scaling's type": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 7,
+        "rope_scaling": {"factor": 8.0, "type": "linear"},
+    },
 }
 
 
@@ -83,11 +114,28 @@ def test_published_forms_are_read_as_transformers_reads_them(name: str, tmp_path
     if said["model_type"] == "gemma2":
         theirs = {"full_attention": theirs, "sliding_attention": theirs}
     ours = ropes(said)
-    for kind, parameters in theirs.items():
-        for key, value in parameters.items():
+    for kind in ours:
+        for key, value in theirs[kind].items():
             assert ours[kind][key] == value, (kind, key)
     # Whatever form it is in, the engine computes the same.
     assert DecoderConfig.from_hf(said) == DecoderConfig.from_hf(config.to_dict())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_scaling_that_was_added_to_a_file_of_transformers_5(family: str, tmp_path: Path) -> None:
+    """It has the file's angles under another name already. What the learner computes with, the engine must too."""
+    added = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}
+    said = SIZES | {
+        "model_type": family,
+        "num_hidden_layers": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+        "rope_scaling": added,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert AutoConfig.from_pretrained(tmp_path).rope_parameters == added
+    assert dict(ropes(said)["full_attention"]) == added
+    said["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    assert unsupported_by_torch_engine(said) is not None
 
 
 @pytest.mark.parametrize(

@@ -273,27 +273,29 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     said: list[str] | None = config.get("layer_types")
     if said is not None:
         return said
-    every = config.get("sliding_window_pattern") or _LAYERS_TO_A_FULL_ONE[config["model_type"]]
+    every = _LAYERS_TO_A_FULL_ONE[config["model_type"]]
+    if config["model_type"] == "gemma3_text":  # Gemma 2 always has every second one
+        every = config.get("sliding_window_pattern") or every
     return [LAYER_TYPES[bool((layer + 1) % every)] for layer in range(config["num_hidden_layers"])]
 
 
 def ropes(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """The rotary parameters by the type of a layer, with ``rope_type`` and ``rope_theta`` in each.
 
-    transformers 5 writes one mapping ``rope_parameters``, earlier versions ``rope_theta`` and ``rope_scaling``.
+    transformers 5 writes one mapping ``rope_parameters``, earlier versions ``rope_theta`` and ``rope_scaling``. In a
+    file that has both, somebody has added the latter by hand; transformers follows it, and so does this.
     """
-    said = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = config.get("rope_theta") or 10_000.0
-    parts = {kind: dict(said[kind] or {}) for kind in LAYER_TYPES if kind in said}
     if config.get("model_type") == "gemma3_text":
-        if not parts:
-            parts = {"full_attention": said}
+        said = config.get("rope_parameters") or {}
+        parts = {kind: dict(said.get(kind) or {"rope_type": "default"}) for kind in LAYER_TYPES}
         # A window has short distances, which are told apart by angles of their own; no scaling applies to them.
-        parts.setdefault("sliding_attention", {})
+        parts["full_attention"].update(config.get("rope_scaling") or {})
         parts["sliding_attention"].setdefault("rope_theta", config.get("rope_local_base_freq") or 10_000.0)
         theta = config.get("rope_theta") or 1_000_000.0
-    elif not parts:
-        parts = dict.fromkeys(LAYER_TYPES, said)
+    else:
+        same = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        parts = {kind: dict(same) for kind in LAYER_TYPES}
     return {
         kind: {
             **part,

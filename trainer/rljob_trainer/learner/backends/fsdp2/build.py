@@ -120,7 +120,7 @@ def build_rank(
             passes=TwoLanes() if two_lanes(settings) else OneByOne(),
             live_model=actor.language_model if settings.ranks == 1 and adapter is None else None,
             adapter=adapter,
-            context=context_of(settings),
+            context=context_of(settings, timeout_seconds),
         ),
     )
 

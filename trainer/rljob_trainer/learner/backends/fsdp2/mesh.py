@@ -11,8 +11,10 @@ One rank in float32 stays a plain module: no wrapping, no process group, no cost
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -29,23 +31,29 @@ def needs_process_group(settings: LearnerSettings) -> bool:
 
 
 def join(settings: LearnerSettings, rank: int, address: str, timeout_seconds: float) -> DeviceMesh | None:
-    """Joins the learner's process group and returns the mesh; None where one plain rank is all there is."""
+    """Joins the learner's process group and returns the mesh; None where one plain rank is all there is.
+
+    ``timeout_seconds`` bounds the meeting and every collective of the mesh.
+    """
     if not needs_process_group(settings):
         return None
     meet(settings, rank, address, timeout_seconds)
     shards = settings.ranks // settings.replicate
     if settings.replicate == 1:
         return init_device_mesh(settings.device, (shards,), mesh_dim_names=("shard",))
-    return init_device_mesh(settings.device, (settings.replicate, shards), mesh_dim_names=("replicate", "shard"))
+    places = torch.arange(settings.ranks).view(settings.replicate, shards)
+    # A mesh that makes its groups itself gives them torch's own deadline.
+    timeout = timedelta(seconds=timeout_seconds)
+    groups = [dist.new_subgroups_by_enumeration(each.tolist(), timeout)[0] for each in (places.T, places)]
+    return DeviceMesh.from_group(groups, settings.device, places, mesh_dim_names=("replicate", "shard"))
 
 
-def context_of(settings: LearnerSettings) -> Context | None:
+def context_of(settings: LearnerSettings, timeout_seconds: float) -> Context | None:
     """The neighbours that compute rows together with this rank, after ``join``; None where it computes them alone."""
     if settings.context == 1:
         return None
-    sizes = (settings.ranks // settings.context, settings.context)
-    own = init_device_mesh(settings.device, sizes, mesh_dim_names=("data", "context"))["context"]
-    return Context(own.get_group(), own.size(), own.get_local_rank())
+    own, _ = dist.new_subgroups(settings.context, timeout=timedelta(seconds=timeout_seconds))
+    return Context(own, own.size(), own.rank())
 
 
 def shard(
