@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tiny_mixture import CHOSEN, EXPERTS, log_probs_of, mixture
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from rljob_trainer.errors import StepGivenUpError
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
 from rljob_trainer.learner.backends.fsdp2.mesh import full
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch
@@ -242,3 +243,20 @@ def test_a_token_counts_the_experts_that_it_is_sent_to(folder: Path) -> None:
     every = sum(parameter.numel() for parameter in mixture(VOCABULARY).parameters())
     embedding = VOCABULARY * config["hidden_size"]
     assert facts.parameters == every - embedding - 2 * (EXPERTS - CHOSEN) * expert
+
+
+def test_the_passes_of_an_update_that_was_given_up_count_nowhere(
+    folder: Path, make_batch: Callable[..., SequenceBatch]
+) -> None:
+    learner = Fsdp2().start(LearnerSettings(folder, lanes=1))
+    share = share_of(0, learner.settings, make_batch(groups=2))
+    calls = iter(range(10))
+
+    def asked_in_the_second_pass() -> None:
+        if next(calls) == 1:
+            raise StepGivenUpError("asked")
+
+    learner.giving_up.check = asked_in_the_second_pass  # type: ignore[method-assign]
+    with pytest.raises(StepGivenUpError):
+        learner.update(share, LOSS)
+    assert learner._loads.read() == {}

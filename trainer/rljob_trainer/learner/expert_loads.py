@@ -31,6 +31,10 @@ class ExpertLoads:
             _, _, chosen = outputs
             self._seen[layer].append(torch.bincount(chosen.detach().flatten(), minlength=self._experts))
 
+    def forget(self) -> None:
+        """Drops what was seen: the update was given up."""
+        self._seen.clear()
+
     def read(self) -> dict[str, float]:
         """The loads since the last call, over all ranks. Collective; empty without experts."""
         seen, self._seen = self._seen, defaultdict(list)

@@ -279,6 +279,7 @@ class LearnerRank:
                 trained.clock = clock
                 trained.module.zero_grad()
             self._passes.forget()
+            self._loads.forget()
             raise
 
     def _update(
