@@ -11,10 +11,10 @@ from rljob_api.problems import did_you_mean
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.preflight.places import HUB, local_path
 
-_OF_RANDOM_MODELS = (
-    *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
-    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
-)
+_ATTENTION = tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o"))
+_FEED_FORWARD = tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
+_OF_A_MIXTURE = re.compile(r"^mlp\.(?:experts\.|gate$)")
+"""Experts, which files have one by one and the learner as a stack, and the router: neither is a linear layer there."""
 _MATRIX = re.compile(r"(?:^|\.)(?:layers|h)\.\d+\.(.+)\.weight$")
 """A layer's tensor."""
 
@@ -24,7 +24,12 @@ def check_lora(found: Readable, base: Path) -> Iterator[Violation]:
     model, path = found.job.spec.model, "spec.model.lora.targets"
     if model.lora is None or not model.lora.targets or not found.says("spec.model"):
         return
-    known = _OF_RANDOM_MODELS if model.random is not None else _matrices(model.source, base)
+    from rljob_trainer.models.config import MIXTURES
+
+    if model.random is None:
+        known = _matrices(model.source, base)
+    else:
+        known = _ATTENTION if model.random.family in MIXTURES else (*_ATTENTION, *_FEED_FORWARD)
     if not known:
         return
     for target in model.lora.targets:
@@ -50,4 +55,4 @@ def _matrices(source: str | None, base: Path) -> tuple[str, ...]:
     except JobFileError:
         return ()
     matched = (_MATRIX.search(name) for name, tensor in tensors.items() if len(tensor.shape) == 2)
-    return tuple(dict.fromkeys(match[1] for match in matched if match))
+    return tuple(dict.fromkeys(match[1] for match in matched if match and not _OF_A_MIXTURE.match(match[1])))
