@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rljob_api.memory import MemoryHolder, ModelShape, gib, known_shape, plan_memory, untold
 from rljob_api.resolved import ResolvedJob
 from rljob_api.violations import Violation
 
 
-def notes(job: ResolvedJob) -> Iterator[Violation]:
-    """Where, what may happen, and what to do about it."""
+def notes(job: ResolvedJob, shape: ModelShape | None = None) -> Iterator[Violation]:
+    """Where, what may happen, and what to do about it. ``shape``: of the job's model, where its files are at hand;
+    None: as the job says it, or as it is known by the model's name."""
     yield from _slow_tools(job)
     yield from _rows_over_pods(job)
+    yield from _memory(job, shape)
 
 
 def _slow_tools(job: ResolvedJob) -> Iterator[Violation]:
@@ -32,6 +35,44 @@ def _slow_tools(job: ResolvedJob) -> Iterator[Violation]:
             f"waits for one that takes longer than {staleness.max_age} steps (maxAge)",
             "set onDeadline: end, which trains late episodes with what they have, or lower callSeconds",
         )
+
+
+def _memory(job: ResolvedJob, shape: ModelShape | None) -> Iterator[Violation]:
+    """Of devices and pods whose memory the job says (node selectors, limits), those whose peak is above it."""
+    model = job.spec.model
+    if shape is None:
+        shape = known_shape(model.source or "") if model.random is None else ModelShape.of_random(model.random)
+    if shape is None or untold(job) is not None:
+        return
+    plan = plan_memory(job, shape)
+    if job.spec.rollout.engine == "vllm" and job.spec.trainer.gpus_per_replica and not plan.inputs.engine_gpus:
+        yield Violation(
+            "spec.rollout.gpusPerReplica",
+            "engines sample on CPUs, while the trainer has GPUs",
+            "set it to 1, or to parallelism.tensor, unless that is meant",
+        )
+    for device in plan.devices:
+        if device.missing:
+            change = plan.remedies.get(device.name)
+            remedy = f"set {change}" if change else "use larger GPUs, or a smaller model"
+            yield Violation(_field_of(device), _exceeds(device), f"{remedy} (rljob plan JOB --memory shows the parts)")
+
+
+def _field_of(device: MemoryHolder) -> str:
+    if not device.on_gpus:
+        return "spec.trainer.pod.resources.limits.memory"
+    return "spec.rollout.gpusPerReplica" if device.name.startswith("engine") else "spec.trainer.gpusPerReplica"
+
+
+def _exceeds(device: MemoryHolder) -> str:
+    if device.short:
+        return f"{device.name}: {device.notes[0]}"
+    peak, capacity = device.peak, device.capacity or 0
+    largest = max(peak.parts, key=lambda part: peak.parts[part])
+    return (
+        f"{device.name}: {gib(peak.total)} GiB at its fullest ({peak.name}; {largest}: {gib(peak.parts[largest])}), "
+        f"but there are {gib(capacity)}"
+    )
 
 
 def _rows_over_pods(job: ResolvedJob) -> Iterator[Violation]:

@@ -1,6 +1,7 @@
 """The learner's packed attention in bfloat16 against each sequence's attention alone, in float32 and plain products.
 
 Sequences share their prompts, as samples of a group do, so that gathered keys and their gradients are compared too.
+Scores with a soft cap (Gemma 2) take another path than the flash kernel.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ def measure(writer: Writer, device: str) -> None:
     dtype, truth = (torch.bfloat16, torch.float32) if on_gpu else (torch.float32, torch.float64)
     # On a GPU a float32 product is one only if TensorFloat-32 is off.
     torch.backends.cuda.matmul.allow_tf32 = False
-    for name, heads, kv_heads in (("grouped heads", 14, 2), ("as many heads", 4, 4)):
+    for name, heads, kv_heads, cap in (
+        ("grouped heads", 14, 2, None),
+        ("as many heads", 4, 4, None),
+        ("capped scores", 8, 4, 2.0),
+    ):
         lengths = _lengths(scale=16 if on_gpu else 1)
         row = build_row(lengths, np.arange(len(lengths.prompts)))
-        errors = _errors(row, lengths, heads, kv_heads, torch.device(device), dtype, truth)
+        errors = _errors(row, lengths, heads, kv_heads, cap, torch.device(device), dtype, truth)
         # Half a unit in the last place of bfloat16 is 2^-9 = 0.002; probabilities, sums and outputs are rounded each.
         bound = 0.02 if on_gpu else 1e-5
         for what, error in errors.items():
@@ -43,6 +48,7 @@ def _errors(
     lengths: Lengths,
     heads: int,
     kv_heads: int,
+    cap: float | None,
     device: torch.device,
     dtype: torch.dtype,
     truth: torch.dtype,
@@ -54,13 +60,13 @@ def _errors(
     drawn = {name: torch.randn(tokens, n * DIM, generator=generator).to(device, dtype) for name, n in shapes.items()}
     upstream = torch.randn(tokens, heads * DIM, generator=generator).to(device, dtype)
 
-    packed = Packed.of(row, device, dtype)
+    packed = Packed.of(row, device, dtype, soft_capped=cap is not None)
     ours = {name: tensor.clone().requires_grad_() for name, tensor in drawn.items()}
-    out = attended(packed, ours["query"], ours["key"], ours["value"], DIM, None, None)
+    out = attended(packed, ours["query"], ours["key"], ours["value"], DIM, None, None, cap)
     out.backward(upstream)
 
     exact = {name: tensor.to(truth).requires_grad_() for name, tensor in drawn.items()}
-    expected = _alone(exact, _segments(row, lengths), heads, kv_heads)
+    expected = _alone(exact, _segments(row, lengths), heads, kv_heads, cap)
     expected.backward(upstream.to(truth))
     pairs = {"forward": (out.detach(), expected.detach())}
     for name in shapes:
@@ -88,7 +94,9 @@ def _segments(row: Row, lengths: Lengths) -> list[np.ndarray]:
     return segments
 
 
-def _alone(x: dict[str, torch.Tensor], segments: list[np.ndarray], heads: int, kv_heads: int) -> torch.Tensor:
+def _alone(
+    x: dict[str, torch.Tensor], segments: list[np.ndarray], heads: int, kv_heads: int, cap: float | None
+) -> torch.Tensor:
     """Causal attention of each sequence by itself, with every product and sum written out, ``[N, heads * DIM]``."""
     out = torch.zeros_like(x["query"])
     for segment in segments:
@@ -99,6 +107,8 @@ def _alone(x: dict[str, torch.Tensor], segments: list[np.ndarray], heads: int, k
             for n in ("key", "value")
         )
         scores = torch.einsum("qhd,khd->hqk", query, key) / DIM**0.5
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
         hidden = torch.ones(len(segment), len(segment), dtype=torch.bool, device=out.device).triu(1)
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         whole = torch.einsum("hqk,khd->qhd", weights, value).reshape(len(segment), -1)

@@ -53,7 +53,7 @@ def test_the_example_learns_and_leaves_the_model_as_it_was(runner: Runner, chang
         assert torch.equal(tensor, first[name]) != name.endswith("_proj.weight"), name
 
 
-def test_after_a_kill_it_is_what_it_would_have_been(runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+def test_after_a_kill_it_is_what_it_would_have_been(runner: Runner) -> None:
     short = assignments({"stop.steps": "6", "checkpoint.everySteps": "2", "batch.groups": "8", "data.validation": "[]"})
     for name in ("whole", "killed"):
         output, arguments = runner.folder / name, (EXAMPLE / "tiny.yaml", "--output", runner.folder / name, *short)
@@ -71,6 +71,19 @@ def test_after_a_kill_it_is_what_it_would_have_been(runner: Runner, capsys: pyte
     assert whole.keys() == killed.keys()
     assert all(torch.equal(killed[name], tensor) for name, tensor in whole.items())
     assert all(bool(tensor.any()) for tensor in whole.values())
-    # Another rank is another adapter: the same folder does not take it.
-    arguments = (EXAMPLE / "tiny.yaml", "--output", runner.folder / "whole", *short, "--set", "model.lora.rank=8")
-    assert "spec.model.lora.rank" in runner.run("run", *arguments, expect=64)
+
+
+@pytest.mark.vllm
+def test_vllm_is_sent_adapters_alone_after_a_resume_too(runner: Runner) -> None:
+    changes = {"rollout.engine": "vllm", "model.lora.publish": "adapter", "data.validation": "[]"}
+    output = runner.folder / "output"
+    for steps in ("3", "5"):
+        printed = runner.run("run", EXAMPLE / "tiny.yaml", "--output", output, "--steps", steps, *assignments(changes))
+        assert ("resuming from the checkpoint of step 3" in printed) == (steps == "5")
+    records = metrics_of(output)
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5]
+    # Samples and canaries have the learner's log-probs after each version, and the policy is another one each time.
+    assert max(record["mismatch/canary/max"] for record in records) < 1e-5
+    assert max(record["mismatch/log_prob/max"] for record in records) < 1e-4
+    distances = [record["kl/reference"] for record in records]
+    assert distances[0] < 1e-6 < distances[1] < distances[4]

@@ -11,6 +11,9 @@ from rljob_api.violations import Violation
 WITH_LORA = "fsdp2"
 """The backend that trains adapters. Another one might train the whole model as if nothing had been said."""
 
+LARGEST_PUBLISHED = 512
+"""Rank of an adapter that vLLM has kernels for."""
+
 
 @rule(
     cel=Cel(
@@ -43,3 +46,43 @@ def lora_targets_differ(job: Job) -> Iterator[Violation]:
     targets = lora.targets if lora else ()
     if twice := sorted({name for name in targets if targets.count(name) > 1}):
         yield Violation("spec.model.lora.targets", f"has {', '.join(twice)} more than once", "name each once")
+
+
+_ALONE = "!has(self.model.lora) || self.model.lora.publish != 'adapter'"
+
+
+@rule(
+    cel=[
+        Cel(
+            SPEC,
+            f"{_ALONE} || (self.rollout.engine == 'vllm' && self.rollout.parallelism.tensor == 1)",
+            "adapter needs vLLM engines with rollout.parallelism.tensor: 1; use those, or publish: merged",
+            ".model.lora.publish",
+        ),
+        Cel(
+            SPEC,
+            f"{_ALONE} || self.model.lora.rank <= {LARGEST_PUBLISHED}",
+            f"is more than the {LARGEST_PUBLISHED} that vLLM computes; lower it, or use publish: merged",
+            ".model.lora.rank",
+        ),
+    ]
+)
+def adapters_are_published_to_vllm(job: Job) -> Iterator[Violation]:
+    lora, rollout = job.spec.model.lora, job.spec.rollout
+    if lora is None or lora.publish != "adapter":
+        return
+    path, remedy = "spec.model.lora.publish", "or use publish: merged"
+    if rollout.engine != "vllm":
+        yield Violation(path, f"adapter is not for the {rollout.engine} engine", f"use rollout.engine: vllm, {remedy}")
+    elif rollout.parallelism.tensor > 1:
+        yield Violation(
+            path,
+            f"adapter is not for engines of several GPUs (rollout.parallelism.tensor = {rollout.parallelism.tensor})",
+            f"use 1, {remedy}",
+        )
+    if lora.rank > LARGEST_PUBLISHED:
+        yield Violation(
+            "spec.model.lora.rank",
+            f"{lora.rank} is more than the {LARGEST_PUBLISHED} that vLLM computes",
+            f"lower it, {remedy}",
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -28,11 +28,16 @@ class Lora(SpecModel):
         default=32,
         ge=1,
         le=65536,
-        description="What the adapter counts for: it is multiplied by alpha / rank. With a fixed alpha about the same learning rate does for "
-        "every rank.",
+        description="What the adapter counts for: it is multiplied by alpha / rank. With a fixed alpha about "
+        "the same learning rate does for every rank.",
     )
     targets: Annotated[Listed[ModuleName], Field(max_length=64)] = Field(
         default=(),
         description="Names of the linear layers that get one, such as q_proj or mlp.up_proj. Default: all that are "
         "inside of the model's layers (of a mixture of experts: attention's).",
+    )
+    publish: Literal["merged", "adapter"] = Field(
+        default="merged",
+        description="What engines are given after each step. merged: the model with the adapter added to it. adapter: "
+        "the adapter alone, some hundredths of the bytes, which vLLM then computes beside the model.",
     )

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 
-from rljob_trainer.weights.manifest import AdapterManifest, Addition, Manifest, Version, added_up, manifest_of
+from rljob_trainer.weights.manifest import Addition, Manifest, Version, added_up, manifest_of
 from rljob_trainer.weights.plan import TensorMeta
 
 
@@ -66,17 +66,3 @@ def test_a_name_comes_once() -> None:
 
 def test_owners_sums_are_added_modulo_2_to_the_64() -> None:
     assert added_up([{"a": 2**64 - 1, "b": 5}, {"a": 3}, {}]) == {"a": 2, "b": 5}
-
-
-def test_an_adapters_version_depends_on_base_adapter_and_scale() -> None:
-    adapter = manifest_of(model().items())
-    made = AdapterManifest("ab" * 32, adapter, 2.0)
-    assert made.version(3) == Version(3, made.sha256)
-    assert made.sha256 == AdapterManifest("ab" * 32, manifest_of(model().items()), 2).sha256
-    others = [
-        AdapterManifest("ac" * 32, adapter, 2.0),
-        AdapterManifest("ab" * 32, manifest_of(model(1).items()), 2.0),
-        AdapterManifest("ab" * 32, adapter, 2.0000000000000004),
-    ]
-    digests = {made.sha256, adapter.sha256, *(other.sha256 for other in others)}
-    assert len(digests) == 5

@@ -1,4 +1,4 @@
-"""Predicts step time, waits, ages and device-hours of a job, for its own pools and for other splits.
+"""Predicts step time, waits, ages and device-hours of a job, for its own pools and for other splits; or its memory.
 
 The real schedule and loop run in virtual time with simulated engines and trainer. A plan needs compute times, either
 measured by a sync run (--measured) or given: how long the job's own engines generate one batch with nothing else to
@@ -6,6 +6,11 @@ do (--generation), and how long its ranks train on one (--training). Prefill, re
 
   rljob plan job.yaml --measured runs/a-few-steps-of-sync
   rljob plan job.yaml --generation 180 --training 113 --lengths exponential:3000
+
+With --memory it computes what each GPU holds at its fullest instead, part by part, from the job and the model's shape,
+and names a change that makes fit what does not.
+
+  rljob plan job.yaml --memory --gpu-memory 80Gi
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_trainer.commands.job_file import add_job_arguments, load_job
+from rljob_trainer.commands.memory import add_memory_arguments, as_json, as_text, planned
 from rljob_trainer.errors import JobFileError
 
 if TYPE_CHECKING:
@@ -43,11 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="running sequences with which an engine's decoding step takes twice as long as with none (default: 256)",
     )
     parser.add_argument("--steps", type=int, default=40, metavar="N", help="steps to simulate (default: 40)")
+    add_memory_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     job = load_job(args)
+    if args.memory:
+        memory, origin = planned(job, args.file.resolve().parent, args.gpu_memory, args.model)
+        print((as_json if args.json else as_text)(memory, job, origin))
+        return 0
     # Simulating needs numpy, which `rljob plan --help` should not wait for.
     from rljob_trainer.simulation.lengths import Exponential, parse_lengths
     from rljob_trainer.simulation.measured import measure

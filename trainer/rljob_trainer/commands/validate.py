@@ -21,7 +21,9 @@ from pathlib import Path
 
 from rljob_api import Checked, JobInvalid, Readable, Violation, check_text, read_overlay, resolve
 from rljob_api.loading import read_text
+from rljob_api.memory import ModelShape
 from rljob_api.notes import notes
+from rljob_api.resolved import ResolvedJob
 from rljob_api.yaml_reading import MAX_CHARACTERS
 from rljob_trainer.errors import JobFileError
 
@@ -54,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"{' + '.join([file, *overlays])}: valid{' by itself' if lacking else ''}")
             for outcome in outcomes:
                 if outcome.job is not None:
-                    for note in notes(resolve(outcome.job)):
+                    job = resolve(outcome.job)
+                    shape = None if args.schema_only or lacking else _shape(job, file)
+                    for note in notes(job, shape):
                         print(f"note: {note}")
     if lacking:
         print(
@@ -103,8 +107,23 @@ def _violations(
     return found, len(outcomes)
 
 
+def _shape(job: ResolvedJob, file: str) -> ModelShape | None:
+    """Of the model's files, as far as they are on this machine and of a family that is known."""
+    from rljob_trainer.commands.memory import described
+
+    try:
+        found = described(job, _folder_of(file))
+    except JobFileError:
+        return None
+    return None if found is None else found[0]
+
+
+def _folder_of(file: str) -> Path:
+    return Path.cwd() if file == "-" else Path(file).resolve().parent
+
+
 def _beyond_the_schema(found: Readable, file: str) -> list[Violation]:
     from rljob_trainer.preflight import preflight
 
-    folder = Path.cwd() if file == "-" else Path(file).resolve().parent
+    folder = _folder_of(file)
     return preflight(found, base=folder, code=[folder])

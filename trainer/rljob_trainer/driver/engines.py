@@ -144,7 +144,7 @@ def _engines_have_gpus(spec: ResolvedSpec) -> bool:
 def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> EngineSpec:
     """How each engine is built. Its context holds the longest prompt and response of training and validation."""
     spec = job.spec
-    rollout = spec.rollout
+    rollout, lora = spec.rollout, spec.model.lora
     longest = max(response_lengths(spec).values())
     return EngineSpec(
         kind=rollout.engine,
@@ -158,6 +158,7 @@ def engine_spec(job: ResolvedJob, model: ModelFolder, *, version: int = 0) -> En
         tensor_parallel=rollout.parallelism.tensor,
         seed=spec.seed,
         keep_cache=spec.pipeline.mode != "sync" and spec.pipeline.partial_rollout == "keepCache",
+        adapter_rank=lora.rank if lora is not None and lora.publish == "adapter" else None,
         engine_args=dict(rollout.engine_args),
     )
 

@@ -16,7 +16,7 @@ import torch
 
 _DEVICE_SHARE = 64
 """Of a GPU's memory, one part in so many for the float32 logits of a chunk: three or four matrices of that size exist
-at a time."""
+at a time, and one more of capped logits."""
 _MOST_DEVICE_BYTES = 1 << 30
 """More tokens make the matrix product no faster: 1,766 of a vocabulary of 152,000."""
 _CACHE_BYTES = 2 << 20

@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -31,7 +30,7 @@ from rljob_trainer.errors import JobFileError, UnsavedError
 from rljob_trainer.learner.layout import Layout
 from rljob_trainer.learner.models import Critic, Policy
 from rljob_trainer.learner.settings import LoraSettings
-from rljob_trainer.models.weights import weight_files
+from rljob_trainer.models.stored import tensors_in
 from rljob_trainer.weights.manifest import manifest_of
 
 Named = Iterator[tuple[str, torch.Tensor]]
@@ -159,12 +158,12 @@ def _sum(layer: Any, weight: torch.Tensor, layout: Layout) -> torch.Tensor:
     return layout.like(own.float() + layout.part(delta, weight).to(own.device), weight)
 
 
-def adapter_tensors(policy: Policy, layout: Layout) -> Named:
-    """The adapter's whole tensors in float32 under the names that peft's files have. All ranks iterate in step."""
+def matrices(policy: Policy, layout: Layout) -> Named:
+    """A and B of all layers under the names that peft's files have, laid out as they are trained."""
     layout.release(policy)
-    named = [(name, p) for name, p in policy.language_model.named_parameters() if f".{_NAME}." in name]
-    for name, tensor in layout.gather(named, lambda _: torch.float32):
-        yield f"base_model.model.{name.replace(f'.{_NAME}.', '.')}", tensor
+    for name, parameter in policy.language_model.named_parameters():
+        if f".{_NAME}." in name:
+            yield f"base_model.model.{name.replace(f'.{_NAME}.', '.')}", parameter
 
 
 def write_peft_folder(
@@ -172,7 +171,8 @@ def write_peft_folder(
 ) -> None:
     """Exports the adapter as peft reads it, into ``folder`` (made if missing). All ranks call it; the one with
     ``writer`` writes. ``base`` is said to be the model that it belongs to. Raises ``UnsavedError``."""
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_tensors(policy, layout)}
+    gathered = layout.gather(matrices(policy, layout), lambda _: torch.float32)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in gathered}
     if not writer:
         return
     config = LoraConfig(
@@ -203,15 +203,8 @@ def base_digest(folder: Path) -> str:
     whatever they are computed in. Rank 0 reads them, the others are told: a collective call."""
     told: list[str | None] = [None]
     if not dist.is_initialized() or dist.get_rank() == 0:
-        told[0] = manifest_of(_stored(folder)).sha256
+        told[0] = manifest_of(tensors_in(folder)).sha256
     if dist.is_initialized():
         dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
     assert told[0] is not None
     return told[0]
-
-
-def _stored(folder: Path) -> Named:
-    for file in weight_files(folder):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a dict)
-                yield name, tensors.get_tensor(name)

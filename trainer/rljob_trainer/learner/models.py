@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rljob_trainer.algorithms.vocabulary_kl import chunked_kl
@@ -26,6 +26,7 @@ from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner.attention import ATTENTION, Gather, Packed
 from rljob_trainer.learner.context import Context, Whole
 from rljob_trainer.learner.last_layer import compute_outputs_only
+from rljob_trainer.learner.loading import skeleton
 from rljob_trainer.learner.logprobs import default_chunk, log_probs_and_entropy, sum_squared_probs
 from rljob_trainer.learner.packing import Row
 from rljob_trainer.learner.protocol import LearnerFacts
@@ -246,10 +247,16 @@ class Critic(nn.Module):
 
 
 def load_policy(
-    folder: Path, *, dtype: torch.dtype, chunk: int | None = None, trust_remote_code: bool = False
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    chunk: int | None = None,
+    trust_remote_code: bool = False,
+    empty: bool = False,
 ) -> Policy:
-    """The language model of a Hugging Face folder, with attention over packed rows and without dropout."""
-    return Policy(_load(folder, dtype, trust_remote_code), chunk)
+    """The language model of a Hugging Face folder, with attention over packed rows and without dropout. ``empty``: its
+    parameters get their values later (``loading.py``)."""
+    return Policy(_load(folder, dtype, trust_remote_code, empty), chunk)
 
 
 def facts_of(model: PreTrainedModel, device: torch.device) -> LearnerFacts:
@@ -271,9 +278,17 @@ def facts_of(model: PreTrainedModel, device: torch.device) -> LearnerFacts:
     )
 
 
-def load_critic(folder: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Critic:
+def load_critic(folder: Path, *, dtype: torch.dtype, trust_remote_code: bool = False, empty: bool = False) -> Critic:
     """A value model that starts from the same folder."""
-    return Critic(_load(folder, dtype, trust_remote_code))
+    return Critic(_load(folder, dtype, trust_remote_code, empty))
+
+
+def names_in_files(module: Policy | Critic) -> dict[nn.Parameter, str]:
+    """The parameters that come from the model's folder, by transformers' names for them (``published.py``)."""
+    if isinstance(module, Policy):
+        return {parameter: name for name, parameter in module.language_model.named_parameters()}
+    prefix = module.backbone.base_model_prefix
+    return {parameter: f"{prefix}.{name}" for name, parameter in module.backbone.named_parameters()}
 
 
 def layer_matrices(module: nn.Module) -> list[str]:
@@ -328,20 +343,23 @@ def _layers(model: nn.Module, names: set[str]) -> list[nn.Module]:
     return [m for m in model.modules() if any(cls.__name__ in names for cls in type(m).__mro__)]
 
 
-def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool, empty: bool = False) -> PreTrainedModel:
     if (problem := unsupported_by_learner(read_json(folder / "config.json"))) is not None:
         raise JobFileError(f"spec.model: the learner {problem}, as {folder} says; train another model")
     # Loading reports go to the driver's log by way of errors only; progress bars of many ranks would garble it.
     transformers_logging.disable_progress_bar()
     load: Any = AutoModelForCausalLM.from_pretrained  # its types know nothing of output_loading_info
+    how: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION, "trust_remote_code": trust_remote_code}
     try:
-        loaded, told = load(
-            folder,
-            dtype=dtype,
-            attn_implementation=ATTENTION,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
+        if empty:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            with skeleton():
+                loaded = AutoModelForCausalLM.from_config(config, **how)
+            loaded.tie_weights()  # inside, each name gets a parameter of its own
+            missing: list[str] = []
+        else:
+            loaded, told = load(folder, output_loading_info=True, **how)
+            missing = sorted(told["missing_keys"])
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # transformers' many classes raise what they like
@@ -350,7 +368,7 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrain
             "use another one"
         ) from error
     model: PreTrainedModel = loaded
-    if missing := sorted(told["missing_keys"]):
+    if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise JobFileError(
             f"spec.model: {folder} lacks the tensor {missing[0]}{more}, "

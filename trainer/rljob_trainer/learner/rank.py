@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,7 @@ from rljob_trainer.learner.trained import Trained
 from rljob_trainer.learner.untouched import Untouched
 from rljob_trainer.learner.usage import Meter
 from rljob_trainer.learner.work import RankReport, RankScores, Share, StepReport
+from rljob_trainer.weights import adapters
 from rljob_trainer.weights.blocks import lay_out
 from rljob_trainer.weights.plan import Bucket
 from rljob_trainer.weights.shards import Shard
@@ -388,7 +389,7 @@ class LearnerRank:
 
     def export(self, folder: Path) -> None:
         """Writes the actor as a Hugging Face folder, in the dtype of the folder it came from; an adapter is merged."""
-        export.write_folder(folder, self.settings.model_path, self._published, self._layout, writer=self.rank == 0)
+        export.write_folder(folder, self.settings.model_path, self._whole_model, self._layout, writer=self.rank == 0)
 
     def export_adapter(self, folder: Path, base: str) -> None:
         """Writes the actor's adapter as peft reads it. ``base`` is said to be the model that it belongs to."""
@@ -397,21 +398,40 @@ class LearnerRank:
         assert self.actor.adapter is not None
         write_peft_folder(folder, self._policy, self._layout, self.actor.adapter, base=base, writer=self.rank == 0)
 
-    def _published(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What engines are given, under Hugging Face names and laid out like the parameters; an adapter is merged."""
+    def _whole_model(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The actor under Hugging Face names, laid out like its parameters; an adapter is merged."""
         if self.actor.adapter is None:
             return self._policy.published()
         from rljob_trainer.learner.lora import merged
 
         return merged(self._policy, self._layout)
 
+    def _published(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What engines are given, laid out like the parameters: the whole model, or the adapter and whose it is."""
+        adapter, lora = self.actor.adapter, self.settings.lora
+        if adapter is None or lora is None or lora.publish == "merged":
+            yield from self._whole_model()
+            return
+        from rljob_trainer.learner.lora import matrices
+
+        yield from matrices(self._policy, self._layout)
+        for name, tensor in adapters.described(adapter.alpha, adapter.base_sha256):
+            yield name, tensor.to(self.device)
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        """What a tensor is published in."""
+        return adapters.DTYPES.get(name, self._dtype)
+
     def shards(self) -> Iterator[Shard]:
         """This rank's parts of what is published, by Hugging Face names and in the compute dtype, one at a time. In
         float32 they share the parameters' memory. Nothing is gathered, but for what is small of an adapter."""
         self._layout.release(self._policy)
         for name, parameter in self._published():
-            part = self._layout.local(parameter.detach()).to(self._dtype)
-            yield from published.shards(self._layout.shard(name, parameter, part))
+            part = self._layout.local(parameter.detach()).to(self._dtype_of(name))
+            shard = self._layout.shard(name, parameter, part)
+            if name in adapters.DTYPES:  # all ranks have it
+                shard = replace(shard, answers=self.rank == 0)
+            yield from published.shards(shard)
 
     def named_parameters_for_publish(self) -> Iterator[tuple[str, torch.Tensor]]:
         """``(Hugging Face name, full tensor)`` in the compute dtype, gathered one at a time.
@@ -419,7 +439,7 @@ class LearnerRank:
         All ranks must iterate in step. A model that is not sharded gives its live tensors, without a copy, but for
         those that an adapter is added to. A shared embedding comes once.
         """
-        for name, whole in self._layout.gather(self._published(), lambda _: self._dtype):
+        for name, whole in self._layout.gather(self._published(), self._dtype_of):
             yield from published.tensors(name, whole)
 
     def lay_out_for_publish(self, packs: Sequence[Bucket]) -> None:

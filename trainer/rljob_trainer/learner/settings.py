@@ -56,10 +56,12 @@ class LoraSettings:
     alpha: int
     targets: tuple[str, ...] = ()
     """Names of linear layers, or how they end after a point; empty: all inside of the model's layers."""
+    publish: Literal["merged", "adapter"] = "merged"
+    """Whether engines are given a whole model or the adapter alone."""
 
     @classmethod
     def from_spec(cls, spec: Lora) -> LoraSettings:
-        return cls(spec.rank, spec.alpha, tuple(spec.targets))
+        return cls(spec.rank, spec.alpha, tuple(spec.targets), spec.publish)
 
 
 @dataclass(frozen=True, slots=True)

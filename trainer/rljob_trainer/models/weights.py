@@ -24,6 +24,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F32", "BF16", "F16", "F64")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
+_MATRIX = re.compile(r"(?:^|\.)(?:layers|h)\.\d+\.(.+)\.weight$")
 _OWN = re.compile(r"^(model\.(layers|embed_tokens|norm)\.|lm_head\.)")
 _DERIVED = "rotary_emb.inv_freq"
 """What old files of the Llama family store and everybody computes."""
@@ -70,6 +71,14 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     if not (folder / WHOLE).exists():
         _check_index(folder / INDEX, found)
     return found
+
+
+def layer_matrices(found: Mapping[str, Stored]) -> tuple[str, ...]:
+    """Names within a layer (``self_attn.q_proj``) of the matrices that layers have, but for those of experts, which
+    are stacks where they are computed, and their router, which is no linear layer there."""
+    matched = (_MATRIX.search(name) for name, tensor in found.items() if len(tensor.shape) == 2)
+    names = (match[1] for match in matched if match)
+    return tuple(dict.fromkeys(name for name in names if ".experts." not in name and name != "mlp.gate"))
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +12,6 @@ from rljob_trainer.preflight.places import HUB, local_path
 
 _ATTENTION = tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o"))
 _FEED_FORWARD = tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
-_OF_A_MIXTURE = re.compile(r"^mlp\.(?:experts\.|gate$)")
-"""Experts, which files have one by one and the learner as a stack, and the router: neither is a linear layer there."""
-_MATRIX = re.compile(r"(?:^|\.)(?:layers|h)\.\d+\.(.+)\.weight$")
-"""A layer's tensor."""
 
 
 def check_lora(found: Readable, base: Path) -> Iterator[Violation]:
@@ -45,14 +40,12 @@ def check_lora(found: Readable, base: Path) -> Iterator[Violation]:
 
 def _matrices(source: str | None, base: Path) -> tuple[str, ...]:
     """Names of matrices below a layer; none where the files are not here, or are wrong, which is said elsewhere."""
-    from rljob_trainer.models.weights import stored_tensors
+    from rljob_trainer.models.weights import layer_matrices, stored_tensors
 
     folder = local_path(source, base) if source and not source.startswith(f"{HUB}://") else None
     if folder is None or not folder.is_dir():
         return ()
     try:
-        tensors = stored_tensors(folder)
+        return layer_matrices(stored_tensors(folder))
     except JobFileError:
         return ()
-    matched = (_MATRIX.search(name) for name, tensor in tensors.items() if len(tensor.shape) == 2)
-    return tuple(dict.fromkeys(match[1] for match in matched if match and not _OF_A_MIXTURE.match(match[1])))

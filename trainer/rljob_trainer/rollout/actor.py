@@ -48,6 +48,8 @@ class EngineSpec:
     seed: int = 0
     keep_cache: bool = False
     """Requests that run across an update go on with the keys and values they have."""
+    adapter_rank: int | None = None
+    """Updates bring adapters of this rank to the model in the folder (vllm); None: whole models."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """torch: keyword arguments of ``TorchEngine.from_folder``; vllm: of vLLM's ``EngineArgs``."""
 
@@ -91,6 +93,7 @@ def build_engine(spec: EngineSpec) -> Engine:
         tensor_parallel=spec.tensor_parallel,
         seed=spec.seed,
         keep_cache=spec.keep_cache,
+        adapter_rank=spec.adapter_rank,
         engine_args=spec.engine_args,
     )
 

@@ -32,8 +32,10 @@ from rljob_trainer.episodes.requests import (
 )
 from rljob_trainer.episodes.tokens import FloatArray, Tokens
 from rljob_trainer.errors import EngineError
+from rljob_trainer.models.stored import tensors_in
+from rljob_trainer.models.weights import layer_matrices, stored_tensors
 from rljob_trainer.weights.group import WeightLink
-from rljob_trainer.weights.manifest import Manifest
+from rljob_trainer.weights.manifest import Manifest, manifest_of
 from rljob_trainer.weights.receiver import ReceiveReport
 from rljob_trainer.weights.residence import Resident, fingerprint
 
@@ -59,6 +61,9 @@ _GPU_BATCHED_TOKENS = 8192
 _SCORED_BESIDE = 4
 """Sequences that can be scored at once while requests are running."""
 _SCORE = "rljob-score-"
+_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_ADAPTER = 1
+"""The id of the only one."""
 
 
 class VLLMEngine:
@@ -80,6 +85,7 @@ class VLLMEngine:
         seed: int = 0,
         request_seeds: bool = True,
         keep_cache: bool = False,
+        adapter_rank: int | None = None,
         engine_args: Mapping[str, Any] | None = None,
     ) -> None:
         """Reads the model in ``folder``. ``engine_args`` go to vLLM's ``EngineArgs`` and win over everything else.
@@ -87,6 +93,7 @@ class VLLMEngine:
         ``keep_cache``: requests that run across an update go on with the keys and values they have (otherwise they are
         prefilled anew). What is cached between two updates is then salted with their count, so that nothing later
         meets it.
+        ``adapter_rank``: updates bring adapters of this rank to the model in the folder, which stays as it is.
         ``request_seeds`` False lets vLLM draw from one generator for all requests: faster on a GPU with hundreds of
         requests, and not repeatable. Raises ``EngineError`` while another is open in this process, and where vLLM is
         told to have a process of its own.
@@ -128,6 +135,13 @@ class VLLMEngine:
         if not on_cpu:
             # vLLM wants room for a token of every request.
             arguments["max_num_batched_tokens"] = max(_GPU_BATCHED_TOKENS, arguments["max_num_seqs"])
+        if adapter_rank is not None:
+            # The least of the sizes that vLLM's kernels are made for.
+            size = next(rank for rank in _ADAPTER_RANKS if rank >= adapter_rank)
+            arguments |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": size}
+            # Not the output matrix: beside an adapter vLLM 0.32 fails to compute a prompt's log-probs.
+            layers = layer_matrices(stored_tensors(Path(folder)))
+            arguments["lora_target_modules"] = sorted({name.rpartition(".")[2] for name in layers})
         arguments |= engine_args or {}
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         VLLMEngine._open = True
@@ -135,6 +149,10 @@ class VLLMEngine:
         self._vocabulary = int(self._engine.model_config.get_vocab_size())
         self._max_concurrent = int((engine_args or {}).get("max_num_seqs", max_concurrent))
         self._keep_cache = keep_cache
+        self._base = None if adapter_rank is None else manifest_of(tensors_in(Path(folder))).sha256
+        """Of the model that adapters belong to."""
+        self._adapter: Any = None
+        """What requests name the adapter by; None before the first update."""
         self._workers = tensor_parallel
         self._request_seeds = request_seeds
         self._can_sleep = bool(arguments.get("enable_sleep_mode"))
@@ -226,7 +244,8 @@ class VLLMEngine:
         if self._keep_cache:
             prompt["cache_salt"] = self._salt
         name = str(request.id)
-        self._requests[name] = request, self._engine.add_request(name, prompt, parameters)  # type: ignore[arg-type]
+        inner = self._engine.add_request(name, prompt, parameters, lora_request=self._adapter)  # type: ignore[arg-type]
+        self._requests[name] = request, inner
 
     def step(self) -> list[GenerationResult]:
         if self._updating or self._asleep:
@@ -299,7 +318,7 @@ class VLLMEngine:
             ids: dict[str, Any] = {"prompt_token_ids": [*prompt, *response]}
             if self._keep_cache:
                 ids["cache_salt"] = self._salt
-            self._engine.add_request(f"{_SCORE}{index}", ids, parameters)  # type: ignore[arg-type]
+            self._engine.add_request(f"{_SCORE}{index}", ids, parameters, lora_request=self._adapter)  # type: ignore[arg-type]
         scores: dict[int, FloatArray] = {}
         while len(scores) < len(sequences):
             for output in self._engine.step():
@@ -381,6 +400,8 @@ class VLLMEngine:
     def finish_update(self, version: int, manifest: Manifest) -> None:
         self._engine.collective_rpc("finish_weight_update")
         self._session = False
+        if self._base is not None:
+            self._install_adapter(self._base)
         self._updates += 1
         # Keys and values of the old weights must not be met again.
         if self._keep_cache and self._requests:
@@ -391,6 +412,13 @@ class VLLMEngine:
         self._engine.set_weight_version(str(version))
         self._version, self._manifest = version, manifest
         self._updating = self._gone = False
+
+    def _install_adapter(self, base: str) -> None:
+        from vllm.lora.request import LoRARequest
+
+        # In the place of the last one, under its id: what was cached under that is forgotten after every update.
+        self._engine.collective_rpc("rljob_install_adapter", args=(_ADAPTER, base))
+        self._adapter = LoRARequest("policy", _ADAPTER, "memory")
 
     def resident(self, in_any_order: bool = False) -> Resident | None:
         """The fingerprint of the workers' parameters: vLLM fuses matrices and lays them out for its kernels. On a CPU
@@ -407,7 +435,8 @@ class VLLMEngine:
         self._take_in()
         self._take_back(list(self._requests))
         if self._can_sleep:
-            self._engine.sleep(level=1 if keep_weights else 2)
+            # No update brings back the model beside which an adapter works.
+            self._engine.sleep(level=1 if keep_weights or self._base is not None else 2)
         if not keep_weights:
             self._gone, self._manifest = True, None
         self._asleep = self._weights_away = True

@@ -19,10 +19,12 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rljob_trainer.errors import EngineError
+from rljob_trainer.weights.adapters import PublishedAdapter
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.manifest import Manifest, manifest_of
 from rljob_trainer.weights.receiver import Receiver, ReceiveReport
@@ -58,6 +60,10 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
         super().__init__(*args)
         self.receiver: Receiver | None = None
         self.report: ReceiveReport | None = None
+        self.takes_adapters = self.vllm_config.lora_config is not None
+        """Whether what comes is an adapter to the model that is there, and not a model."""
+        self.arrived: dict[str, Tensor] = {}
+        """Of an adapter, in the update under way."""
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         self.shutdown()
@@ -66,6 +72,9 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
 
     def start_weight_update(self) -> None:
         self.report = None
+        self.arrived = {}
+        if self.takes_adapters:
+            return
         if self.device.type == "cpu":
             _forget_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
@@ -79,10 +88,15 @@ class RljobWeightTransfer(WeightTransferEngine[JoinInfo, UpdateInfo]):
         self.report = self.receiver.receive(update_info.version, self._load, lambda name: None, update_info.timeout)
 
     def _load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        if self.takes_adapters:
+            self.arrived |= dict(tensors)
+            return
         model: Any = self.model
         model.load_weights(tensors)
 
     def finish_weight_update(self) -> None:
+        if self.takes_adapters:
+            return
         finalize: Any = finalize_layerwise_reload
         finalize(self.model, self.model_config)
         if self.device.type == "cpu":
@@ -127,10 +141,44 @@ class WorkerExtension:
         assert transfer.receiver.manifest is not None
         return transfer.report, transfer.receiver.manifest
 
+    def rljob_install_adapter(self, number: int, base_sha256: str) -> None:
+        """Puts the adapter that arrived in the place of the one before, for requests with the id ``number``."""
+        from vllm.lora.lora_model import LoRAModel
+        from vllm.lora.peft_helper import PEFTHelper
+
+        transfer: RljobWeightTransfer = self.weight_transfer_engine
+        arrived, transfer.arrived = transfer.arrived, {}
+        adapter = PublishedAdapter.of(arrived, base_sha256)
+        workers = self.model_runner.lora_manager
+        manager = workers._adapter_manager
+        mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
+        helper = PEFTHelper.from_dict(adapter.config())
+        helper.validate_legal(workers.lora_config)
+        made = LoRAModel.from_lora_tensors(
+            number,
+            dict(adapter.matrices),
+            helper,
+            device="cpu",
+            dtype=workers.lora_config.lora_dtype,
+            model_vocab_size=workers.vocab_size,
+            weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
+        )
+        manager.remove_all_adapters()
+        manager.add_adapter(made)
+        manager.activate_adapter(number)
+        manager.pin_adapter(number)
+
     def rljob_parameters(self) -> Manifest:
-        """The sums of the parameters as they lie in this worker's memory."""
+        """The sums of the parameters as they lie in this worker's memory, an adapter's included."""
         model: torch.nn.Module = self.model_runner.get_model()
-        return manifest_of((name, parameter.data) for name, parameter in model.named_parameters())
+        stacks = (
+            (f"{name}.{kind}.{index}", tensor)
+            for name, module in model.named_modules()
+            if isinstance(module, BaseLayerWithLoRA)
+            for kind, tensors in (("A", module.lora_a_stacked), ("B", module.lora_b_stacked))
+            for index, tensor in enumerate(tensors)
+        )
+        return manifest_of([*((name, p.data) for name, p in model.named_parameters()), *stacks])
 
     def rljob_scale_logits(self, scale: float) -> None:
         """Multiplies all logits by ``scale``: how given sequences are scored at a temperature."""

@@ -36,26 +36,6 @@ class Version:
         return f"version {self.number} (manifest {self.manifest_sha256[:12]})"
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterManifest:
-    """What a version is that consists of base weights and an adapter to them: W + ``scale`` x B A."""
-
-    base_sha256: str
-    adapter: Manifest
-    """Of the adapter's own tensors."""
-    scale: float
-
-    @property
-    def sha256(self) -> str:
-        """Over the digests of both and the scale, written exactly (as a hexadecimal floating-point number)."""
-        text = json.dumps(["adapter", self.base_sha256, self.adapter.sha256, float(self.scale).hex()])
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def version(self, number: int) -> Version:
-        """The version that has this number and these weights."""
-        return Version(number, self.sha256)
-
-
 class Manifest:
     """The lines of all tensors, in the order of their names. Immutable."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.learner import export
@@ -14,6 +15,7 @@ from rljob_trainer.learner.backends.fsdp2.mesh import context_of, join, shard
 from rljob_trainer.learner.cpu.lanes import TwoLanes, two_lanes
 from rljob_trainer.learner.cpu.plain_layer import compute_in_rows
 from rljob_trainer.learner.layout import Layout
+from rljob_trainer.learner.loading import FolderWeights
 from rljob_trainer.learner.models import (
     Critic,
     Policy,
@@ -21,6 +23,7 @@ from rljob_trainer.learner.models import (
     facts_of,
     load_critic,
     load_policy,
+    names_in_files,
     place,
 )
 from rljob_trainer.learner.passes import OneByOne
@@ -45,12 +48,23 @@ def build_rank(
     device = prepare(settings)
     mesh = join(settings, rank, address, timeout_seconds)
 
+    # What is cut up layer by layer is read layer by layer, in the files' own precision if that is half. An adapter has
+    # to find the base's weights in place.
+    empty = mesh is not None and settings.lora is None
+    files = FolderWeights(settings.model_path) if empty else None
+
     def spread(module: Policy | Critic, masters: torch.dtype | None) -> None:
         """Parameters are kept in ``masters``; None: as they are."""
+        names = names_in_files(module)
+
+        def fill(part: nn.Module) -> None:
+            if files is not None:
+                files.fill(part, names.__getitem__, stored if masters == torch.float32 else settings.compute_dtype)
+
         compute_in_rows(module.layers)
         if settings.activation_checkpointing:
             checkpoint_activations(module.layers)
-        shard(module, module.layers, mesh, settings.compute_dtype)
+        shard(module, module.layers, mesh, settings.compute_dtype, fill)
         place(module, device, masters)
 
     def policy(dtype: torch.dtype) -> Policy:
@@ -59,9 +73,9 @@ def build_rank(
             dtype=dtype,
             chunk=settings.log_prob_chunk_tokens,
             trust_remote_code=settings.trust_remote_code,
+            empty=empty,
         )
 
-    # Ranks that share a host each read the whole model before they cut it: in the files' own precision, if half.
     stored = torch.float32 if mesh is None else export.stored_dtype(settings.model_path)
     if settings.lora is not None:  # what is not trained needs no more precision than it is computed in
         stored = settings.compute_dtype
@@ -79,7 +93,9 @@ def build_rank(
     critic: Critic | None = None
     reference: Policy | WithoutAdapter | None = None
     if settings.critic is not None:
-        critic = load_critic(settings.model_path, dtype=stored, trust_remote_code=settings.trust_remote_code)
+        critic = load_critic(
+            settings.model_path, dtype=stored, trust_remote_code=settings.trust_remote_code, empty=empty
+        )
         if settings.lora is not None:
             given_adapter(critic, settings, settings.lora)
         spread(critic, masters)

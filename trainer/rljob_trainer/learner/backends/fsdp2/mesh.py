@@ -10,6 +10,8 @@ One rank in float32 stays a plain module: no wrapping, no process group, no cost
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -46,14 +48,22 @@ def context_of(settings: LearnerSettings) -> Context | None:
     return Context(own.get_group(), own.size(), own.get_local_rank())
 
 
-def shard(model: nn.Module, layers: list[nn.Module], mesh: DeviceMesh | None, compute_dtype: torch.dtype) -> None:
-    """Shards a model in place, layer by layer, then what is left (embeddings, norm, head) as one group."""
+def shard(
+    model: nn.Module,
+    layers: list[nn.Module],
+    mesh: DeviceMesh | None,
+    compute_dtype: torch.dtype,
+    fill: Callable[[nn.Module], None],
+) -> None:
+    """Shards a model in place, layer by layer, then what is left (embeddings, norm, head) as one group. ``fill`` is
+    called with each before: no rank ever holds a whole model whose parameters get their values only there."""
     if mesh is None:
         return
     policy = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == torch.float32 else compute_dtype, reduce_dtype=torch.float32
     )
     for module in (*layers, model):
+        fill(module)
         fully_shard(module, mesh=mesh, mp_policy=policy)
         assert isinstance(module, FSDPModule)
         # Losses are normalised by global counts: gradients of ranks add up, they are not averaged.

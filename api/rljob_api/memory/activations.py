@@ -1,0 +1,222 @@
+"""What autograd keeps of a pass over one packed row, in bytes, and what its backward pass needs besides.
+
+Counted from what the learner computes: transformers' layers over packed rows, in half precision with a flash kernel for
+rows of different lengths, in float32 on CPUs by ``compute_in_rows`` (rljob_trainer/learner/cpu/plain_layer.py), and the
+output head in chunks (rljob_trainer/learner/logprobs.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rljob_api.memory.rows import LargestRow
+from rljob_api.memory.shape import ModelShape
+
+FLOAT = 4
+"""Bytes of a float32."""
+_MOST_CHUNK_BYTES = 1 << 30
+_CHUNK_SHARE = 64
+_CACHE_BYTES = 2 << 20
+_FEWEST_TOKENS = 32
+_LARGE_WEIGHT_BYTES = 32 << 20
+_TOKENS_OF_A_LARGE_WEIGHT = 512
+_KEPT_BYTES = 16 << 20
+_KL_FLOATS = 6
+"""Float32 matrices ``[chunk, vocabulary]`` at once in the backward pass of the exact KL."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPass:
+    """One model's pass over one row."""
+
+    shape: ModelShape
+    row: LargestRow
+    itemsize: int
+    """Bytes of a number of the compute dtype."""
+    on_cpu: bool = False
+    context: int = 1
+    """Ranks that compute the row together, each a part of its tokens, and in attention a part of the heads."""
+
+    @property
+    def tokens(self) -> int:
+        """Of the row that this rank computes."""
+        return -(-self.row.tokens // self.context)
+
+    @property
+    def last(self) -> int:
+        """Those that the last layer computes beyond attention: with several ranks all."""
+        return self.row.last if self.context == 1 else self.tokens
+
+    @property
+    def outputs(self) -> int:
+        """Response tokens that are predicted here: at most all of the rank's."""
+        return self.row.outputs if self.context == 1 else min(self.row.outputs, self.tokens)
+
+    @property
+    def keys(self) -> int:
+        """The width of the keys of a rank's heads: heads of keys are repeated where there are fewer than ranks."""
+        shape = self.shape
+        return shape.head_width * math.lcm(shape.kv_heads, self.context) // self.context
+
+    # --- one layer ----------------------------------------------------------------------------------------------------
+
+    @property
+    def stream(self) -> int:
+        """The residual stream between two layers."""
+        return self.itemsize * self.tokens * self.shape.hidden
+
+    def layer(self, *, last: bool = False) -> int:
+        """What the backward pass of a layer reads."""
+        shape, row, size = self.shape, self.row, self.itemsize
+        asking = self.last if last else self.tokens
+        norms = (self.tokens + asking) * self._norm(shape.hidden)
+        heads = 0
+        if shape.family == "qwen3":
+            heads = self.tokens * (shape.heads + shape.kv_heads) * self._norm(shape.head_width, weighted=False)
+        attention = size * (2 * asking * shape.queries + 2 * row.keys * self.keys) + FLOAT * asking * shape.heads
+        if self.on_cpu:
+            attention += self._blocks(asking, last=last)
+        elif self.context > 1:
+            # What is exchanged comes in one piece, and the output once more as it is sent back.
+            attention += size * self.tokens * shape.queries
+            attention += size * row.tokens * 2 * self.keys if row.gathered else 0
+        elif last:
+            # Put back among the rows whose output nobody reads.
+            attention += size * self.tokens * shape.queries
+        feed_forward = 4 * size * asking * shape.intermediate
+        return norms + heads + attention + feed_forward + self._scaled_matrices
+
+    def _blocks(self, asking: int, *, last: bool) -> int:
+        """On a CPU siblings are another block than prompts: what both gave is put together, and keys and values stay
+        as they were before they were copied to each sibling. The last layer reads its rows out first."""
+        shape, row = self.shape, self.row
+        read = FLOAT * asking * shape.hidden if last else 0
+        if not row.gathered:
+            return read
+        own = row.samples * (row.response - 1)
+        return read + FLOAT * (asking * shape.queries + 2 * own * shape.keys)
+
+    def masks(self) -> int:
+        """On a CPU, of the queries that do not see all of their keys' row: one for all layers."""
+        row = self.row
+        if not self.on_cpu:
+            return 0
+        queries = row.response - 1 if row.gathered else row.response
+        return FLOAT * queries * (row.prompt + row.response - 1)
+
+    def _norm(self, width: int, *, weighted: bool = True) -> int:
+        """Of one token: in float32 before it is scaled, then as it was computed, and what the next product reads."""
+        if self.on_cpu and weighted:
+            return FLOAT * (width + 1)
+        return FLOAT * (width + 1) + (2 if weighted else 1) * self.itemsize * width
+
+    @property
+    def _scaled_matrices(self) -> int:
+        """On a CPU a norm's scale is multiplied into the matrices that read it; the products are kept."""
+        if not self.on_cpu:
+            return 0
+        shape = self.shape
+        return FLOAT * shape.hidden * (shape.queries + 2 * shape.keys + 2 * shape.intermediate)
+
+    def layer_backward(self) -> int:
+        """What the backward pass of a layer needs at its fullest beside what was kept: three gradients of the feed-
+        forward part's width, less what the first of its products has read. On a CPU gradients of matrices too, with
+        and without the norm's scale."""
+        shape = self.shape
+        matrices = 2 * FLOAT * shape.hidden * shape.intermediate if self.on_cpu else 0
+        return self.itemsize * self.tokens * 2 * shape.intermediate + matrices
+
+    # --- the whole model ----------------------------------------------------------------------------------------------
+
+    def layers(self, *, checkpointing: bool) -> int:
+        """What all layers keep until the backward pass; with ``checkpointing`` their inputs only."""
+        count = self.shape.layers
+        if checkpointing:
+            return count * self.stream
+        return (count - 1) * self.layer() + self.layer(last=True)
+
+    def after_layers(self) -> int:
+        """The last norm, and the states that tokens are predicted from."""
+        hidden = self.shape.hidden
+        return self.last * self._norm(hidden, weighted=False) + self.itemsize * self.outputs * hidden
+
+    def shared(self) -> int:
+        """What all layers read: cosines and sines of all positions, and masks."""
+        return 2 * self.itemsize * self.tokens * self.shape.head_width + self.masks()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHead:
+    """The output layer over the response tokens of one row, ``chunk`` at a time."""
+
+    shape: ModelShape
+    tokens: int
+    chunk: int
+    itemsize: int
+    given: bool
+    """Whether the chunk was given in the job, and bounds what is kept."""
+    on_cpu: bool = False
+
+    @property
+    def _rows(self) -> int:
+        return min(self.chunk, self.tokens)
+
+    @property
+    def kept(self) -> int:
+        """Probabilities that are kept for the backward pass."""
+        per_token = FLOAT * self.shape.vocabulary
+        if self.tokens <= self.chunk:
+            return self.tokens * per_token
+        if self.given or not self.on_cpu:
+            return 0
+        return min(self.tokens, _KEPT_BYTES // per_token // self.chunk * self.chunk) * per_token
+
+    @property
+    def room(self) -> int:
+        """Two float32 matrices ``[chunk, vocabulary]``."""
+        return 2 * FLOAT * self._rows * self.shape.vocabulary
+
+    @property
+    def forward(self) -> int:
+        """At its fullest: with the logits as the matrix product gives them."""
+        halves = self.itemsize * self._rows * self.shape.vocabulary if self.itemsize < FLOAT else 0
+        return self.kept + self.room + halves
+
+    @property
+    def backward(self) -> int:
+        """At its fullest, with the gradients of the states and of the matrix."""
+        shape, several = self.shape, self.tokens > self.chunk
+        matrix = shape.vocabulary * shape.hidden
+        halves = self.itemsize < FLOAT
+        logits = self.itemsize * self._rows * shape.vocabulary if halves else 0
+        states = self.itemsize * self.tokens * shape.hidden
+        # Of several chunks the gradient of the matrix is summed in float32. Beside it and a chunk's gradient of logits
+        # are one chunk's part of the sum, or the next one's logits.
+        weights = FLOAT * matrix if several else self.itemsize * matrix
+        if several and halves:
+            weights += max(self.itemsize * matrix, logits)
+        return self.kept + self.room + logits + states + weights
+
+    def with_exact_kl(self, *, gathered: bool) -> int:
+        """At its fullest with the exact KL to a reference (``vocabulary_kl.py``), whose gradients are there before the
+        head's: either a chunk's logits of both models and what is made of them, beside the gradient of the matrix and
+        a chunk's part of it, or the head's own. The reference's states, and its matrix if it is ``gathered``, stay."""
+        matrix = self.itemsize * self.shape.vocabulary * self.shape.hidden
+        states = self.itemsize * self.tokens * self.shape.hidden
+        halves = 2 * self.itemsize if self.itemsize < FLOAT else 0
+        of_chunk = self._rows * self.shape.vocabulary * (_KL_FLOATS * FLOAT + halves)
+        fullest = max(self.kept + of_chunk + 2 * matrix, self.backward + matrix)
+        return fullest + 2 * states + (matrix if gathered else 0)
+
+
+def gpu_chunk(vocabulary: int, memory: int) -> int:
+    """Tokens whose float32 logits take a 64th of a GPU's ``memory``, and 1 GiB at most."""
+    return max(1, min(_MOST_CHUNK_BYTES, memory // _CHUNK_SHARE) // (FLOAT * vocabulary))
+
+
+def cpu_chunk(shape: ModelShape) -> int:
+    """Tokens whose logits stay in a CPU's cache, or make up for reading a large matrix anew."""
+    if FLOAT * shape.vocabulary * shape.hidden > _LARGE_WEIGHT_BYTES:
+        return _TOKENS_OF_A_LARGE_WEIGHT
+    return max(_FEWEST_TOKENS, _CACHE_BYTES // (FLOAT * shape.vocabulary))

@@ -1,0 +1,342 @@
+"""A job's memory on each kind of GPU and in each kind of pod, and the one change that makes fit what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from rljob_api.memory import parts
+from rljob_api.memory.activations import FLOAT
+from rljob_api.memory.inputs import MemoryInputs
+from rljob_api.memory.parts import MemoryHolder, Moment
+from rljob_api.memory.shape import ModelShape, numbers
+from rljob_api.resolved import ResolvedJob
+
+CONTEXT_BYTES = 512 << 20
+"""What CUDA and its libraries take of a GPU in each process: an estimate (an H100 shows 0.5 GiB)."""
+NCCL_BYTES = 512 << 20
+"""NCCL's buffers in a process that meets others: an estimate."""
+_MOST_RANKS = 1024
+_SMALL_CHUNK = 512
+_LOWEST_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSetting:
+    """A field of the job file and what it is set to."""
+
+    path: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """Fields that change together."""
+
+    settings: tuple[FieldSetting, ...]
+    inputs: MemoryInputs
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.settings))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What ``plan_memory`` returns."""
+
+    inputs: MemoryInputs
+    devices: tuple[MemoryHolder, ...]
+    remedies: Mapping[str, JobChange]
+    """By the name of a device that something does not fit on: the first of ``changes`` after which all of it does. A
+    device for which none is enough has none."""
+
+    @property
+    def fits(self) -> bool:
+        """False where a capacity is known and exceeded."""
+        return not any(device.missing for device in self.devices)
+
+
+def untold(job: ResolvedJob) -> str | None:
+    """What of a job keeps its memory from being told, whatever the model; None: nothing does."""
+    if job.spec.model.lora is not None:
+        return "spec.model.lora: what adapters beside a frozen model take cannot be told beforehand"
+    if job.spec.trainer.backend != "fsdp2":
+        return f"spec.trainer.backend: what {job.spec.trainer.backend} keeps cannot be told beforehand"
+    return None
+
+
+def plan_memory(job: ResolvedJob, shape: ModelShape, memory: int | None = None) -> MemoryPlan:
+    """``memory``: bytes of every GPU of the job; None: as the pools' node selectors say. Of a job without anything
+    that is ``untold``."""
+    return plan_inputs(MemoryInputs.of(job, shape, memory))
+
+
+def plan_inputs(inputs: MemoryInputs) -> MemoryPlan:
+    """The plan of a job by its numbers."""
+    found = devices(inputs)
+    remedies: dict[str, JobChange] = {}
+    for device in found:
+        if not device.missing:
+            continue
+        candidates = changes(inputs) if device.on_gpus else _larger_pods(inputs, device)
+        for change in candidates:
+            after = {other.name for other in devices(change.inputs) if other.missing}
+            if device.name not in after:
+                remedies[device.name] = change
+                break
+    return MemoryPlan(inputs, found, remedies)
+
+
+def _larger_pods(inputs: MemoryInputs, device: MemoryHolder) -> Iterator[JobChange]:
+    needed = -(-device.peak.total // (1 << 30))
+    setting = FieldSetting("spec.trainer.pod.resources.limits.memory", f"{needed}Gi")
+    yield JobChange((setting,), replace(inputs, trainer_host=needed << 30))
+
+
+# --- what is where ----------------------------------------------------------------------------------------------------
+
+
+def devices(inputs: MemoryInputs) -> tuple[MemoryHolder, ...]:
+    """GPUs by what works on them, and the host memory of the trainer's pods."""
+    found: list[MemoryHolder] = []
+    if inputs.colocated and inputs.trainer_gpus:
+        found.append(_shared(inputs))
+    else:
+        found.append(_trainer(inputs))
+        found.append(_engine(inputs))
+    if inputs.trainer_gpus:
+        found.append(_host(inputs))
+    return tuple(found)
+
+
+def _context(inputs: MemoryInputs) -> dict[str, int]:
+    return {parts.CONTEXT: CONTEXT_BYTES + (NCCL_BYTES if inputs.ranks > 1 else 0)}
+
+
+def _trainer(inputs: MemoryInputs) -> MemoryHolder:
+    moments = list(inputs.rank().all())
+    if not inputs.trainer_gpus:
+        return MemoryHolder(
+            "trainer rank (host memory)", inputs.ranks, inputs.trainer_host, tuple(moments), on_gpus=False
+        )
+    moments.append(Moment("publication", {**inputs.rank().at_rest(), parts.BUCKETS: _buckets(inputs)}))
+    held = _context(inputs)
+    return MemoryHolder(
+        "trainer GPU", inputs.ranks, inputs.trainer_memory, tuple(moment.beside(held) for moment in moments)
+    )
+
+
+def _engine(inputs: MemoryInputs) -> MemoryHolder:
+    engine = inputs.engine()
+    moment = engine.sampling()
+    if not inputs.engine_gpus:
+        return MemoryHolder("engine (host memory)", inputs.engines, None, (moment,), on_gpus=False)
+    receiving = Moment("publication", {**moment.parts, parts.BUCKETS: _buckets(inputs)})
+    held = {parts.CONTEXT: CONTEXT_BYTES}
+    return MemoryHolder(
+        "engine GPU",
+        inputs.engines * inputs.tensor,
+        inputs.engine_memory,
+        (moment.beside(held), receiving.beside(held)),
+        tuple(_cache_notes(inputs)),
+        short=engine.short,
+    )
+
+
+def _shared(inputs: MemoryInputs) -> MemoryHolder:
+    """A rank and an engine take turns (rljob_trainer/publish/turns.py): the learner works while the engine's weights
+    and cache are gone, the engine samples while the learner rests in host memory, and between them new weights go over.
+    What sleep does not free, graphs and both processes' contexts, is always there."""
+    rank, engine = inputs.rank(), inputs.engine()
+    sampling = engine.sampling()
+    held = _context(inputs)
+    held[parts.CONTEXT] += CONTEXT_BYTES
+    # Engines that never sleep keep all they have.
+    asleep = {parts.GRAPHS: engine.graphs} if inputs.engines_sleep else dict(sampling.parts)
+    moments = [moment.beside(asleep) for moment in rank.all()]
+    kept = {parts.GRAPHS: engine.graphs, parts.ENGINE_WEIGHTS: engine.weights}
+    publication = Moment("publication", {parts.MASTERS: rank.masters(), parts.BUCKETS: 2 * _buckets(inputs)})
+    moments += [publication.beside(kept if inputs.engines_sleep else sampling.parts), sampling]
+    return MemoryHolder(
+        "shared GPU",
+        inputs.ranks,
+        inputs.trainer_memory,
+        tuple(moment.beside(held) for moment in moments),
+        tuple(_cache_notes(inputs)),
+        short=engine.short,
+    )
+
+
+def _cache_notes(inputs: MemoryInputs) -> Iterator[str]:
+    engine = inputs.engine()
+    longest = engine.longest_at_once
+    if longest is None:
+        needed = engine.token * engine.context
+        yield f"one sequence of {engine.context} tokens takes {gib(needed)} GiB of KV cache"
+    elif longest < 1:
+        yield f"the KV cache does not hold one sequence of {engine.context} tokens: vLLM would not start"
+    else:
+        yield (
+            f"the KV cache holds {int(longest)} sequences of {engine.context} tokens at once "
+            f"(maxConcurrent {engine.sequences})"
+        )
+
+
+def _buckets(inputs: MemoryInputs) -> int:
+    """The parameter that is being gathered, and what travels: a bucket, or a parameter that is larger than one."""
+    largest = inputs.itemsize * inputs.shape.largest
+    whole = largest if inputs.rank().spread else 0
+    return whole + max(inputs.bucket, largest)
+
+
+def _host(inputs: MemoryInputs) -> MemoryHolder:
+    """Host memory of one of the trainer's pods. A rank that is one of several reads the model layer by layer as it is
+    cut up, and a rank alone in one piece."""
+    rank, shape = inputs.rank(), inputs.shape
+    read = FLOAT * shape.parameters
+    if rank.spread:
+        read = 2 * max(numbers(shape.layer_tensors()), numbers(shape.outer_tensors()))
+    moments = [Moment("start", {parts.LOADING: inputs.trainer_gpus * read})]
+    own = rank.at_rest()
+    resting = 0
+    if inputs.colocated:
+        resting = sum(own.values())
+    elif inputs.offload:
+        resting = sum(own.values()) - own[parts.MASTERS]
+    if inputs.keeps_anchor:
+        resting += own[parts.MASTERS]
+    moments.append(Moment("at rest", {parts.OFFLOADED: inputs.trainer_gpus * resting}))
+    return MemoryHolder(
+        "trainer pod's host memory", inputs.trainer_pods, inputs.trainer_host, tuple(moments), on_gpus=False
+    )
+
+
+# --- what would help --------------------------------------------------------------------------------------------------
+
+
+def changes(inputs: MemoryInputs) -> Iterator[JobChange]:
+    """One after the other, those first that cost least; none changes what is learned."""
+    yield from _smaller_passes(inputs)
+    yield from _engine_changes(inputs)
+    yield from _more_devices(inputs)
+    # The savings together, and then more devices besides.
+    saving: list[FieldSetting] = []
+    saved = inputs
+    for save in (_chunk, _checkpointing, _shortest_rows):
+        if (made := save(saved)) is not None:
+            saving += made.settings
+            saved = made.inputs
+    if saving:
+        yield JobChange(tuple(saving), saved)
+        for change in _more_devices(saved):
+            yield JobChange((*saving, *change.settings), change.inputs)
+
+
+def _smaller_passes(inputs: MemoryInputs) -> Iterator[JobChange]:
+    if (change := _chunk(inputs)) is not None:
+        yield change
+    longest = inputs.prompt + inputs.response
+    tokens = inputs.micro_batch_tokens
+    while (tokens := tokens // 2) >= longest:
+        yield _rows(inputs, tokens)
+    if (change := _shortest_rows(inputs)) is not None:
+        yield change
+    if (change := _checkpointing(inputs)) is not None:
+        yield change
+    if inputs.reference and not inputs.offload and inputs.trainer_gpus:
+        yield JobChange((FieldSetting("spec.trainer.offload", "true"),), replace(inputs, offload=True))
+    if inputs.colocated and not inputs.engines_sleep:
+        yield JobChange((FieldSetting("spec.rollout.freeCacheEngine", "true"),), replace(inputs, engines_sleep=True))
+
+
+def _chunk(inputs: MemoryInputs) -> JobChange | None:
+    smaller = replace(inputs, chunk=_SMALL_CHUNK)
+    if inputs.rank().head_chunk <= _SMALL_CHUNK:
+        return None
+    return JobChange((FieldSetting("spec.trainer.logProbChunkTokens", str(_SMALL_CHUNK)),), smaller)
+
+
+def _rows(inputs: MemoryInputs, tokens: int) -> JobChange:
+    return JobChange(
+        (FieldSetting("spec.trainer.microBatchTokens", str(tokens)),), replace(inputs, micro_batch_tokens=tokens)
+    )
+
+
+def _shortest_rows(inputs: MemoryInputs) -> JobChange | None:
+    longest = inputs.prompt + inputs.response
+    return _rows(inputs, longest) if inputs.micro_batch_tokens > longest else None
+
+
+def _checkpointing(inputs: MemoryInputs) -> JobChange | None:
+    if inputs.checkpointing:
+        return None
+    return JobChange(
+        (FieldSetting("spec.trainer.activationCheckpointing", "true"),), replace(inputs, checkpointing=True)
+    )
+
+
+def _engine_changes(inputs: MemoryInputs) -> Iterator[JobChange]:
+    if not inputs.vllm or not inputs.engine_gpus:
+        return
+    steps = [round(inputs.share - 0.05 * step, 2) for step in range(1, 16)]
+    steps += [share for share in (0.9, 0.92) if share > inputs.share]
+    for share in steps:
+        if share >= _LOWEST_SHARE:
+            setting = FieldSetting("spec.rollout.engineArgs.gpu_memory_utilization", f"{share:g}")
+            yield JobChange((setting,), replace(inputs, share=share))
+    tensor = 2 * inputs.tensor
+    while tensor <= inputs.shape.heads and inputs.shape.heads % tensor == 0 and tensor <= 8:
+        settings = [FieldSetting("spec.rollout.parallelism.tensor", str(tensor))]
+        if inputs.colocated:
+            if inputs.trainer_gpus % tensor:
+                return
+        else:
+            settings.append(FieldSetting("spec.rollout.gpusPerReplica", str(tensor)))
+        yield JobChange(tuple(settings), replace(inputs, tensor=tensor, engine_gpus=tensor))
+        tensor *= 2
+
+
+def _more_devices(inputs: MemoryInputs) -> Iterator[JobChange]:
+    """Ranks among which the weights are cut: those that now have a copy each, or further ones."""
+    if not inputs.trainer_gpus:
+        return
+    if inputs.replicate > 1:
+        yield _spread(replace(inputs, replicate=1), inputs)
+    context = 2 * inputs.context_ranks
+    while inputs.shape.heads % context == 0 and inputs.trainer_gpus % context == 0:
+        if inputs.ranks % (context * inputs.replicate) == 0:
+            yield _spread(replace(inputs, context_ranks=context), inputs)
+        context *= 2
+    gpus = inputs.trainer_gpus
+    if inputs.trainer_pods == 1:
+        while (gpus := 2 * gpus) <= 8:
+            own = FieldSetting("spec.trainer.gpusPerReplica", str(gpus))
+            yield _spread(replace(inputs, trainer_gpus=gpus, replicate=1), inputs, own)
+    pods = inputs.trainer_pods
+    while (pods := 2 * pods) * inputs.trainer_gpus <= _MOST_RANKS:
+        own = FieldSetting("spec.trainer.replicas", str(pods))
+        yield _spread(replace(inputs, trainer_pods=pods, replicate=1), inputs, own)
+
+
+def _spread(after: MemoryInputs, before: MemoryInputs, *first: FieldSetting) -> JobChange:
+    """With the fields of trainer.parallelism that the new layout needs: a shard that the job gives would be wrong."""
+    new, old = after.layout, before.layout
+    place = "spec.trainer.parallelism"
+    settings = list(first)
+    for name, value, former in (
+        ("context", new.context, old.context),
+        ("replicate", new.replicate, old.replicate),
+        ("shard", new.shard, old.shard),
+    ):
+        if value != former:
+            settings.append(FieldSetting(f"{place}.{name}", str(value)))
+    return JobChange(tuple(settings), after)
+
+
+def gib(size: int) -> str:
+    """Bytes in GiB, with a digit behind the point, or two where it is little."""
+    value = size / (1 << 30)
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -1,0 +1,163 @@
+"""A decoder's shape: how many numbers it has, and where they lie, from the fields of its ``config.json``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rljob_api.spec.model import RandomModel
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""The ``model_type`` values whose parameters are known one by one."""
+_SPECIAL_TOKENS = 4
+"""Beside the characters of a random model's tokenizer: padding, begin, end, and what stands for unknown ones."""
+
+TensorShape = tuple[int, ...]
+"""The shape of a parameter."""
+
+
+class UnknownShapeError(ValueError):
+    """A configuration of a family that is not known here, or without a field that it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A causal language model of one of ``FAMILIES``."""
+
+    family: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    intermediate: int
+    vocabulary: int
+    tied: bool
+    """Whether the embedding is the output matrix too."""
+    query_bias: bool = False
+    """Whether the projections to queries, keys and values have one."""
+    output_bias: bool = False
+    """Whether the projection behind attention has one."""
+    feed_forward_bias: bool = False
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object]) -> ModelShape:
+        """Of a ``config.json``, in whose ``text_config`` the language model may be. Raises ``UnknownShapeError``."""
+        text = config.get("text_config")
+        fields: Mapping[str, object] = text if isinstance(text, Mapping) else config
+        family = fields.get("model_type")
+        if not isinstance(family, str) or family not in FAMILIES:
+            raise UnknownShapeError(f"the model type {family!r} is not among {', '.join(FAMILIES)}")
+
+        def size(name: str, default: int | None = None) -> int:
+            value = fields.get(name)
+            value = default if value is None else value
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UnknownShapeError(f"{name} is {value!r}, no whole number above 0")
+            return value
+
+        hidden, heads = size("hidden_size"), size("num_attention_heads")
+        bias = family != "mistral" and bool(fields.get("attention_bias"))
+        return cls(
+            family=family,
+            hidden=hidden,
+            layers=size("num_hidden_layers"),
+            heads=heads,
+            kv_heads=size("num_key_value_heads", heads),
+            head_width=size("head_dim", max(1, hidden // heads)),
+            intermediate=size("intermediate_size"),
+            vocabulary=size("vocab_size"),
+            tied=bool(fields.get("tie_word_embeddings", False)),
+            query_bias=family == "qwen2" or bias,
+            output_bias=family != "qwen2" and bias,
+            feed_forward_bias=family == "llama" and bool(fields.get("mlp_bias")),
+        )
+
+    @classmethod
+    def of_random(cls, model: RandomModel) -> ModelShape | None:
+        """Of ``spec.model.random``; None where its tokenizer, and so its vocabulary, comes from elsewhere, and for a
+        family that is not known here."""
+        characters = model.tokenizer.characters
+        if characters is None or model.family not in FAMILIES:
+            return None
+        return cls(
+            family=model.family,
+            hidden=model.hidden_size,
+            layers=model.layers,
+            heads=model.heads,
+            kv_heads=model.kv_heads or model.heads,
+            head_width=model.hidden_size // model.heads,
+            intermediate=model.intermediate_size or 4 * model.hidden_size,
+            vocabulary=len(set(characters)) + _SPECIAL_TOKENS,
+            tied=model.tie_embeddings,
+            query_bias=model.family == "qwen2",
+        )
+
+    # --- parameters ---------------------------------------------------------------------------------------------------
+
+    @property
+    def queries(self) -> int:
+        """The width of all query heads together."""
+        return self.heads * self.head_width
+
+    @property
+    def keys(self) -> int:
+        """The width of all key heads together, which is that of the values too."""
+        return self.kv_heads * self.head_width
+
+    def layer_matrices(self) -> list[TensorShape]:
+        """The matrices of one layer."""
+        d, q, k, m = self.hidden, self.queries, self.keys, self.intermediate
+        return [(q, d), (k, d), (k, d), (d, q), (m, d), (m, d), (d, m)]
+
+    def layer_vectors(self) -> list[TensorShape]:
+        """The norms and biases of one layer."""
+        d, q, k, m = self.hidden, self.queries, self.keys, self.intermediate
+        vectors: list[TensorShape] = [(d,), (d,)]
+        if self.query_bias:
+            vectors += [(q,), (k,), (k,)]
+        if self.output_bias:
+            vectors.append((d,))
+        if self.feed_forward_bias:
+            vectors += [(m,), (m,), (d,)]
+        if self.family == "qwen3":
+            vectors += [(self.head_width,), (self.head_width,)]
+        return vectors
+
+    def layer_tensors(self) -> list[TensorShape]:
+        """The parameters of one layer."""
+        return self.layer_matrices() + self.layer_vectors()
+
+    def outer_tensors(self, *, value_head: bool = False) -> list[TensorShape]:
+        """The parameters outside of the layers. ``value_head``: of a critic, which has values in place of logits."""
+        outer: list[TensorShape] = [(self.vocabulary, self.hidden), (self.hidden,)]
+        if value_head:
+            return [*outer, (1, self.hidden), (1,)]
+        return outer if self.tied else [*outer, (self.vocabulary, self.hidden)]
+
+    def tensors(self, *, value_head: bool = False) -> Iterator[TensorShape]:
+        """All parameters, each once."""
+        for _ in range(self.layers):
+            yield from self.layer_tensors()
+        yield from self.outer_tensors(value_head=value_head)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the language model has."""
+        return self.shard()
+
+    def shard(self, shards: int = 1, *, value_head: bool = False) -> int:
+        """The numbers on the rank that has most of them, when each tensor is cut along its first dimension."""
+        outer = numbers(self.outer_tensors(value_head=value_head), shards)
+        return self.layers * numbers(self.layer_tensors(), shards) + outer
+
+    @property
+    def largest(self) -> int:
+        """The numbers of the largest tensor."""
+        return max(math.prod(tensor) for tensor in self.layer_tensors() + self.outer_tensors())
+
+
+def numbers(tensors: list[TensorShape], shards: int = 1) -> int:
+    """As ``ModelShape.shard``, of some tensors."""
+    return sum(-(-tensor[0] // shards) * math.prod(tensor[1:]) for tensor in tensors)

@@ -1,0 +1,242 @@
+"""A trainer rank's memory, moment by moment, on its device.
+
+What is there follows rljob_trainer/learner: float32 masters and moments cut over the shard ranks, parameters gathered
+layer by layer in the compute dtype with the outer ones (embedding, last norm, output matrix) gathered for the whole
+pass, gradients summed in float32. One rank in float32 has plain parameters: nothing is gathered, nothing summed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rljob_api.memory import parts
+from rljob_api.memory.activations import FLOAT, OutputHead, RowPass, cpu_chunk, gpu_chunk
+from rljob_api.memory.parts import Moment
+from rljob_api.memory.rows import LargestRow
+from rljob_api.memory.shape import ModelShape, TensorShape, numbers
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLayout:
+    """How ranks share the work: ``replicate`` copies of the parameters, each cut over ``shard`` groups of ranks. A
+    group of ``context`` ranks computes each of its rows together."""
+
+    shard: int = 1
+    replicate: int = 1
+    context: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.shard * self.replicate * self.context
+
+    @property
+    def cut(self) -> int:
+        """Into how many parts a copy of the parameters is cut."""
+        return self.shard * self.context
+
+    @property
+    def data_indices(self) -> int:
+        """Groups of ranks that have sequences of their own."""
+        return self.shard * self.replicate
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerRank:
+    """All that the memory of one rank depends on."""
+
+    shape: ModelShape
+    layout: ShardLayout
+    row: LargestRow
+    itemsize: int
+    """Bytes of a number of the compute dtype."""
+    on_cpu: bool = False
+    accumulates: bool = True
+    """Whether a mini-batch has several rows on a rank: gradients of the first are there while the others pass."""
+    checkpointing: bool = False
+    offload: bool = False
+    chunk: int | None = None
+    """``trainer.logProbChunkTokens``."""
+    memory: int | None = None
+    """Of the GPU, which the size of a chunk follows."""
+    muon: bool = False
+    critic: bool = False
+    reference: bool = False
+    full_kl: bool = False
+
+    # --- what is kept from step to step -------------------------------------------------------------------------------
+
+    @property
+    def spread(self) -> bool:
+        """Whether parameters are gathered for a pass (FSDP2)."""
+        return self.layout.ranks > 1 or self.itemsize < FLOAT
+
+    def masters(self, *, value_head: bool = False) -> int:
+        return FLOAT * self.shape.shard(self.layout.cut, value_head=value_head)
+
+    def moments(self, *, value_head: bool = False) -> int:
+        """Of AdamW two for each parameter, of Muon one for each of its matrices."""
+        if not self.muon:
+            return 2 * self.masters(value_head=value_head)
+        matrices = FLOAT * self.shape.layers * numbers(self.shape.layer_matrices(), self.layout.cut)
+        return 2 * self.masters(value_head=value_head) - matrices
+
+    @property
+    def reference_shard(self) -> int:
+        if not self.reference:
+            return 0
+        return self.itemsize * self.shape.shard(self.layout.cut)
+
+    def at_rest(self) -> dict[str, int]:
+        """All that the rank keeps between two steps."""
+        own = {parts.MASTERS: self.masters(), parts.OPTIMIZER: self.moments(), parts.REFERENCE: self.reference_shard}
+        if self.critic:
+            own[parts.CRITIC] = self.masters(value_head=True) + self.moments(value_head=True)
+        return own
+
+    def _idle(self, working: str) -> dict[str, int]:
+        """What is on the device during a phase: with ``offload`` only what works then, and the actor."""
+        own = self.at_rest()
+        if self.offload and not self.on_cpu:
+            if working == "score":
+                own.pop(parts.OPTIMIZER)
+                if self.critic:
+                    own[parts.CRITIC] = self.masters(value_head=True)
+            elif not self.full_kl:
+                own.pop(parts.REFERENCE)
+        return own
+
+    # --- moments ------------------------------------------------------------------------------------------------------
+
+    def all(self) -> Iterator[Moment]:
+        """Every moment that may be the fullest."""
+        yield from self._scoring()
+        if self.critic:
+            yield from self._training(value_head=True)
+        yield from self._training(value_head=False)
+
+    @property
+    def head_chunk(self) -> int:
+        """Tokens whose logits exist at once."""
+        if self.chunk is not None:
+            return self.chunk
+        if self.on_cpu:
+            return cpu_chunk(self.shape)
+        return gpu_chunk(self.shape.vocabulary, self.memory or 1 << 62)
+
+    @property
+    def _head(self) -> OutputHead:
+        given = self.chunk is not None
+        return OutputHead(self.shape, self._pass.outputs, self.head_chunk, self.itemsize, given, self.on_cpu)
+
+    @property
+    def _pass(self) -> RowPass:
+        return RowPass(self.shape, self.row, self.itemsize, self.on_cpu, self.layout.context)
+
+    def _outer(self, *, value_head: bool) -> int:
+        """Numbers outside of the layers."""
+        return sum(map(math.prod, self.shape.outer_tensors(value_head=value_head)))
+
+    @property
+    def _layer(self) -> int:
+        return sum(map(math.prod, self.shape.layer_tensors()))
+
+    def _gathered(self, *, value_head: bool, layers: int) -> int:
+        if not self.spread:
+            return 0
+        return self.itemsize * (self._outer(value_head=value_head) + layers * self._layer)
+
+    def _scoring(self) -> Iterator[Moment]:
+        """Nothing is kept but the stream. The outer parameters of a model that has scored stay gathered."""
+        size, walk = self.itemsize, self._pass
+        own = self._idle("score")
+        before = self._gathered(value_head=False, layers=0) if self.reference else 0
+        # The widest that a layer makes of the stream: what goes into and comes out of the feed-forward part's product,
+        # or what a norm of the queries (Qwen3), else of the stream, computes in float32.
+        shape = self.shape
+        normed = shape.queries if shape.family == "qwen3" else shape.hidden
+        norm = size * (shape.hidden + 2 * normed) + 2 * FLOAT * normed
+        wide = size * (3 * shape.intermediate + 2 * shape.hidden)
+        yield Moment(
+            "score: layer",
+            {
+                **own,
+                parts.GATHERED: before + self._gathered(value_head=False, layers=2),
+                parts.ACTIVATIONS: walk.stream + walk.shared() + walk.tokens * max(norm, wide),
+            },
+        )
+        yield Moment(
+            "score: head",
+            {
+                **own,
+                parts.GATHERED: before + self._gathered(value_head=False, layers=0),
+                parts.LOGITS: self._head.forward + size * walk.outputs * self.shape.hidden,
+            },
+        )
+
+    def _training(self, *, value_head: bool) -> Iterator[Moment]:
+        name = "critic" if value_head else "actor"
+        walk, head, size = self._pass, self._head, self.itemsize
+        own = self._idle("update")
+        outer, layer = self._outer(value_head=value_head), self._layer
+        sums = FLOAT * self.shape.shard(self.layout.cut, value_head=value_head)
+        summed = sums if self.accumulates else 0
+        kept = walk.layers(checkpointing=self.checkpointing) + walk.shared() + walk.after_layers()
+        if not value_head:
+            yield Moment(
+                f"{name}: head backward",
+                {
+                    **own,
+                    parts.GRADIENTS: summed,
+                    parts.GATHERED: self._gathered(value_head=value_head, layers=1),
+                    parts.ACTIVATIONS: kept,
+                    parts.LOGITS: head.with_exact_kl(gathered=self.spread) if self.full_kl else head.backward,
+                },
+            )
+        # The gradient of an output matrix of its own waits for the end of the backward pass.
+        waiting = 0 if value_head else size * self.shape.vocabulary * self.shape.hidden
+        stream = walk.layers(checkpointing=self.checkpointing) + walk.shared()
+        again = walk.layer() if self.checkpointing else 0
+        down = size * self.shape.hidden * self.shape.intermediate
+        yield Moment(
+            f"{name}: layer backward",
+            {
+                **own,
+                parts.GRADIENTS: summed + (waiting + down if self.spread else 0),
+                parts.GATHERED: self._gathered(value_head=value_head, layers=2),
+                parts.ACTIVATIONS: stream + again + walk.layer_backward(),
+                # Of the layer before.
+                parts.TRAVELLING: FLOAT * layer if self.spread else 0,
+            },
+        )
+        if self.spread:
+            alone = FLOAT * outer if self.layout.cut == 1 else 0
+            shard = FLOAT * numbers(self.shape.outer_tensors(value_head=value_head), self.layout.cut)
+            yield Moment(
+                f"{name}: sum of the outer gradients",
+                {
+                    **own,
+                    parts.GRADIENTS: sums - (0 if self.accumulates else shard),
+                    parts.TRAVELLING: FLOAT * outer + max(size * outer, shard + alone),
+                },
+            )
+        if self.muon:
+            yield Moment(f"{name}: optimizer", {**own, parts.GRADIENTS: sums, parts.MUON: self._orthogonal()})
+
+    def _orthogonal(self) -> int:
+        """Muon's directions, all of them whole in float32, and what the iterations need of the matrices of one size,
+        which are computed together: once more in float32, twice in the iterations' precision, and three times their
+        squares."""
+        counts: Counter[TensorShape] = Counter()
+        for matrix in self.shape.layer_matrices():
+            counts[matrix] += self.shape.layers
+        every = sum(count * math.prod(shape) for shape, count in counts.items())
+        size = FLOAT if self.on_cpu else 2
+        most = max(
+            count * (math.prod(shape) * (FLOAT + 2 * size) + 3 * size * min(shape) ** 2)
+            for shape, count in counts.items()
+        )
+        ahead = FLOAT * self.shape.layers * numbers(self.shape.layer_matrices(), self.layout.cut)
+        return ahead + most + (FLOAT * every if self.layout.cut > 1 else 0)

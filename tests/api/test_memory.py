@@ -1,0 +1,332 @@
+"""Memory known beforehand: shapes, GPUs, engines, turns on a shared GPU, and the change that makes a job fit.
+
+What a trainer's rank holds is tested where torch is (tests/trainer/learner/test_memory_on_*.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from rljob_api import check, resolve
+from rljob_api.memory import ModelShape, UnknownShapeError, bytes_of, known_shape, parts, plan_memory, untold
+from rljob_api.memory.accelerators import product_memory
+from rljob_api.memory.engine import EngineGpu
+from rljob_api.memory.known import known_models
+from rljob_api.memory.plan import MemoryPlan, changes, devices, plan_inputs
+from rljob_api.notes import notes
+from rljob_api.overrides import merged
+from rljob_api.resolved import ResolvedJob
+from rljob_api.spec.model import RandomModel
+
+GIB = 1 << 30
+QWEN = "Qwen/Qwen2.5-7B-Instruct"
+
+# As the pages of the models on huggingface.co say ("Model size", by their safetensors; without output matrices that are
+# only stored twice).
+PUBLISHED = {
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen/Qwen2.5-3B": 3_085_938_688,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen2.5-14B": 14_770_033_664,
+    "Qwen/Qwen2.5-32B": 32_763_876_352,
+    "Qwen/Qwen2.5-72B": 72_706_203_648,
+    "Qwen/Qwen2.5-Math-7B": 7_615_616_512,
+    "Qwen/Qwen2.5-Coder-7B": 7_615_616_512,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-1.7B": 1_720_574_976,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": 14_770_033_664,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": 32_763_876_352,
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": 8_030_261_248,
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-70B": 70_553_706_496,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-70B": 70_553_706_496,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mistral-7B-v0.3": 7_248_023_552,
+    "HuggingFaceTB/SmolLM2-135M": 134_515_008,
+    "HuggingFaceTB/SmolLM2-360M": 361_821_120,
+    "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
+}
+
+
+def job(**changed: Any) -> ResolvedJob:
+    """A 7B model on one pod of four GPUs, and four engines; ``changed``: parts of the spec."""
+    spec: dict[str, Any] = {
+        "model": {"source": QWEN},
+        "data": {"train": {"source": "d.jsonl"}, "answer": "answer", "maxPromptTokens": 1024},
+        "algorithm": {"preset": "grpo"},
+        "reward": {"functions": [{"type": "exactMatch"}]},
+        "placement": "separate",
+        "rollout": {"replicas": 4, "gpusPerReplica": 1, "maxResponseTokens": 3072},
+        "trainer": {"gpusPerReplica": 4, "activationCheckpointing": True, "microBatchTokens": 8192},
+        "stop": {"steps": 1},
+    }
+    for name, value in changed.items():
+        spec[name] = spec.get(name, {}) | value if isinstance(value, dict) else value
+    made, violations = check(
+        {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "test"}, "spec": spec}
+    )
+    assert not violations
+    assert made is not None
+    return resolve(made)
+
+
+def plan(made: ResolvedJob, memory: int | None) -> MemoryPlan:
+    shape = known_shape(made.spec.model.source or "")
+    assert shape is not None
+    return plan_memory(made, shape, memory)
+
+
+def test_every_known_model_has_as_many_parameters_as_published() -> None:
+    counted = {}
+    for name in known_models():
+        shape = known_shape(name)
+        assert shape is not None
+        counted[name] = shape.parameters
+    assert counted == PUBLISHED
+
+
+@pytest.mark.parametrize(
+    ("source", "family"),
+    [
+        ("hf://Qwen/Qwen3-4B-Base", "qwen3"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral"),
+        ("s3://models/Qwen2.5-7B-Instruct", "qwen2"),
+        ("somebody/Qwen2.5-7B", None),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", None),
+    ],
+)
+def test_models_trained_further_have_their_base_models_shape(source: str, family: str | None) -> None:
+    shape = known_shape(source)
+    assert (None if shape is None else shape.family) == family
+
+
+def test_a_configuration_of_another_family_or_without_a_size_is_refused_by_name() -> None:
+    with pytest.raises(UnknownShapeError, match="'gpt_oss' is not among llama, mistral, qwen2, qwen3"):
+        ModelShape.from_config({"model_type": "gpt_oss"})
+    with pytest.raises(UnknownShapeError, match="hidden_size is None"):
+        ModelShape.from_config({"model_type": "llama"})
+
+
+def test_a_random_model_with_the_tokenizer_of_another_has_no_known_vocabulary() -> None:
+    assert ModelShape.of_random(RandomModel.model_validate({"tokenizer": {"source": "m"}})) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "gibibytes"),
+    [("NVIDIA-H100-80GB-HBM3", 79.6), ("Tesla-T4", 15.0), ("NVIDIA A100-SXM4-40GB", 40.0), ("NVIDIA-L4-SHARED", 22.5)],
+)
+def test_a_gpu_is_known_by_the_label_of_its_node(label: str, gibibytes: float) -> None:
+    size = product_memory(label)
+    assert size is not None
+    assert size / GIB == pytest.approx(gibibytes, abs=0.06)
+    assert product_memory("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb") is None
+
+
+@pytest.mark.parametrize(
+    ("quantity", "size"),
+    [("80Gi", 80 * GIB), ("64G", 64 * 10**9), ("1.5Ki", 1536), ("1e3", 1000), ("500m", 0), ("7", 7), ("x", None)],
+)
+def test_quantities_are_bytes(quantity: str, size: int | None) -> None:
+    assert bytes_of(quantity) == size
+
+
+# --- engines ----------------------------------------------------------------------------------------------------------
+
+
+def engine(**options: Any) -> EngineGpu:
+    shape = known_shape(QWEN)
+    assert shape is not None
+    return EngineGpu(shape, 2, context=4096, sequences=256, **options)
+
+
+def test_an_engines_weights_and_cache_are_those_of_its_gpu() -> None:
+    whole = engine()
+    assert whole.weights == 2 * PUBLISHED["Qwen/Qwen2.5-7B"]
+    # 28 layers, 4 heads of 128, keys and values, two bytes each.
+    assert whole.token == 28 * 2 * 4 * 128 * 2 == 56 * 1024
+    assert engine(cache_itemsize=1).token == whole.token / 2
+    # Norms, the output projection's none, and biases of 28 layers are on both GPUs.
+    repeated = 2 * (28 * (2 * 3584 + 3584 + 2 * 512) + 3584)
+    assert 2 * engine(tensor=2).weights == whole.weights + repeated
+    assert engine(tensor=2).token == whole.token / 2
+    # Four key heads are one each on four GPUs, and still one on eight.
+    assert engine(tensor=8).token == engine(tensor=4).token == whole.token / 4
+
+
+def test_the_cache_takes_what_is_left_of_the_engines_share() -> None:
+    made = engine(memory=80 * GIB, share=0.5)
+    assert made.cache == 40 * GIB - made.weights - made.work - made.graphs
+    assert made.longest_at_once == pytest.approx(made.cache / (4096 * 56 * 1024))
+    assert made.sampling().total == 40 * GIB
+    assert engine(memory=80 * GIB, eager=True).graphs == 0
+    assert engine(memory=80 * GIB, cache_bytes=GIB).cache == GIB
+
+
+def test_an_engine_whose_cache_holds_no_sequence_does_not_fit_whatever_is_free_besides() -> None:
+    made = job(rollout={"replicas": 4, "gpusPerReplica": 1, "engineArgs": {"gpu_memory_utilization": 0.2}})
+    found = plan(made, 80 * GIB)
+    (device,) = [device for device in found.devices if device.name == "engine GPU"]
+    assert device.peak.total < 80 * GIB / 2
+    assert device.missing > 0
+    assert device.notes == ("the KV cache does not hold one sequence of 4096 tokens: vLLM would not start",)
+    assert [str(setting) for setting in found.remedies["engine GPU"].settings] == [
+        "spec.rollout.engineArgs.gpu_memory_utilization: 0.9"
+    ]
+
+
+# --- a shared GPU -----------------------------------------------------------------------------------------------------
+
+
+def colocated(**rollout: Any) -> MemoryPlan:
+    made = job(placement="colocated", rollout={"replicas": None, "gpusPerReplica": 0, **rollout})
+    return plan(made, 80 * GIB)
+
+
+def test_learner_and_engine_are_never_on_a_shared_gpu_together() -> None:
+    (shared, _) = colocated(engineArgs={"gpu_memory_utilization": 0.6}).devices
+    assert shared.name == "shared GPU"
+    assert shared.count == 4
+    moments = {moment.name: moment.parts for moment in shared.moments}
+    assert parts.KV_CACHE not in moments["actor: layer backward"]
+    assert parts.ENGINE_WEIGHTS not in moments["actor: layer backward"]
+    assert parts.OPTIMIZER not in moments["publication"]
+    assert parts.KV_CACHE not in moments["publication"]
+    assert {parts.MASTERS, parts.ENGINE_WEIGHTS, parts.BUCKETS} <= set(moments["publication"])
+    assert parts.MASTERS not in moments["sampling"]
+
+
+def test_an_engine_that_never_sleeps_is_beside_the_learner_and_sleep_makes_it_fit() -> None:
+    awake = colocated(freeCacheEngine=False, engineArgs={"gpu_memory_utilization": 0.9})
+    moments = {moment.name: moment.parts for moment in awake.devices[0].moments}
+    assert {parts.KV_CACHE, parts.OPTIMIZER} <= set(moments["actor: layer backward"])
+    assert not awake.fits
+    assert str(awake.remedies["shared GPU"]) == "spec.rollout.freeCacheEngine: true"
+
+
+def test_at_rest_the_whole_learner_is_in_host_memory() -> None:
+    found = colocated(engineArgs={"gpu_memory_utilization": 0.6})
+    host = {moment.name: moment.total for moment in found.devices[1].moments}
+    # Four bytes and two moments of four, over four GPUs of one pod. To begin with, each rank has read the embedding and
+    # the output matrix, which are more than a layer.
+    assert host["at rest"] == pytest.approx((12 + 2) * PUBLISHED["Qwen/Qwen2.5-7B"], rel=1e-3)
+    assert host["start"] == 4 * 2 * (2 * 152064 * 3584 + 3584)
+
+
+# --- what would help --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gibibytes", [20, 24, 32, 40, 48, 64])
+def test_the_change_makes_it_fit_and_no_cheaper_one_does(gibibytes: int) -> None:
+    made = job(trainer={"gpusPerReplica": 4, "activationCheckpointing": False, "microBatchTokens": 16384})
+    found = plan(made, gibibytes * GIB)
+    change = found.remedies["trainer GPU"]
+
+    def lacks(name: str, plan: MemoryPlan) -> bool:
+        return any(device.missing for device in plan.devices if device.name == name)
+
+    assert lacks("trainer GPU", found)
+    assert not lacks("trainer GPU", plan_inputs(change.inputs))
+    earlier = []
+    for candidate in changes(found.inputs):
+        if candidate == change:
+            break
+        earlier.append(candidate)
+    assert all(lacks("trainer GPU", plan_inputs(candidate.inputs)) for candidate in earlier)
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"gpusPerReplica": 4},
+    {"gpusPerReplica": 4, "replicas": 2, "parallelism": {"shard": 4, "replicate": 2}},
+    {"gpusPerReplica": 8, "parallelism": {"shard": 2, "replicate": 2, "context": 2}},
+]
+
+
+@pytest.mark.parametrize("trainer", LAYOUTS)
+def test_a_changed_file_is_valid_and_is_what_the_change_was_judged_by(trainer: dict[str, Any]) -> None:
+    before = {"trainer": trainer | {"microBatchTokens": 16384}, "rollout": {"gpusPerReplica": 1, "replicas": 4}}
+    candidates = [*changes(plan(job(**before), 16 * GIB).inputs)]
+    assert len(candidates) > 10
+    for change in candidates:
+        written = before
+        for setting in change.settings:
+            value: Any = yaml.safe_load(setting.value)
+            for name in reversed(setting.path.removeprefix("spec.").split(".")):
+                value = {name: value}
+            written = merged(written, value)
+        assert plan(job(**written), 16 * GIB).inputs == change.inputs, str(change)
+
+
+def test_more_ranks_hold_less_each() -> None:
+    inputs = plan(job(), 80 * GIB).inputs
+    few, many = (devices(replace(inputs, trainer_pods=pods))[0] for pods in (1, 4))
+    assert (few.count, many.count) == (4, 16)
+    for part in (parts.MASTERS, parts.OPTIMIZER):
+        assert many.peak.parts[part] == pytest.approx(few.peak.parts[part] / 4, rel=1e-3)
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------
+
+
+def said(made: ResolvedJob) -> list[str]:
+    return [str(note) for note in notes(made)]
+
+
+def test_validate_notes_what_does_not_fit_on_the_gpus_that_the_job_asks_for() -> None:
+    small = {"pod": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"}}}
+    (note,) = said(job(trainer={"gpusPerReplica": 4, "activationCheckpointing": True, **small}))
+    assert note.startswith("spec.trainer.gpusPerReplica: trainer GPU: ")
+    assert "but there are 22.5; set spec.trainer." in note
+    (note,) = said(job(rollout={"gpusPerReplica": 1, "pod": {"nodeSelector": {"nvidia.com/gpu.memory": "15360"}}}))
+    assert note.startswith("spec.rollout.gpusPerReplica: engine GPU: the KV cache does not hold one sequence")
+
+
+def test_validate_notes_a_pod_whose_ranks_cannot_read_the_model() -> None:
+    pod = {"resources": {"limits": {"memory": "4Gi"}}}
+    (note,) = said(job(trainer={"gpusPerReplica": 4, "pod": pod}))
+    assert note.startswith("spec.trainer.pod.resources.limits.memory: trainer pod's host memory: 8.12 GiB")
+    assert "set spec.trainer.pod.resources.limits.memory: 9Gi" in note
+    assert said(job(trainer={"gpusPerReplica": 4, "pod": {"resources": {"limits": {"memory": "16Gi"}}}})) == []
+
+
+def test_validate_notes_engines_on_cpus_beside_a_trainer_on_gpus() -> None:
+    (note,) = said(job(rollout={"replicas": 4, "gpusPerReplica": 0}))
+    assert note.startswith("spec.rollout.gpusPerReplica: engines sample on CPUs, while the trainer has GPUs")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"model": {"source": QWEN, "lora": {"rank": 8}}}, "spec.model.lora: what adapters"),
+        (
+            {"trainer": {"backend": "mine:Backend", "gpusPerReplica": 4}},
+            "spec.trainer.backend: what mine:Backend keeps",
+        ),
+    ],
+)
+def test_of_what_cannot_be_told_nothing_is_said(changed: dict[str, Any], named: str) -> None:
+    pod = {"nodeSelector": {"nvidia.com/gpu.memory": "1024"}}
+    trainer = {"gpusPerReplica": 4} | changed.get("trainer", {})
+    made = job(**changed | {"trainer": trainer | {"pod": pod}})
+    assert (untold(made) or "").startswith(named)
+    assert said(made) == []
+    plain = job(trainer={"gpusPerReplica": 4, "pod": pod})
+    assert untold(plain) is None
+    assert said(plain)
+
+
+def test_nothing_is_noted_where_the_job_says_no_sizes_or_the_model_is_not_known() -> None:
+    assert said(job()) == []
+    assert said(job(model={"source": "somebody/something"})) == []

@@ -1,0 +1,196 @@
+"""`rljob plan --memory`: where a job's model is described, and the table of what each device holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rljob_api.memory import (
+    MemoryHolder,
+    MemoryPlan,
+    ModelShape,
+    UnknownShapeError,
+    bytes_of,
+    gib,
+    known_shape,
+    parts,
+    plan_memory,
+    untold,
+)
+from rljob_api.memory.accelerators import product_memory
+from rljob_api.memory.shape import FAMILIES
+from rljob_api.resolved import ResolvedJob
+from rljob_trainer.errors import JobFileError
+from rljob_trainer.models.config import check_config, read_json
+from rljob_trainer.models.hub_cache import cached_file
+from rljob_trainer.preflight.places import HUB, local_path
+
+_CONFIG = "config.json"
+
+
+def add_memory_arguments(parser: argparse.ArgumentParser) -> None:
+    """--memory and what goes with it."""
+    parser.add_argument("--memory", action="store_true", help="what each GPU holds, and whether it fits; no times")
+    parser.add_argument(
+        "--gpu-memory",
+        type=_gpu_memory,
+        metavar="SIZE",
+        help="--memory: of each GPU, as 80Gi, or as a product's name (H100-80GB-HBM3). Default: by the pools' "
+        "nodeSelector, nvidia.com/gpu.memory or nvidia.com/gpu.product",
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="--memory: folder with the model's config.json. Default: by the job"
+    )
+
+
+def _gpu_memory(text: str) -> int:
+    size = product_memory(text) or bytes_of(text)
+    if not size:
+        raise argparse.ArgumentTypeError(f"{text} is neither a size like 80Gi nor a product that is known here")
+    return size
+
+
+def planned(job: ResolvedJob, base: Path, memory: int | None, model: Path | None) -> tuple[MemoryPlan, str]:
+    """The plan, and where the model's shape comes from. Raises ``JobFileError`` where nothing says its shape."""
+    if (problem := untold(job)) is not None:
+        raise JobFileError(problem)
+    found = _of_folder(model) if model is not None else described(job, base)
+    if found is None and job.spec.model.random is not None:
+        raise JobFileError(
+            f"spec.model.random: memory is known of the families {', '.join(FAMILIES)}, with a vocabulary that the "
+            "job says; give a folder with such a model's config.json with --model DIR"
+        )
+    if found is None:
+        raise JobFileError(
+            f"spec.model: no {_CONFIG} of {_name(job)} is on this machine, and it is no model that is known by name; "
+            "give the folder that has one with --model DIR"
+        )
+    shape, origin = found
+    return plan_memory(job, shape, memory), origin
+
+
+def described(job: ResolvedJob, base: Path) -> tuple[ModelShape, str] | None:
+    """The shape of the job's model and what says it; None: nothing here does. Raises ``JobFileError`` for a file that
+    is wrong, or of a family that is not known."""
+    model = job.spec.model
+    if model.random is not None:
+        random = ModelShape.of_random(model.random)
+        return None if random is None else (random, "the job")
+    source = model.source or ""
+    folder = None if source.startswith(f"{HUB}://") else local_path(source, base)
+    if folder is not None and folder.is_dir():
+        return _of_folder(folder)
+    cached = cached_file(source.removeprefix(f"{HUB}://"), _CONFIG, model.revision)
+    if cached is not None:
+        return _of_folder(cached.parent)
+    known = known_shape(source)
+    return None if known is None else (known, "its name")
+
+
+def _of_folder(folder: Path) -> tuple[ModelShape, str]:
+    file = folder / _CONFIG
+    config = read_json(file)
+    check_config(config, file)
+    try:
+        return ModelShape.from_config(config), str(file)
+    except UnknownShapeError as problem:
+        raise JobFileError(f"{file}: {problem}; its memory cannot be told beforehand") from None
+
+
+def _name(job: ResolvedJob) -> str:
+    model = job.spec.model
+    return model.source or "the random model"
+
+
+def as_json(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
+    """Bytes throughout."""
+    changes = {name: {s.path: s.value for s in change.settings} for name, change in plan.remedies.items()}
+    return json.dumps(
+        {
+            "model": {"name": _name(job), "parameters": plan.inputs.shape.parameters, "knownBy": origin},
+            "largestRowTokens": plan.inputs.row.tokens,
+            "devices": [
+                {
+                    "name": device.name,
+                    "count": device.count,
+                    "capacity": device.capacity,
+                    "missing": device.missing,
+                    "notes": list(device.notes),
+                    "moments": [{"name": m.name, "total": m.total, "parts": dict(m.parts)} for m in device.moments],
+                }
+                for device in plan.devices
+            ],
+            "fits": plan.fits,
+            "changes": changes,
+        },
+        indent=1,
+    )
+
+
+def as_text(plan: MemoryPlan, job: ResolvedJob, origin: str) -> str:
+    """A column for each kind of device at its fullest, and whether it fits."""
+    inputs = plan.inputs
+    row, rank = inputs.row, inputs.rank()
+    layout = f"shard {rank.layout.shard}"
+    layout += f" x replicate {inputs.replicate}" if inputs.replicate > 1 else ""
+    layout += f" x context {inputs.context_ranks}" if inputs.context_ranks > 1 else ""
+    head = (
+        f"{_name(job)}: {inputs.shape.parameters:,} parameters (known by {origin}); {layout}\n"
+        f"largest row: {row.tokens} tokens ({_counted(row.groups, 'prompt')} of {row.prompt}, "
+        f"{_counted(row.samples, 'response')} of {row.response})"
+    )
+    return "\n".join([head, "", *_table(plan.devices), "", *_verdicts(plan)])
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + ("s" if count > 1 else "")
+
+
+def _table(devices: tuple[MemoryHolder, ...]) -> Iterator[str]:
+    peaks = [device.peak for device in devices]
+    large = max(peak.total for peak in peaks) >= 1 << 30
+    shown = gib if large else _mib
+    lines = [
+        [
+            "GiB, at the fullest" if large else "MiB, at the fullest",
+            *(f"{device.name} x{device.count}" for device in devices),
+        ]
+    ]
+    lines.append(["", *(peak.name for peak in peaks)])
+    for part in parts.ORDER:
+        if any(part in peak.parts for peak in peaks):
+            lines.append([part, *(shown(peak.parts[part]) if part in peak.parts else "" for peak in peaks)])
+    lines.append(["together", *(shown(peak.total) for peak in peaks)])
+    lines.append(["there is", *("?" if d.capacity is None else shown(d.capacity) for d in devices)])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
+        padded = zip(line, widths, strict=True)
+        cells = [text.rjust(width) if i else text.ljust(width) for i, (text, width) in enumerate(padded)]
+        yield "  ".join(cells).rstrip()
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f}"
+
+
+def _verdicts(plan: MemoryPlan) -> Iterator[str]:
+    for device in plan.devices:
+        yield from (f"{device.name}: {note}." for note in device.notes)
+    unknown = [device.name for device in plan.devices if device.capacity is None]
+    for device in plan.devices:
+        if device.missing:
+            change = plan.remedies.get(device.name)
+            remedy = f"To make it fit: {change}" if change else "No change that is known here makes it fit."
+            yield f"{device.name}: {gib(device.missing)} GiB do not fit. {remedy}"
+        elif parts.KV_CACHE in device.peak.parts or device.capacity is None:
+            continue  # an engine takes what it is told to take
+        elif device.peak.total > 0.9 * device.capacity:
+            yield f"{device.name}: fits with less than a tenth to spare, which gaps between tensors may take."
+    if not plan.fits:
+        return
+    if len(unknown) < len(plan.devices):
+        yield "It fits" + (f", as far as is known (not: {', '.join(unknown)})." if unknown else ".")
+    else:
+        yield "How much there is is not known: --gpu-memory 80Gi, or a nodeSelector and memory limits in the job."
