@@ -108,6 +108,24 @@ def tokens_find_their_experts(job: Job) -> Iterator[Violation]:
 
 @rule(
     cel=Cel(
+        SPEC,
+        "!has(self.model.random) || self.model.random.family != 'qwen3_moe' || self.rollout.engine != 'torch'",
+        "the torch engine computes no mixture of experts; use engine: vllm",
+        ".rollout.engine",
+    )
+)
+def experts_are_for_vllm(job: Job) -> Iterator[Violation]:
+    random = job.spec.model.random
+    if random and random.family == "qwen3_moe" and job.spec.rollout.engine == "torch":
+        yield Violation(
+            "spec.rollout.engine",
+            "the torch engine computes no mixture of experts (qwen3_moe)",
+            "use engine: vllm, or another family",
+        )
+
+
+@rule(
+    cel=Cel(
         RANDOM,
         "self.family != 'gemma2' || self.tieEmbeddings",
         "a gemma2 has one matrix for input and output embedding; leave it out",

@@ -18,18 +18,23 @@ class Lora(SpecModel):
     There is no dropout: a token must have the same log-prob when it is scored and when it is trained.
     """
 
-    rank: int = Field(default=32, ge=1, le=1024, description="Rows of A and columns of B.")
+    rank: int = Field(
+        default=32,
+        ge=1,
+        le=1024,
+        description="Rank of the adapter: rows of A and columns of B. What is trained grows with it.",
+    )
     alpha: int = Field(
         default=32,
         ge=1,
         le=65536,
-        description="What the adapter counts: alpha / rank. With a fixed alpha about the same learning rate does for "
-        "every rank.",
+        description="What the adapter counts for: it is multiplied by alpha / rank. With a fixed alpha about "
+        "the same learning rate does for every rank.",
     )
     targets: Annotated[Listed[ModuleName], Field(max_length=64)] = Field(
         default=(),
         description="Names of the linear layers that get one, such as q_proj or mlp.up_proj. Default: all that are "
-        "inside of the model's layers.",
+        "inside of the model's layers (of a mixture of experts: attention's).",
     )
     publish: Literal["merged", "adapter"] = Field(
         default="merged",

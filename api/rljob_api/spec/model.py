@@ -38,7 +38,7 @@ class RandomModel(SpecModel):
     intermediate_size: int | None = Field(
         default=None, ge=1, le=1048576, description="Width of the feed-forward layers. Default: 4 x hiddenSize."
     )
-    experts: int = Field(default=8, ge=1, le=1024, description="Experts of a layer (qwen3_moe).")
+    experts: int = Field(default=8, ge=1, le=1024, description="Experts of a layer (qwen3_moe alone).")
     experts_per_token: int = Field(default=2, ge=1, le=1024, description="Experts that a token is sent to (qwen3_moe).")
     context_length: int = Field(
         default=256, ge=8, le=16777216, description="Longest sequence (prompt and response), tokens."

@@ -75,7 +75,7 @@ class TrainerParallelism(SpecModel):
         default=None,
         ge=1,
         le=65536,
-        description="Over how many such groups one copy of the weights is cut. Default: all that remain.",
+        description="Groups of context ranks over which one copy of the weights is cut. Default: all that remain.",
     )
     replicate: int = Field(default=1, ge=1, le=65536, description="Copies of the weights (hybrid sharding).")
     context: int = Field(

@@ -270,7 +270,7 @@ async def test_a_user_names_a_checkpoint_or_a_run(make, bucket: ObjectBucket, tm
         assert find_checkpoint(place, tmp_path, pytest.fail) == second
     assert find_checkpoint(first.place, tmp_path, pytest.fail) == first
     assert find_checkpoint(bucket.address, tmp_path, pytest.fail, step=1) == first
-    with pytest.raises(CheckpointError, match="no whole checkpoint of step 3"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 3; it has those of steps \[1, 2\]"):
         find_checkpoint(bucket.address, tmp_path, pytest.fail, step=3)
     with pytest.raises(CheckpointError, match="holds no whole checkpoint; is it a checkpoint"):
         find_checkpoint(f"{bucket.address}/samples", tmp_path, pytest.fail)

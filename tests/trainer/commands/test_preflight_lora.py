@@ -18,7 +18,9 @@ from rljob_trainer.preflight.lora import check_lora
 
 
 def found(folder: Path, model: dict[str, Any], *targets: str) -> list[Violation]:
-    job = copy_job(model={**model, "lora": {"targets": list(targets)}})
+    engine = "vllm" if model.get("random", {}).get("family") == "qwen3_moe" else "torch"
+    rollout = {"engine": engine, "maxResponseTokens": 3}
+    job = copy_job(model={**model, "lora": {"targets": list(targets)}}, rollout=rollout)
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     (read,) = load_jobs(folder / "job.yaml")
     return list(check_lora(Readable(read), folder))
@@ -60,9 +62,12 @@ def test_a_layer_that_is_not_there(folder: Path, target: str) -> None:
         assert violation.remedy == ("did you mean q_proj?" if target == "qproj" else violation.remedy)
 
 
-def test_the_matrices_of_experts_have_none(folder: Path) -> None:
-    (violation,) = found(folder, {"source": "experts"}, "up_proj")
-    assert "called up_proj; there are gate, k_proj, o_proj, q_proj, v_proj" in str(violation)
+@pytest.mark.parametrize("target", ["gate_proj", "gate", "experts.0.up_proj"])
+def test_experts_and_routers_are_no_layers_of_their_own(folder: Path, target: str) -> None:
+    random = {**copy_job()["spec"]["model"]["random"], "family": "qwen3_moe"}
+    for model in ({"source": "experts"}, {"random": random}):
+        (violation,) = found(folder, model, "q_proj", target)
+        assert f"has a matrix called {target}; there are k_proj, o_proj, q_proj, v_proj" in str(violation)
 
 
 def test_a_model_that_is_not_here_is_left_to_the_run(folder: Path) -> None:

@@ -445,6 +445,8 @@ def test_peft_reads_an_exported_adapter_and_transformers_the_merged_model(
     loaded = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     assert loaded.peft_config["default"].base_model_name_or_path == "some/model"
     assert float((log_probs_of(loaded, batch) - expected).detach().abs().max()) < 1e-6
+    for mine in (tmp_path / "adapter/adapter_model.safetensors", tmp_path / "merged/model.safetensors"):
+        assert mine.stat().st_mode == (tmp_path / "adapter/adapter_config.json").stat().st_mode, "who may read it"
     # The merged model is in the precision of the folder that it came from: bfloat16.
     stored, merged = load_file(tmp_path / "merged/model.safetensors"), loaded.merge_and_unload()
     for name, parameter in merged.named_parameters():

@@ -27,6 +27,8 @@ def find_checkpoint(place: str | Path, scratch: Path, report: Report, step: int 
     for where in (place, f"{place}/{FOLDER}"):
         checkpoints = _at(where, scratch)
         if steps := checkpoints.steps():
+            if step is not None and step not in steps:
+                raise CheckpointError(f"{where} has no checkpoint of step {step}; it has those of steps {steps}")
             found = latest(checkpoints, report) if step is None else checkpoints.open(step)
             if found is None:
                 raise CheckpointError(f"no checkpoint in {where} is whole; it has those of steps {steps}")

@@ -67,6 +67,8 @@ def write_folder(
                 document = {"metadata": {"total_size": total}, "weight_map": index}
                 (folder / "model.safetensors.index.json").write_text(json.dumps(document, indent=2))
             shutil.copyfile(source / "config.json", folder / "config.json")
+            for file in files:  # which safetensors lets nobody but the owner read
+                shutil.copymode(folder / "config.json", folder / file)
     except OSError as error:
         raise UnsavedError(f"the model cannot be written to {folder}: {error}") from error
 

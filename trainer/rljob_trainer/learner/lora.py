@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -186,8 +187,10 @@ def write_peft_folder(
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(str(folder))
+        weights = folder / "adapter_model.safetensors"
+        save_file(tensors, weights, metadata={"format": "pt"})
+        shutil.copymode(folder / "adapter_config.json", weights)  # safetensors lets nobody but the owner read
     except OSError as error:
         raise UnsavedError(f"the adapter cannot be written to {folder}: {error}") from error
 

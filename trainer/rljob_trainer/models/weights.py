@@ -75,9 +75,10 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
 
 def layer_matrices(found: Mapping[str, Stored]) -> tuple[str, ...]:
     """Names within a layer (``self_attn.q_proj``) of the matrices that layers have, but for those of experts, which
-    are stacks where they are computed."""
+    are stacks where they are computed, and their router, which is no linear layer there."""
     matched = (_MATRIX.search(name) for name, tensor in found.items() if len(tensor.shape) == 2)
-    return tuple(dict.fromkeys(match[1] for match in matched if match and ".experts." not in match[1]))
+    names = (match[1] for match in matched if match)
+    return tuple(dict.fromkeys(name for name in names if ".experts." not in name and name != "mlp.gate"))
 
 
 def weight_files(folder: Path) -> list[Path]:

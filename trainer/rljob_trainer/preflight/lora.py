@@ -10,10 +10,8 @@ from rljob_api.problems import did_you_mean
 from rljob_trainer.errors import JobFileError
 from rljob_trainer.preflight.places import HUB, local_path
 
-_OF_RANDOM_MODELS = (
-    *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
-    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
-)
+_ATTENTION = tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o"))
+_FEED_FORWARD = tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
 
 
 def check_lora(found: Readable, base: Path) -> Iterator[Violation]:
@@ -21,7 +19,12 @@ def check_lora(found: Readable, base: Path) -> Iterator[Violation]:
     model, path = found.job.spec.model, "spec.model.lora.targets"
     if model.lora is None or not model.lora.targets or not found.says("spec.model"):
         return
-    known = _OF_RANDOM_MODELS if model.random is not None else _matrices(model.source, base)
+    from rljob_trainer.models.config import MIXTURES
+
+    if model.random is None:
+        known = _matrices(model.source, base)
+    else:
+        known = _ATTENTION if model.random.family in MIXTURES else (*_ATTENTION, *_FEED_FORWARD)
     if not known:
         return
     for target in model.lora.targets:
