@@ -399,7 +399,7 @@ def _pipeline() -> Iterator[Metric]:
         "ratio",
         "tokens sent to a layer's fullest expert over its even share, mean over layers",
     )
-    yield Metric("moe/fullest_expert/max", "ratio", "the same of the layer where it is largest")
+    yield Metric("moe/fullest_expert/max", "ratio", "the same of the layer where it is largest", "max")
     yield Metric("moe/idle_experts", "fraction", "experts that no token was sent to")
     yield from _spread("balance/rank_tokens", "tokens", "the tokens given to each rank", "mean min max")
     yield Metric("balance/rank_tokens/spread", "tokens", "largest less smallest")
