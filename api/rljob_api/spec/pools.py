@@ -146,7 +146,7 @@ class TrainerSpec(SpecModel):
         default=None,
         ge=1,
         le=16777216,
-        description="Tokens whose logits exist at once. Default: chosen for the cache (CPU) or for 64 MiB (GPU).",
+        description="Tokens whose logits exist at once. Default: for the cache (CPU); 1 GiB at most, a 64th of a GPU.",
     )
     env: Annotated[EnvMap, SUSPENDED] = Field(default={}, description="Environment variables of the ranks.")
     pod: Annotated[Pod, SUSPENDED] = Field(default=Pod(), description="How the pods look.")
