@@ -135,7 +135,7 @@ class PretendGpu:
         patch.setattr(build, "load_critic", lambda *_, dtype, **__: Critic(load(dtype)))
         patch.setattr(build, "FolderWeights", lambda _: None)  # the weights are there, without numbers
         patch.setattr(build, "join", lambda *_: mesh)
-        patch.setattr(build, "context_of", lambda _: context)
+        patch.setattr(build, "context_of", lambda *_: context)
         patch.setattr(build.export, "stored_dtype", lambda _: torch.bfloat16)
         patch.setattr(rank_module, "Untouched", _Unseen)
         patch.setattr(Packed, "of", classmethod(by_flash))
@@ -157,6 +157,6 @@ class PretendGpu:
                 mesh = init_device_mesh("cpu", (shards,), mesh_dim_names=("shard",))
             else:
                 mesh = init_device_mesh("cpu", (settings.replicate, shards), mesh_dim_names=("replicate", "shard"))
-            yield mesh, context_of(settings)
+            yield mesh, context_of(settings, 60.0)
         finally:
             dist.destroy_process_group()
