@@ -30,8 +30,8 @@ def test_the_parts_that_want_torch_alone_run_without_ray_and_vllm_and_meet_their
     assert {name: outcome.reason for name, outcome in outcomes.items()} == dict.fromkeys(names, "")
     missed = [figure for outcome in outcomes.values() for figure in outcome.figures if figure.met is False]
     assert not missed
-    # Forward and three gradients, with and without grouped heads.
-    assert len(outcomes["attention"].figures) == 8
+    # Forward and three gradients: with grouped heads, without, and with capped scores.
+    assert len(outcomes["attention"].figures) == 12
     assert figures(outcomes["learner"])["small, bfloat16: update_actor"] > 0
     written = json.loads((tmp_path / "gpu_on_cpu.json").read_text())["results"]
     assert list(written) == names
