@@ -141,10 +141,15 @@ async def forks_async(response: str) -> float:
 
 def starts_a_session(response: str, marker: str) -> float:
     if response.startswith("start"):
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        program = [sys.executable, "-c", "import time; time.sleep(60)"]
+        if response.startswith("start late"):  # nobody sees whose it is until then
+            run = "os.execve(sys.argv[1], sys.argv[1:4], {sys.argv[4]: sys.argv[5]})"
+            late, mark = f"import os, sys, time; time.sleep(0.5); {run}", "RLJOB_REWARD_WORKER"
+            program = [sys.executable, "-c", late, *program, mark, os.environ[mark]]
+        child = subprocess.Popen(program, start_new_session=True, env={} if "late" in response else None)
         with Path(marker).open("a") as file:
             file.write(f"{child.pid}\n")
-        if response == "start and end":
+        if response.endswith("and end"):
             os._exit(3)
         time.sleep(60)
     return float(len(response))

@@ -199,7 +199,12 @@ async def test_a_child_in_a_session_of_its_own_holds_nothing_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("does", "cause", "times"), [("start", "no result within 2 s", 1), ("start and end", "exit code 3", 2)]
+    ("does", "cause", "times"),
+    [
+        ("start", "no result within 2 s", 1),
+        ("start and end", "exit code 3", 2),
+        ("start late and end", "exit code 3", 2),
+    ],
 )
 async def test_what_a_function_starts_in_a_session_of_its_own_ends_with_its_worker(
     tmp_path: Path, does: str, cause: str, times: int

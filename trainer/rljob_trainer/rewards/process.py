@@ -19,12 +19,12 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
 from rljob_trainer.errors import IntegrityError, JobFileError, RewardWorkerError
+from rljob_trainer.rewards.family import LATE_LOOK_SECONDS, MARK, end_family, end_marked
 from rljob_trainer.rewards.frames import (
     COMPANY_SECONDS,
     Calling,
@@ -54,8 +54,6 @@ _FROM_OUTSIDE = frozenset(
     else {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGSTOP}
 )
 """Signals that a process gets from others; further ones are mostly brought on by what it does itself."""
-_MARK = "RLJOB_REWARD_WORKER"
-"""In the environment of a worker and of all that it starts, also of what outlives it: which worker that was."""
 _STOPPING = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
@@ -167,7 +165,7 @@ class WorkerProcess:
                 str(descriptor),
                 stdin=their_input,
                 stdout=their_output,
-                env=os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1", _MARK: self._mark},
+                env=os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1", MARK: self._mark},
                 # A group of its own: Ctrl-C is the driver's to handle, and what the functions start ends with them.
                 start_new_session=True,
                 pass_fds=[descriptor],
@@ -241,8 +239,10 @@ class WorkerProcess:
             task.cancel()
         code = None
         if process is not None:
-            _end_family(process.pid, self._mark)
+            mark = self._mark  # a successor has one of its own
+            end_family(process.pid, mark)
             code = await process.wait()
+            asyncio.get_running_loop().call_later(LATE_LOOK_SECONDS, end_marked, mark)
         for pipe in pipes:
             if not pipe.is_closing():
                 # What is still to be written is for nobody.
@@ -444,49 +444,6 @@ def _blamed(term: str, end: _End) -> RewardFailure:
         "process): neither function nor row need be at fault"
     )
     return RewardFailure(term, problem, ended=True, lost=True)
-
-
-def _end_family(pid: int, mark: str) -> None:
-    """Kills a worker, its group, and what it started in sessions of its own, also where the worker itself has ended
-    already, so that nothing says any more whose children these were."""
-    family = _descendants(pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    # A second look: what was being started meanwhile.
-    for member in (*family, *_marked(mark)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(member, signal.SIGKILL)
-
-
-def _marked(mark: str) -> list[int]:
-    """Processes of this user that began with a worker's mark in their environment."""
-    if sys.platform != "linux":
-        return []
-    found, wanted = [], f"{_MARK}={mark}".encode()
-    for file in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if wanted in file.read_bytes():
-                found.append(int(file.parent.name))
-    return found
-
-
-def _descendants(pid: int) -> list[int]:
-    """What a process has started and is still there, children's children included."""
-    if sys.platform != "linux":
-        with contextlib.suppress(psutil.Error):
-            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-        return []
-    found: list[int] = []
-    parents = [pid]
-    while parents:
-        children: list[int] = []
-        # Of each of its threads; a file that is gone is of a process that has ended.
-        for file in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                children += map(int, file.read_text().split())
-        found += children
-        parents += children
-    return found
 
 
 def _signal_name(number: int) -> str:
