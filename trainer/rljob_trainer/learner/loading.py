@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import nn
 
 from rljob_trainer.errors import JobFileError
-from rljob_trainer.learner.published import Piece, pieces
+from rljob_trainer.learner.published import StackedMatrix, pieces
 from rljob_trainer.models.weights import weight_files
 
 
@@ -83,5 +83,5 @@ class FolderWeights:
         return tensor
 
 
-def _shape_of(piece: Piece, stack: tuple[int, ...]) -> tuple[int, ...]:
+def _shape_of(piece: StackedMatrix, stack: tuple[int, ...]) -> tuple[int, ...]:
     return (piece.rows.stop - piece.rows.start, stack[2])

@@ -22,7 +22,7 @@ _GATE_UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StackedMatrix:
     """A matrix of a stack: its name in files, and which rows of which expert's it is."""
 
     name: str
@@ -30,17 +30,19 @@ class Piece:
     rows: slice
 
 
-def pieces(name: str, shape: Sequence[int]) -> Iterator[Piece]:
+def pieces(name: str, shape: Sequence[int]) -> Iterator[StackedMatrix]:
     """The matrices of the stack ``name``, in the order of memory; none where the parameter is no stack."""
     if name.endswith(_GATE_UP):
         inner = shape[1] // 2
         for expert in range(shape[0]):
             own = f"{name.removesuffix('gate_up_proj')}{expert}"
-            yield Piece(f"{own}.gate_proj.weight", expert, slice(0, inner))
-            yield Piece(f"{own}.up_proj.weight", expert, slice(inner, 2 * inner))
+            yield StackedMatrix(f"{own}.gate_proj.weight", expert, slice(0, inner))
+            yield StackedMatrix(f"{own}.up_proj.weight", expert, slice(inner, 2 * inner))
     elif name.endswith(_DOWN):
         for expert in range(shape[0]):
-            yield Piece(f"{name.removesuffix('down_proj')}{expert}.down_proj.weight", expert, slice(0, shape[1]))
+            yield StackedMatrix(
+                f"{name.removesuffix('down_proj')}{expert}.down_proj.weight", expert, slice(0, shape[1])
+            )
 
 
 def file_names(name: str, shape: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
