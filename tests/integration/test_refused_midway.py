@@ -73,7 +73,11 @@ async def test_a_refused_job_file_is_said_and_the_driver_hears_all_the_same(worl
         await world.patch("steered", {"suspend": True})
         await world.until_condition("steered", "Suspended", "True")
         assert [driver.desired[-1].suspend for driver in world.drivers("steered")] == [True]
-        assert any(event["reason"] == "ClusterRejected" for event in await world.events("steered"))
+
+        async def told() -> bool:
+            return any(event["reason"] == "ClusterRejected" for event in await world.events("steered"))
+
+        await world.until("it is told", told)
     await world.patch("steered", {"suspend": False})
     await world.until_condition("steered", "ClusterReady", "True", "PoolsReady")
     await world.until_condition("steered", "Running", "True", "Training")

@@ -88,7 +88,12 @@ async def test_pod_templates_changed_by_hand_are_as_they_were_within_a_sweep(wor
         return bool(spec == before)
 
     await world.until("the groups are as they were made", as_before)
-    assert any(event["reason"] == "PutBack" for event in await world.events("job"))
+
+    async def told() -> bool:
+        return any(event["reason"] == "PutBack" for event in await world.events("job"))
+
+    # It is told after it is done.
+    await world.until("it is told", told)
     assert {pod["metadata"]["uid"] for pod in await world.pods()} == pods
     assert len(world.drivers("job")) == 1
 
