@@ -139,6 +139,10 @@ class TrainerSpec(SpecModel):
     activation_checkpointing: Annotated[bool, SUSPENDED] = Field(
         default=False, description="Compute activations again in the backward pass: less memory, a third more work."
     )
+    compile: Annotated[bool, SUSPENDED] = Field(
+        default=False,
+        description="Layers through torch.compile: fewer passes over memory, and some seconds to compile at the start.",
+    )
     offload: Annotated[bool, SUSPENDED] = Field(
         default=False, description="Keep optimizer state and idle models in host memory."
     )

@@ -307,6 +307,7 @@ class Packed:
         return x if self.rows is None else _collect(x, self.rows)
 
 
+@torch.compiler.disable
 def packed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,

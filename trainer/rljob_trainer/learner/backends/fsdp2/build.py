@@ -12,6 +12,7 @@ from rljob_trainer.learner import export
 from rljob_trainer.learner.backend import Placement, RowRules
 from rljob_trainer.learner.backends.fsdp2.layout import Fsdp2Layout
 from rljob_trainer.learner.backends.fsdp2.mesh import context_of, join, shard
+from rljob_trainer.learner.compiled import compile_layers
 from rljob_trainer.learner.cpu.lanes import TwoLanes, two_lanes
 from rljob_trainer.learner.cpu.plain_layer import compute_in_rows
 from rljob_trainer.learner.layout import Layout
@@ -61,7 +62,10 @@ def build_rank(
             if files is not None:
                 files.fill(part, names.__getitem__, stored if masters == torch.float32 else settings.compute_dtype)
 
-        compute_in_rows(module.layers)
+        if settings.compile:
+            compile_layers(module.layers)
+        else:
+            compute_in_rows(module.layers)
         if settings.activation_checkpointing:
             checkpoint_activations(module.layers)
         shard(module, module.layers, mesh, settings.compute_dtype, fill)
