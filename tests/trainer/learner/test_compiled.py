@@ -72,17 +72,18 @@ def far(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float
     return float(difference / torch.cat([value.double().flatten() for value in theirs.values()]).norm())
 
 
-# C++ takes its compiler seconds a program: two cases go the whole way, the others run what the tracer has made of them.
+# C++ takes its compiler seconds a program: one case goes the whole way, the others run what the tracer has made.
 @pytest.mark.parametrize(
     ("folder", "changes", "compiler"),
     [
         ("tied_folder", {"critic": OptimizerSettings(), "reference": True}, "inductor"),
-        ("tied_folder", {"ranks": 2, "activation_checkpointing": True}, "inductor"),
-        ("gemma_folder", {"ranks": 2, "context": 2}, "aot_eager"),
+        ("tied_folder", {"ranks": 2, "activation_checkpointing": True}, "aot_eager"),
+        ("untied_folder", {"ranks": 2, "context": 2}, "aot_eager"),
+        ("gemma_folder", {"activation_checkpointing": True}, "aot_eager"),
         ("tied_folder", {"lora": LoraSettings(4, 8)}, "aot_eager"),
         ("mixture_folder", {}, "aot_eager"),
     ],
-    ids=["three models", "two ranks", "rows of two ranks", "adapter", "mixture"],
+    ids=["three models", "two ranks", "rows of two ranks", "gemma", "adapter", "mixture"],
 )
 def test_compiled_layers_have_the_scores_and_the_gradient_of_layers_as_they_are(
     folder: str,
@@ -131,9 +132,9 @@ def test_rows_of_other_lengths_need_no_other_programs(
     lengths = {int((batch.prompt_lengths + batch.response_lengths).sum()) for batch in batches}
     assert len(lengths) > 20
     [made] = ranks.run(1, made_for_each, settings, batches)
-    assert made[8:] == [0] * 16
-    # Of one layer's pieces, however many layers there are, and of the last one's end.
-    assert sum(made) < 16
+    # Of a layer's pieces and the last one's end, for the few kinds of rows: of one sequence, of several.
+    assert 0 < sum(made) < 16
+    assert made[12:] == [0] * 12
 
 
 def sampled(rank: int, address: str, settings: LearnerSettings) -> tuple[list[float], int]:
@@ -179,6 +180,7 @@ layer(torch.ones(3, 4), packed=True).sum().backward()
 """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "TRITON", "XDG"))}
     environment = kept | {"HOME": str(home), "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"  # which takes longer than all else
     subprocess.run([sys.executable, "-c", program], cwd=here, env=environment, check=True, timeout=300)
     assert [path for folder in (home, here) for path in folder.rglob("*")] == []
     assert list(temporary.rglob("*.so"))

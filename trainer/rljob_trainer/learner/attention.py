@@ -307,7 +307,7 @@ class Packed:
         return x if self.rows is None else _collect(x, self.rows)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,

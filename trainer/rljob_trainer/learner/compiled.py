@@ -1,4 +1,4 @@
-"""Layers through ``torch.compile`` (``trainer.compile``): norms, rotations, activations and residuals become few kernels.
+"""Layers through ``torch.compile`` (``trainer.compile``): norms, rotations and activations become a few kernels.
 
 What is not a matrix product in a layer reads and writes the whole row once for each small operation; the compiler makes
 one pass of several of them. Three things stay as they are, and a layer is compiled in the pieces between them:
@@ -27,11 +27,12 @@ def compile_layers(layers: list[nn.Module]) -> None:
     """Wraps each layer's forward: before activation checkpointing, which computes the compiled layer again, and before
     sharding, whose hooks sit around both. Programs are made when rows come, in half a minute for a model of any depth:
     layers of a kind share them."""
+    compiler: Any = torch.compile  # its types lack the limit
     for layer in layers:
         for part in layer.children():
             if "experts" in dict(part.named_children()):
                 part.forward = torch.compiler.disable(part.forward)
-        compiled = torch.compile(layer.forward, dynamic=True, recompile_limit=_PROGRAMS)
+        compiled = compiler(layer.forward, dynamic=True, recompile_limit=_PROGRAMS)
         layer.forward = functools.partial(_forward, layer.forward, compiled)
 
 
