@@ -40,6 +40,10 @@ from rljob_trainer.weights.manifest import Manifest, manifest_of
 from rljob_trainer.weights.receiver import ReceiveReport
 from rljob_trainer.weights.residence import Resident, fingerprint
 
+_ENVIRONMENT = {
+    # Where the core is ``vllm_core.py`` says; a CPU's only worker would get a process of its own beside that.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
 _CPU_ENVIRONMENT = {
     # No compilation: 3 s to start instead of 30.
     "TORCH_COMPILE_DISABLE": "1",
@@ -101,7 +105,7 @@ class VLLMEngine:
         if VLLMEngine._open and not own_process:
             raise EngineError("vLLM engine: another one is open in this process; close() it first")
         on_cpu = device.startswith("cpu")
-        for name, value in (_CPU_ENVIRONMENT if on_cpu else {}).items():
+        for name, value in (_ENVIRONMENT | (_CPU_ENVIRONMENT if on_cpu else {})).items():
             os.environ.setdefault(name, value)
         # Only now: vLLM reads its environment when it is imported.
         from vllm import EngineArgs
