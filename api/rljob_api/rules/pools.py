@@ -276,3 +276,38 @@ def variables_are_set_in_one_place(job: Job) -> Iterator[Violation]:
                 yield Violation(
                     f"spec.{pool}.pod.env[{index}].name", f"is set in spec.{pool}.env too", "keep one of them"
                 )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!self.rollout.multiprocessing || self.rollout.engine == 'vllm'",
+        "only vLLM has a core to put into another process; remove it, or set rollout.engine: vllm",
+        ".rollout.multiprocessing",
+    )
+)
+def multiprocessing_is_vllm_s(job: Job) -> Iterator[Violation]:
+    if job.spec.rollout.multiprocessing and job.spec.rollout.engine != "vllm":
+        yield Violation(
+            "spec.rollout.multiprocessing",
+            "only vLLM has a core to put into another process",
+            "remove it, or set rollout.engine: vllm",
+        )
+
+
+@rule(
+    cel=Cel(
+        SPEC,
+        "!self.trainer.compile || self.trainer.backend == 'fsdp2'",
+        "layers are compiled by trainer.backend: fsdp2 alone; use that, or remove compile",
+        ".trainer.compile",
+    )
+)
+def layers_are_compiled_by_fsdp2(job: Job) -> Iterator[Violation]:
+    backend = job.spec.trainer.backend
+    if job.spec.trainer.compile and backend != "fsdp2":
+        yield Violation(
+            "spec.trainer.compile",
+            f"layers are not compiled by trainer.backend: {backend}",
+            "use trainer.backend: fsdp2, or remove compile",
+        )
