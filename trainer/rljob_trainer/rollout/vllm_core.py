@@ -126,8 +126,8 @@ class CoreProcess:
         wait([process.sentinel for process in self.processes])
         if self._closing.is_set():
             return
-        codes = ", ".join(str(process.exitcode) for process in self.processes)
-        error = EngineError(f"vLLM's own process ended unasked (exit code {codes}); its last lines in the log say more")
+        names = ", ".join(str(process.pid) for process in self.processes)
+        error = EngineError(f"vLLM's own process ({names}) ended unasked; its last lines in the log say more")
         self._client.outputs_queue.put_nowait(error)
         for answer in list(self._client.utility_results.values()):
             if not answer.done():
