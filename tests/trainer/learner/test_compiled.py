@@ -132,9 +132,10 @@ def test_rows_of_other_lengths_need_no_other_programs(
     lengths = {int((batch.prompt_lengths + batch.response_lengths).sum()) for batch in batches}
     assert len(lengths) > 20
     [made] = ranks.run(1, made_for_each, settings, batches)
-    # Of a layer's pieces and the last one's end, for the few kinds of rows: of one sequence, of several.
-    assert 0 < sum(made) < 16
-    assert made[12:] == [0] * 12
+    # A layer's pieces and the last one's end, in both directions; and one more for rows that attention computes in one
+    # block, whose output lies otherwise in memory.
+    assert 0 < made[0] < 10
+    assert sum(made[1:]) <= 1
 
 
 def sampled(rank: int, address: str, settings: LearnerSettings) -> tuple[list[float], int]:
@@ -180,7 +181,8 @@ layer(torch.ones(3, 4), packed=True).sum().backward()
 """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "TRITON", "XDG"))}
     environment = kept | {"HOME": str(home), "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"  # which takes longer than all else
+    # Neither of which says where it is kept, and both take longer than all else.
+    environment |= {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "ATEN_CPU_CAPABILITY": "default"}
     subprocess.run([sys.executable, "-c", program], cwd=here, env=environment, check=True, timeout=300)
     assert [path for folder in (home, here) for path in folder.rglob("*")] == []
     assert list(temporary.rglob("*.so"))
