@@ -53,6 +53,8 @@ class EngineSpec:
     """Updates bring adapters of this rank to the model in the folder (vllm); None: whole models."""
     own_process: bool = False
     """Whether vLLM's core has a process of its own."""
+    tells_experts: bool = False
+    """Responses say which experts their tokens were sent to (vllm)."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """torch: keyword arguments of ``TorchEngine.from_folder``; vllm: of vLLM's ``EngineArgs``."""
 
@@ -100,6 +102,7 @@ def build_engine(spec: EngineSpec, ended: Callable[[EngineError], None] = lambda
         adapter_rank=spec.adapter_rank,
         own_process=spec.own_process,
         ended=ended,
+        tells_experts=spec.tells_experts,
         engine_args=spec.engine_args,
     )
 

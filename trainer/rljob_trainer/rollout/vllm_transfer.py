@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,11 +30,15 @@ from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from rljob_trainer.episodes.tokens import ByteArray
 from rljob_trainer.errors import EngineError
 from rljob_trainer.weights.adapters import PublishedAdapter
 from rljob_trainer.weights.group import WeightLink
 from rljob_trainer.weights.manifest import Manifest, manifest_of
 from rljob_trainer.weights.receiver import Receiver, ReceiveReport
+
+if TYPE_CHECKING:
+    from rljob_trainer.rollout.vllm_routing import RoutingCapture
 
 BACKEND = "rljob"
 OWNER = "RLJOB_ENGINE_OWNER"
@@ -142,6 +146,7 @@ class Worker(Protocol):
 
     weight_transfer_engine: Any
     model_runner: Any
+    routing: RoutingCapture
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
 
@@ -222,6 +227,18 @@ def install_adapter(worker: Worker, number: int, base_sha256: str) -> None:
     manager.add_adapter(made)
     manager.activate_adapter(number)
     manager.pin_adapter(number)
+
+
+def tell_experts(worker: Worker) -> None:
+    """From here on notes which experts the model's routers choose."""
+    from rljob_trainer.rollout.vllm_routing import RoutingCapture
+
+    worker.routing = RoutingCapture(worker.model_runner)
+
+
+def experts(worker: Worker, requests: list[str]) -> list[ByteArray]:
+    """Of the tokens of each request that were computed, ``[tokens, layers, k]``; they are then forgotten."""
+    return [worker.routing.take(request) for request in requests]
 
 
 def parameters(worker: Worker) -> Manifest:

@@ -375,6 +375,12 @@ def _pipeline() -> Iterator[Metric]:
         "turns that did not continue what the model had seen and said: history was rewritten",
         "sum",
     )
+    yield Metric(
+        "rollout/recomputed_ratio",
+        "",
+        "tokens of episodes whose keys and values engines computed again, over the tokens that were generated",
+    )
+    yield Metric("rollout/recomputed_ratio/forced", "", "the part of it that publications force")
     yield Metric("rollout/diverged_episodes", "episodes", "episodes that could not go on from their record", "sum")
     of_episodes = "of an environment's episodes"
     yield from _spread(
@@ -401,6 +407,10 @@ def _pipeline() -> Iterator[Metric]:
     )
     yield Metric("moe/fullest_expert/max", "ratio", "the same of the layer where it is largest", "max")
     yield Metric("moe/idle_experts", "fraction", "experts that no token was sent to")
+    yield Metric(
+        "moe/replayed", "fraction", "tokens of an update that went to the experts that their engine had chosen"
+    )
+    yield Metric("moe/rerouted", "fraction", "choices of these that the trainer's routers would have made otherwise")
     yield from _spread("balance/rank_tokens", "tokens", "the tokens given to each rank", "mean min max")
     yield Metric("balance/rank_tokens/spread", "tokens", "largest less smallest")
     yield from _spread(
