@@ -13,12 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from slow_core import slow
 from small_episodes import named
 from transformers import PreTrainedModel
 
@@ -91,16 +93,20 @@ def test_with_a_kept_cache_each_token_has_the_version_that_made_it(
     publisher = Publisher(1 << 16, "127.0.0.1")
     link = WeightLink(publisher.address, 1, ("the learner", "engine 0"))
     tensors = dict(new.named_parameters())
+    stack = ExitStack()
     with ThreadPoolExecutor(2) as beside:
         connected = beside.submit(publisher.connect, link, 60)
         loop.join_weights(link, 1, 60)
         connected.result(60)
+        core: Any = loop.call(lambda engine: engine.core)  # type: ignore[attr-defined]
+        sent = beside.submit(publisher.publish, describe(tensors.items()), tensors.items(), 7, 60)
+        loop.call(lambda _: stack.enter_context(slow(core)))
         loop.submit([ask(number) for number in range(4)])
         while loop.status().tokens_made < 12:
             pass
-        sent = beside.submit(publisher.publish, describe(tensors.items()), tensors.items(), 7, 60)
         loop.receive_weights(7, 60)
         sent.result(60)
+        loop.call(lambda _: stack.close())
     loop.submit([ask(9, length=20)])
     results = {}
     while len(results) < 5:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
+import cloudpickle  # type: ignore[import-untyped]
 from vllm import EngineArgs
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -30,7 +31,7 @@ class VLLMCore(Protocol):
     """The way to the core of one ``LLMEngine``, for one thread."""
 
     def workers(self, call: Callable[[Worker], T]) -> list[T]:
-        """What ``call``, a function of a module, returns in each worker. Its errors are raised as they are."""
+        """What ``call`` returns in each worker. Its errors are raised as they are."""
         ...
 
     def settle(self) -> Iterator[Any]:
@@ -101,7 +102,7 @@ class CoreProcess:
     def workers(self, call: Callable[[Worker], T]) -> list[T]:
         # Between the processes vLLM would make dictionaries of our records, and sentences of our errors.
         answers: list[T] = []
-        for told in self._engine.collective_rpc("rljob_run", args=(pickle.dumps(call),)):
+        for told in self._engine.collective_rpc("rljob_run", args=(cloudpickle.dumps(call),)):
             answer, error = pickle.loads(told)
             if error is not None:
                 raise error
