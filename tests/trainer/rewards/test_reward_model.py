@@ -124,7 +124,8 @@ async def test_a_process_that_is_lost_again_and_again_gives_no_score(folder: Pat
     async with pool(reward(folder)) as opened:
         with pytest.raises(RewardWorkerError, match=r"sample 0: the process .* was lost 3 times: .* exit code 9"):
             await opened.score_responses(responses("abc"))
-    assert stand_in.read_text().count("started") == 3
+    # One more may be on its way for those that come later.
+    assert stand_in.read_text().count("started") in (3, 4)
 
 
 async def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path: Path, stand_in: Path) -> None:

@@ -181,9 +181,7 @@ def _rewards() -> Iterator[Metric]:
 
 def _judges() -> Iterator[Metric]:
     yield Metric("judge/<part>/requests", "requests", "made, retries too", "sum")
-    yield Metric(
-        "judge/<part>/retries", "requests", "that failed: the judge was away, busy, or sent something else", "sum"
-    )
+    yield Metric("judge/<part>/retries", "requests", "that failed: it was away, busy, or sent something else", "sum")
     yield Metric("judge/<part>/unreadable", "answers", "in which no score could be read", "sum")
     yield Metric("judge/<part>/remembered", "samples", "whose question was answered or under way already", "sum")
     yield Metric("judge/<part>/failures", "samples", "that got no score from it", "sum")
@@ -196,7 +194,10 @@ def _judges() -> Iterator[Metric]:
 def _reward_models() -> Iterator[Metric]:
     yield Metric("reward_model/<part>/rows", "samples", "scored", "sum")
     yield Metric("reward_model/<part>/tokens", "tokens", "of their prompts and responses", "sum")
-    yield Metric("reward_model/<part>/seconds", "s", "its processes were at work, all together", "sum")
+    yield Metric("reward_model/<part>/seconds", "s", "its replicas were at work, all together", "sum")
+    yield Metric("reward_model/<part>/queue/max", "samples", "that waited for a replica at once", "max")
+    yield Metric("reward_model/<part>/losses", "replicas", "that were lost with samples in hand", "sum")
+    yield from _spread("reward_model/<part>/wait_seconds", "s", "samples' times in that queue", "mean max")
 
 
 def _lengths() -> Iterator[Metric]:
@@ -204,9 +205,7 @@ def _lengths() -> Iterator[Metric]:
     yield Metric("prompt/length/clip_ratio", "fraction", "prompts as long as data.maxPromptTokens allows")
     yield from _spread("response/length", "tokens", "the responses' lengths", "mean min max")
     yield Metric("response/length/clip_ratio", "fraction", "responses cut at rollout.maxResponseTokens")
-    yield Metric(
-        "response/late_ratio", "fraction", "responses ended because their group was late (staleness.onDeadline)"
-    )
+    yield Metric("response/late_ratio", "fraction", "responses ended as their group was late (staleness.onDeadline)")
     yield from _spread(
         "response/completed_length", "tokens", "the lengths of responses that are not aborted", "mean min max"
     )
