@@ -23,7 +23,7 @@ _JOINED = "; "
 
 
 @dataclass(frozen=True)
-class Standing:
+class GroupStanding:
     """How one pool stands to its size."""
 
     reason: Reason
@@ -33,7 +33,7 @@ class Standing:
     """Whether more replicas are asked for than the pool shall have."""
 
 
-def tell(draft: Draft, pools: Sequence[Standing]) -> None:
+def tell(draft: Draft, pools: Sequence[GroupStanding]) -> None:
     """Says how the pools stand to their sizes, in one condition: in the word of that which has most to do."""
     order = (Reason.DRAINING, Reason.REMOVING, Reason.ADDING)
     changing = sorted((pool for pool in pools if pool.reason in order), key=lambda pool: order.index(pool.reason))
@@ -47,7 +47,7 @@ def tell(draft: Draft, pools: Sequence[Standing]) -> None:
 
 def resize(
     draft: Draft, cluster: ClusterView, pool: WorkerGroup, driver: DriverStatus | None, running: bool
-) -> Standing | None:
+) -> GroupStanding | None:
     """Brings one worker group to its size, and returns how it stands; None where the cluster has no such group.
 
     Args:
@@ -68,13 +68,13 @@ def resize(
         surplus = len(alive) - pool.replicas * pool.hosts
         if surplus > 0:
             draft.wake_in(draft.settings.poll_seconds)
-            return Standing(Reason.REMOVING, f"{pool.name}: {surplus} pods to go")
+            return GroupStanding(Reason.REMOVING, f"{pool.name}: {surplus} pods to go")
         if sum(pod.ready for pod in alive) < pool.replicas * pool.hosts and _was_adding(draft, pool):
-            return Standing(Reason.ADDING, f"{pool.name}: on the way to {pool.replicas}")
-        return Standing(Reason.AT_SIZE)
+            return GroupStanding(Reason.ADDING, f"{pool.name}: on the way to {pool.replicas}")
+        return GroupStanding(Reason.AT_SIZE)
     if pool.replicas > group.asked:
         draft.do(_sized(cluster, pool, group, pool.replicas))
-        return Standing(Reason.ADDING, f"{pool.name}: from {group.asked} to {pool.replicas}")
+        return GroupStanding(Reason.ADDING, f"{pool.name}: from {group.asked} to {pool.replicas}")
     return _shrink(draft, cluster, pool, group, pods, driver, running)
 
 
@@ -149,7 +149,7 @@ def _shrink(
     pods: Sequence[PodView],
     driver: DriverStatus | None,
     running: bool,
-) -> Standing:
+) -> GroupStanding:
     started = draft.status.resize_time or draft.now
     deadline = started + timedelta(seconds=draft.settings.drain_grace_seconds)
     draft.set(resize_time=started)
@@ -169,10 +169,12 @@ def _shrink(
         names = tuple(sorted(pod.name for replica in victims for pod in replica))
         still_here = tuple(name for name in group.removing if name in {pod.name for pod in pods})
         draft.do(_sized(cluster, pool, group, group.asked - leaving, tuple(sorted({*still_here, *names}))))
-        standing = Standing(Reason.REMOVING, f"{pool.name}: {leaving} of {surplus} surplus replicas go", shrinks=True)
+        standing = GroupStanding(
+            Reason.REMOVING, f"{pool.name}: {leaving} of {surplus} surplus replicas go", shrinks=True
+        )
     else:
         sentence = f"{pool.name}: {surplus} of {group.asked} replicas hand back their samples"
-        standing = Standing(Reason.DRAINING, sentence, shrinks=True)
+        standing = GroupStanding(Reason.DRAINING, sentence, shrinks=True)
     draft.wake_in(draft.settings.start_poll_seconds)
     return standing
 
