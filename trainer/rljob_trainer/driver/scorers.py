@@ -47,4 +47,4 @@ def scorers_of(spec: ResolvedSpec, waits: Waits, *, by_role: bool = False) -> Sc
     async def start(name: str) -> ScorerReplica:
         return await ActorReplica.start(device, options, start_seconds=start_seconds, call_seconds=call_seconds)
 
-    return Scorers(pool.replicas, ReplicaSupply(start, "the reward models", _REMEDY, start_seconds), waits)
+    return Scorers(pool.replicas, ReplicaSupply(start, "the reward model pool", _REMEDY, start_seconds), waits)
