@@ -1,5 +1,5 @@
-"""A pool of reward models on a real Ray cluster with a labelled node for each pod: it grows, loses a replica and shrinks,
-and no sample has a score that is not the model's."""
+"""A pool of reward models on a real Ray cluster that has a node for each pod: it grows, loses a replica and shrinks.
+No sample has a score that is not the model's."""
 
 from __future__ import annotations
 
