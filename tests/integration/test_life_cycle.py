@@ -116,19 +116,19 @@ async def test_a_pool_of_reward_models_grows_and_shrinks_beside_the_engines(worl
     play = Play(steps=None, drains=False)
     await world.apply(job_document("scored", reward=scored, rewardModel={"replicas": 2}), play)
     job = await world.until_condition("scored", "Running", "True", "Training")
-    await world.until("all pods", lambda: _counts(world, 1, 2))
+    await world.until("all pods", lambda: _counts(world, 2, 2))
     job = await world.until_condition("scored", "ClusterReady", "True", "PoolsReady")
     assert job["status"]["pools"]["reward-model"]["summary"] == "2/2"
-    await world.patch("scored", {"rewardModel": {"replicas": 3}, "rollout": {"replicas": 2}})
-    await world.until("both have grown", lambda: _counts(world, 2, 3))
+    await world.patch("scored", {"rewardModel": {"replicas": 3}, "rollout": {"replicas": 3}})
+    await world.until("both have grown", lambda: _counts(world, 3, 3))
     await world.until_condition("scored", "Resizing", "False", "AtSize")
     await world.patch("scored", {"rewardModel": {"replicas": 1}})
     await world.until_condition("scored", "Resizing", "True", "Draining")
-    assert await _counts(world, 2, 3)
+    assert await _counts(world, 3, 3)
     play.drains = True
-    await world.until("two replicas have gone", lambda: _counts(world, 2, 1))
+    await world.until("two replicas have gone", lambda: _counts(world, 3, 1))
     (driver,) = world.drivers("scored")
-    assert (driver.desired[-1].reward_model_replicas, driver.desired[-1].rollout_replicas) == (1, 2)
+    assert (driver.desired[-1].reward_model_replicas, driver.desired[-1].rollout_replicas) == (1, 3)
     job = await world.until_condition("scored", "Resizing", "False", "AtSize")
     assert job["status"]["pools"]["reward-model"]["replicas"] == 1
     assert job["status"]["progress"]["scorersReady"] == 1
