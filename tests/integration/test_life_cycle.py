@@ -119,6 +119,8 @@ async def test_a_pool_of_reward_models_grows_and_shrinks_beside_the_engines(worl
     await world.until("all pods", lambda: _counts(world, 2, 2))
     job = await world.until_condition("scored", "ClusterReady", "True", "PoolsReady")
     assert job["status"]["pools"]["reward-model"]["summary"] == "2/2"
+    _, row = world.plane.kubectl("get", "rlj", "scored", "-n", world.namespace, "-o", "wide").stdout.splitlines()
+    assert row.split()[7:10] == ["2/2", "1/1", "2/2"]
     await world.patch("scored", {"rewardModel": {"replicas": 3}, "rollout": {"replicas": 3}})
     await world.until("both have grown", lambda: _counts(world, 3, 3))
     await world.until_condition("scored", "Resizing", "False", "AtSize")

@@ -279,7 +279,9 @@ def training_sampling(spec: ResolvedSpec, inputs: Inputs) -> SamplingSettings:
 def devices(spec: ResolvedSpec) -> int:
     """Devices of all pools: GPUs, or processes where there are none. Colocated engines have none of their own."""
     engines = 0 if spec.placement == "colocated" else engine_count(spec) * max(1, spec.rollout.gpus_per_replica)
-    scorers = scorer_count(spec) * max(1, 0 if spec.reward_model is None else spec.reward_model.gpus_per_replica)
+    gpus = 0 if spec.reward_model is None else spec.reward_model.gpus_per_replica
+    # Beside GPUs the processor of a replica's pod is no device.
+    scorers = scorer_count(spec) * (gpus if spec.trainer.gpus_per_replica else 1)
     return spec.trainer.ranks + engines + scorers
 
 
