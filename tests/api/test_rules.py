@@ -17,6 +17,10 @@ RANDOM = "spec: {model: {source: null, random: {tokenizer: {characters: abc}, %s
 SHARED_ROWS = (
     "spec: {model: {source: null, random: {tokenizer: {characters: abc}}}, rollout: {engine: torch}, trainer: %s}"
 )
+REPLAYED = (
+    "spec: {model: {source: null, random: {family: qwen3_moe, tokenizer: {characters: abc}, %s}}, "
+    "rollout: {engine: vllm}, algorithm: {routingReplay: true}}"
+)
 SMALL = "data: {maxPromptTokens: 32}, rollout: {maxResponseTokens: 32}"
 ALGORITHM = "spec: {algorithm: {%s}}"
 ENVIRONMENT = "spec: {rollout: {environment: {%s}}}"
@@ -62,6 +66,12 @@ CASES: list[tuple[str, str, str, str]] = [
      "spec: {model: {source: null, random: {family: qwen3_moe, tokenizer: {characters: abc}}}}",
      RANDOM % "family: qwen3_moe",
      "spec.rollout.engine"),
+    ("routing_is_replayed_of_mixtures", REPLAYED % "expertsPerToken: 2", REPLAYED % "expertsPerToken: 1",
+     "spec.algorithm.routingReplay"),
+    ("routing_is_replayed_of_mixtures", REPLAYED % "experts: 256", REPLAYED % "experts: 257",
+     "spec.algorithm.routingReplay"),
+    ("routing_is_replayed_of_mixtures", "spec: {rollout: {engine: vllm}, algorithm: {routingReplay: true}}",
+     "spec: {rollout: {engine: torch}, algorithm: {routingReplay: true}}", "spec.algorithm.routingReplay"),
     ("gemma2_has_one_embedding", RANDOM % "family: gemma2", RANDOM % "family: gemma2, tieEmbeddings: false",
      "spec.model.random.tieEmbeddings"),
     ("vllm_needs_wide_heads", RANDOM % "heads: 8",
