@@ -209,9 +209,7 @@ def _lengths() -> Iterator[Metric]:
     yield from _spread(
         "response/completed_length", "tokens", "the lengths of responses that are not aborted", "mean min max"
     )
-    yield Metric(
-        "response/completed_length/clip_ratio", "fraction", "the same as length/clip_ratio, among those not aborted"
-    )
+    yield Metric("response/completed_length/clip_ratio", "fraction", "as length/clip_ratio, among those not aborted")
     yield Metric("response/aborted_ratio", "fraction", "responses that were aborted or are empty")
     yield Metric("response/trained_ratio", "fraction", "response tokens that are trained on (not masked)")
     yield from _spread("response/turns", "", "runs of such tokens in a response: 1 without tool output", "mean min max")
@@ -265,9 +263,7 @@ def _learning() -> Iterator[Metric]:
         "critic/explained_variance", "fraction", "1 - var(return - value) / var(return); 1 is perfect, 0 is a constant"
     )
     yield Metric("kl/reference", "nats", "mean of log pi_old - log pi_ref per token (k1)")
-    yield Metric(
-        "kl/in_loss", "nats", "mean KL of the current policy to the reference, of the kind the job names", "mean"
-    )
+    yield Metric("kl/in_loss", "nats", "mean KL of the policy to the reference, of the kind the job names", "mean")
     yield Metric("kl/in_reward", "nats", "mean over sequences of the mean KL per token that the reward was charged for")
     yield Metric("kl/coefficient", "", "the coefficient now in force", "last")
 
