@@ -3,6 +3,7 @@ No sample has a score that is not the model's."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -36,11 +37,12 @@ def scoring(client: Client) -> dict[str | None, ReplicaStatus]:
 def processes(address: str) -> list[psutil.Process]:
     """Those of the replicas that belong to this Ray cluster."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(part.startswith("ray::ScorerActor") for part in process.info["cmdline"] or ()):
+    for process in psutil.process_iter():
+        # Processes of others end meanwhile.
+        with contextlib.suppress(psutil.Error):
             parent = process.parent()
-            if parent is not None and address in " ".join(parent.cmdline()):
-                found.append(process)
+            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::ScorerActor") and parent is not None:
+                found += [process] * (address in " ".join(parent.cmdline()))
     return found
 
 

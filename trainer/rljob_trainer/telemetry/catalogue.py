@@ -164,9 +164,7 @@ def _rewards() -> Iterator[Metric]:
         "reward/no_signal_ratio", "fraction", "groups whose samples all have the same score: no gradient from them"
     )
     yield Metric("reward/all_lowest_ratio", "fraction", "groups without signal whose score is the lowest of the batch")
-    yield Metric(
-        "reward/all_highest_ratio", "fraction", "groups without signal whose score is the highest of the batch"
-    )
+    yield Metric("reward/all_highest_ratio", "fraction", "groups without signal whose score is the batch's highest")
     yield from _spread("advantage", "", "the advantages")
     yield from _spread("return", "", "the returns")
     yield from _spread("value", "", "the values")
@@ -402,9 +400,7 @@ def _pipeline() -> Iterator[Metric]:
     )
     yield Metric("moe/fullest_expert/max", "ratio", "the same of the layer where it is largest", "max")
     yield Metric("moe/idle_experts", "fraction", "experts that no token was sent to")
-    yield Metric(
-        "moe/replayed", "fraction", "tokens of an update that went to the experts that their engine had chosen"
-    )
+    yield Metric("moe/replayed", "fraction", "tokens of an update that went to the experts that their engine chose")
     yield Metric("moe/rerouted", "fraction", "choices of these that the trainer's routers would have made otherwise")
     yield from _spread("balance/rank_tokens", "tokens", "the tokens given to each rank", "mean min max")
     yield Metric("balance/rank_tokens/spread", "tokens", "largest less smallest")
@@ -461,9 +457,7 @@ def _time_and_space() -> Iterator[Metric]:
     yield Metric(
         "throughput/model_flops_utilisation/critic", "fraction", f"{of_peak} the critic's update; absent on CPUs"
     )
-    yield Metric(
-        "memory/device_allocated_gigabytes", "GB", "device memory in use by tensors, largest over ranks", "max"
-    )
+    yield Metric("memory/device_allocated_gigabytes", "GB", "device memory in use by tensors, most over ranks", "max")
     yield Metric(
         "memory/device_reserved_gigabytes", "GB", "device memory held by the allocator, largest over ranks", "max"
     )
