@@ -590,6 +590,17 @@ def test_ranks_of_a_row_divide_the_heads(edited: Edit) -> None:
     assert found(edited("replicas: 3, parallelism: {context: 3}", "replicas: 2, parallelism: {context: 2}")) == []
 
 
+def test_ranks_of_a_layer_divide_its_heads(edited: Edit, folder: Path) -> None:
+    config = json.loads((folder / "model" / "config.json").read_text())
+    ways = "{context: 4, tensor: 2}"
+    file = edited("rollout: {", f"trainer: {{replicas: 8, parallelism: {ways}}}\n  rollout: {{")
+    path = "spec.trainer.parallelism"
+    one(file, f"{path}.context", "its 4 x 2 (tensor) ranks cannot divide the 4 attention heads", "use a divisor of 2")
+    assert found(edited(f"replicas: 8, parallelism: {ways}", "replicas: 4, parallelism: {context: 2, tensor: 2}")) == []
+    (folder / "model" / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 1}))
+    one(file, f"{path}.tensor", "its 2 ranks cannot divide the 1 key heads", "use a divisor of 1")
+
+
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_a_family_that_the_learner_does_not_compute(edited: Edit, folder: Path, engine: str) -> None:
     config = json.loads((folder / "model" / "config.json").read_text())

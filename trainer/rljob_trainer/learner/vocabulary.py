@@ -105,7 +105,7 @@ class _Kl(torch.autograd.Function):
         p = log_p.exp()
         # A word that neither policy allows (both -inf) adds nothing.
         gap = torch.where(log_p == -torch.inf, 0, log_p - log_q)
-        kl = torch.linalg.vecdot(p, gap)
+        kl: torch.Tensor = torch.linalg.vecdot(p, gap)
         dist.all_reduce(kl, group=group)
         ctx.save_for_backward(gap.sub_(kl[:, None]).mul_(p))
         ctx.scale, ctx.dtype = scale, logits.dtype

@@ -134,19 +134,23 @@ class DividedFsdp2Layout(Fsdp2Layout):
     def add_up(self, parameters: Iterable[nn.Parameter]) -> None:
         """Gradients of what all tensor ranks have. They are equal, or parts of one sum; in either case each rank has
         the same bits from here on, or the ranks would drift apart."""
-        summed, equal = [], []
+        summed: list[torch.Tensor] = []
+        equal: list[torch.Tensor] = []
         for parameter in parameters:
             if parameter.grad is not None and parameter not in self._divided:
                 (summed if parameter in self._summands else equal).append(self.local(parameter.grad))
-        for gradients, together in (
-            (summed, lambda flat: dist.all_reduce(flat, group=self._tensor.group)),
-            (equal, lambda flat: dist.broadcast(flat, group_src=0, group=self._tensor.group)),
-        ):
-            if sum(gradient.numel() for gradient in gradients):
-                flat = torch.cat([gradient.flatten() for gradient in gradients])
-                together(flat)
-                for gradient, value in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-                    gradient.copy_(value.view_as(gradient))
+        group = self._tensor.group
+        for gradients in (summed, equal):
+            sizes = [gradient.numel() for gradient in gradients]
+            if not sum(sizes):  # a rank's shard of what is small may be nothing; so it is for its neighbours
+                continue
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            if gradients is summed:
+                dist.all_reduce(flat, group=group)
+            else:
+                dist.broadcast(flat, group_src=0, group=group)
+            for gradient, value in zip(gradients, flat.split(sizes), strict=True):
+                gradient.copy_(value.view_as(gradient))
 
     def squared_norm(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """What all tensor ranks have counts once."""

@@ -97,7 +97,7 @@ def compute_in_parts(module: Policy | Critic, tensor: TensorRanks) -> None:
                 if part.padding_idx is not None:  # whose gradient is 0
                     here = words.start <= part.padding_idx < words.stop
                     part.padding_idx = part.padding_idx - words.start if here else None
-                part.forward = functools.partial(_looked_up, tensor, part.forward, words)
+                part.forward = functools.partial(_looked_up, tensor, part.forward, words)  # type: ignore[method-assign]
 
 
 def _backbone(module: Policy | Critic) -> str:
