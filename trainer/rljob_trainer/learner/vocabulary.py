@@ -58,8 +58,8 @@ class VocabularyPart:
         largest = logits.amax(1).clamp_(min=lowest)
         logits.sub_(largest[:, None]).clamp_(min=lowest)
         torch.exp(logits, out=p)
-        along = torch.linalg.vecdot(p, logits)
-        return torch.stack([largest, p.sum(1), along, torch.linalg.vecdot(p, p), targets])
+        along = torch.mul(p, logits, out=logits).sum(1)  # a product of its own would be a third matrix
+        return torch.stack([largest, p.sum(1), along, torch.linalg.vector_norm(p, dim=1).square(), targets])
 
     def facts(self, told: torch.Tensor) -> TokenFacts:
         """From what each rank has ``told [5, tokens]``; a collective call. Worked out in float64, since an entropy is
