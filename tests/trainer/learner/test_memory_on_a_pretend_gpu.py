@@ -90,7 +90,6 @@ NARROW = replace(SMALL, vocabulary=1000)
         (WIDE, 8, {"context": 4}),
         (SMALL, 8, {"context": 2, "replicate": 2, "checkpointing": True}),
         (SMALL, 4, {"tensor": 2, "checkpointing": True, "critic": True}),
-        (WIDE, 8, {"tensor": 2, "context": 2, "reference": True}),
         (NARROW, 2, {"tensor": 2, "muon": True, "few": True}),
         (SMALL, 1, {"few": True}),
         (SMALL, 2, {"few": True}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from transformers import (
 )
 
 from rljob_trainer.learner.backends.fsdp2 import Fsdp2
+from rljob_trainer.learner.backends.fsdp2.layout import DividedFsdp2Layout
 from rljob_trainer.learner.metrics import update_result
 from rljob_trainer.learner.protocol import LossSettings, ScoreRequest, SequenceBatch, UpdateRequest
 from rljob_trainer.learner.rank import LearnerRank
@@ -136,6 +138,20 @@ def distances(ours: Tensors, theirs: Tensors) -> Iterator[tuple[str, float]]:
         yield name, difference / max(float(value.norm()), least)
 
 
+@pytest.fixture(scope="module")
+def alone(ranks: Any, families: dict[str, Path]) -> Callable[[str, SequenceBatch], Any]:
+    """What one process gives for ``LOSS``, computed once for each family and batch."""
+    known: dict[tuple[str, int], Any] = {}
+
+    def of(family: str, batch: SequenceBatch) -> Any:
+        key = (family, len(batch))
+        if key not in known:
+            known[key] = ranks.run(1, gradients, plain(families[family]), batch, LOSS)[0]
+        return known[key]
+
+    return of
+
+
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
@@ -149,11 +165,16 @@ def distances(ours: Tensors, theirs: Tensors) -> Iterator[tuple[str, float]]:
     ids=str,
 )
 def test_gradients_norms_and_steps_are_those_of_one_process(
-    family: str, layout: dict[str, Any], ranks: Any, make_batch: Callable[..., SequenceBatch], families: dict[str, Path]
+    family: str,
+    layout: dict[str, Any],
+    ranks: Any,
+    make_batch: Callable[..., SequenceBatch],
+    families: dict[str, Path],
+    alone: Callable[[str, SequenceBatch], Any],
 ) -> None:
     """Several micro-batches on each rank, some of them without a sequence; the norm is clipped by."""
     batch = make_batch()
-    whole, norms, stepped = ranks.run(1, gradients, plain(families[family]), batch, LOSS)[0]
+    whole, norms, stepped = alone(family, batch)
     assert all(norm > SMOOTH.gradient_clip for norm in norms.values())
     settings = plain(families[family], **layout)
     told = ranks.run(settings.ranks, gradients, settings, batch, LOSS)
@@ -183,9 +204,10 @@ def test_what_changes_memory_and_speed_does_not_change_it(
     ranks: Any,
     make_batch: Callable[..., SequenceBatch],
     families: dict[str, Path],
+    alone: Callable[[str, SequenceBatch], Any],
 ) -> None:
     batch = make_batch(groups=4)
-    whole = ranks.run(1, gradients, plain(families["qwen3"]), batch, LOSS)[0][0]
+    whole = alone("qwen3", batch)[0]
     for other, _, _ in ranks.run(2, gradients, plain(families["qwen3"], **ALONE | changes), batch, LOSS):
         for name, distance in distances(other, whole):
             assert distance < bound, name
@@ -416,3 +438,23 @@ def test_what_cannot_be_divided_is_refused(
         mixture(50).save_pretrained(tmp_path)
     with pytest.raises(AssertionError, match=rf"JobFileError: spec.trainer.parallelism.tensor.*{words}"):
         ranks.run(changes["ranks"], start, plain({**families, "mixture": tmp_path}[family], **changes))
+
+
+def test_a_neighbour_that_stays_away_ends_the_wait_in_time(ranks: Any, families: dict[str, Path]) -> None:
+    settings = plain(families["qwen2"], critic=None, reference=False, **ALONE)
+    assert ranks.run(2, waits, settings) == [True, False]
+
+
+def waits(rank: int, address: str, settings: LearnerSettings) -> bool:
+    """Whether rank 0 gave up while its neighbour was still there."""
+    learner = Fsdp2().start(settings, rank, address, timeout_seconds=3)
+    layout = learner._layout
+    assert isinstance(layout, DividedFsdp2Layout)
+    if rank:
+        time.sleep(8)
+        return False
+    try:
+        layout._tensor.summed(torch.ones(1))
+    except RuntimeError:
+        return True
+    return False

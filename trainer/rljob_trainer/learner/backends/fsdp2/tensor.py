@@ -84,26 +84,19 @@ def check_divisible(config: Any, tensor: int, context: int) -> None:
 
 def compute_in_parts(module: Policy | Critic, tensor: TensorRanks) -> None:
     """Wraps the forward functions of a whole model's modules. What they compute with is read when they run."""
-    for owner in (*module.layers, module.get_submodule(_backbone(module))):
-        for name, part in owner.named_modules():
-            kind = name.rpartition(".")[2]
-            if kind in ("self_attn", "mlp") and owner in module.layers:
+    for layer in module.layers:
+        for name, part in layer.named_modules():
+            if name in ("self_attn", "mlp"):
                 part.forward = functools.partial(_entering, tensor, part.forward)
-            elif kind in _COLUMNS and owner in module.layers:
+            elif name.rpartition(".")[2] in _COLUMNS:
                 part.forward = functools.partial(_summed, tensor, part)
-            elif name == "embed_tokens":
-                assert isinstance(part, nn.Embedding)
-                words = tensor.part(part.num_embeddings)
-                if part.padding_idx is not None:  # whose gradient is 0
-                    here = words.start <= part.padding_idx < words.stop
-                    part.padding_idx = part.padding_idx - words.start if here else None
-                part.forward = functools.partial(_looked_up, tensor, part.forward, words)  # type: ignore[method-assign]
-
-
-def _backbone(module: Policy | Critic) -> str:
-    if isinstance(module, Policy):
-        return f"language_model.{module.language_model.base_model_prefix}"
-    return "backbone"
+    backbone: Any = module.language_model if isinstance(module, Policy) else module.backbone
+    embedding = backbone.get_input_embeddings()
+    words = tensor.part(embedding.num_embeddings)
+    if embedding.padding_idx is not None:  # whose gradient is 0
+        here = words.start <= embedding.padding_idx < words.stop
+        embedding.padding_idx = embedding.padding_idx - words.start if here else None
+    embedding.forward = functools.partial(_looked_up, tensor, embedding.forward, words)
 
 
 def cut(module: nn.Module, tensor: TensorRanks) -> None:
